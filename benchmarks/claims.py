@@ -26,8 +26,8 @@ from claims_declared import CLAIMS
 from claims_page import write_page
 from claims_runs import Study, copy_images, make, needed, plain
 
+from patchloom.display import duration
 from patchloom.errors import PatchloomError
-from patchloom.waiting import duration
 
 Job = tuple[str, int]
 

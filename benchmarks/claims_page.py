@@ -16,8 +16,8 @@ from claims_judge import CONTRADICTED, HOLDS, UNDECIDED, Decided, Noise, Scores,
 from claims_kept import Part, joined, kept_on
 from claims_runs import WHERE, Study
 
-from patchloom.files import write_whole
-from patchloom.runs.health import EARLY, NOT_LEARNING, read_health
+from patchloom.runs.verdict import EARLY, NOT_LEARNING, read_health
+from patchloom.system.files import write_whole
 
 NOT_RUN = "not run yet"
 UNREST = 1.5  # so many times the spread of other arms is told

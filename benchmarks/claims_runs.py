@@ -28,15 +28,18 @@ from pace import seconds_a_step
 from torch import Tensor
 
 import patchloom
-from patchloom.data import Source, open_data
+from patchloom.data.source import Source
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import EvalSettings, extract, linear_probe
-from patchloom.evaluate.label_free.rows import label_free_rows
-from patchloom.evaluate.neighbours import knn_right
-from patchloom.files import write_whole
-from patchloom.machine import processor
-from patchloom.nets.weights import untrained_twin
+from patchloom.evaluate.features import extract
+from patchloom.evaluate.label_free import label_free_rows
+from patchloom.evaluate.logistic import linear_probe
+from patchloom.evaluate.protocols.knn import knn_right
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.nets.checkpoints.format import untrained_twin
 from patchloom.runs.encoder import load_extra_module
+from patchloom.system.files import write_whole
+from patchloom.system.hardware import processor
 
 K = 20
 LABEL_FREE_IMAGES = 500

@@ -21,10 +21,10 @@ import torch
 from PIL import Image
 
 import patchloom
-from patchloom.compare.judge import standing
-from patchloom.compare.pace import Pace
-from patchloom.evaluate import wilson
-from patchloom.runs.sealed import read_sealed
+from patchloom.compare.outcome import rank_encoders
+from patchloom.compare.timing import TrainingSpeed
+from patchloom.evaluate.results import wilson
+from patchloom.runs.checksummed import read_checksummed
 
 IMAGES, CLASSES, SIDE = 240, 4, 16
 SMALL = {"img_size": SIDE, "patch_size": 8, "batch_size": 32, "threads": 1, "workers": 0}
@@ -75,7 +75,7 @@ def drawn() -> None:
                 for _ in range(TRIALS):
                     right = {f"task {i}": answers(*task, seeds, tested, rng) for i, task in enumerate(tasks)}
                     controls = {f"control {count}": answers(untrained, 0.0, count, tested, rng) for count in (1, seeds)}
-                    named += bool(standing(right, controls).winner)
+                    named += bool(rank_encoders(right, controls).winner)
                 low, high = (f"{100 * one:.1f}" for one in wilson(named / TRIALS, TRIALS))
                 print(f"{name}; {tested:,} images, {seeds} seeds: {named} of {TRIALS:,} [{low}, {high}] %", flush=True)
 
@@ -88,12 +88,12 @@ def answers(share: float, moved: float, seeds: int, images: int, rng: torch.Gene
 
 def taken(folder: Path) -> None:
     """Seconds of training that were planned, and those that each run took."""
-    plan = read_sealed(folder / "compare.yaml")
+    plan = read_checksummed(folder / "compare.yaml")
     for run in sorted(folder.glob("*-seed*")):
         task = run.name.rpartition("-seed")[0]
         with open(run / "metrics.csv", newline="") as file:
             *_, last = csv.DictReader(file)
-        planned, took = Pace(**plan["paces"][task]).seconds_of(plan["epochs"][task]), float(last["seconds"])
+        planned, took = TrainingSpeed(**plan["paces"][task]).seconds_of(plan["epochs"][task]), float(last["seconds"])
         print(f"{run.name:16} {took:8.1f} s of training, planned {planned:8.1f} s: {took / planned:.0%}")
 
 

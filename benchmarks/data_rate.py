@@ -21,7 +21,11 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision import transforms
 
-from patchloom.data import RandomCrop, Source, cache_images, open_data, training_batches
+from patchloom.data.augment import RandomCrop
+from patchloom.data.cache import cache_images
+from patchloom.data.loader import training_batches
+from patchloom.data.source import Source
+from patchloom.data.sources.open import open_data
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BATCH = 50

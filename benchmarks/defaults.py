@@ -28,11 +28,12 @@ from PIL import Image
 from torch.nn import functional as F
 
 from patchloom.cli import main as patchloom
-from patchloom.data import hold_out, open_data
+from patchloom.data.sources.open import open_data
+from patchloom.data.splits import hold_out
 from patchloom.evaluate.logistic import linear_probe
-from patchloom.files import write_whole
+from patchloom.nets.checkpoints.format import load_encoder_file, untrained_twin
 from patchloom.nets.encode import grid_size
-from patchloom.nets.weights import load_encoder, untrained_twin
+from patchloom.system.files import write_whole
 
 CORES = 1.8  # what two cores do, in work of one
 CELLS = (24, 32)
@@ -132,7 +133,7 @@ def score(data: Path, features: dict[str, torch.Tensor]) -> float:
 
 def camvid_scores(data: Path, run: Path) -> dict[str, float]:
     """Of the trained encoder, of its untrained twin, and of colours."""
-    vit, card = load_encoder(run)
+    vit, card = load_encoder_file(run)
     side = vit.patch_embed.img_size[0]
     pictures = {split: frames(data, split, side) for split in ("train", "test")}
     twin, _ = untrained_twin(card)

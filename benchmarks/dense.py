@@ -25,9 +25,10 @@ from typing import Any
 
 import torch
 
-from patchloom.evaluate import Report, evaluate
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.results import Report
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
 _NAMES = "sky building pole road pavement tree sign fence car pedestrian cyclist".split()
 _CROP = {"size": 128, "side": 176, "validation": 0.0}
@@ -45,8 +46,8 @@ def split(source: Path, out: Path) -> None:
 
 def overfit(steps: int) -> None:
     """Learn ten drawn shapes by heart, and be tested on the same ten: mIoU and AP50."""
-    from patchloom.data.annotated import boxes, pixels
-    from patchloom.data.annotated.base import AnnotatedData
+    from patchloom.dense.annotations import detection, segmentation
+    from patchloom.dense.annotations.base import AnnotatedData
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "encoder.safetensors"
@@ -55,10 +56,10 @@ def overfit(steps: int) -> None:
         still: dict[str, Any] = {"scale": (1.0, 1.0), "flip": False, "color": False, "validation": 0.0, "size": 64}
         still |= {"steps": steps, "from_scratch": True, "layer_decay": 1.0, "batch_size": 10}
         for protocol, module, name in (
-            ("segment", "patchloom.evaluate.protocols.segment", "open_label_maps"),
-            ("detect", "patchloom.evaluate.protocols.detect", "open_boxes"),
+            ("segment", "patchloom.dense.segment", "open_label_maps"),
+            ("detect", "patchloom.dense.detect", "open_boxes"),
         ):
-            opened = {"open_label_maps": pixels.open_label_maps, "open_boxes": boxes.open_boxes}[name]
+            opened = {"open_label_maps": segmentation.open_label_maps, "open_boxes": detection.open_boxes}[name]
             ten = opened("shapes:10").train
             _replace(module, name, AnnotatedData(ten, None, ten))
             report = evaluate(protocol, path, "shapes:10", **still, **({"masks": True} if protocol == "detect" else {}))

@@ -24,14 +24,13 @@ import timm
 import torch
 from torch.nn import functional as F
 
-from patchloom.machine import seconds_of
-from patchloom.memory import keep_freed_memory, peak_apart
-from patchloom.nets.dense.detector import Detector
-from patchloom.nets.dense.maps import window_of
-from patchloom.nets.dense.segmenter import Segmenter
-from patchloom.nets.dense.upernet import AUXILIARY_WEIGHT
+from patchloom.dense.backbone import window_of
+from patchloom.dense.detector import Detector
+from patchloom.dense.recipes import SEGMENT
+from patchloom.dense.segmenter import Segmenter
 from patchloom.nets.encode import patch_side
 from patchloom.nets.performance import checkpoint_gradients
+from patchloom.system.hardware import keep_freed_memory, peak_in_subprocess, seconds_of
 
 ROWS = ("segment upernet", "segment linear", "detect windows", "detect full", "detect light")
 CLASSES, OBJECTS = 150, 8
@@ -80,7 +79,7 @@ class Work:
             for one in logits
             if one is not None
         ]
-        return sum(weight * one for weight, one in zip((1, AUXILIARY_WEIGHT), each, strict=False))
+        return sum(weight * one for weight, one in zip((1, SEGMENT["small"].auxiliary), each, strict=False))
 
     def step(self) -> None:
         self.net.train()
@@ -132,7 +131,7 @@ def main() -> None:
         work = Work(*given)
         seconds = seconds_of({"step": work.step, "test": work.test}, args.device, args.rounds)
         del work
-        peaks = [None if args.no_memory else peak_apart(repeat, args.device, kind, *given) for kind in seconds]
+        peaks = [None if args.no_memory else peak_in_subprocess(repeat, args.device, kind, *given) for kind in seconds]
         cells = [f"{statistics.median(each):.3g}" for each in seconds.values()]
         cells += ["" if peak is None else f"{peak:.2f}" for peak in peaks]
         print("|", " | ".join([model, str(size), dtype, row, *cells]), "|", flush=True)

@@ -8,7 +8,7 @@
 
 ``images`` and ``trainings`` draw test images that differ in difficulty, content and number of objects, and two models
 whose results on them are drawn by the same law, so that every claim is a wrong one. Beside the rule of
-`patchloom.verdict` they measure the one before it: percentile bootstraps over images, and one variance for both sides.
+`patchloom.claims` they measure the one before it: percentile bootstraps over images, and one variance for both sides.
 ``trials`` evaluates an encoder with fresh weights beside training from scratch, which is the same but for its name.
 """
 
@@ -24,13 +24,20 @@ import numpy as np
 import torch
 from scipy.special import stdtrit
 
-from patchloom.evaluate import evaluate, wilson
-from patchloom.evaluate.dense.confusion import mean_iou
-from patchloom.evaluate.dense.intervals import pseudo_values
-from patchloom.evaluate.dense.matches import THRESHOLDS, ClassMatches, Matches, drawn_precision, pseudo_precision
+from patchloom.claims import Claim, Difference, difference, difference_over_splits
+from patchloom.dense.metrics import (
+    THRESHOLDS,
+    ClassMatches,
+    Matches,
+    mean_iou,
+    pseudo_precision,
+    pseudo_values,
+    resampled_precision,
+)
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.results import wilson
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, save_encoder
-from patchloom.verdict import Claim, Difference, difference, difference_over_splits
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
 CLASSES, PIXELS = 11, 43_200
 SPREADS = {"none": (0.0, 0.0), "equal": (0.02, 0.02), "unequal": (0.04, 0.005), "one side": (0.03, 0.0)}
@@ -128,9 +135,11 @@ def two_of_detection(n: int, rng: np.random.Generator, draws: int = 200) -> tupl
     """Whether two equal detectors are told apart by AP, now and before."""
     one, other = detections(n, 2, rng)
     whole = torch.ones(1, n, dtype=torch.float64)
-    values = tuple([float(drawn_precision(side, whole))] for side in (one, other))
+    values = tuple([float(resampled_precision(side, whole))] for side in (one, other))
     sides = (pseudo_precision(side)[None] for side in (one, other))
-    before = percentile(lambda drawn: drawn_precision(one, drawn) - drawn_precision(other, drawn), n, rng, draws)
+    before = percentile(
+        lambda drawn: resampled_precision(one, drawn) - resampled_precision(other, drawn), n, rng, draws
+    )
     return claimed(difference(*sides, values, n=n, trained=False)), before
 
 

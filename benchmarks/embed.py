@@ -40,7 +40,7 @@ def draw(folder: Path, count: int) -> None:
 def encoder(path: Path) -> None:
     """The file of a nano encoder as it is before any training."""
     from patchloom.nets.build import EncoderSpec, build_encoder
-    from patchloom.nets.weights import EncoderCard, save_encoder
+    from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
     torch.manual_seed(0)
     spec = EncoderSpec("nano", (32, 32), 8)
@@ -49,8 +49,8 @@ def encoder(path: Path) -> None:
 
 def timed(folder: str, name: str, options: dict[str, Any], threads: int) -> None:
     """Make one file, and print what it took."""
-    from patchloom.embed.verb import embed
-    from patchloom.memory import resident
+    from patchloom.embed.embed import embed
+    from patchloom.system.hardware import resident
 
     torch.set_num_threads(threads)
     root = Path(folder)

@@ -9,9 +9,9 @@ import sys
 import time
 from typing import Any
 
-from patchloom.train import journal
-from patchloom.train.pretrain import pretrain
-from patchloom.train.progress import Reporter
+from patchloom.train import metrics
+from patchloom.train.loop import pretrain
+from patchloom.train.metrics import Reporter
 
 
 class Enough(BaseException):
@@ -25,9 +25,9 @@ def stamp(what: str) -> None:
 
 def main(data: str, out: str) -> None:
     """Train on ``data`` into ``out`` up to the first measure, and tell when what was there."""
-    measured, draw, show = journal.Journal._measured, journal.draw_run, Reporter.show
+    measured, draw, show = metrics.MetricsLog._measured, metrics.draw_run, Reporter.show
 
-    def timed_measure(self: journal.Journal, state: Any, first: bool = False) -> dict[str, float]:
+    def timed_measure(self: metrics.MetricsLog, state: Any, first: bool = False) -> dict[str, float]:
         found = measured(self, state, first)
         stamp(f"measured after step {state.step}")
         if state.step:
@@ -43,7 +43,7 @@ def main(data: str, out: str) -> None:
             stamp("the plan")
         show(self, text)
 
-    journal.Journal._measured, journal.draw_run, Reporter.show = timed_measure, timed_drawing, timed_line
+    metrics.MetricsLog._measured, metrics.draw_run, Reporter.show = timed_measure, timed_drawing, timed_line
     try:
         pretrain(data, threads=1, workers=0, out=out)
     except Enough:

@@ -31,7 +31,7 @@ import gpu_attempt
 from gpu_tables import markdown, told_in_short
 
 from patchloom.errors import PatchloomError
-from patchloom.files import write_whole
+from patchloom.system.files import write_whole
 from patchloom.tasks import ready_tasks
 
 # with the hundredths of the time that each may take; what one leaves over is for those after it

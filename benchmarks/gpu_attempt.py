@@ -15,7 +15,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from patchloom.files import write_whole
+from patchloom.system.files import write_whole
 
 GRACE = 20.0  # seconds in which a row that was told to end may write a checkpoint
 _LINES = 12  # of a traceback, or of what was printed last, that are kept
@@ -30,7 +30,7 @@ def context(method: str = "forkserver") -> BaseContext:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else an import that asks for GPUs would begin to use them
     made = multiprocessing.get_context(method)
     if method == "forkserver":
-        made.set_forkserver_preload(["patchloom.bench", "patchloom.train.pretrain"])
+        made.set_forkserver_preload(["patchloom.bench", "patchloom.train.loop"])
     return made
 
 

@@ -24,9 +24,8 @@ from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
 from safetensors.torch import load_file
 from torch import distributed as dist
 
-from patchloom import launch as launching
-from patchloom import processes
-from patchloom.train import pretrain as pretraining
+from patchloom.system import distributed
+from patchloom.train import loop as pretraining
 
 SMALL = {"model": {"name": "nano", "embed_dim": 64, "depth": 2, "num_heads": 2}, "img_size": 32, "patch_size": 8}
 SMALL |= {"batch_size": 16, "epochs": 2, "precision": "float32", "attention": "explicit", "kernels": "torch"}
@@ -60,10 +59,10 @@ class Group:
         return getattr(dist, name)
 
 
-def launch(device: str, devices: int | str, nodes: int, strategy: str) -> Fabric:
+def launch(device: str, devices: int | str, strategy: str) -> Fabric:
     """As patchloom's for several processes, but of one."""
     sharded = strategy == "fsdp"
-    how = ModelParallelStrategy(launching._shard, 1, 1) if sharded else DDPStrategy()
+    how = ModelParallelStrategy(distributed._shard, 1, 1) if sharded else DDPStrategy()
     fabric = Fabric(accelerator=device, devices=1, strategy=how)
     fabric.launch()
     return fabric
@@ -88,10 +87,10 @@ def check(device: str) -> None:
         ValueError: it is not what was told.
     """
     values = torch.randn(4, 3, device=device)
-    for tell in (processes.total, processes.gathered, processes.averaged):
+    for tell in (distributed.total, distributed.gathered, distributed.averaged):
         if not torch.equal(tell(values), values):
             raise ValueError(f"{tell.__name__} of one process is not what that has given")
-    if processes.collected([1, "two"]) != [1, "two"]:
+    if distributed.collected([1, "two"]) != [1, "two"]:
         raise ValueError("collected of one process is not what that has given")
 
 
@@ -100,7 +99,7 @@ def main(images: str, folder: str, device: str, task: str, strategy: str) -> Non
     options = SMALL | {"task": task, "device": device, "strategy": strategy}
     plain, together = Path(folder, "plain"), Path(folder, "together")
     pretraining.pretrain(images, out=plain, **options)
-    group = processes.dist = Group()
+    group = distributed.dist = Group()
     pretraining.launch = launch
     pretraining.pretrain(images, out=together, **options)
     check(device)

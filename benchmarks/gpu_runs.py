@@ -24,12 +24,16 @@ from data_rate import draw_photographs
 from gpu_steps import TINY, Result, precision_of, waits
 from pretext import last_results, measure_of
 
-from patchloom.data import Arriving, RandomCrop, cache_images, hold_out, open_data, training_batches
+from patchloom.data.augment import RandomCrop
+from patchloom.data.cache import cache_images
+from patchloom.data.loader import Prefetcher, training_batches
+from patchloom.data.sources.open import open_data
+from patchloom.data.splits import hold_out
 from patchloom.errors import Stopped
-from patchloom.files import write_whole
-from patchloom.machine import Cores, cores, wait_for
-from patchloom.train import device_defaults
-from patchloom.train.pretrain import pretrain
+from patchloom.system.files import write_whole
+from patchloom.system.hardware import Cores, cores, synchronize
+from patchloom.train import resolve
+from patchloom.train.loop import pretrain
 from patchloom.train.step import Stepper
 
 ROOT = Path(__file__).parents[1]
@@ -132,7 +136,7 @@ def training(device: str, tiny: bool, work: str, seconds: float, task: str) -> R
 
         setattr(of, name, method)
 
-    for of, name in ((Stepper, "forward"), (Stepper, "update"), (Arriving, "send")):
+    for of, name in ((Stepper, "forward"), (Stepper, "update"), (Prefetcher, "send")):
         watch(of, name)
     sizes = TINY | {"batch_size": 4} if tiny else {"model": "mini", "img_size": 96, "patch_size": 8, "batch_size": 32}
     run = fresh(work, "training", task)
@@ -156,7 +160,7 @@ def group(device: str, tiny: bool, work: str, seconds: float, task: str, strateg
 def loading(device: str, tiny: bool, work: str, known: Result, seconds: float, cached: bool) -> Result:
     """Images a second that are read, cropped to 224 px and copied to the device, with the workers that auto takes."""
     source, side, batch = open_data(photographs(work, tiny)).train, 32 if tiny else 224, 4 if tiny else 256
-    workers = device_defaults.workers(device, Cores(cores()))[0]
+    workers = resolve.default_workers(device, Cores(cores()))[0]
     begin = time.perf_counter()
     if cached:
         source = cache_images(source, 256, workers, say=print)
@@ -164,12 +168,12 @@ def loading(device: str, tiny: bool, work: str, known: Result, seconds: float, c
     batches = training_batches(source, RandomCrop((side, side)), batch, 0, 0, 10**6, workers, device=device)
     for _ in islice(batches, 1 if tiny else 4 * workers):
         pass  # the workers start, and what they have ahead is taken
-    wait_for(device)
+    synchronize(device)
     start, steps = time.perf_counter(), 0
     while time.perf_counter() - start < (0.3 if tiny else 8.0):
         next(batches)
         steps += 1
-    wait_for(device)
+    synchronize(device)
     rate = steps * batch / (time.perf_counter() - start)
     result = {"images/s": rate, "workers": workers, "batch": batch, "side": side}
     return result | ({"making the cache": made} if cached else {"needed": _fastest(known)})

@@ -19,14 +19,13 @@ import torch
 from peers import DEPTH, PEERS, Peer, installed, operations_of
 from step_time import settings_for
 
-from patchloom.bench import operations
-from patchloom.data import Batch
-from patchloom.data.colors import ColorPlan
-from patchloom.machine import cores, processor, product, seconds_of, wait_for
-from patchloom.memory import memory, peak_memory
+from patchloom.bench import flops_per_image
+from patchloom.data.augment import ColorPlan
+from patchloom.data.loader import Batch
 from patchloom.runs.settings import Settings
-from patchloom.train import device_defaults
-from patchloom.train.trial import Step
+from patchloom.system.hardware import cores, memory, peak_memory, processor, product, seconds_of, synchronize
+from patchloom.train import resolve
+from patchloom.train.estimate import Step
 
 # TFLOP/s of dense products by the makers' data sheets, in bfloat16 with sums in float32 (float16 where there is no
 # bfloat16); the first name that the GPU's contains
@@ -141,7 +140,7 @@ def largest(step: Step, most: int, device: str) -> tuple[int, Result]:
             needed = peak_memory(step, device) or 0.0
             start = time.perf_counter()
             step()
-            wait_for(device)
+            synchronize(device)
         except torch.OutOfMemoryError:
             tried[images] = {"state": "out of memory"}
         if images in tried:  # here, since the exception held the step's tensors
@@ -166,7 +165,7 @@ def timed(ways: dict[str, Callable[[], Any]], device: str, tiny: bool, seconds: 
     start = time.perf_counter()
     for way in ways.values():
         way()
-    wait_for(device)
+    synchronize(device)
     return seconds_of(ways, device, max(3, min(20, round(seconds / (time.perf_counter() - start)))))
 
 
@@ -190,7 +189,7 @@ def rates(seconds: list[float], batch: int, flops: float, precision: str, known:
 
 def precision_of(device: str) -> str:
     """What `auto` takes on a GPU; bfloat16 on a CPU, where only the script is tried."""
-    return device_defaults.precision(device)[0] if device == "cuda" else "bfloat16"
+    return resolve.default_precision(device)[0] if device == "cuda" else "bfloat16"
 
 
 def sized(task: str, device: str, batch: int, precision: str, model: str, tiny: bool) -> Settings:
@@ -221,7 +220,7 @@ def step(
     found = timed({"": one}, device, tiny)[""]
     with waits(device) as places:
         one()
-    flops = there["operations an image"] if there else operations(settings)
+    flops = there["operations an image"] if there else flops_per_image(settings)
     result = rates(found, batch, flops, precision, known) | {"memory": needed, "tried": tried, "where": places}
     result |= {"waits": sum(places.values()) if device == "cuda" else None, "attention": settings.attention}
     gain = {"over eager": result["images/s"] / there["images/s"]} if there else {}
@@ -290,7 +289,7 @@ def _side_by_side(device: str, tiny: bool, known: Result, model: str, batch: int
     times = timed(ways, device, tiny, 2 * _TIMED)
     rows = {}
     for name, values in times.items():
-        flops = operations(ours) if name == "patchloom mae" else operations_of(name, model, depth)
+        flops = flops_per_image(ours) if name == "patchloom mae" else operations_of(name, model, depth)
         form = ours.attention if name == "patchloom mae" else PEERS[name][1]
         rows[name] = rates(values, batch, flops, precision, known) | {"memory": memories[name], "attention": form}
     return {"rows": rows, "absent": [f"{kind}: {PEERS[kind][0]}" for kind in PEERS if not installed(kind)]}

@@ -30,12 +30,14 @@ from PIL import Image
 from scipy.stats import rankdata
 
 import patchloom
-from patchloom.data import Source, open_data
-from patchloom.evaluate import EvalSettings, extract, knn_accuracies, linear_probe
-from patchloom.evaluate.label_free import label_free_rows
-from patchloom.evaluate.label_free.rows import ALPHA, MEASURES
-from patchloom.evaluate.settings import stratified
-from patchloom.nets.weights import EncoderCard, untrained_twin
+from patchloom.data.source import Source
+from patchloom.data.sources.open import open_data
+from patchloom.evaluate.features import extract
+from patchloom.evaluate.label_free import ALPHA, MEASURES, label_free_rows
+from patchloom.evaluate.logistic import linear_probe
+from patchloom.evaluate.protocols.knn import knn_accuracies
+from patchloom.evaluate.settings import EvalSettings, stratified_subset
+from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 
 TASKS = "mae droppos mp3 simmim restore extrema lut".split()
 SEEDS, EPOCHS = (0, 1), (4, 16, 32)
@@ -106,7 +108,7 @@ def measure(data: str, out: Path, results: Path) -> None:
         if train is None or test is None:
             opened = open_data(data)
             assert opened.test is not None, f"{data} brings no test images"
-            train = stratified(opened.train, LABELLED, 0)
+            train = stratified_subset(opened.train, LABELLED, 0)
             test = opened.test
         rows = label_free_rows(name, vit, card, test, settings, images=MEASURED)
         found = {row.settings["measure"]: row.value for row in rows}

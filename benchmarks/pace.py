@@ -7,12 +7,15 @@ import time
 
 import torch
 
-from patchloom.data import channels_of, hold_out, normalize, open_data, statistics_of, training_batches
-from patchloom.launch import launch
+from patchloom.data.loader import training_batches
+from patchloom.data.sources.open import open_data
+from patchloom.data.splits import hold_out
+from patchloom.data.stats import channels_of, normalize, statistics_of
 from patchloom.runs.settings import request
 from patchloom.runs.task import prepare_task
-from patchloom.train.optim import build_optimizer
+from patchloom.system.distributed import launch
 from patchloom.train.resolve import resolve
+from patchloom.train.step import build_optimizer
 
 
 class Stepper:

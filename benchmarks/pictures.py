@@ -16,18 +16,18 @@ from pathlib import Path
 
 import torch
 
-from patchloom.data import open_data
-from patchloom.look.encoder.asked import Asked, NamedEncoder
-from patchloom.look.encoder.drawn import PICTURES, draw_pictures, untrained
+from patchloom.data.sources.open import open_data
+from patchloom.look.context import LookRequest, NamedEncoder
+from patchloom.look.look import PICTURES, draw_pictures, untrained_encoder
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard
+from patchloom.nets.checkpoints.format import EncoderCard
 
 SPEC = EncoderSpec("vit_small_patch16_224", (224, 224), 16, 3, "learned")
 ROUNDS, SLOW = 3, ("retrieval", "inversion")  # once
 STEPS = 20  # of the fit of inversion, whose time is proportional to them
 
 
-def seconds(name: str, asked: Asked) -> float:
+def seconds(name: str, asked: LookRequest) -> float:
     """CPU seconds that one picture takes."""
     start = time.process_time()
     draw_pictures([name], asked, lenient=False)
@@ -42,9 +42,9 @@ if __name__ == "__main__":
     source = open_data(given.images).train
     torch.set_num_threads(1)
     encoder = NamedEncoder("vit-s", build_encoder(SPEC), EncoderCard(SPEC, (0.5,) * 3, (0.25,) * 3, "mae", "vit-s"))
-    beside = (untrained(encoder, 0, torch.device("cpu")),)
+    beside = (untrained_encoder(encoder, 0, torch.device("cpu")),)
     with tempfile.TemporaryDirectory() as folder:
         for name in given.names:
-            asked = Asked(encoder, source, Path(folder), beside, steps=STEPS)
+            asked = LookRequest(encoder, source, Path(folder), beside, steps=STEPS)
             taken = [seconds(name, asked) for _ in range(1 if name in SLOW else ROUNDS)]
             print(f"{name:12} {statistics.median(taken):7.1f} s of CPU (of {len(taken)})", flush=True)

@@ -20,12 +20,13 @@ from pathlib import Path
 from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.cli import main as patchloom
-from patchloom.data import Source, open_data
+from patchloom.data.source import Source
+from patchloom.data.sources.open import open_data
 from patchloom.evaluate.features import extract
 from patchloom.evaluate.logistic import linear_probe
-from patchloom.evaluate.neighbours import knn_right
-from patchloom.files import write_whole
-from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
+from patchloom.evaluate.protocols.knn import knn_right
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, untrained_twin
+from patchloom.system.files import write_whole
 
 SIZES = ["--img_size", "32", "--patch_size", "4", "--workers", "0", "--threads", "1", "--device", "cpu"]
 UNIT, DECODER, TOKENS = ["--task.mask_unit", "8"], ["--task.decoder_depth", "6"], ["--model.reg_tokens", "3"]
@@ -56,7 +57,7 @@ def measured(run: Path, data: str) -> dict[str, float]:
     """Scores of a run's encoder and of its untrained twin, and the minutes that training took; kept beside it."""
     kept = run / "pixio.json"
     if not kept.exists():
-        opened, (vit, card) = open_data(data), load_encoder(run)
+        opened, (vit, card) = open_data(data), load_encoder_file(run)
         assert opened.test is not None, f"{data} has no test images"
         twin, _ = untrained_twin(card)
         found = scores(vit, card, opened.train, opened.test)

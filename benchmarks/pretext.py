@@ -23,8 +23,9 @@ from pathlib import Path
 from pace import seconds_a_step
 
 from patchloom.cli import main as patchloom
-from patchloom.data import hold_out, open_data
-from patchloom.files import write_whole
+from patchloom.data.sources.open import open_data
+from patchloom.data.splits import hold_out
+from patchloom.system.files import write_whole
 from patchloom.tasks import ready_tasks
 
 

@@ -33,7 +33,7 @@ from scipy.ndimage import gaussian_filter
 from scipy.spatial import cKDTree
 
 import patchloom
-from patchloom.evaluate import evaluate
+from patchloom.evaluate.protocols import evaluate
 
 CROPS, WINDOW = ("0.2", "native"), 144
 SAMPLES = 20_000  # crops that a pre-training sees: three minutes of a core

@@ -26,13 +26,15 @@ from typing import Any
 import torch
 
 import patchloom
-from patchloom.data import open_data, plain_batches, statistics_of_recordings, training_batches
+from patchloom.audio.augment import RandomExcerpt
+from patchloom.audio.config import Sound
+from patchloom.audio.spectrogram import pictures
 from patchloom.data.cache import cache_images
-from patchloom.data.sound.excerpts import RandomExcerpt
-from patchloom.data.sound.features import pictures
-from patchloom.evaluate import evaluate
-from patchloom.evaluate.trained import SCRATCH
-from patchloom.sound import Sound
+from patchloom.data.loader import plain_batches, training_batches
+from patchloom.data.sources.open import open_data
+from patchloom.data.stats import statistics_of_recordings
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.training import SCRATCH
 
 WORDS = "yes no up down left right start stop open close".split()
 SEEDS = (0, 1, 2)

@@ -17,7 +17,7 @@ forward, backward, fused AdamW and, where there is one, the teacher, on random i
 of its own. Operations are those of matrix products, as torch counts them; the peak is the rate of 2048 x 2048 products
 (8192 on a GPU), which take their turns with the steps, since a machine is not equally fast all the time. Freed memory
 stays with the process for all of them, the peers included, which they would not do by themselves
-(`patchloom.memory.keep_freed_memory`).
+(`patchloom.system.hardware.keep_freed_memory`).
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ from operator import truediv
 import torch
 from peers import PEERS, Peer, operations_of
 
-from patchloom.bench import operations
-from patchloom.data import Stats
-from patchloom.machine import product, seconds_of
-from patchloom.memory import keep_freed_memory, peak_memory
+from patchloom.bench import flops_per_image
+from patchloom.data.stats import Stats
 from patchloom.runs.settings import Settings, request
+from patchloom.system.hardware import keep_freed_memory, peak_memory, product, seconds_of
 from patchloom.tasks import ready_tasks
+from patchloom.train.estimate import Step, memory_of
 from patchloom.train.resolve import resolve
-from patchloom.train.trial import Step, memory_of
 
 STATS = Stats((0.5,) * 3, (0.25,) * 3, 224, 224, 1, [])
 PRODUCTS = 5
@@ -116,7 +115,7 @@ def memory(row: Settings | str, args: argparse.Namespace, dtype: str) -> float |
 def count(row: Settings | str, model: str) -> float:
     """Operations an image."""
     if isinstance(row, Settings):
-        return operations(replace(row, batch_size=2))
+        return flops_per_image(replace(row, batch_size=2))
     return operations_of(row, model)
 
 

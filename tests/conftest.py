@@ -1,13 +1,17 @@
+import functools
 import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import joblib
+import numpy as np
 import pytest
+from PIL import Image
 
-from patchloom.files import cache_root
+from patchloom.system.files import cache_root
 
 # Tests run on all cores at once, so that each has one thread; in the processes that they start, too. What threads do is
 # tested where it is asked for by name. Set before torch is imported, which reads it then.
@@ -73,7 +77,7 @@ def cache_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 def no_plain_lines() -> Iterator[None]:
     """A machine that is busy with other tests is no reason to print more than a test expects."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("patchloom.waiting._FIRST", float("inf"))
+        patch.setattr("patchloom.display._FIRST", float("inf"))
         yield
 
 
@@ -87,3 +91,80 @@ def quick_probe() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logistic, "_ITERATIONS", PROBE_STEPS)
         yield
+
+
+@pytest.fixture
+def draw(tmp_path: Path) -> Callable[..., Path]:
+    """Write a small random PNG under tmp_path and return its path; numbered files differ."""
+
+    def write(name: str, height: int = 8, width: int = 10, grey: bool = False) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rng = np.random.default_rng(list(name.encode()))
+        Image.fromarray(rng.integers(0, 256, (height, width) if grey else (height, width, 3), dtype=np.uint8)).save(
+            path
+        )
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hugging Face's data sets keep what they read in a folder of this module's own, and draw no bars."""
+    datasets = pytest.importorskip("datasets")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf"))
+        datasets.disable_progress_bars()
+        yield
+        datasets.enable_progress_bars()
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Callable[..., str]:
+    """A function that writes a recording of its own under a path, and returns the path as text."""
+    soundfile = pytest.importorskip("soundfile")
+    rng = np.random.default_rng(0)
+
+    def write(path: str, rate: int = 16_000, seconds: float = 0.1, loud: float = 0.9, **how: Any) -> str:
+        place = tmp_path / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(place, loud * rng.uniform(-1, 1, round(rate * seconds)), rate, **how)
+        return str(place)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 images of noise in two classes, 32 by 32; no test may change them."""
+    from killing import draw_images
+
+    return draw_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="session")
+def unlabelled_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 images of noise without labels, so that no time goes into evaluation; no test may change them."""
+    from killing import draw_images
+
+    return draw_images(tmp_path_factory.mktemp("images"), 120) / "a"
+
+
+@pytest.fixture(scope="session")
+def small_run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the folder of a finished run of two epochs of a task, trained once a session; copy it to change it."""
+    from killing import PROBE_STEPS, SMALL
+
+    from patchloom.evaluate import logistic
+    from patchloom.train.loop import pretrain
+
+    runs = tmp_path_factory.mktemp("runs")
+
+    @functools.cache
+    def trained(task: str) -> Path:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(logistic, "_ITERATIONS", PROBE_STEPS)
+            return pretrain(images, task, out=runs / task, **SMALL | {"epochs": 2}).folder
+
+    return trained

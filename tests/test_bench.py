@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from patchloom.bench import Bench, StepSpeed, bench, operations
+from patchloom.bench import Bench, StepSpeed, bench, flops_per_image
 from patchloom.cli import main
-from patchloom.data import Stats
+from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
-from patchloom.machine import compile_gain
 from patchloom.runs.settings import request
+from patchloom.system.hardware import compile_gain
 from patchloom.tasks import ready_tasks
+from patchloom.train.estimate import Step
 from patchloom.train.resolve import resolve
-from patchloom.train.trial import Step
 
 STATS = Stats((0.5,) * 3, (0.2,) * 3, 32, 32, 10, [])
 
@@ -34,7 +34,7 @@ def test_operations_are_those_of_the_matrix_products_there_and_back():
     decoder = (t + 8) * (2 * w * w) + 8 * (10 * w * w) + 2 * 8 * (t + 8) * w
     linears = t * d * w + 8 * w * patch
     products = 2 * (3 * (block + decoder + linears) + 2 * 8 * patch * d)  # the images need no gradient
-    assert operations(settings) == pytest.approx(products, rel=1e-6)
+    assert flops_per_image(settings) == pytest.approx(products, rel=1e-6)
 
 
 def test_a_step_trains():
@@ -89,7 +89,7 @@ def test_all_tasks_that_need_no_option_are_timed_where_none_is_named(monkeypatch
 def test_what_compiling_brings_is_remembered_and_chosen_by(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("patchloom.bench.memory_of", lambda settings, compiled, sound: None)
-    monkeypatch.setattr("patchloom.train.trial.compile_blocks", lambda task: None)  # no compiler is needed here
+    monkeypatch.setattr("patchloom.train.estimate.compile_blocks", lambda task: None)  # no compiler is needed here
     assert settings_for().compile is False
     done = bench("shapes:64", tasks=["mae"], batch_size=8, rounds=1, precision="float32", compile=True)
     assert [one.compiled for one in done.paces] == [False, True]

@@ -12,13 +12,12 @@ import tifffile
 import torch
 from PIL import Image
 
-from patchloom.check import check
+from patchloom.check import Estimate, check
 from patchloom.cli import main
-from patchloom.data import open_data
-from patchloom.data.survey import survey
+from patchloom.data.scan import survey
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 from patchloom.options import parse_pretrain
-from patchloom.propose import Estimate
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import request
 from patchloom.train.resolve import resolve
@@ -80,8 +79,8 @@ BROKEN = ["bomb.png", "empty.png", "half.jpg", "lost.png", "page.jpg", "short.ti
 
 @pytest.fixture(scope="module", autouse=True)
 def no_second_process(module_patch):
-    module_patch.setattr("patchloom.propose.memory_of", lambda *asked: 0.25)  # it takes seconds to start
-    module_patch.setattr("patchloom.train.trial._READING", 0.1)
+    module_patch.setattr("patchloom.check.memory_of", lambda *asked: 0.25)  # it takes seconds to start
+    module_patch.setattr("patchloom.train.estimate._READING_SECONDS", 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +99,7 @@ def named(found, indices, root):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_is_there_agrees_with_numpy(mixed, workers, monkeypatch):
-    monkeypatch.setattr("patchloom.data.survey._EACH", 4)  # several parts, and so few are not read in one process
+    monkeypatch.setattr("patchloom.data.scan._EACH", 4)  # several parts, and so few are not read in one process
     root, arrays = mixed
     found = survey(open_data(root).train, workers=workers)
     assert named(found, [i for i, _ in found.broken], root) == BROKEN
@@ -244,7 +243,7 @@ def test_what_was_read_is_told_even_if_no_step_can_be_made(monkeypatch, capsys):
     def full(*asked):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("patchloom.propose.memory_of", full)
+    monkeypatch.setattr("patchloom.check.memory_of", full)
     assert main(["check", "shapes:64", "--batch_size", "8", "--task", "mae"]) == 0
     told = capsys.readouterr().out
     assert "It would stop: the device has too little memory for 8 images at once: halve --batch_size" in told

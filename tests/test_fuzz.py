@@ -16,7 +16,7 @@ from patchloom import cli, options
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec
 from patchloom.runs.task import prepare_task
-from patchloom.train import device_defaults, pretrain
+from patchloom.train import loop, resolve
 
 FUZZ = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
@@ -30,7 +30,7 @@ def untrained(monkeypatch, tmp_path):
     """Settings are resolved and a task is built as always; then it ends."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(options, "pretrain_parser", PARSER)
-    monkeypatch.setattr("patchloom.machine.measured", lambda *_, **__: 1.0)
+    monkeypatch.setattr("patchloom.system.hardware.cached_figure", lambda *_, **__: 1.0)
 
     def planned(fabric, decide):
         plan = decide()
@@ -40,8 +40,8 @@ def untrained(monkeypatch, tmp_path):
     def end(*_, **__):
         raise PatchloomError("the end")
 
-    monkeypatch.setattr(pretrain, "launch", lambda *_: None)
-    monkeypatch.setattr(pretrain, "first_decides", planned)
+    monkeypatch.setattr(loop, "launch", lambda *_: None)
+    monkeypatch.setattr(loop, "first_decides", planned)
     monkeypatch.setattr("patchloom.bench.Step", end)
     monkeypatch.setattr(sys.modules["patchloom.check"], "propose", end)  # the module, not the function of its name
     draw_images(tmp_path / "images", 6)
@@ -155,12 +155,12 @@ def test_too_little_memory_anywhere_is_a_sentence(monkeypatch, capfd):
     def full(*_, **__):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5368709120 bytes.")
 
-    monkeypatch.setattr("patchloom.export.exported.load_encoder", full)
+    monkeypatch.setattr("patchloom.export.encoder.load_encoder", full)
     code, err = said(["export", "nowhere"], capfd)
     assert code == 2 and "were in use, and 5 GiB more were asked for" in err
 
 
 def test_attention_that_cannot_be_held_is_not_tried():
     spec = EncoderSpec("nano", (4096, 4096), 1, options={"depth": 1})
-    form, why = device_defaults.attention("cpu", "float32", spec)
+    form, why = resolve.default_attention("cpu", "float32", spec)
     assert form == "fused" and "16,777,217 x 16,777,217" in why

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import patchloom
-from patchloom.cli import VERBS, main
+from patchloom.cli import main
 from patchloom.errors import PatchloomError
+from patchloom.options import VERBS
 
 CALLED = [name for name in VERBS if name not in ("tasks", "recipes")]  # these list what there is
 
@@ -47,7 +48,7 @@ def test_a_name_is_a_verb_and_a_module(first):
         "import patchloom\n"
         "assert patchloom.evaluate is patchloom.evaluate and callable(patchloom.evaluate)\n"
         "import patchloom.evaluate.protocols as protocols, patchloom.look.pictures\n"
-        "from patchloom.evaluate import EvalSettings\n"
+        "from patchloom.evaluate.settings import EvalSettings\n"
         "from patchloom import look, check\n"
         "assert patchloom.evaluate.protocols is protocols and patchloom.look is look\n"
         "for verb in (patchloom.evaluate, look, check, patchloom.bench, patchloom.export):\n"

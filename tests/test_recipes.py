@@ -10,9 +10,9 @@ from killing import draw_images, typed
 
 from patchloom.check import check
 from patchloom.cli import main
-from patchloom.data import Stats
+from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.papers import RECIPES
+from patchloom.evaluate.recipes import RECIPES
 from patchloom.nets.build import outline
 from patchloom.options import parse_pretrain
 from patchloom.recipes import PretrainRecipe, nested, recipe_named, recipe_names

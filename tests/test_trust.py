@@ -26,36 +26,40 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import patchloom
-from patchloom import options
+from patchloom.audio.config import GREY, SIXTH, Sound, sound_from
 from patchloom.cli import main
 from patchloom.compare import plan as comparing
 from patchloom.compare import runner
-from patchloom.data import Unreadable, open_data, open_stored
-from patchloom.data.read import decode_image, read_image
-from patchloom.data.sources import builtin
-from patchloom.data.sources.addresses import elsewhere, expanded
-from patchloom.errors import PatchloomError
-from patchloom.evaluate.dense.models import FORMAT as DENSE
-from patchloom.evaluate.dense.models import load_dense
-from patchloom.export import export
-from patchloom.files import append
-from patchloom.hints import typed_fields
-from patchloom.nets import online, weights
-from patchloom.nets.build import OPTIONS, EncoderSpec, build_encoder, check_options
-from patchloom.nets.extra_modules import load_extra_module, save_extra_module
+from patchloom.data.decode import Unreadable, decode_image, read_image
+from patchloom.data.sources.open import open_data, open_stored
+from patchloom.data.sources.urls import expand_braces, find_remote
+from patchloom.dense.checkpoint import DENSE_FORMAT as DENSE
+from patchloom.dense.checkpoint import load_dense
+from patchloom.errors import PatchloomError, typed_fields
+from patchloom.export.export import export
+from patchloom.nets.build import OPTIONS, EncoderSpec, build_encoder, check_model_options
+from patchloom.nets.checkpoints import format
+from patchloom.nets.checkpoints.format import (
+    EncoderCard,
+    card_from,
+    load_encoder_file,
+    load_module_file,
+    save_encoder,
+    save_extra_module,
+    save_net,
+)
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.weights import EncoderCard, card_from, load_encoder, save_encoder, save_net
 from patchloom.options import parse_call, parse_evaluate, parse_pretrain
-from patchloom.report.gather import gather
-from patchloom.report.images import images_of
-from patchloom.report.pictures import pictures_of
+from patchloom.report.load_run import load_run
+from patchloom.report.pictures import collect_pictures, images_of
+from patchloom.runs.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.encoder import named_extra_module
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.sealed import read_sealed, write_sealed
 from patchloom.runs.settings import request
 from patchloom.runs.task import load_task
-from patchloom.sound import GREY, SIXTH, Sound, sound_from
-from patchloom.tasks import code, task_class
+from patchloom.system import network
+from patchloom.system.files import append
+from patchloom.tasks import custom, task_class
 
 WIDE = 2**40
 
@@ -88,9 +92,9 @@ def encoder(made, tmp_path) -> Path:
 @pytest.fixture(autouse=True)
 def met_nothing(monkeypatch):
     """As in a process that has met no class yet."""
-    monkeypatch.setattr(code, "_HERE", {})
-    if hasattr(code, "_TYPED"):
-        monkeypatch.setattr(code, "_TYPED", set())
+    monkeypatch.setattr(custom, "_HERE", {})
+    if hasattr(custom, "_TYPED"):
+        monkeypatch.setattr(custom, "_TYPED", set())
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
     for name in [name for name in sys.modules if name.startswith("patchloom_")]:
@@ -125,8 +129,8 @@ def forged(run: Path, **values: Any) -> Path:
     """A run with other settings, sealed as patchloom seals them."""
     for name in ("config.yaml", "requested.yaml"):
         path = run / name
-        before = read_sealed(path) if path.exists() else read_sealed(run / "config.yaml")
-        write_sealed(path, before | values)
+        before = read_checksummed(path) if path.exists() else read_checksummed(run / "config.yaml")
+        write_checksummed(path, before | values)
     return run
 
 
@@ -170,9 +174,9 @@ def test_no_command_of_a_run_is_run(hidden, several, run, tmp_path, capsys):
     touched = tmp_path / "touched"
     name = COMMANDS[hidden].format(touched)
     forged(run, data=["shapes:10", name] if several else name)
-    assert elsewhere(name) is not None
+    assert find_remote(name) is not None
     look(capsys, run)
-    images_of(gather(run))
+    images_of(load_run(run))
     assert "Compared on noise" in export(run).notes[0]
     assert not [*tmp_path.glob("touched*")]
 
@@ -197,7 +201,7 @@ def test_no_address_of_a_run_is_opened(address, run, server, capsys):
     forged(run, data=address.format(home))
     said = look(capsys, run)
     assert "types it" in said
-    images_of(gather(run))
+    images_of(load_run(run))
     assert "Compared on noise" in export(run).notes[0]
     assert len(asked) == before
 
@@ -218,17 +222,17 @@ def test_nothing_is_fetched_for_a_run(name, run, capsys, monkeypatch):
     monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", download)
     monkeypatch.setattr("torchvision.datasets.food101.download_and_extract_archive", download)
     monkeypatch.setattr("datasets.load_dataset", download)
-    monkeypatch.setattr("patchloom.data.sources.addresses.url_to_fs", download)
+    monkeypatch.setattr("patchloom.data.sources.urls.url_to_fs", download)
     assert "types it" in look(capsys, forged(run, data=name))
 
 
 def test_what_is_here_is_still_found(run, photos, tmp_path):
     measured = {"mean": [0.5] * 3, "std": [0.2] * 3, "height": 16, "width": 16, "sampled": 1, "fingerprint": "x"}
-    write_sealed(run / "data.yaml", measured)
+    write_checksummed(run / "data.yaml", measured)
     assert patchloom.look(run, what="features")  # its folder of images
     for name in (f"{photos}/*.png", f"{photos}/{{0,2}}.png", f"{photos}/0.png,{photos}/2.png", "shapes:10", "digits"):
-        assert elsewhere(name) is None and open_stored(name, "a run", "")
-    assert elsewhere("file:///data/x-{0..3}.tar") is None
+        assert find_remote(name) is None and open_stored(name, "a run", "")
+    assert find_remote("file:///data/x-{0..3}.tar") is None
 
 
 BOMBS = ("{a,b}" * 60, "{0..999999999999}", "{1..1000}{1..1000}{1..1000}", "{" * 3000 + "a,b" + "}" * 3000)
@@ -237,7 +241,7 @@ BOMBS = ("{a,b}" * 60, "{0..999999999999}", "{1..1000}{1..1000}{1..1000}", "{" *
 @pytest.mark.parametrize("bomb", BOMBS, ids=["pairs", "range", "ranges", "nested"])
 def test_braces_that_fill_memory_are_refused(bomb, run, capsys):
     with pytest.raises(PatchloomError, match="names|nested"):
-        expanded(bomb)
+        expand_braces(bomb)
     look(capsys, forged(run, data=f"{bomb}.tar"))
 
 
@@ -246,11 +250,11 @@ def test_braces_that_fill_memory_are_refused(bomb, run, capsys):
 def test_whatever_expands_to_a_command_is_seen(name):
     """Of random names, also where braces make it."""
     try:
-        words = expanded(name)
+        words = expand_braces(name)
     except PatchloomError:
         return
     if any(part.strip().lower().startswith("pipe:") for word in words for part in word.split(",")):
-        assert elsewhere(name) is not None
+        assert find_remote(name) is not None
 
 
 # ---- cards
@@ -322,19 +326,19 @@ def changed(about: dict[str, Any], place: str, value: Any) -> None:
 def test_a_card_is_checked(forgery, encoder, capsys, tmp_path):
     path = with_card(encoder, lambda about: changed(about, *CARDS[forgery]))
     with pytest.raises(PatchloomError):
-        load_encoder(path)
+        load_encoder_file(path)
     failed(capsys, "export", path)
     failed(capsys, "look", path, "digits")
 
 
 def test_a_card_that_is_whole_is_read(encoder):
     with_card(encoder, lambda about: about.update(of_a_later_version=1))
-    assert load_encoder(encoder)[1].spec.model == "nano"
+    assert load_encoder_file(encoder)[1].spec.model == "nano"
 
 
 def test_a_card_cannot_rule_the_terminal(encoder):
     with_card(encoder, lambda about: about.update(name="\x1b[2J\rx" + "y" * 10_000))
-    name = load_encoder(encoder)[1].name
+    name = load_encoder_file(encoder)[1].name
     assert name.isprintable() and len(name) <= 500
 
 
@@ -344,7 +348,7 @@ def test_a_pickle_named_by_a_card_is_not_read(encoder, tmp_path):
     torch.save(Evil(tmp_path / "touched"), evil)
     with_card(encoder, lambda about: about["spec"]["options"].update(checkpoint_path=str(evil)))
     with pytest.raises(PatchloomError, match="checkpoint_path"):
-        load_encoder(encoder)
+        load_encoder_file(encoder)
     assert not (tmp_path / "touched").exists()
 
 
@@ -405,7 +409,7 @@ ANYTHING = st.recursive(
 def test_options_that_pass_are_plain(given_options):
     """Whatever the validator lets through is a number or a list of numbers within the range of its name."""
     try:
-        check_options(given_options)
+        check_model_options(given_options)
     except PatchloomError:
         return
     for name, value in given_options.items():
@@ -472,11 +476,11 @@ DENSES: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.parametrize("forgery", DENSES)
 def test_a_dense_models_card_is_checked(forgery, encoder, tmp_path):
-    from patchloom.evaluate.dense.models import DenseCard, save_dense
-    from patchloom.nets.dense.segmenter import Segmenter
-    from patchloom.nets.variants import at_size
+    from patchloom.dense.checkpoint import DenseCard, save_dense
+    from patchloom.dense.segmenter import Segmenter
+    from patchloom.nets.finetune import at_size
 
-    vit, card = load_encoder(encoder)
+    vit, card = load_encoder_file(encoder)
     arguments = {"head": "linear"}
     model = Segmenter(at_size(vit, card, (16, 16), "keep"), 2, **arguments)
     path = tmp_path / "model.safetensors"
@@ -498,16 +502,16 @@ def test_a_dense_models_card_is_checked(forgery, encoder, tmp_path):
     "sizes", [{"width": "32"}, {"width": WIDE}, {"depth": 10**9}, {"heads": 0}, {"norm": 1}, {"width": True}]
 )
 def test_a_module_beside_an_encoder_is_checked(sizes, photos, tmp_path):
-    vit, card = load_encoder(an_encoder(tmp_path / "x", photos))
+    vit, card = load_encoder_file(an_encoder(tmp_path / "x", photos))
     path = tmp_path / "encoder.safetensors"
     from dataclasses import replace
 
     save_encoder(vit, replace(card, extra_modules={"instance_head": "pooling"}), path)
     save_extra_module(InstanceHead(32, 4, 1), tmp_path / "instance_head.safetensors")
-    assert load_extra_module(path, "pooling") is not None
+    assert load_module_file(path, "pooling") is not None
     with_card(tmp_path / "instance_head.safetensors", lambda about: about["sizes"].update(sizes))
     with pytest.raises(PatchloomError):
-        load_extra_module(path, "pooling")
+        load_module_file(path, "pooling")
 
 
 def test_a_file_of_no_class_is_no_module(tmp_path):
@@ -541,8 +545,8 @@ def test_a_model_is_a_name_alone(name, monkeypatch):
     monkeypatch.setattr(timm, "create_model", lambda *given, **named: pytest.fail("timm was asked"))
     for build in (
         lambda: build_encoder(EncoderSpec(name, (16, 16), 4)),
-        lambda: weights.stock_encoder(name),
-        lambda: weights.load_encoder(f"timm:{name}"),
+        lambda: format.stock_encoder(name),
+        lambda: format.load_encoder_file(f"timm:{name}"),
     ):
         with pytest.raises(PatchloomError):
             build()
@@ -596,9 +600,9 @@ def test_the_model_of_a_run_is_checked(option, run):
 )
 def test_what_was_measured_of_the_data_is_checked(found, run):
     usual = {"mean": [0.5] * 3, "std": [0.2] * 3, "height": 16, "width": 16, "sampled": 1, "fingerprint": "x"}
-    write_sealed(run / "data.yaml", usual)
+    write_checksummed(run / "data.yaml", usual)
     assert RunFolder(run).read_stats().height == 16
-    write_sealed(run / "data.yaml", usual | found)
+    write_checksummed(run / "data.yaml", usual | found)
     with pytest.raises(PatchloomError, match="not what patchloom wrote"):
         RunFolder(run).read_stats()
 
@@ -616,8 +620,8 @@ def test_yaml_repeats_nothing(tmp_path, run, capsys):
     (run / "config.yaml").write_text((run / "config.yaml").read_text().partition("\n")[2] + "data: other\n")
     with pytest.raises(PatchloomError, match="repeated key data"):
         RunFolder(run).read_config()
-    write_sealed(twice, {"a": (one := [1, 2]), "b": one})  # which YAML would write as a name of the first
-    assert read_sealed(twice) == {"a": [1, 2], "b": [1, 2]}
+    write_checksummed(twice, {"a": (one := [1, 2]), "b": one})  # which YAML would write as a name of the first
+    assert read_checksummed(twice) == {"a": [1, 2], "b": [1, 2]}
 
 
 REPEATED: tuple[tuple[Callable[..., Any], tuple[str, ...]], ...] = (
@@ -669,10 +673,6 @@ def test_what_is_typed_wins_over_a_configuration(tmp_path):
     assert parse_pretrain(["--config", str(config)])[0]["data"] == "shapes:20"
 
 
-def test_the_names_that_are_fetched_are_all_of_torchvisions():
-    assert {*options.FETCHED} == {*builtin._TORCHVISION}
-
-
 # ---- tasks of one's own
 
 EVIL = """
@@ -694,9 +694,9 @@ def own(photos, tmp_path_factory) -> tuple[Path, Path]:
     name = f"{file}:Half"
     patchloom.pretrain(photos, name, out=folder / "run", model=model, epochs=1, batch_size=8)
     (folder / "touched").unlink()
-    code._HERE.clear()
-    if hasattr(code, "_TYPED"):
-        code._TYPED.clear()
+    custom._HERE.clear()
+    if hasattr(custom, "_TYPED"):
+        custom._TYPED.clear()
     for one in [one for one in sys.modules if one.startswith("patchloom_")]:
         del sys.modules[one]
     return folder / "run", file
@@ -752,7 +752,7 @@ def test_a_task_that_a_run_names_by_hand_is_not_run(name, run, photos, tmp_path,
 def test_a_name_with_a_digest_is_not_typed(tmp_path):
     file = tmp_path / "half.py"
     file.write_text(EVIL)
-    name = code.Code.of(f"{file}:Half").with_digest().name
+    name = custom.Code.of(f"{file}:Half").with_digest().name
     with pytest.raises(PatchloomError, match="leave out #"):
         task_class(name)
     with pytest.raises(PatchloomError, match="leave out #"):
@@ -762,15 +762,15 @@ def test_a_name_with_a_digest_is_not_typed(tmp_path):
 
 
 def test_a_task_is_no_part_of_a_stored_comparison(tmp_path):
-    asked = comparing.Asked(("digits",), ("mae", "lut"), 1, 1.0, None, {}, 1)
+    asked = comparing.ComparisonRequest(("digits",), ("mae", "lut"), 1, 1.0, None, {}, 1)
     pace = {"step": 1.0, "images": 8, "epoch": 10}
     stored = {"asked": asked.plain(), "epochs": {"mae": 1.0, "lut": 1.0}, "paces": {"mae": pace, "lut": pace}}
     stored |= {"top": 1.0, "held_out": 1, "threads": 1, "after": {"scoring": 1.0, "page": 1.0}, "notes": []}
-    write_sealed(tmp_path / "compare.yaml", stored)
+    write_checksummed(tmp_path / "compare.yaml", stored)
     assert comparing.stored_plan(asked, tmp_path).epochs == {"mae": 1.0, "lut": 1.0}
     evil = {"epochs": {"mae": 1.0, "evil.py:Evil": 1.0}, "paces": {"mae": pace, "evil.py:Evil": pace}}
     for wrong in (evil, {"epochs": {"mae": "1 --task=evil.py"}, "paces": {"mae": pace}}, {"paces": {"mae": 1}}):
-        write_sealed(tmp_path / "compare.yaml", stored | wrong)
+        write_checksummed(tmp_path / "compare.yaml", stored | wrong)
         with pytest.raises(PatchloomError, match="not the plan"):
             comparing.stored_plan(asked, tmp_path)
 
@@ -815,7 +815,7 @@ def test_features_of_plain_weights(plain):
         build("distill", features_of=str(plain))
     teacher = build("distill", features_of=str(plain), features_model="vit_tiny_patch16_224").questions["features"]
     own = teacher.teacher.encoder.state_dict()
-    assert torch.equal(own["blocks.3.mlp.fc1.weight"], weights.read_weights(plain)["blocks.3.mlp.fc1.weight"])
+    assert torch.equal(own["blocks.3.mlp.fc1.weight"], format.read_weights(plain)["blocks.3.mlp.fc1.weight"])
     with pytest.raises(PatchloomError, match="--task.features_model is for a file of weights alone"):
         build("distill", features_of="timm:vit_tiny_patch16_224", features_model="vit_tiny_patch16_224")
 
@@ -837,7 +837,7 @@ def test_plain_weights_are_exported_by_the_models_name(plain, tmp_path, photos):
 
 
 def test_a_teacher_that_a_run_names_is_not_fetched(run, monkeypatch):
-    write_sealed(
+    write_checksummed(
         run / "data.yaml",
         {"mean": [0.5] * 3, "std": [0.2] * 3, "height": 16, "width": 16, "sampled": 1, "fingerprint": "x"},
     )
@@ -845,7 +845,9 @@ def test_a_teacher_that_a_run_names_is_not_fetched(run, monkeypatch):
         run, task={"name": "distill", "features_of": "timm:vit_tiny_patch16_224"}, channels=3, model={"name": "nano"}
     )
     monkeypatch.setattr("socket.create_connection", lambda *given, **named: pytest.fail("something is fetched"))
-    monkeypatch.setattr("patchloom.nets.online.answers", lambda *given: pytest.fail("something is fetched"))
+    monkeypatch.setattr(
+        "patchloom.system.network.accepts_connections", lambda *given: pytest.fail("something is fetched")
+    )
     with pytest.raises(PatchloomError, match="not fetched"):
         load_task(run)
 
@@ -915,8 +917,8 @@ def test_a_teacher_from_an_address_is_not_fetched(monkeypatch):
     name = "vit_huge_patch14_gap_224.in1k_ijepa"
     assert not timm.models.get_pretrained_cfg(name).hf_hub_id
     monkeypatch.setattr(timm, "create_model", only_sizes := sizes_alone(timm.create_model))
-    with online.from_cache_alone(True, "a run names it"), pytest.raises(PatchloomError, match="a run names it"):
-        load_encoder(f"timm:{name}")
+    with network.from_cache_alone(True, "a run names it"), pytest.raises(PatchloomError, match="a run names it"):
+        load_encoder_file(f"timm:{name}")
     assert only_sizes.asked == [False]
 
 
@@ -948,7 +950,7 @@ def test_postscript_is_no_image(suffix, tmp_path, monkeypatch, capsys, run):
     if suffix == ".png":
         (run / "pictures").mkdir(exist_ok=True)
         (run / "pictures/x.png").write_text(EPS)
-        found, said = pictures_of([gather(run)])
+        found, said = collect_pictures([load_run(run)])
         assert "x.png" in said[0]
 
 

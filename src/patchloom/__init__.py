@@ -21,16 +21,17 @@ from patchloom.version import __version__
 if TYPE_CHECKING:
     from patchloom.bench import bench
     from patchloom.check import check
-    from patchloom.compare.verb import compare
+    from patchloom.compare.compare import compare
     from patchloom.data.sources.open import open_data
-    from patchloom.embed.verb import embed
+    from patchloom.dense.predict import predict
+    from patchloom.embed.embed import embed
     from patchloom.evaluate.protocols import evaluate
-    from patchloom.export.verb import export
-    from patchloom.look.verb import look
-    from patchloom.predict import predict
-    from patchloom.report.verb import report
+    from patchloom.export.export import export
+    from patchloom.look.look import look
+    from patchloom.report.report import report
     from patchloom.runs.encoder import load_encoder, load_extra_module
-    from patchloom.train.pretrain import pretrain
+    from patchloom.train.loop import pretrain
+
 
 __all__ = [
     "TASKS",
@@ -54,17 +55,17 @@ __all__ = [
 _HOMES = {
     "bench": "patchloom.bench",
     "check": "patchloom.check",
-    "compare": "patchloom.compare.verb",
-    "embed": "patchloom.embed.verb",
+    "compare": "patchloom.compare.compare",
+    "embed": "patchloom.embed.embed",
     "evaluate": "patchloom.evaluate.protocols",
-    "export": "patchloom.export.verb",
+    "export": "patchloom.export.export",
     "load_encoder": "patchloom.runs.encoder",
     "load_extra_module": "patchloom.runs.encoder",
-    "look": "patchloom.look.verb",
+    "look": "patchloom.look.look",
     "open_data": "patchloom.data.sources.open",
-    "predict": "patchloom.predict",
-    "pretrain": "patchloom.train.pretrain",
-    "report": "patchloom.report.verb",
+    "predict": "patchloom.dense.predict",
+    "pretrain": "patchloom.train.loop",
+    "report": "patchloom.report.report",
 }
 
 

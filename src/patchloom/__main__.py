@@ -3,7 +3,7 @@
 import sys
 
 from patchloom.cli import main
-from patchloom.stopping import stop_with_parent
+from patchloom.system.signals import stop_with_parent
 
 stop_with_parent()
 sys.exit(main())

@@ -10,22 +10,19 @@ from typing import Literal
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from patchloom.calls import checked
-from patchloom.data import DataLike, open_data
+from patchloom.arguments import validate_arguments
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.data.sources.open import open_data
+from patchloom.display import Displayable, StatusMessage, TextTable
 from patchloom.errors import PatchloomError
-from patchloom.machine import compile_gain, product_rates, seconds_of
-from patchloom.memory import keep_freed_memory
 from patchloom.nets.performance import fuse_attention
 from patchloom.runs.settings import Settings, request
-from patchloom.shown import Grid, Shown
-from patchloom.sides import PatchSize, in_pixels
+from patchloom.sizes import PatchSize, in_pixels
+from patchloom.system.hardware import compile_gain, keep_freed_memory, product_rates, seconds_of
 from patchloom.tasks import ready_tasks
-from patchloom.tasks.code import label
-from patchloom.train.failures import halvable
-from patchloom.train.limits import refuse_too_large
-from patchloom.train.resolve import measured, resolve
-from patchloom.train.trial import Step, memory_of, reading
-from patchloom.waiting import Waiting
+from patchloom.tasks.custom import label
+from patchloom.train.estimate import Step, halvable, memory_of, reading_rate, refuse_too_large
+from patchloom.train.resolve import measure_data, resolve
 
 _COUNTED = 2  # images whose operations are counted; they are the same for each
 
@@ -59,7 +56,7 @@ class StepSpeed:
 
 
 @dataclass(frozen=True, repr=False)
-class Bench(Shown):
+class Bench(Displayable):
     """What `bench` measured.
 
     Attributes:
@@ -72,10 +69,10 @@ class Bench(Shown):
     peaks: dict[str, float]
     paces: tuple[StepSpeed, ...]
 
-    def parts(self, width: int) -> list[str | Grid]:
-        """See `Shown`."""
+    def parts(self, width: int) -> list[str | TextTable]:
+        """See `Displayable`."""
         rows = self.table()
-        return [*self.sentences(), "", Grid.of(rows, texts=[len(rows[0]) - 1])]
+        return [*self.sentences(), "", TextTable.of(rows, texts=[len(rows[0]) - 1])]
 
     def share(self, pace: StepSpeed) -> float:
         """Of the product peak that a step reaches."""
@@ -114,7 +111,7 @@ class Bench(Shown):
         return rows
 
 
-@checked
+@validate_arguments
 def bench(
     data: DataLike = "shapes",
     *,
@@ -164,7 +161,7 @@ def bench(
         raise PatchloomError("--rounds and the number of --tasks must be 1 or more")
     asked = [request(data, name, given) for name in names]
     source = open_data(data).train
-    channels, stats = measured(asked[0], source, sample=100)
+    channels, stats = measure_data(asked[0], source, sample=100)
     source = source if stats.sound is None else source.heard_as(stats.sound)
     each = [resolve(one, len(source), channels, stats)[0] for one in asked]
     if each[0].device == "cpu":
@@ -172,12 +169,12 @@ def bench(
     refuse_too_large(each[0], each[0].batch_size)  # the encoder and the images, which all of them have
     forms = [(settings, compiled) for settings in each for compiled in (False, True)[: 1 + compile]]
     try:
-        with Waiting("building the tasks"):
+        with StatusMessage("building the tasks"):
             built = [Step(settings, compiled, sound=source.sound) for settings, compiled in forms]
-        with Waiting("timing steps", (rounds + 1) * len(forms)) as waiting:
+        with StatusMessage("timing steps", (rounds + 1) * len(forms)) as waiting:
             ways = {i: partial(_counted, step, waiting) for i, step in enumerate(built)}
             seconds = seconds_of(ways, each[0].device, rounds)
-        with Waiting("multiplying large matrices"):
+        with StatusMessage("multiplying large matrices"):
             dtypes = dict.fromkeys(("float32", "bfloat16", each[0].precision))
             peaks = product_rates(each[0].device, dtypes=[*dtypes])  # at once: a machine is not always equally fast
     except torch.OutOfMemoryError as problem:
@@ -190,10 +187,10 @@ def bench(
     for i, (settings, compiled) in enumerate(forms):
         task, nth = label(settings.task["name"]), f"task {i + 1} of {len(forms)}"
         if not compiled:  # neither depends on whether the blocks are compiled
-            with Waiting(f"{task}: counting operations, and timing how fast images are read, {nth}"):
-                flops, data_rate = operations(settings), reading(source, built[i].task, settings)
+            with StatusMessage(f"{task}: counting operations, and timing how fast images are read, {nth}"):
+                flops, data_rate = flops_per_image(settings), reading_rate(source, built[i].task, settings)
         try:
-            with Waiting(f"{task}: measuring its memory in a process of its own, {nth}"):
+            with StatusMessage(f"{task}: measuring its memory in a process of its own, {nth}"):
                 memory = memory_of(settings, compiled, source.sound)
         except PatchloomError:  # the times were measured, and shall not be lost
             memory = None
@@ -207,12 +204,12 @@ def bench(
     return done
 
 
-def _counted(step: Step, waiting: Waiting) -> None:
+def _counted(step: Step, waiting: StatusMessage) -> None:
     step()
     waiting.advance()
 
 
-def operations(settings: Settings) -> float:
+def flops_per_image(settings: Settings) -> float:
     """Floating-point operations an image of a step's matrix products, there and back."""
     step = Step(replace(settings, device="cpu", checkpointing=False, kernels="torch"), batch=_COUNTED)
     fuse_attention(step.task, False)  # torch counts no fused attention on CPUs

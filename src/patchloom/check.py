@@ -3,30 +3,261 @@
 from __future__ import annotations
 
 import os
+import shlex
+import statistics
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
-from patchloom.calls import checked
-from patchloom.data import DataLike, Source, Stats, hold_out, is_object, named, open_data
-from patchloom.data.near import NearCopies, near_copies, parted_wholes
-from patchloom.data.sound.told import advice_on_lengths, column_of
-from patchloom.data.stats import channels_for_all
-from patchloom.data.survey import Survey, survey
+from patchloom.arguments import validate_arguments
+from patchloom.audio.config import Sound, reword_for_sound
+from patchloom.data.loader import steps_of
+from patchloom.data.near_duplicates import NearCopies, near_copies, parted_wholes
+from patchloom.data.scan import Survey, survey
+from patchloom.data.source import Source
+from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name
+from patchloom.data.sources.open import open_data, split_names
+from patchloom.data.splits import hold_out
+from patchloom.data.stats import Stats, channels_for_all
+from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, duration
 from patchloom.errors import PatchloomError
-from patchloom.files import write_whole
-from patchloom.propose import Proposal, propose
 from patchloom.runs.held_out import with_share
-from patchloom.runs.settings import TaskLike, request, why_task
-from patchloom.shown import Grid, Shown
-from patchloom.sides import PatchSize
-from patchloom.sound import in_words
+from patchloom.runs.settings import Settings, TaskLike, request, why_task
+from patchloom.sizes import PatchSize, compact, in_pixels
+from patchloom.system.files import write_whole
+from patchloom.system.hardware import keep_freed_memory, memory, seconds_of
 from patchloom.tasks import AUTO, task_class
-from patchloom.train.resolve import LARGE, measured, resolve
+from patchloom.tasks.custom import label
+from patchloom.train.estimate import Step, memory_of, reading_rate, refuse_too_large, smaller_steps
+from patchloom.train.resolve import LARGE, measure_data, resolve
+
+# What pre-training on some images would be, and what it would cost on this machine, measured in a few steps.
+
+
+_STEPS = 5  # that are timed
+_KEPT = 1.25  # pixels to keep of an image, over those that are trained on (docs/data.md)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run would need, measured in a few steps.
+
+    Attributes:
+        steps: of the run.
+        seconds: of each step that was timed, with its images there.
+        reading: seconds in which the images of a step are read.
+        apart: other processes read while the device computes.
+        memory: GiB at the peak of two steps beyond what the imports hold; None where that is unknown.
+        room: GiB that the device, or this process, may use.
+        side: of the task's crops in pixels, the longer one.
+    """
+
+    steps: int
+    seconds: tuple[float, ...]
+    reading: float
+    apart: bool
+    memory: float | None
+    room: float
+    side: int
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step at the median."""
+        return statistics.median(self.seconds)
+
+    @property
+    def total(self) -> float:
+        """Seconds of the run, without measures and pictures."""
+        return self.steps * max(self.step, self.reading) if self.apart else self.worst
+
+    @property
+    def worst(self) -> float:
+        """Seconds if reading and computing go on in turns."""
+        return self.steps * (self.step + self.reading)
+
+
+@dataclass(frozen=True, repr=False)
+class Proposal(Displayable):
+    """What `pretrain` would choose.
+
+    Attributes:
+        data: the words that the user typed for it.
+        settings: without any ``auto``.
+        reasons: for each setting that was left open.
+        estimate: what that needs; None if it was not asked for or could not be made.
+        failure: why it could not be made.
+        recordings: whether they are trained on, of which settings of images are not given.
+    """
+
+    data: Sequence[str]
+    settings: Settings
+    reasons: dict[str, str]
+    estimate: Estimate | None
+    failure: str = ""
+    recordings: bool = False
+
+    def parts(self, width: int) -> list[str | TextTable]:
+        """See `Displayable`."""
+        command, *sentences = self.sentences()
+        return [TextTable.of(self.table(), texts=[1, 2]), "", Verbatim(command), *sentences]
+
+    @property
+    def command(self) -> str:
+        """To be pasted into a terminal, or into a program; what it leaves open becomes the same again."""
+        s = self.settings
+        begin = {"task": s.task["name"].partition("#")[0]} if s.recipe is None else {"recipe": s.recipe}
+        options = begin | {"model": s.model["name"]}
+        options |= {} if self.recordings else {"img_size": compact(s.img_size)}
+        options |= {"patch_size": s.patch_size} | ({} if self.recordings else {"channels": s.channels})
+        options |= {"epochs": s.epochs, "batch_size": s.batch_size}
+        options |= {"crop_scale": s.crop_scale} if s.crop_scale == "native" else {}
+        options |= {name: getattr(s, name) for name in ("workers", "device") if name not in self.reasons}
+        options |= {"group": s.group} if s.group is not None else {}
+        if is_object_name(self.data[0]):
+            return f"patchloom.pretrain(data, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
+        options |= {name: in_pixels(options[name]) for name in ("img_size", "patch_size") if name in options}
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return shlex.join(["patchloom", "pretrain", *self.data, *words])
+
+    def table(self) -> list[tuple[str, ...]]:
+        """A heading, and a row for each setting that was left open."""
+        s = self.settings
+        shown = s.plain() | {
+            "task": label(s.task["name"]),
+            "model": s.model["name"],
+            "img_size": in_pixels(s.img_size),
+            "patch_size": in_pixels(s.patch_size),
+        }
+        shown |= {f"model.{name}": value for name, value in s.model.items()}
+        rows = [("setting", "proposed", "since")]
+        for name, why in self.reasons.items():
+            value = shown[name]
+            rows.append((name, f"{value:.4g}" if isinstance(value, float) else str(value), why))
+        return rows
+
+    def sentences(self) -> list[str]:
+        """The command, and what it would need."""
+        said = [self.command]
+        if self.failure:
+            said.append(f"It would stop: {self.failure.rstrip('.')}.")
+        if self.estimate is None:
+            return said
+        e, s = self.estimate, self.settings
+        reading = f"while {e.reading:.3f} s go into reading" if e.apart else f"and {e.reading:.3f} s of reading"
+        span = f"{e.step:.3f} s ({min(e.seconds):.3f} to {max(e.seconds):.3f})"
+        said.append(
+            f"It would take about {duration(max(1, e.total))}: {e.steps:,} steps in {s.epochs:,} epochs, each of "
+            f"{span} {reading}. Estimated from {len(e.seconds)} steps; measures and pictures come on top."
+        )
+        if e.apart and s.device == "cpu" and e.worst > 1.1 * e.total:
+            said.append(f"Reading shares the cores with training here, which can make it {duration(e.worst)}.")
+        if e.reading > e.step:
+            remedy = "more --workers" if e.apart else "--workers 1"
+            kept = "whole" if self.recordings or s.crop_scale == "native" else round(_KEPT * e.side)
+            said.append(f"Reading is what takes longest: {remedy} or --cache {kept} can make it faster.")
+        if e.memory is not None:
+            need = f"It would need {e.memory:.2f} GiB of memory beyond what the imports hold"
+            said.append(f"{need}; there are {e.room:,.1f} GiB.")
+            if e.memory > e.room:
+                said.append(f"That is more than there is: {smaller_steps(s)}.")
+        return said
+
+
+def propose(
+    data: Sequence[str], training: Source, settings: Settings, reasons: dict[str, str], estimate: bool = True
+) -> Proposal:
+    """Measure a few steps of a run."""
+    made, failure = None, ""
+    if estimate:
+        try:
+            made = _estimate(training, settings)
+        except torch.OutOfMemoryError:
+            full = f"the device has too little memory for {settings.batch_size} {training.noun} at once"
+            failure = f"{full}: {smaller_steps(settings)}"
+        except PatchloomError as problem:  # the images may well be read, and that shall not be lost
+            failure = str(problem)
+    return Proposal(data, settings, reasons, made, failure, training.sound is not None)
+
+
+def _estimate(training: Source, settings: Settings) -> Estimate:
+    keep_freed_memory()
+    if settings.device == "cpu":
+        torch.set_num_threads(settings.threads)
+    batch = min(settings.batch_size, len(training))
+    settings = replace(settings, batch_size=batch)
+    refuse_too_large(settings, batch)
+    with StatusMessage(f"timing {1 + _STEPS} steps of the run"):
+        step = Step(settings, settings.compile, sound=training.sound)
+        seconds = tuple(seconds_of({"step": step}, settings.device, _STEPS)["step"])
+    with StatusMessage(f"timing how fast {training.noun} are read"):
+        rate = reading_rate(training, step.task, settings)
+    with StatusMessage("measuring its memory in a process of its own"):
+        needed, (_, room) = memory_of(settings, settings.compile, training.sound), memory(settings.device)
+    steps = steps_of(settings.epochs, len(training), batch)
+    side = max(step.task.augment.size)
+    return Estimate(steps, seconds, batch / rate, settings.workers > 0, needed, room, side)
+
+
+# What a survey of recordings tells: a column of the table of `patchloom.check.check`, and advice.
+
+
+_MOST = 5  # rates, kinds or numbers of channels that are named
+
+
+def column_of(found: Survey) -> dict[str, str]:
+    """What the files are, how long they are, and how many are silent, by the name of the property."""
+    kinds, rates, channels = (Counter[str]() for _ in range(3))
+    for (kind, rate, tracks), count in found.heads.items():
+        kinds[kind] += count
+        rates[f"{rate:,} Hz"] += count
+        channels[str(tracks)] += count
+    lengths = _seconds(found)
+    shortest, median, longest = (f"{value:.2f}" for value in (lengths.min(), np.median(lengths), lengths.max()))
+    span = shortest if shortest == longest else f"{shortest} to {longest}, {median} at the median"
+    return {
+        "files": _format_shares(kinds),
+        "rate": _format_shares(rates),
+        "channels": _format_shares(channels),
+        "seconds": f"{span}; {duration(float(lengths.sum()))} in all",
+        "unreadable": f"{len(found.broken):,}",
+        "copies": f"{found.repeated:,}",
+        "silent": f"{len(found.flat):,}",
+    }
+
+
+def advice_on_lengths(found: Survey, sound: Sound) -> list[str]:
+    """A sentence if recordings have another length than ``sound`` takes."""
+    lengths, n = _seconds(found), len(found.rows)
+    shorter, longer = (int(other.sum()) for other in (lengths < 0.99 * sound.seconds, lengths > 1.01 * sound.seconds))
+    said = []
+    if shorter:
+        said.append(
+            f"{shorter:,} of {n:,} recordings are shorter than {sound.seconds:g} s, and are padded with silence"
+        )
+    if longer:
+        said.append(f"{longer:,} of {n:,} are longer, and {sound.seconds:g} s of each are heard at a time")
+    return [f"{'; '.join(said)}: --seconds sets it."] if said else []
+
+
+def _seconds(found: Survey) -> np.ndarray:
+    """The length of each recording, float64 [n]."""
+    assert found.source.sound is not None
+    return found.rows["width"] / found.source.sound.rate
+
+
+def _format_shares(counts: Counter[str]) -> str:
+    """As "16,000 Hz (900), 8,000 Hz (3)"."""
+    if len(counts) == 1:
+        return next(iter(counts))
+    more = [f"{len(counts) - _MOST:,} others"] * (len(counts) > _MOST)
+    return ", ".join([*(f"{name} ({count:,})" for name, count in counts.most_common(_MOST)), *more])
+
 
 _TOLD = 10  # broken files, and classes, that are named
 _GROUPS = 3  # examples of anything else
@@ -35,7 +266,7 @@ _MANY = 0.05  # the share of the images from which on a fault of theirs is worth
 
 
 @dataclass(frozen=True, repr=False)
-class Checked(Shown):
+class CheckResult(Displayable):
     """What `check` found.
 
     Attributes:
@@ -56,9 +287,9 @@ class Checked(Shown):
     notes: tuple[str, ...] = ()
     close: NearCopies | None = None
 
-    def parts(self, width: int) -> list[str | Grid]:
-        """See `Shown`."""
-        table = Grid.of(self.table(), texts=range(1, 1 + len(self.splits)))
+    def parts(self, width: int) -> list[str | TextTable]:
+        """See `Displayable`."""
+        table = TextTable.of(self.table(), texts=range(1, 1 + len(self.splits)))
         return [table, "", *self.sentences(), "", *self.proposal.parts(width)]
 
     @property
@@ -144,7 +375,7 @@ class Checked(Shown):
         return said
 
 
-@checked
+@validate_arguments
 def check(
     data: DataLike,
     *,
@@ -161,7 +392,7 @@ def check(
     recipe: str | None = None,
     estimate: bool = True,
     out: str | Path | None = None,
-) -> Checked:
+) -> CheckResult:
     """Read every image or recording, tell what they are like and what is wrong, and propose how to pre-train on them.
 
     Args:
@@ -204,17 +435,17 @@ def check(
         channels = channels_for_all(examples, opened.train.name)
         stats = found[0].stats(channels)
     else:
-        channels, stats = measured(asked, training)
+        channels, stats = measure_data(asked, training)
         training = training.heard_as(stats.sound)
     asked, share = with_share(asked, len(opened.train))
     settings, reasons = resolve(asked, len(training), channels, stats, images=training)
     reasons = why_task(data, task, recipe) | share | reasons
-    reasons = {name: in_words(why, stats.sound) for name, why in reasons.items()}
-    names = [asked.data] if is_object(data) else [os.fspath(name) for name in named(data)]
+    reasons = {name: reword_for_sound(why, stats.sound) for name, why in reasons.items()}
+    names = [asked.data] if is_object(data) else [os.fspath(name) for name in split_names(data)]
     proposal = propose(names, training, settings, reasons, estimate)
     close = near_copies(opened.train)
     test = found[1] if len(found) > 1 else None
-    return Checked(found[0], test, channels, proposal, out, opened.notes, close)
+    return CheckResult(found[0], test, channels, proposal, out, opened.notes, close)
 
 
 def _column(found: Survey, channels: int) -> dict[str, str]:
@@ -230,10 +461,10 @@ def _column(found: Survey, channels: int) -> dict[str, str]:
     stats = found.stats(channels)
     depths, counts = np.unique(rows["deep"], return_counts=True)
     return begin | {
-        "files": _counted(found.kinds),
+        "files": _format_counts(found.kinds),
         "height x width": _sizes(rows, stats),
-        "channels": _counted({str(c): int((rows["channels"] == c).sum()) for c in sorted(found.moments)}),
-        "depth": _counted({("8 bits", "deeper")[int(d)]: int(c) for d, c in zip(depths, counts, strict=True)}),
+        "channels": _format_counts({str(c): int((rows["channels"] == c).sum()) for c in sorted(found.moments)}),
+        "depth": _format_counts({("8 bits", "deeper")[int(d)]: int(c) for d, c in zip(depths, counts, strict=True)}),
         "mean": " ".join(f"{value:.3f}" for value in stats.mean),
         "std": " ".join(f"{value:.3f}" for value in stats.std),
         "unreadable": f"{len(found.broken):,}",
@@ -251,7 +482,7 @@ def _classes(source: Source) -> str:
     if counts[rarest] == counts[commonest]:
         text = f"{len(counts)} of {counts[commonest]:,} {source.noun} each"
     elif len(counts) <= _TOLD:
-        text = _counted(dict(zip(source.classes, counts.tolist(), strict=True)))
+        text = _format_counts(dict(zip(source.classes, counts.tolist(), strict=True)))
     else:
         smallest, largest = (f"{counts[i]:,} ({source.classes[i]})" for i in (rarest, commonest))
         text = f"{len(counts)} of {smallest} to {largest} {source.noun}"
@@ -267,7 +498,7 @@ def _sizes(rows: np.ndarray, stats: Stats) -> str:
     return f"{smallest} to {largest}, {stats.height}x{stats.width} at the median; {len(sizes):,} sizes"
 
 
-def _counted(counts: dict[str, int]) -> str:
+def _format_counts(counts: dict[str, int]) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{name} ({count:,})" for name, count in counts.items())

@@ -1,6 +1,17 @@
 """The exceptions that are meant for the user."""
 
+from __future__ import annotations
+
+import os
 import re
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, requires
+from inspect import Parameter, signature
+from math import inf
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 # an open file, as Python shows it: neither which one it is nor what to do
 _FILE_OBJECT = re.compile(r"<(?:_io\.\w+|\w+(?:\.\w+)* object at) [^<>]*>")
@@ -22,3 +33,149 @@ def one_line(error: BaseException, path: str = "") -> str:
     """Return the message of an exception in one line, or its type; an open file and ``path`` are "it"."""
     text = str(error).replace(f"'{path}'", "it").replace(path, "it") if path else str(error)
     return " ".join(_FILE_OBJECT.sub("it", text).split()) or type(error).__name__
+
+
+# Checking plain values against type hints, so that a Python call is as strict as the command line.
+
+
+# these may be objects of many kinds; who opens or builds them refuses the others
+OBJECTS = ("data", "task", "tasks")
+
+
+def conforms(value: Any, hint: Any) -> bool:
+    """Whether ``value`` is of the type that ``hint`` says: plain types, unions, literals, lists and tuples of them."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, types.UnionType):
+        return any(conforms(value, one) for one in inside)
+    if origin is Literal:
+        return any(value == one and type(value) is type(one) for one in inside)
+    if origin in (list, Sequence):
+        return isinstance(value, list | tuple) and all(conforms(one, inside[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            conforms(key, inside[0]) and conforms(one, inside[1]) for key, one in value.items()
+        )
+    if origin is tuple and Ellipsis in inside:
+        return isinstance(value, tuple) and all(conforms(one, inside[0]) for one in value)
+    if origin is tuple:
+        return isinstance(value, tuple) and len(value) == len(inside) and all(map(conforms, value, inside))
+    if hint is float:  # nan is a number for nobody, and few whole numbers of a thousand digits are meant
+        return isinstance(value, int | float) and not isinstance(value, bool) and (value == inf or abs(value) < 2**1000)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, origin or hint)
+
+
+def describe_type(hint: Any) -> str:
+    """What a hint takes, in words."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        kinds = [
+            describe_type(one) for one in inside if get_origin(one) is not Literal and one not in (bool, type(None))
+        ]
+        choices = [word for one in inside if get_origin(one) is Literal for word in get_args(one)]
+        return listing(dict.fromkeys([*kinds, *["true", "false"] * (bool in inside), *choices]))
+    if origin is Literal:
+        return listing(inside)
+    if origin in (list, Sequence):
+        return f"a list such as {({float: '[0.2, 0.25]', str: '[a, b]'}).get(inside[0], '[5, 7]')}"
+    if origin is dict:
+        return "names with numbers, such as {mask: 0.75}"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+    if hint in names or origin is os.PathLike:
+        return names.get(hint, "a path")
+    if origin is tuple and float in inside:
+        return "a list such as [0.9, 0.95]"
+    if inside == (int, int):
+        return "rows x columns such as 40x1"
+    return "whole numbers such as 5,20" if int in inside else getattr(hint, "__name__", str(hint))
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Refuse a value of another type."""
+    if not conforms(value, hint):
+        shown = "so large" if isinstance(value, int) and abs(value) >= 2**63 else value
+        raise PatchloomError(f"--{name} cannot be {shown}: it takes {describe_type(hint)}")
+
+
+def typed_fields(cls: type, values: Any, ranges: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
+    """Return the fields of a dataclass as a file holds them, checked, with lists as tuples where the class has
+    tuples.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"a {type(values).__name__} stands where settings are expected")
+    hints, found = get_type_hints(cls), {}
+    for name, value in values.items():
+        if name not in hints:
+            raise ValueError(f"there is no setting {str(name)[:40]!r}")
+        if isinstance(value, list) and not conforms(value, hints[name]):
+            value = tuple(value)
+        if not conforms(value, hints[name]):
+            raise ValueError(f"{name} cannot be {str(value)[:40]!r}: it takes {describe_type(hints[name])}")
+        check_range(name, value, *(ranges or {}).get(name, (-inf, inf)))
+        found[name] = value
+    return found
+
+
+def check_range(name: str, value: Any, low: float, high: float) -> None:
+    """Refuse a number, or a list with a number, below ``low`` or above ``high``; what is no number passes."""
+    for one in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(one, int | float) and not isinstance(one, bool) and not low <= one <= high:
+            raise ValueError(f"{name} must be {low} to {high}, not {str(one)[:40]}")
+
+
+def hint_of(parameter: Parameter, hints: Mapping[str, Any]) -> Any:
+    """The type of a parameter; of one without a hint, that of its default."""
+    unknown = parameter.default in (None, Parameter.empty)
+    return hints.get(parameter.name, Any if unknown else type(parameter.default))
+
+
+def check_options(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """Refuse values of another type for a function's keyword-only parameters; ``values`` may hold others, too."""
+    hints = get_type_hints(function)
+    for name, parameter in signature(function).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY and name in values and name not in OBJECTS:
+            check_type(name, values[name], hints[name])
+
+
+def listing(words: Iterable[Any], last: str = "or") -> str:
+    """Words as a sentence lists them: ``a, b or c``."""
+    said = list(map(str, words))
+    return f" {last} ".join([*[", ".join(said[:-1])] * (len(said) > 1), *said[-1:]])
+
+
+def suggestion(word: str, known: Iterable[str], end: str = ".") -> str:
+    """What follows the sentence that there is no ``word``: ``; did you mean that?``, or ``end`` if nothing is like it.
+
+    Upper case, hyphens and underscores make no difference.
+    """
+    near = closest_word(word, known)
+    return f"; did you mean {near}?" if near else end
+
+
+def closest_word(word: str, known: Iterable[str], cutoff: float = 0.65) -> str | None:
+    """That of ``known`` which ``word`` may have been meant for; None if nothing is as like it as ``cutoff`` says."""
+    bare = {normalize_word(one): one for one in known}
+    found = get_close_matches(normalize_word(word), bare, n=1, cutoff=cutoff)
+    return bare[found[0]] if found else None
+
+
+def normalize_word(word: str) -> str:
+    """A word without what is often mistaken: upper case, hyphens, underscores."""
+    return word.lower().replace("-", "").replace("_", "")
+
+
+def pip_install(*extras: str) -> str:
+    """Return the command that installs the packages of some extras of patchloom.
+
+    It names the packages, not patchloom: until there is a release, no registry has one of that name.
+    """
+    try:
+        listed = requires("patchloom") or []
+    except PackageNotFoundError:  # a tree that is used without having been installed
+        return f"pip install '.[{','.join(extras)}]' in the folder of patchloom's source"
+    marked = (re.fullmatch(r"(.+?)\s*;\s*extra\s*==\s*['\"](.+)['\"]", one) for one in listed)
+    packages = dict.fromkeys(one[1] for one in marked if one and one[2] in extras)
+    return " ".join(["pip install", *(f"'{package}'" for package in packages)])

@@ -6,60 +6,192 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
 
-from patchloom.errors import PatchloomError
-from patchloom.files import read_yaml
-from patchloom.recipes import nested, recipe_named
-from patchloom.signatures import Listed, shipped_names
-from patchloom.tasks import AUTO, TASKS, usual_task
-from patchloom.track import TRACKERS
-from patchloom.typos import sentence, short, without_hyphens
-from patchloom.verbs import of_evaluate, of_pretrain, of_task, of_verb
-
-# data by name that torchvision fetches
-FETCHED = (
-    *("cifar10", "cifar100", "stl10", "svhn", "fashionmnist", "mnist", "flowers102", "food101", "oxfordiiitpet"),
-    *("dtd", "eurosat"),
+from patchloom.arguments import (
+    CommandSpec,
+    Option,
+    explain_error,
+    from_source,
+    read_signature,
+    shorten_options,
+    without_hyphens,
+    without_removed,
 )
+from patchloom.errors import PatchloomError, listing, suggestion
+from patchloom.loggers import TRACKERS
+from patchloom.recipes import nested, recipe_named
+from patchloom.system.files import read_yaml
+from patchloom.tasks import AUTO, TASKS, task_class, usual_task
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+# What each verb takes. Everything follows from signatures but for what words on a command line need besides.
+
+
+VERBS: dict[str, str] = {
+    "check": "read all images, report what is wrong with them, and propose how to pre-train",
+    "pretrain": "train an encoder on images without labels",
+    "evaluate": "measure what an encoder learnt, by one of many protocols",
+    "compare": "pre-train by several tasks for equal time, and tell which suits the images",
+    "embed": "write the features of every image for other programs, and find the nearest",
+    "predict": "write label maps or objects of images by a model that evaluate saved",
+    "look": "draw what was withheld and what came back, or what an encoder sees",
+    "report": "write a page that tells what a run did, or several",
+    "export": "write an encoder for use without patchloom: timm, Hugging Face, ONNX",
+    "bench": "time each task on this machine, and tell what limits a run",
+    "tasks": "list the pretext tasks",
+    "recipes": "list the papers' settings with what they gave, or show one",
+}
+# timm's keyword arguments that change an encoder's shape, as --model.NAME; Python takes any that timm knows.
+MODEL_OPTIONS: dict[str, tuple[Any, str]] = {
+    "embed_dim": (int, "width"),
+    "depth": (int, "transformer blocks"),
+    "num_heads": (int | list[int], "attention heads; of a Swin in each stage, as in '[1, 2, 4]'"),
+    "depths": (list[int], "blocks in each stage of a Swin"),
+    "window_size": (int, "patches along a window of a Swin"),
+    "mlp_ratio": (float, "hidden width of an MLP over its width"),
+    "class_token": (bool, "whether there is a class token"),
+    "reg_tokens": (int, "register tokens"),
+    "no_embed_class": (bool, "no position embedding for class and register tokens"),
+    "pre_norm": (bool, "a norm before the blocks, as in CLIP"),
+    "qk_norm": (bool, "norm queries and keys"),
+    "init_values": (float, "LayerScale's initial value"),
+    "drop_path_rate": (float, "stochastic depth"),
+    "pos_drop_rate": (float, "dropout of the tokens that enter the blocks"),
+    "attn_drop_rate": (float, "dropout of attention weights"),
+    "proj_drop_rate": (float, "dropout of what attention gives, and in MLPs"),
+}
+_IMAGES = "a folder of images, or what else holds some"
+_ENCODER = "a run's folder, an encoder's .safetensors file, or timm:NAME"
+# what protocols take that are not for classes of images
+_LABELLED = {
+    "keywords": "recordings of words, in Speech Commands' layout, or in a folder a word",
+    "label-free": "images, which need no labels, such as a folder",
+    "segment": "images with label maps, such as images/ and labels/, with or without train/ val/ test/ in them",
+    "detect": "images with boxes in COCO's, Pascal VOC's or YOLO's form, with or without train/ val/ test/",
+}
+
+
+# whose signatures say what verbs take, but for those options whose words are not as in Python
+SIGNATURES: dict[str, tuple[str, ...]] = {
+    "check": ("patchloom.check.check",),
+    "pretrain": ("patchloom.train.loop.pretrain", "patchloom.runs.settings.Settings"),
+    "evaluate": ("patchloom.evaluate.protocols.evaluate", "patchloom.evaluate.settings.EvalSettings"),
+    "compare": ("patchloom.compare.compare.compare",),
+    "look": ("patchloom.look.look.look",),
+    "look curves": ("patchloom.look.run_curves.draw_run_curves",),
+    "embed": ("patchloom.embed.embed.embed",),
+    "predict": ("patchloom.dense.predict.predict",),
+    "report": ("patchloom.report.report.report",),
+    "export": ("patchloom.export.export.export",),
+    "bench": ("patchloom.bench.bench",),
+}
+_OTHERWISE = {
+    "pretrain": {"data", "task", "out", "model", "img_size"},
+    "evaluate": {"protocol", "run", "data"},
+}
+
+
+def protocols() -> dict[str, str]:
+    """The protocols of evaluation: names, and paths of their functions."""
+    found: dict[str, str] = from_source("patchloom.evaluate.protocols.PROTOCOLS")
+    return found
+
+
+@cache
+def verb_spec(verb: str) -> CommandSpec:
+    """What ``patchloom VERB`` takes, where that is what its function takes."""
+    found = [read_signature(from_source(path), _OTHERWISE.get(verb, ())) for path in SIGNATURES[verb]]
+    return CommandSpec(found[0].about, tuple(option for one in found for option in one.options))
+
+
+def task_spec(name: str) -> CommandSpec:
+    """What a pretext task takes."""
+    ours = name in TASKS and TASKS[name].path.startswith("patchloom.")
+    return read_signature(from_source(TASKS[name].path) if ours else task_class(name), skip={"encoder"})
+
+
+@cache
+def protocol_spec(name: str) -> CommandSpec:
+    """What a protocol takes besides `patchloom.evaluate.settings.EvalSettings`."""
+    return read_signature(from_source(protocols()[name]), skip={"run", "data", "settings", "count"})
+
+
+def pretrain_spec(task: str) -> CommandSpec:
+    """What ``patchloom pretrain --task TASK`` takes."""
+    own = verb_spec("pretrain")
+    folder = "folder of the run (default runs/DATA-TASK or -RECIPE); what was stopped there goes on"
+    size = "pixels that the encoder is given; 64x128 is height x width"
+    model = "nano, micro or mini (ours, the smallest first), swin-nano, or timm's name of a ViT or Swin"
+    word = str | Literal["auto"]
+    options = [
+        Option("data", str, None, _IMAGES, positional=True, required=True),
+        Option("out", str | None, None, folder, kind="folder"),
+        Option("config.file", str | None, None, "these options in YAML; the command line wins", kind="file"),
+        *own.options,
+        Option("img_size", word, "auto", size, kind="96, 64x128 or auto"),
+        Option("model.name", word, "auto", model, kind="name or auto"),
+        *(Option(f"model.{name}", kind | None, None, about) for name, (kind, about) in MODEL_OPTIONS.items()),
+        Option(
+            "task.name",
+            str,
+            AUTO,
+            f"the pretext task: {listing(TASKS)}; auto is mae, and droppos for shapes",
+            kind="name or auto",
+        ),
+        *(option._replace(name=f"task.{option.name}") for option in task_spec(task).options),
+    ]
+    return CommandSpec(own.about, tuple(options))
+
+
+def evaluate_spec(name: str | None) -> CommandSpec:
+    """What ``patchloom evaluate NAME`` takes; without a name, what all protocols take."""
+    common = verb_spec("evaluate")
+    own = CommandSpec("", ())
+    if name is not None:
+        plain, known = name.partition(":")[0], protocols()
+        if plain not in known:
+            raise PatchloomError(f"there is no protocol {name}{suggestion(name, known)} Choose {listing(known)}.")
+        own = protocol_spec(plain)
+    labelled = _LABELLED.get(name or "", "labelled images, such as a folder with a folder for each class")
+    words = {"protocol": "how it is measured", "run": _ENCODER, "data": labelled}
+    places = [Option(one, str, None, about, positional=True, required=True) for one, about in words.items()]
+    return CommandSpec(own.about or common.about, (*places, *own.options, *common.options))
+
+
 _TRUTHS = ("true", "false", "yes", "no", "on", "off", "1", "0", "auto", "null")
 
 
 def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
-    """Arguments of `patchloom.pretrain` from the words after ``patchloom pretrain``.
-
-    Returns:
-        The keyword arguments, and the folder of the run or None.
-
-    Raises:
-        PatchloomError: an unknown option, or a value of the wrong kind.
-    """
+    """Arguments of `patchloom.pretrain` from the words after ``patchloom pretrain``."""
     words = _trackers_together([_named(word) for word in words])
-    typed = joined(words)
+    typed = join_values(words)
     refuse_repeated(typed)
     data, options = _configuration(file := last_value(typed, "--config.file"))
     if file is not None:
         refuse_repeated(options)
         _refuse_untyped(file, data if all(word.startswith("-") for word in typed) else [], options, typed)
-    said = [*options, *joined(words)]
+    said = [*options, *join_values(words)]
     recipe = last_value(said, "--recipe")
     task = last_value(said, "--task.name") or AUTO
     if recipe not in (None, "null"):
         task = recipe_named(recipe).task
     elif task == AUTO:  # whose options are taken follows from the data
-        places = [word for word in joined(words, of_pretrain(usual_task(None)[0])) if not word.startswith("-")]
+        places = [word for word in join_values(words, pretrain_spec(usual_task(None)[0])) if not word.startswith("-")]
         task = usual_task(places or data)[0]
-    typed = joined(words, of_pretrain(task))
+    typed = join_values(words, pretrain_spec(task))
     if recipe not in (None, "null"):
         options = [*_beside(recipe, [*options, *typed]), *options]
         typed.append(f"--task.name={task}")  # it may have been said to be auto
     if all(word.startswith("-") for word in typed):
         options = [*data, *options]
-    words, several = _several([*options, *typed], 0, of_pretrain(task))
+    words, several = _several([*options, *typed], 0, pretrain_spec(task))
     given = _parse(pretrain_parser(task), words) | several
     del given["config"]
     if not given["dry_run"]:  # what is left are the settings, of which it is none
@@ -70,12 +202,8 @@ def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
 
 
 def pretrain_parser(task: str) -> ArgumentParser:
-    """What reads the words of ``patchloom pretrain --task NAME``.
-
-    Raises:
-        PatchloomError: no task has that name.
-    """
-    return _parser("patchloom pretrain", of_pretrain(task))
+    """What reads the words of ``patchloom pretrain --task NAME``."""
+    return _parser("patchloom pretrain", pretrain_spec(task))
 
 
 # of verbs that take several sources, how many words come before these
@@ -83,39 +211,27 @@ _BEFORE_SEVERAL = {"check": 0, "compare": 0, "look curves": 0, "report": 0, "emb
 
 
 def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
-    """Arguments of the function of a verb from the words after ``patchloom VERB``.
-
-    Raises:
-        PatchloomError: an unknown option, or a value of the wrong kind.
-    """
-    taken = of_verb(verb)
-    typed = joined(words, taken)
+    """Arguments of the function of a verb from the words after ``patchloom VERB``."""
+    taken = verb_spec(verb)
+    typed = join_values(words, taken)
     refuse_repeated(typed)
     typed, several = _several(typed, _BEFORE_SEVERAL[verb], taken) if verb in _BEFORE_SEVERAL else (typed, {})
     return _parse(_parser(f"patchloom {verb}", taken), typed) | several
 
 
 def parse_evaluate(words: Sequence[str]) -> dict[str, Any]:
-    """Arguments of `patchloom.evaluate.evaluate` from the words after ``patchloom evaluate``.
-
-    Raises:
-        PatchloomError: no such protocol, an unknown option, or a value of the wrong kind.
-    """
-    name = next((word for word in joined(words, of_evaluate(None)) if not word.startswith("-")), None)
-    taken = of_evaluate(name)
+    """Arguments of `patchloom.evaluate.protocols.evaluate` from the words after ``patchloom evaluate``."""
+    name = next((word for word in join_values(words, evaluate_spec(None)) if not word.startswith("-")), None)
+    taken = evaluate_spec(name)
     prog = "patchloom evaluate" if name is None else f"patchloom evaluate {name}"
-    typed = joined(words, taken)
+    typed = join_values(words, taken)
     refuse_repeated(typed)
     typed, several = _several(typed, 2, taken)
     return _parse(_parser(prog, taken), typed) | several
 
 
 def image_size(text: str) -> tuple[int, int] | str:
-    """'auto', '96' (square), '64x128' or '[64, 128]' (height, width).
-
-    Raises:
-        PatchloomError: none of these.
-    """
+    """'auto', '96' (square), '64x128' or '[64, 128]' (height, width)."""
     if text == "auto":
         return "auto"
     match = re.fullmatch(r"\s*[\[(]?\s*(\d+)(?:\s*[x,]\s*(\d+))?\s*[\])]?\s*", text)
@@ -144,7 +260,9 @@ def _trackers_together(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _parser(prog: str, taken: Listed) -> ArgumentParser:
+def _parser(prog: str, taken: CommandSpec) -> ArgumentParser:
+    from jsonargparse import ArgumentParser  # which takes longer to import than a page of help to print
+
     parser = ArgumentParser(prog=prog, exit_on_error=False, allow_abbrev=False, add_help=False)
     for option in taken.options:
         extra = {} if option.required else {"default": option.default}
@@ -156,6 +274,8 @@ def _parser(prog: str, taken: Listed) -> ArgumentParser:
 
 
 def _parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
+    from jsonargparse import ArgumentError
+
     # YAML, in which values are read, spells infinity .inf, and wants a space in {mask: 0.5} and brackets around 5,20
     words = [re.sub(r"^(--[^=]+=)([-+]?)inf(inity)?$", r"\1\2.inf", word, flags=re.IGNORECASE) for word in words]
     words = [re.sub(r":(?=\S)", ": ", word) if re.match(r"--[\w.]+=\{.*\}$", word) else word for word in words]
@@ -165,31 +285,31 @@ def _parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
         name = word.partition("=")[0]
         if word.startswith("--") and " " in word and name not in parser._option_string_actions:
             # argparse takes it for a word that is given by its place
-            raise PatchloomError(sentence(f"Unrecognized arguments: {name}", parser, _owners))
+            raise PatchloomError(explain_error(f"Unrecognized arguments: {name}", parser, _owners))
         if long := re.match(r"(--[\w.]+)=[-+]?[\d_]{300,}$", word):  # more than a float, or a file's name, can have
             raise PatchloomError(f"{long[1]} cannot be a number of {len(word) - len(long[1]) - 1} digits")
     try:
         parsed: dict[str, Any] = parser.parse_args(words).as_dict()
         return parsed
     except ArgumentError as problem:
-        raise PatchloomError(sentence(str(problem), parser, _owners)) from problem
+        raise PatchloomError(explain_error(str(problem), parser, _owners)) from problem
 
 
 def _owners(option: str) -> list[str]:
     """What takes an option, as words of the command line."""
     name, task = option.removeprefix("--"), option.removeprefix("--task.")
-    verbs = sorted(shipped_names("verbs"), key=lambda verb: verb != "pretrain")  # of whose options others take some
-    found = [f"patchloom {verb}" for verb in verbs if _has(of_verb(verb), name)][:1]
-    protocols = sorted(shipped_names("protocols"), key=lambda one: one != "finetune")  # which takes all of a recipe
-    found += [f"patchloom evaluate {one}" for one in protocols if _has(of_evaluate(one), name)][:1]
-    return found or [f"--task {one}" for one in TASKS if task != option and _has(of_task(one), task)]
+    verbs = sorted(SIGNATURES, key=lambda verb: verb != "pretrain")  # of whose options others take some
+    found = [f"patchloom {verb}" for verb in verbs if _has(verb_spec(verb), name)][:1]
+    measures = sorted(protocols(), key=lambda one: one != "finetune")  # which takes all of a recipe
+    found += [f"patchloom evaluate {one}" for one in measures if _has(evaluate_spec(one), name)][:1]
+    return found or [f"--task {one}" for one in TASKS if task != option and _has(task_spec(one), task)]
 
 
-def _has(taken: Listed, name: str) -> bool:
+def _has(taken: CommandSpec, name: str) -> bool:
     return any(option.name == name for option in taken.options)
 
 
-def joined(words: Sequence[str], taken: Listed | None = None) -> list[str]:
+def join_values(words: Sequence[str], taken: CommandSpec | None = None) -> list[str]:
     """Every option in one word with its value: ``--epochs 5`` as ``--epochs=5``.
 
     With what is ``taken``, hyphens in names are underscores, and ``--flip`` alone is ``--flip=true``, also where the
@@ -218,36 +338,22 @@ def joined(words: Sequence[str], taken: Listed | None = None) -> list[str]:
 
 
 def refuse_repeated(words: Sequence[str]) -> None:
-    """Refuse an option that is given twice in joined words, of which one would be lost.
-
-    Raises:
-        PatchloomError: there is one.
-    """
+    """Refuse an option that is given twice in joined words, of which one would be lost."""
     seen = set[str]()
     for word in words:
         name = word.partition("=")[0].replace("-", "_")
         if word.startswith("--") and name in seen:
-            raise PatchloomError(f"{short(word.partition('=')[0])} is given twice: give it once")
+            raise PatchloomError(f"{shorten_options(word.partition('=')[0])} is given twice: give it once")
         seen.add(name)
 
 
 def _refuse_untyped(file: str, data: Sequence[str], options: Sequence[str], typed: Sequence[str]) -> None:
-    """Refuse what would run code or fetch something because a configuration says so, which may be a stranger's.
-
-    Args:
-        file: the configuration.
-        data: that is taken from it.
-        options: of it, as joined words.
-        typed: joined words of the command line, which win.
-
-    Raises:
-        PatchloomError: a command or an address for data, a task's code, or weights that are fetched.
-    """
+    """Refuse what would run code or fetch something because a configuration says so, which may be a stranger's."""
     for name in (part.strip() for one in data for part in one.split(",")):
         made = re.fullmatch(r"(shapes|tones):\d+", name)
         # braces may make a command or an address of a name, but none without a colon
         colon = ":" in name and not made and (not os.path.exists(name) or _untyped(name))
-        if colon or name.partition("@")[0] in FETCHED:
+        if colon or name.partition("@")[0] in from_source("patchloom.data.sources.builtin.FETCHED"):
             raise PatchloomError(
                 f"the configuration {file} names the data {name[:80]}: commands are run, and what is not on this "
                 "machine is fetched, only for who types it: give the data on the command line, too"
@@ -261,7 +367,7 @@ def _refuse_untyped(file: str, data: Sequence[str], options: Sequence[str], type
             what = "runs the code of" if code else "fetches"
             raise PatchloomError(
                 f"the configuration {file} {what} {value[:80]}, which is done only for who types it: give "
-                f"{short(option)} {value.partition('#')[0][:80]} on the command line, too"
+                f"{shorten_options(option)} {value.partition('#')[0][:80]} on the command line, too"
             )
 
 
@@ -272,18 +378,15 @@ def _untyped(name: str) -> bool:
     return untyped(name) is not None
 
 
-def _several(words: list[str], before: int, taken: Listed) -> tuple[list[str], dict[str, list[str]]]:
+def _several(words: list[str], before: int, taken: CommandSpec) -> tuple[list[str], dict[str, list[str]]]:
     """Joined words with one for data or runs, behind ``before`` others without a name; and all, if several were given.
 
     So they are typed, or a shell makes them of a pattern.
-
-    Raises:
-        PatchloomError: one of several is not there, and was meant for an option or a task.
     """
     data = [i for i, word in enumerate(words) if not word.startswith("-")][before:]
     if len(data) < 2:
         return words, {}
-    known = [short(f"--{option.name}") for option in taken.options if not option.positional]
+    known = [shorten_options(f"--{option.name}") for option in taken.options if not option.positional]
     for word in (words[i] for i in data):
         if not os.path.exists(word) and (said := without_hyphens(word, known)):
             raise PatchloomError(said)
@@ -322,7 +425,7 @@ def _configuration(file: str | None) -> tuple[list[str], list[str]]:
             f"the configuration {file} cannot be used as it is: write a setting and its value in each line, such as "
             "'epochs: 100'"
         )
-    values = dict(values)
+    values = without_removed(values)
     data = values.pop("data", None)
     options = list(_as_words(values, f"the configuration {file}"))
     return list(map(str, data if isinstance(data, list) else [] if data is None else [data])), options

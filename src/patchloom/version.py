@@ -13,12 +13,7 @@ UNRELEASED = "0.1.0.dev0"  # the version to come, as in pyproject.toml
 
 
 def version_in(folder: Path, installed: list[str] | None = None) -> str:
-    """Return the version of the patchloom in a folder by its metadata; `UNRELEASED`, if there are none.
-
-    Args:
-        folder: in which the package is.
-        installed: folders in which metadata of an editable installation may be; those of ``sys.path``, if absent.
-    """
+    """Return the version of the patchloom in a folder by its metadata; `UNRELEASED`, if there are none."""
     found = next(iter(distributions(name="patchloom", path=[str(folder)])), None)
     if found is None:
         where = {} if installed is None else {"path": installed}

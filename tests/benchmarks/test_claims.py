@@ -19,7 +19,7 @@ from claims_runs import Study, needed
 from PIL import Image
 
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.label_free.rows import MEASURES as FIGURES
+from patchloom.evaluate.label_free import MEASURES as FIGURES
 from patchloom.runs.settings import request
 
 

@@ -8,7 +8,7 @@ import gpu_steps
 import pytest
 import torch
 
-from patchloom.data import Batch
+from patchloom.data.loader import Batch
 
 
 class Growing:

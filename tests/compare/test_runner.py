@@ -15,7 +15,7 @@ from holding import hold
 
 from patchloom import PatchloomError
 from patchloom.compare import runner
-from patchloom.compare.runner import Job, Words, run_all
+from patchloom.compare.runner import Job, StopMessages, run_all
 from patchloom.errors import Stopped
 
 CHILD = """
@@ -118,7 +118,7 @@ def test_a_stop_is_told_in_the_words_of_what_is_stopped(tmp_path):
     job = job_of(tmp_path, "one", "sleeps")
     soon(lambda: wait_for(job.folder / "begun"), interrupt)
     with pytest.raises(Stopped, match="nothing is planned yet"):
-        run_all([job], 1, [], lambda *_: None, Words("stopping", "nothing is planned yet"))
+        run_all([job], 1, [], lambda *_: None, StopMessages("stopping", "nothing is planned yet"))
     assert not job.failure
 
 

@@ -15,10 +15,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from patchloom.data import RandomCrop, Shapes, Source, Unreadable, cache, cache_images, open_data, training_batches
-from patchloom.data.crop import resize_part
+from patchloom.data import cache
+from patchloom.data.augment import RandomCrop, resize_part
+from patchloom.data.cache import cache_images
+from patchloom.data.decode import Unreadable
+from patchloom.data.loader import training_batches
+from patchloom.data.source import Source
+from patchloom.data.sources.open import open_data
+from patchloom.data.sources.synthetic import Shapes
 from patchloom.errors import PatchloomError
-from patchloom.files import cache_root
+from patchloom.system.files import cache_root
 
 FORK = multiprocessing.get_context("fork")
 

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchloom.data import Shapes, hold_out, open_data, split_for_test
-from patchloom.data.splits import pick
+from patchloom.data.sources.open import open_data
+from patchloom.data.sources.synthetic import Shapes
+from patchloom.data.splits import hold_out, pick, split_for_test
 from patchloom.errors import PatchloomError
 
 

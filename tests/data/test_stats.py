@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data import Shapes, channels_of, normalize, open_data, statistics_of
+from patchloom.data.sources.open import open_data
+from patchloom.data.sources.synthetic import Shapes
+from patchloom.data.stats import channels_of, normalize, statistics_of
 from patchloom.errors import PatchloomError
 
 

@@ -9,10 +9,10 @@ from embedding import ROWS
 from PIL import Image
 from threads import one_thread
 
-from patchloom.data import open_data
-from patchloom.embed import parts
+from patchloom.data.sources.open import open_data
+from patchloom.embed import chunks
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
 BROKEN = "train/b/17.png"
 
@@ -23,7 +23,7 @@ one_thread = pytest.fixture(autouse=True, scope="package")(one_thread)
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few images make several parts."""
-    monkeypatch.setattr(parts, "_ROWS", ROWS)
+    monkeypatch.setattr(chunks, "_ROWS", ROWS)
 
 
 @pytest.fixture(scope="package")

@@ -13,7 +13,7 @@ from PIL import Image
 
 import patchloom
 from patchloom.cli import main
-from patchloom.embed import files
+from patchloom.embed import formats
 from patchloom.embed import near as search
 from patchloom.errors import PatchloomError
 
@@ -30,7 +30,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_nearest_are_those_of_a_plain_search(tiny: Path, photos: Path, tmp_path: Path, monkeypatch, suffix: str):
-    monkeypatch.setattr(files, "_BYTES", 7 * 4 * 16)  # so that seven rows are read at once
+    monkeypatch.setattr(formats, "_BYTES", 7 * 4 * 16)  # so that seven rows are read at once
     near = photos / "train" / "b" / "5.png"
     done = patchloom.embed(tiny, photos, to=tmp_path / f"f{suffix}", near=near, top=6, **SMALL)
     found = read(tmp_path / f"f{suffix}")
@@ -60,7 +60,7 @@ def test_of_many_rows_a_sample_is_the_scale(tiny: Path, photos: Path, tmp_path: 
     near = {"near": photos / "train" / "b" / "5.png", "top": 100}
     whole = patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **near, **SMALL)
     monkeypatch.setattr(search, "_SAMPLED", 20)
-    monkeypatch.setattr(files, "_BYTES", 7 * 4 * 16)
+    monkeypatch.setattr(formats, "_BYTES", 7 * 4 * 16)
     sampled = patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **near, **SMALL)
     assert [one.path for one in sampled.neighbours] == [one.path for one in whole.neighbours]
     one, other = (np.array([row.as_near for row in done.neighbours]) for done in (sampled, whole))

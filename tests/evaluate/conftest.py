@@ -4,28 +4,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from evaluating import empty_cache, float32_by_auto
 from threads import one_thread
 
-from patchloom.data import Data, Source, open_data
-from patchloom.evaluate import features, settings
+from patchloom.data.source import Data, Source
+from patchloom.data.sources.open import open_data
+from patchloom.evaluate import settings
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
 one_thread = pytest.fixture(autouse=True, scope="package")(one_thread)
-
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path_factory: pytest.TempPathFactory, cache_in: Callable[[Path], None]) -> Path:
-    """The folder of this test's features, which is not there yet."""
-    home = tmp_path_factory.mktemp("cache")
-    cache_in(home)
-    return home / "patchloom" / "features"
-
-
-@pytest.fixture(autouse=True)
-def float32_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings are in float32 unless a test asks for more, so that none measures the machine or compiles kernels."""
-    monkeypatch.setattr(features, "bfloat16_pays", lambda: (False, "as the test says"))
+empty_cache = pytest.fixture(autouse=True)(empty_cache)
+float32_by_auto = pytest.fixture(autouse=True)(float32_by_auto)
 
 
 @pytest.fixture(scope="package")

@@ -3,12 +3,13 @@ import pytest
 import timm
 import torch
 
-from patchloom.data import Source, normalize, open_data
+from patchloom.data.source import Source
+from patchloom.data.sources.open import open_data
+from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import extract, pixel_features
-from patchloom.evaluate.features import pixels_size
+from patchloom.evaluate.features import extract, pixel_features, pixels_size
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard
+from patchloom.nets.checkpoints.format import EncoderCard
 
 DIGITS = open_data("digits").train.subset(range(20))
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}

@@ -9,12 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.data import hold_out
+from patchloom.data.splits import hold_out
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import EvalSettings, evaluate, parts_of
 from patchloom.evaluate.features import pixel_features
 from patchloom.evaluate.logistic import choose_strength, hold_out_for_choice
-from patchloom.evaluate.protocols.fewshot import few
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.protocols.fewshot import subsample_training
+from patchloom.evaluate.settings import EvalSettings, parts_of
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -44,7 +45,7 @@ def test_the_test_images_are_whole_groups(films: Path) -> None:
         assert not film_of(parts.train) & film_of(parts.test) and len(parts.test) == 24
         assert "a stratified fifth was split off for the test in whole groups" in parts.story
         assert set(parts.test.labels.tolist()) == {0, 1}
-        few_of_them = few(parts, None, 20, seed)[0]
+        few_of_them = subsample_training(parts, None, 20, seed)[0]
         assert not film_of(few_of_them.train) & film_of(parts.test)
     plain = parts_of(films, EvalSettings())
     assert film_of(plain.train) & film_of(plain.test) and "whole groups" not in plain.story

@@ -11,7 +11,7 @@ from PIL import Image
 
 from patchloom.cli import main
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
 
 def encoder(folder: Path, channels: int) -> str:

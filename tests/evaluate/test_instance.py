@@ -13,14 +13,23 @@ from PIL import Image
 
 import patchloom
 from patchloom.cli import main
-from patchloom.data import normalize, open_data
+from patchloom.data.sources.open import open_data
+from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import evaluate, extract, frozen
+from patchloom.evaluate import frozen
+from patchloom.evaluate.features import extract
+from patchloom.evaluate.protocols import evaluate
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.extra_modules import load_extra_module, save_extra_module
-from patchloom.nets.heads import InstanceHead
-from patchloom.nets.pooling import poolings_of, tokens_of
-from patchloom.nets.weights import FORMAT, EncoderCard, save_encoder, save_net, untrained_twin
+from patchloom.nets.checkpoints.format import (
+    ENCODER_FORMAT,
+    EncoderCard,
+    load_module_file,
+    save_encoder,
+    save_extra_module,
+    save_net,
+    untrained_twin,
+)
+from patchloom.nets.heads import InstanceHead, poolings_of, tokens_of
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.withhold.encoder_input import all_patches
@@ -92,10 +101,10 @@ def test_a_head_is_saved_whole_and_read_back(tmp_path: Path, monkeypatch: pytest
         back = patchloom.load_extra_module(source, "pooling")
         assert back.sizes == {"width": 32, "heads": 2, "depth": 2} and not back.training
         assert all(torch.equal(value, head.state_dict()[name]) for name, value in back.state_dict().items())
-        assert load_extra_module(source, "stem") is None
+        assert load_module_file(source, "stem") is None
     shutil.copy(tmp_path / "encoder.safetensors", tmp_path / "another.safetensors")
     for alone in (tmp_path / "another.safetensors", "timm:vit_tiny_patch16_224"):
-        assert load_extra_module(alone, "pooling") is None
+        assert load_module_file(alone, "pooling") is None
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -105,9 +114,9 @@ def test_a_head_is_saved_whole_and_read_back(tmp_path: Path, monkeypatch: pytest
 
     path.write_bytes(before[: len(before) // 2])
     with pytest.raises(PatchloomError, match="cannot be read as a module beside an encoder"):
-        load_extra_module(tmp_path, "pooling")
+        load_module_file(tmp_path, "pooling")
     path.unlink()
-    assert load_extra_module(tmp_path, "pooling") is None, "an encoder may have been copied alone"
+    assert load_module_file(tmp_path, "pooling") is None, "an encoder may have been copied alone"
 
 
 def test_a_head_that_an_older_version_left_is_refused(tmp_path: Path) -> None:
@@ -116,14 +125,14 @@ def test_a_head_that_an_older_version_left_is_refused(tmp_path: Path) -> None:
     (tmp_path / "head.safetensors").rename(tmp_path / "instance_head.safetensors")
 
     save_encoder(task.encoder, card, path)  # by this version, so that the head is another's
-    assert load_extra_module(tmp_path, "pooling") is None
+    assert load_module_file(tmp_path, "pooling") is None
     as_older = {name: value for name, value in asdict(card).items() if name != "extra_modules"}
-    save_net(task.encoder, FORMAT, as_older, path)
+    save_net(task.encoder, ENCODER_FORMAT, as_older, path)
     for use in ("pooling", "stem"):
         with pytest.raises(PatchloomError, match="older patchloom wrote .*instance_head.safetensors .*: evaluate with"):
-            load_extra_module(tmp_path, use)
+            load_module_file(tmp_path, use)
     (tmp_path / "instance_head.safetensors").unlink()
-    assert load_extra_module(tmp_path, "pooling") is None
+    assert load_module_file(tmp_path, "pooling") is None
 
 
 def test_the_untrained_twin_has_an_untrained_head() -> None:
@@ -186,7 +195,7 @@ def test_the_closing_evaluation_reports_it(run: Path) -> None:
     assert [row["pooling"] for row in knn] == ["mean"]
     linear = [row for row in rows if row["protocol"] == "linear" and row["encoder"] == "run"]
     vit, _ = patchloom.load_encoder(run)
-    assert {row["pooling"] for row in linear} == set(poolings_of(tokens_of(vit, load_extra_module(run, "pooling"))))
+    assert {row["pooling"] for row in linear} == set(poolings_of(tokens_of(vit, load_module_file(run, "pooling"))))
 
 
 @pytest.mark.parametrize("protocol", ["knn", "linear"])
@@ -242,4 +251,4 @@ def test_a_card_with_impossible_names_is_called_damaged(tmp_path: Path) -> None:
     strange = replace(card, extra_modules={"a/b": "pooling"})
     save_encoder(_task().encoder, strange, tmp_path / "encoder.safetensors")
     with pytest.raises(PatchloomError, match="is not what patchloom wrote"):
-        load_extra_module(tmp_path, "pooling")
+        load_module_file(tmp_path, "pooling")

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from patchloom.data import open_data
-from patchloom.evaluate import evaluate
+from patchloom.data.sources.open import open_data
+from patchloom.evaluate.protocols import evaluate, linear, protocol_of
 from patchloom.evaluate.protocols import layers as layers_file
-from patchloom.evaluate.protocols import linear, protocol_of
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 

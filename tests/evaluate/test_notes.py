@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from patchloom.cli import main
-from patchloom.evaluate import evaluate
+from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.knn import knn
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.train.pretrain import pretrain
+from patchloom.train.loop import pretrain
 
 VAL = (
     "Of 26 images, train (20) is trained on, test (4) is the test, and val (2) is neither: choose between runs by it, "

@@ -1,5 +1,4 @@
 import csv
-import io
 import json
 import re
 from dataclasses import replace
@@ -8,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
-from patchloom.data import Data, Source, open_data
+from patchloom.data.source import Data, Source
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import Report, Row, append_rows, evaluate, settings, wilson
-from patchloom.evaluate.protocols import linear
-from patchloom.evaluate.rows import COLUMNS, check_rows, differences_of
+from patchloom.evaluate import logistic, settings
+from patchloom.evaluate.protocols import evaluate, linear
+from patchloom.evaluate.results import COLUMNS, Report, Row, append_rows, check_rows, differences_of, wilson
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -33,9 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _printed(report: Report) -> str:
-    text = io.StringIO()
-    report.print(Console(file=text, width=400))
-    return text.getvalue()
+    return report.text(400)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -74,7 +71,7 @@ def test_knn_quotes_a_fixed_row(run: Path) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_test_labels_choose_nothing(run: Path, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = []
-    probe_of = linear.linear_probe
+    probe_of = logistic.linear_probe
 
     def watched(*args, **kwargs):
         fitted.append(probe_of(*args, **kwargs))

@@ -2,7 +2,7 @@
 
 import re
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,22 +12,18 @@ from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from timm.utils import random_seed
 
-from patchloom.data import normalize, open_data
+from patchloom.data.sources.open import open_data
+from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import EvalSettings
-from patchloom.evaluate.answers import answers
 from patchloom.evaluate.classifier import Classifier, fresh_blocks
-from patchloom.evaluate.fit import FitPlan, train
-from patchloom.evaluate.papers import PROBES, RECIPES, recipe_for
 from patchloom.evaluate.protocols import protocol_of
-from patchloom.evaluate.recipes import Recipe, of_step, validation_images
-from patchloom.evaluate.trained import plan_for
-from patchloom.evaluate.views import Views
+from patchloom.evaluate.recipes import PROBES, RECIPES, Recipe, images_per_step, recipe_for, validation_images
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.training import FitPlan, Views, plan_for, predict_classes, train_classifier
 from patchloom.nets.build import EncoderSpec, build_encoder, outline
-from patchloom.nets.variants import vary
-from patchloom.nets.weights import EncoderCard
-from patchloom.options import parse_evaluate
-from patchloom.verbs import of_evaluate
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.finetune import with_variant
+from patchloom.options import evaluate_spec, parse_evaluate
 
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 SPEC = EncoderSpec("nano", (8, 8), 4, channels=1, options=SMALL)
@@ -119,7 +115,7 @@ def test_every_value_is_an_option_of_every_protocol_that_trains() -> None:
     for protocol in ("finetune", "blocks:2", "few-shot", "keywords"):
         given = parse_evaluate([protocol, "RUN", "DATA", *words])
         assert {name: given[name] for name in options} == expected
-        own = Recipe.options()  # without the batch, of which --batch_size tells
+        own = {field.name for field in fields(Recipe)} - {"batch", "recordings"}  # --batch_size tells of the batch
         assert all(given[name] is None for name in own if name not in options) and "batch" not in given
         documented = protocol_of(protocol)[0].__doc__
         assert all(f"    {name}: " in documented for name in own)
@@ -155,7 +151,7 @@ def test_auto_values_follow_from_the_data() -> None:
     )
     assert set(RECIPES) == {"small", *papers.split()}
     for protocol in ("finetune", "blocks:2", "few-shot", "keywords"):  # whose help names them all
-        named = next(option.about for option in of_evaluate(protocol).options if option.name == "recipe")
+        named = next(option.about for option in evaluate_spec(protocol).options if option.name == "recipe")
         assert all(re.search(rf"\b{name}(?![-\w])", named) for name in RECIPES)
 
 
@@ -181,18 +177,18 @@ def test_refusals(change: dict, said: str) -> None:
 
 def test_a_step_has_even_batches_and_repeats() -> None:
     mp3 = of_size("B", "mp3").settled(10_000, "cpu")
-    assert of_step(mp3, 10_000) == (682, 2046)
-    assert of_step(of_size("B", "mae"), 15) == (14, 14)
-    assert of_step(of_size("B", "mae", mixup=0.0, cutmix=0.0), 15) == (15, 15)
+    assert images_per_step(mp3, 10_000) == (682, 2046)
+    assert images_per_step(of_size("B", "mae"), 15) == (14, 14)
+    assert images_per_step(of_size("B", "mae", mixup=0.0, cutmix=0.0), 15) == (15, 15)
     with pytest.raises(PatchloomError, match="need 2 images in a batch"):
-        of_step(of_size("B", "mae"), 1)
+        images_per_step(of_size("B", "mae"), 1)
 
 
 @pytest.mark.parametrize("n", [2, 256, 257, 1025, 1281, 16_001])
 def test_parts_divide_the_step_of_a_probe(n: int) -> None:
     """Else fewer images are encoded than those by which the rate is scaled."""
     recipe = PROBES["mae"][0]
-    images, _ = of_step(recipe, n)
+    images, _ = images_per_step(recipe, n)
     assert 0.95 * n < images <= n and images % recipe.parts(images) == 0
 
 
@@ -270,12 +266,12 @@ def test_a_moving_average_is_what_comes_back() -> None:
     source = open_data("digits").train.subset(range(16))
     recipe = Recipe(epochs=3, warmup_epochs=0, batch=16, erasing=0.5, clip=1.0, repeats=2)
     model = classifier()
-    plain = train(model, source, planned(recipe), "plain").model
-    average = train(classifier(), source, planned(replace(recipe, ema=0.9)), "average").model
+    plain = train_classifier(model, source, planned(recipe), "plain").model
+    average = train_classifier(classifier(), source, planned(replace(recipe, ema=0.9)), "average").model
     assert plain is model and not plain.training and not average.training
     start, last, mean = (model.head.weight for model in (classifier(), plain, average))
     assert (last - start).norm() > (mean - start).norm() > 0
-    found = answers(average, source, CARD, SETTINGS, "bfloat16")
+    found = predict_classes(average, source, CARD, SETTINGS, "bfloat16")
     assert found.logits.shape == (16, 10) and found.logits.dtype == torch.float32
 
 
@@ -324,7 +320,7 @@ def test_dropout_is_behind_positions_attention_and_mlps_and_the_recipes_alone() 
     card, vit = replace(CARD, spec=spec), build_encoder(spec)
 
     def rates(**how: float) -> dict[str, float]:
-        varied = vary(vit, card, **how).named_modules()
+        varied = with_variant(vit, card, **how).named_modules()
         return {name: module.p for name, module in varied if isinstance(module, torch.nn.Dropout)}
 
     assert not any(rates().values())
@@ -334,7 +330,7 @@ def test_dropout_is_behind_positions_attention_and_mlps_and_the_recipes_alone() 
     }
     assert behind <= {name for name, rate in rates(dropout=0.1).items() if rate == 0.1}
     assert not any(rate for name, rate in rates(dropout=0.1).items() if name.endswith("attn_drop"))
-    model = Classifier(vary(vit, CARD, dropout=0.5), 10, "mean")
+    model = Classifier(with_variant(vit, CARD, dropout=0.5), 10, "mean")
     images = torch.rand(2, 1, 8, 8)
     assert not torch.equal(model.train().pooled(images), model.pooled(images))
     assert torch.equal(model.eval().pooled(images), model.pooled(images))

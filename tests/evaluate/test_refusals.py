@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import evaluate
+from patchloom.evaluate.protocols import evaluate
 
 PROTOCOLS = ("knn", "linear", "layers")
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from patchloom.claims import Claim
 from patchloom.cli import main
-from patchloom.data import Data, open_data
-from patchloom.evaluate import Report, Row, evaluate, settings
-from patchloom.evaluate.rows import differences_of
-from patchloom.verdict import Claim
+from patchloom.data.source import Data
+from patchloom.data.sources.open import open_data
+from patchloom.evaluate import settings
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.results import Report, Row, differences_of
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 

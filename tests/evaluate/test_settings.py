@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.evaluate import evaluate, parts_of
-from patchloom.evaluate.settings import EvalSettings
-from patchloom.nets.weights import save_encoder
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.nets.checkpoints.format import save_encoder
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.record import digest_of_record, no_record, write_record
+from patchloom.runs.training_set import digest_of_record, no_record, write_record
 
 
 def draw(folder: Path, numbers: range) -> Path:

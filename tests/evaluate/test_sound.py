@@ -10,13 +10,17 @@ import pytest
 import torch
 from spoken import SOUND, Tones, encoder_of_sound, speech_commands
 
-from patchloom.data import Data, training_batches
-from patchloom.data.sound.excerpts import excerpt_at
+from patchloom.audio.augment import excerpt_at
+from patchloom.data.loader import training_batches
+from patchloom.data.source import Data
+from patchloom.data.sources import open
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import Report, evaluate, settings
+from patchloom.evaluate import settings
+from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.order import ShuffledPatches
 from patchloom.evaluate.recipes import Recipe
-from patchloom.evaluate.views import Views
+from patchloom.evaluate.results import Report
+from patchloom.evaluate.training import Views
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -67,7 +71,7 @@ def test_an_ensemble_of_two_that_hear(run: Path, tones: None, tmp_path: Path) ->
 def test_the_patches_of_a_picture_are_shuffled(run: Path) -> None:
     source = Tones(2)
     shuffled = ShuffledPatches(source, SOUND.size, (8, 1), seed=0)
-    from patchloom.data import plain_batches
+    from patchloom.data.loader import plain_batches
 
     whole = next(plain_batches(source, SOUND.size, 6, channels=1)).views[0]
     apart = next(plain_batches(shuffled, SOUND.size, 6, channels=1)).views[0]
@@ -119,14 +123,14 @@ def test_what_is_for_images_is_refused_and_what_does_not_act_is_said(run: Path, 
     acting = report.protocol.partition("by the recipe")[2].partition("What recipes")[0]
     assert not re.search("flip|crop scale|randaugment|erasing|cutmix|noise", acting)
     with pytest.raises(PatchloomError, match="ear is an encoder of recordings, and digits holds images"):
-        evaluate("finetune", run, "digits", device="cpu") if settings.open_data is None else _digits(run)
+        evaluate("finetune", run, "digits", device="cpu") if open.open_data is None else _digits(run)
 
 
 def _digits(run: Path) -> None:
-    from patchloom.data import open_data
-    from patchloom.data.sound.hearing import heard_by
+    from patchloom.audio.requirements import with_encoder_sound
+    from patchloom.data.sources.open import open_data
 
-    heard_by(open_data("digits"), SOUND, "ear")
+    with_encoder_sound(open_data("digits"), SOUND, "ear")
 
 
 def _finetuned(run: Path, **options) -> Report:

@@ -12,13 +12,16 @@ import yaml
 from exporting import a_run, photographs
 from safetensors.torch import load_file
 
-from patchloom.data import normalize, open_data, plain_batches
+from patchloom.data.loader import plain_batches
+from patchloom.data.sources.open import open_data
+from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.export import export, to_hub
-from patchloom.export.exported import exportable
+from patchloom.export import to_hub
+from patchloom.export.encoder import load_exportable
+from patchloom.export.export import export
 from patchloom.export.model_card import escaped, model_card
-from patchloom.nets.weights import load_encoder
-from patchloom.runs.folder import plain_name
+from patchloom.nets.checkpoints.format import load_encoder_file
+from patchloom.runs.folder import data_slug
 
 ROW = (
     '2026-11-23T00:00:00+00:00,knn,{},mean,"{{""k"": 20, ""temperature"": 0.07}}",{},0123456789abcdef,0,{},0.4,0.6,'
@@ -42,7 +45,7 @@ def done(run: Path):
 
 def features(run: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Normalised images, tokens and mean tokens of a run's encoder."""
-    vit, card = load_encoder(run)
+    vit, card = load_encoder_file(run)
     (images,) = next(plain_batches(open_data(str(next(run.parent.glob("pipe*")))).train, (16, 16), 16)).views
     images = normalize(images, card.mean, card.std)
     with torch.inference_mode():
@@ -58,11 +61,11 @@ def test_timm_builds_it_from_the_folder_alone(run, done):
         assert (model.forward_features(images) - tokens).abs().max() < 1e-5
         assert (model(images) - vectors).abs().max() < 1e-5 and vectors.std() > 0.1
     config = timm.data.resolve_model_data_config(model)
-    _, card = load_encoder(run)
+    _, card = load_encoder_file(run)
     assert config["input_size"] == (3, 16, 16) and (*config["mean"],) == card.mean
     assert (*config["std"],) == card.std
     assert config["interpolation"] == "bicubic" and config["crop_pct"] == 1 and config["crop_mode"] == "center"
-    assert load_file(done.weights / "model.safetensors").keys() == load_encoder(run)[0].state_dict().keys()
+    assert load_file(done.weights / "model.safetensors").keys() == load_encoder_file(run)[0].state_dict().keys()
 
 
 def test_transformers_loads_the_same(run, done):
@@ -107,12 +110,12 @@ def test_the_card_tells_no_path_and_nothing_in_it_is_markup(run, done):
 
 def test_the_card_says_of_which_epoch_the_weights_are(run):
     """As those of a run with ``--patience``, whose last epoch is another one; without the path of the run."""
-    one = exportable(run, "mean")
+    one = load_exportable(run, "mean")
     note = f"The run {run} stopped after epoch 2 of 3; these are the weights of its best measure, at epoch 1 of 3."
     text = model_card(run, replace(one, card=replace(one.card, note=note)), None, None, 0.0)
     training = text.partition("## Training")[2].partition("##")[0]
     said = "stopped after epoch 2 of 3; these are the weights of its best measure, at epoch 1 of 3."
-    assert f"- **weights**: The run {escaped(plain_name(run))} {said}\n" in training
+    assert f"- **weights**: The run {escaped(data_slug(run))} {said}\n" in training
     assert str(run.parent) not in text and "**weights**" not in model_card(run, one, None, None, 0.0)
 
 
@@ -144,7 +147,7 @@ def test_two_channels_and_class_tokens(tmp_path):
     done = export(run, to="hf", pooling="class")
     model = timm.create_model(f"local-dir:{done.weights}", pretrained=True).eval()
     images = torch.randn(2, 2, 16, 16)
-    vit, _ = load_encoder(run)
+    vit, _ = load_encoder_file(run)
     with torch.inference_mode():
         assert (model(images) - vit.forward_features(images)[:, 0]).abs().max() < 1e-5
     config = json.loads((done.weights / "config.json").read_text())

@@ -11,10 +11,13 @@ import pytest
 import torch
 from exporting import an_encoder, photographs
 
-from patchloom.data import normalize, open_data, plain_batches
+from patchloom.data.loader import plain_batches
+from patchloom.data.sources.open import open_data
+from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.export import export, to_onnx
-from patchloom.nets.weights import load_encoder
+from patchloom.export import to_onnx
+from patchloom.export.export import export
+from patchloom.nets.checkpoints.format import load_encoder_file
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,7 @@ def done(encoder: Path, colours: Path):
 
 def features(encoder: Path, colours: Path, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Images in [0, 1], tokens and mean tokens."""
-    vit, card = load_encoder(encoder)
+    vit, card = load_encoder_file(encoder)
     (images,) = next(plain_batches(open_data(str(colours)).train, (16, 16), count)).views
     with torch.inference_mode():
         tokens = vit.forward_features(normalize(images, card.mean, card.std))
@@ -55,7 +58,7 @@ def test_a_session_gives_the_encoders_features_of_any_number_of_images(done, enc
 
 def test_the_file_tells_what_it_takes(done, encoder):
     about = onnxruntime.InferenceSession(done.weights).get_modelmeta()
-    _, card = load_encoder(encoder)
+    _, card = load_encoder_file(encoder)
     assert about.producer_name == "patchloom" and about.custom_metadata_map["pooling"] == "mean"
     assert json.loads(about.custom_metadata_map["mean"]) == list(card.mean)
     assert "[batch 3 16 16]" in about.custom_metadata_map["input"]

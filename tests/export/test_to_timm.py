@@ -10,27 +10,23 @@ import torch
 from exporting import SMALL, a_run, an_encoder, photographs, with_card
 from PIL import Image
 
+from patchloom.audio.augment import centre_excerpt
+from patchloom.audio.config import Sound
+from patchloom.audio.spectrogram import pictures
 from patchloom.cli import main
-from patchloom.data import (
-    normalize,
-    open_data,
-    plain_batches,
-    statistics_of_recordings,
-)
-from patchloom.data.sound.excerpts import centre_excerpt
-from patchloom.data.sound.features import pictures
+from patchloom.data.loader import plain_batches
+from patchloom.data.sources.open import open_data
+from patchloom.data.stats import normalize, statistics_of_recordings
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import extract, one_pass
-from patchloom.export import code_timm, export
+from patchloom.export import preprocessing, to_timm
+from patchloom.export.export import export
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.extra_modules import save_extra_module
-from patchloom.nets.heads import InstanceHead
-from patchloom.nets.pooling import pooled_tokens
-from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder, save_extra_module
+from patchloom.nets.heads import InstanceHead, pooled_tokens
+from patchloom.runs.checksummed import write_checksummed
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.sealed import write_sealed
 from patchloom.runs.settings import Settings
-from patchloom.sound import Sound
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +47,7 @@ def test_the_printed_code_gives_the_encoders_features_of_dark_images(photos, tmp
     pasted: dict = {}
     exec(printed[printed.index("import timm") :], pasted)
 
-    vit, card = load_encoder(path)
+    vit, card = load_encoder_file(path)
     assert max(card.mean) < 3e-4  # four decimals of which are one digit
     (images,) = next(plain_batches(open_data(str(photos)).train, (16, 16), 16)).views
     with torch.inference_mode():
@@ -63,12 +59,12 @@ def test_the_printed_code_gives_the_encoders_features_of_dark_images(photos, tmp
 @pytest.mark.parametrize("digits", [3, 4])
 def test_what_the_printed_code_computes_is_compared(photos, tmp_path, monkeypatch, digits):
     """Not what the file holds: code that normalises otherwise does not pass."""
-    path, written = an_encoder(tmp_path / "here", photos), code_timm.features_of_images
+    path, written = an_encoder(tmp_path / "here", photos), to_timm.features_of_images
 
     def rounded(arguments, path, mean, *others):
         return written(arguments, path, tuple(round(value, digits) for value in mean), *others)
 
-    monkeypatch.setattr(code_timm, "features_of_images", rounded)
+    monkeypatch.setattr(to_timm, "features_of_images", rounded)
     target = tmp_path / "here" / "timm.safetensors"
     target.write_bytes(b"what was exported before")
     with pytest.raises(PatchloomError, match="features by the code that uses timm differ by"):
@@ -109,7 +105,7 @@ def test_a_run_whose_images_have_moved_is_exported(photos, tmp_path, moved):
     folder = RunFolder(path.parent)
     path.rename(folder.encoder)
     settings = Settings(moved.format(touched), {"name": "mae"}, {"name": "nano"}, img_size=(16, 16), patch_size=4)
-    write_sealed(folder.config, settings.plain())
+    write_checksummed(folder.config, settings.plain())
     done = export(folder.path)
     why = "not to be had" if moved == "gone" else "only for who types it"
     assert why in done.notes[0] and not touched.exists()
@@ -142,7 +138,7 @@ def test_the_printed_code_gives_an_encoders_features_of_waveforms(sound, tmp_pat
     pasted: dict = {}
     exec(code, pasted)
 
-    vit, card = load_encoder(path)
+    vit, card = load_encoder_file(path)
     source = open_data("tones:20").train.heard_as(sound)
     waves = torch.stack([centre_excerpt(source.read(i), sound) for i in range(4)])
     with torch.inference_mode():  # as the docstring of load_encoder has it
@@ -152,8 +148,8 @@ def test_the_printed_code_gives_an_encoders_features_of_waveforms(sound, tmp_pat
 
 
 def test_other_features_than_an_encoders_do_not_pass(tmp_path, monkeypatch):
-    path, written = of_recordings(tmp_path, Sound()), code_timm.code_of_pictures
-    monkeypatch.setattr(code_timm, "code_of_pictures", lambda sound: written(sound).replace("1e-06", "1e-03"))
+    path, written = of_recordings(tmp_path, Sound()), preprocessing.code_of_pictures
+    monkeypatch.setattr(to_timm, "code_of_pictures", lambda sound: written(sound).replace("1e-06", "1e-03"))
     with pytest.raises(PatchloomError, match="features by the code that uses timm differ by"):
         export(path, data="tones:20")
 
@@ -190,7 +186,7 @@ def test_the_printed_code_goes_from_a_file_to_what_evaluations_see(colours, tmp_
     path = an_encoder(tmp_path, colours, size, reg_tokens=2 if pooling == "prefix" else 0)
     done = export(path, data=str(colours), pooling=pooling)
     assert re.search(rf"embed\(file\) \({pooling} tokens\) differ by at most \S+ on 4 of its files", done.checks[0])
-    vit, card = load_encoder(path)
+    vit, card = load_encoder_file(path)
     source = open_data(str(colours)).train
     seen = extract(vit, card, source, device="cpu").pooled(pooling)
     embed = pasted(done)["embed"]
@@ -207,7 +203,7 @@ def test_of_grey_images_and_of_a_swin(colours, tmp_path):
     swin = {"model": "swin-nano", "p": 2, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4}
     path = an_encoder(tmp_path / "run", grey.parent, (16, 16), **swin)
     done = export(path, data=str(grey.parent))
-    vit, card = load_encoder(path)
+    vit, card = load_encoder_file(path)
     source = open_data(str(grey.parent)).train
     seen = one_pass(vit, card, source, partial(pooled_tokens, vit), torch.device("cpu")).pooled("mean")
     embed = pasted(done)["embed"]
@@ -221,7 +217,7 @@ def test_deep_images_are_taken_as_arrays(photos, tmp_path):
     path = an_encoder(tmp_path, photos)
     done = export(path, data=str(photos))
     assert "embed(image) (mean tokens)" in done.checks[0] and "Image.open" not in done.snippet
-    vit, card = load_encoder(path)
+    vit, card = load_encoder_file(path)
     source = open_data(str(photos)).train
     (images,) = next(plain_batches(source, (16, 16), 16)).views
     with torch.inference_mode():
@@ -231,10 +227,8 @@ def test_deep_images_are_taken_as_arrays(photos, tmp_path):
 
 def test_vectors_by_code_that_crops_otherwise_do_not_pass(colours, tmp_path, monkeypatch):
     path = an_encoder(tmp_path, colours)
-    written = code_timm.preparing_by_torch
-    monkeypatch.setattr(
-        code_timm, "preparing_by_torch", lambda *given: written(*given).replace("(width - w) // 2", "0")
-    )
+    written = preprocessing.preparing_by_torch
+    monkeypatch.setattr(to_timm, "preparing_by_torch", lambda *given: written(*given).replace("(width - w) // 2", "0"))
     with pytest.raises(PatchloomError, match="vectors by the code that uses timm differ by"):
         export(path, data=str(colours))
 

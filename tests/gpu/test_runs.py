@@ -6,24 +6,19 @@ import signal
 
 import pytest
 import torch
-from killing import draw_images, typed
+from killing import typed
 from safetensors.torch import load_file
 from sweep import asked_of
 
 from patchloom import load_encoder
 from patchloom.cli import main
-from patchloom.machine import compile_gain
+from patchloom.system.hardware import compile_gain
 from patchloom.tasks import TASKS
 from patchloom.train.step import Stepper
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda"
 PLAIN = {"task": "droppos", "device": GPU, "threads": 1}
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")

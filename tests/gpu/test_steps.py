@@ -5,10 +5,10 @@ import pytest
 import torch
 from sweep import build, views_of
 
-from patchloom.data import training_batches
+from patchloom.data.loader import training_batches
 from patchloom.tasks import TASKS
-from patchloom.train.optim import build_optimizer, clip_gradients
-from patchloom.train.trial import Pictured
+from patchloom.train.estimate import RandomImages
+from patchloom.train.step import build_optimizer, clip_gradients
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact")]
 GPU = "cuda"
@@ -98,7 +98,7 @@ def test_colours_change_on_the_gpu_as_on_the_cpu():
     task = build("extrema")
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.integers(0, 256, (16, 3, 48, 40), dtype=np.uint8))
-    batch = next(training_batches(Pictured(images), task.augment, 16, 0, 0, 1))
+    batch = next(training_batches(RandomImages(images), task.augment, 16, 0, 0, 1))
     assert batch.colors is not None
     for here, there in zip(batch.on("cpu").views, batch.on(GPU).views, strict=True):
         assert there.device.type == GPU

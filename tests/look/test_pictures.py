@@ -1,20 +1,19 @@
 """Pictures of a run: as many images as were asked for, under a title that says whose they are and how well it does."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from killing import SMALL, draw_images
 from PIL import Image
 
 from patchloom.cli import main
-from patchloom.look import pictures
+from patchloom.look import image_grid, pictures
+from patchloom.look.image_grid import FRAME_GREY
 from patchloom.look.pictures import title_of
-from patchloom.look.sheets import FRAME_GREY
-from patchloom.questions.measure import Measure
+from patchloom.questions.question import Measure
 from patchloom.runs.settings import Settings
-from patchloom.train.pretrain import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -50,10 +49,8 @@ def test_of_several_baselines_the_one_to_beat_is_named():
 
 
 @pytest.fixture(scope="module", params=["mae", "droppos", "extrema", "lut"])
-def run(request, tmp_path_factory):
-    images = draw_images(tmp_path_factory.mktemp("images"))
-    settings = SMALL | {"epochs": 1}
-    return pretrain(images, request.param, out=tmp_path_factory.mktemp("runs") / "one", **settings).folder
+def run(request, small_run, tmp_path_factory):
+    return shutil.copytree(small_run(request.param), tmp_path_factory.mktemp("runs") / "one")
 
 
 def rows_of(path) -> int:
@@ -65,13 +62,13 @@ def rows_of(path) -> int:
 
 
 def test_four_images_are_four_rows(run, tmp_path, monkeypatch, capsys):
-    titles, draw = [], pictures.draw_sheet
+    titles, draw = [], image_grid.draw_sheet
     monkeypatch.setattr(pictures, "draw_sheet", lambda *given: titles.append(given[4]) or draw(*given))
     assert main(["look", str(run), "--images", "4", "--out", str(tmp_path)]) == 0
     drawn = capsys.readouterr().out.split()
     assert drawn and [rows_of(path) for path in drawn] == [4] * len(drawn)
     assert {title.name.partition(":")[0] for title in titles} == {"one"}
-    assert all(title.result.startswith("Epoch 1 of 1; on held-out images: ") for title in titles)
+    assert all(title.result.startswith("Epoch 2 of 2; on held-out images: ") for title in titles)
     assert [rows_of(path) for path in (run / "pictures").glob("*.png") if path.stem != "curves"] == [8] * len(drawn)
 
 

@@ -7,10 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.evaluate.position_examples import examples_of
-from patchloom.evaluate.position_scores import offsets_of
-from patchloom.look import Example, draw_position_map
-from patchloom.look.position_map import cell_height, times_as_often
+from patchloom.evaluate.protocols.positions import choose_examples, offsets_of
+from patchloom.look.position_map import Example, cell_height, draw_position_map, times_as_often
 from patchloom.questions.positions import PositionPrediction
 
 GRID = (2, 3)
@@ -48,7 +46,9 @@ def test_examples_are_of_each_kind_and_of_different_images():
     dropped = torch.ones(3, 2, dtype=torch.bool)
     dropped[2] = False
     pictures = torch.arange(3).view(3, 1, 1, 1).expand(3, 4, 6, 3).byte()
-    found = dict(examples_of(PositionPrediction(torch.tensor([[0, 1]] * 3), dropped, logits), pictures, GRID, each=2))
+    found = dict(
+        choose_examples(PositionPrediction(torch.tensor([[0, 1]] * 3), dropped, logits), pictures, GRID, each=2)
+    )
     assert list(found) == ["sure, and right", "between two places", "sure, and wrong"]
     (right, *_), (between, *_), (wrong, *_) = found.values()
     assert (right.place, right.guess, right.picture[0, 0, 0]) == (0, 0, 0)

@@ -5,12 +5,12 @@ import torch
 
 from patchloom.nets.attention import attention_each, class_attention_each
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import embed, encode, final_norm, patch_count, prefix_count
+from patchloom.nets.finetune import with_variant
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.native.blocks import use_native
 from patchloom.nets.performance import fuse_attention
-from patchloom.nets.variants import vary
-from patchloom.nets.weights import EncoderCard
 from patchloom.withhold.encoder_input import all_patches
 
 KINDS = {
@@ -39,7 +39,9 @@ def tiny(size=(16, 24), p=8, channels=3, positions="sincos", **options):
     spec = EncoderSpec("vit_tiny_patch16_224", size, p, channels, built, options)
     vit = build_encoder(spec)
     if positions == "relative":
-        vit = vary(vit, EncoderCard(spec, (0.5,) * channels, (0.2,) * channels, "untrained", "tiny"), "relative")
+        vit = with_variant(
+            vit, EncoderCard(spec, (0.5,) * channels, (0.2,) * channels, "untrained", "tiny"), "relative"
+        )
     return moved(vit)
 
 

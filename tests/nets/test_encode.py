@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder, check_servable
 from patchloom.nets.encode import encode, layer_names, patch_layers, patch_positions
 from patchloom.nets.native.blocks import use_native
 from patchloom.nets.performance import fuse_attention
-from patchloom.nets.servable import check_servable
 from patchloom.patches.partition import random_partition
 from patchloom.patches.positions import sincos_1d, sincos_2d
 from patchloom.patches.tokens import patchify, scatter_tokens, unpatchify

@@ -9,7 +9,7 @@ from torch import nn
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.teacher import Teacher, use_half_without_grad
-from patchloom.train.pretrain import pretrain
+from patchloom.train.loop import pretrain
 
 
 def net():

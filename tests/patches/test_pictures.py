@@ -2,7 +2,7 @@
 
 import torch
 
-from patchloom.patches.pictures import mark_wrong, mix_patches, put_together, scattered
+from patchloom.patches.pictures import mark_wrong, mix_patches, put_together, scatter_places
 from patchloom.patches.tokens import patchify
 
 
@@ -23,7 +23,7 @@ def test_what_was_given_keeps_known_places_and_loses_none():
     visible = torch.arange(12).expand(5, 12)
     dropped = torch.ones(5, 12, dtype=torch.bool)
     dropped[:, [2, 7]] = False
-    places = scattered(visible, dropped, torch.Generator().manual_seed(0))
+    places = scatter_places(visible, dropped, torch.Generator().manual_seed(0))
     assert (places[:, [2, 7]] == torch.tensor([2, 7])).all()
     assert torch.equal(places.sort(1).values, visible) and not torch.equal(places[0], visible[0])
 

@@ -7,7 +7,14 @@ import torch
 from sweep import build
 
 from patchloom.nets.teacher import use_half_without_grad
-from patchloom.questions.agreement import agreement_with_others, byol_loss, cosine, info_nce, momentum_at, nearest
+from patchloom.questions.agreement import (
+    agreement_with_others,
+    byol_loss,
+    cosine,
+    info_nce,
+    momentum_at,
+    nearest_by_cosine,
+)
 from patchloom.withhold.encoder_input import all_patches
 
 
@@ -99,7 +106,10 @@ def test_an_instance_head_is_not_passed_over():
 
 def test_the_nearest_others_by_hand():
     gallery = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [3.0, 3.0], [-1.0, 0.0]])
-    places, cosines = nearest(gallery[[0, 3]], gallery, torch.tensor([0, 3]), 3)
+    places, cosines = nearest_by_cosine(gallery[[0, 3]], gallery, torch.tensor([0, 3]), 3)
     assert places[0].tolist() == [1, 3, 2] and cosines[0].tolist() == pytest.approx([1, 0.5**0.5, 0], abs=1e-6)
     assert sorted(places[1].tolist()) == [0, 1, 2]  # never itself
-    assert nearest(gallery[:1], gallery, torch.tensor([0]), 9)[0].shape == (1, 4)  # as many others as there are
+    assert nearest_by_cosine(gallery[:1], gallery, torch.tensor([0]), 9)[0].shape == (
+        1,
+        4,
+    )  # as many others as there are

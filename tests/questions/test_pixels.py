@@ -8,7 +8,7 @@ import torch
 from answering import Answers, encoded_of, geometry_of, masking
 
 from patchloom.patches.partition import complement, random_partition
-from patchloom.patches.pictures import spread
+from patchloom.patches.pictures import fill_holes
 from patchloom.patches.tokens import patch_statistics, patchify
 from patchloom.questions.pixels import Pixels, Restoration
 from patchloom.withhold.degradation import Degradation
@@ -58,7 +58,7 @@ def test_the_blur_never_looks_at_masked_patches():
     asked, one = asking(images, normalized=True), encoded_of(images, masking(images, 4, visible, masked))
     other = asked.picture(one, masked, torch.randn(2, 12, 16))
     assert not torch.equal(other, images)
-    torch.testing.assert_close(spread(images, (4, 4), visible), spread(other, (4, 4), visible))
+    torch.testing.assert_close(fill_holes(images, (4, 4), visible), fill_holes(other, (4, 4), visible))
     two = encoded_of(other, masking(other, 4, visible, masked))
     for mine, its in zip(*(asked.guessed_statistics(x, masked) for x in (one, two)), strict=True):
         torch.testing.assert_close(mine, its)

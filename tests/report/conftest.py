@@ -1,28 +1,17 @@
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from killing import PROBE_STEPS, SMALL, draw_images
-
-from patchloom.train.pretrain import pretrain
 
 
 @pytest.fixture(scope="session")
-def photos(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="session")
-def finished(photos, tmp_path_factory) -> Path:
-    """The folder of a finished run; nobody may change it."""
-    from patchloom.evaluate import logistic
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logistic, "_ITERATIONS", PROBE_STEPS)
-        return pretrain(photos, "droppos", out=tmp_path_factory.mktemp("runs") / "one", **SMALL | {"epochs": 2}).folder
+def finished(small_run: Callable[[str], Path]) -> Path:
+    """The folder of a finished run; no test may change it."""
+    return small_run("droppos")
 
 
 @pytest.fixture
-def run(finished, tmp_path) -> Path:
+def run(finished: Path, tmp_path: Path) -> Path:
     """A copy of a finished run, to be changed."""
     return shutil.copytree(finished, tmp_path / "mine")

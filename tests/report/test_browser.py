@@ -8,7 +8,7 @@ import pages
 import pytest
 from browsing import browser, missing
 
-from patchloom.report.render import render
+from patchloom.report.page import render
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "a browser is there")
 

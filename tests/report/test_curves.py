@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from patchloom.report.curves import charts_of
-from patchloom.report.gather import gather
+from patchloom.report.load_run import load_run
 
 NAN = float("nan")
 
@@ -23,7 +23,7 @@ def by_title(charts):
 
 
 def test_a_run_of_its_own_columns(run):
-    found = by_title(charts_of([gather(run)]))
+    found = by_title(charts_of([load_run(run)]))
     assert list(found)[:2] == ["training loss", "position accuracy"] and found["position accuracy"].percent
     names = {line.name: line for line in found["kNN accuracy"].lines}
     assert {"kNN accuracy", "untrained", "raw pixels"} == set(names)
@@ -33,7 +33,7 @@ def test_a_run_of_its_own_columns(run):
 
 def test_baselines_that_move_are_curves(run):
     one = with_metrics(
-        gather(run), epoch=[0, 1, 2], held_out=[0.1, 0.2, 0.3], baseline__chance=[0.05, 0.05, NAN],
+        load_run(run), epoch=[0, 1, 2], held_out=[0.1, 0.2, 0.3], baseline__chance=[0.05, 0.05, NAN],
         baseline__others=[0.1, NAN, 0.4],
     )  # fmt: skip
     lines = {line.name: line for line in charts_of([one])[0].lines}
@@ -42,7 +42,7 @@ def test_baselines_that_move_are_curves(run):
 
 
 def test_several_runs_share_axes_where_they_measure_the_same(run):
-    found = gather(run)
+    found = load_run(run)
     epochs = {"epoch": [0, 1, 2], "loss": [NAN, 4.0, 2.0]}
     one = with_metrics(found, "one", held_out=[0.1, 0.2, 0.3], baseline__chance=[0.1, 0.1, 0.1], **epochs)
     two = with_metrics(found, "two", held_out=[0.1, 0.2, 0.4], baseline__chance=[0.1, 0.1, 0.1], **epochs)
@@ -63,7 +63,7 @@ def test_several_runs_share_axes_where_they_measure_the_same(run):
 @pytest.mark.parametrize("n", [1, 399, 400, 401, 5000])
 def test_a_line_has_at_most_400_points_and_its_ends(run, n):
     loss = np.linspace(5, 1, n)
-    one = with_metrics(gather(run), epoch=np.arange(n), loss=loss)
+    one = with_metrics(load_run(run), epoch=np.arange(n), loss=loss)
     (line,) = charts_of([one])[0].lines
     assert len(line.x) == len(line.y) == min(n, 400)
     assert (line.x[0], line.x[-1], line.y[-1]) == (0, n - 1, pytest.approx(loss[-1], rel=1e-5))
@@ -71,5 +71,5 @@ def test_a_line_has_at_most_400_points_and_its_ends(run, n):
 
 
 def test_nothing_logged_is_no_chart(run):
-    assert charts_of([replace(gather(run), metrics={})]) == []
-    assert charts_of([with_metrics(gather(run), epoch=[0], loss=[NAN])]) == []
+    assert charts_of([replace(load_run(run), metrics={})]) == []
+    assert charts_of([with_metrics(load_run(run), epoch=[0], loss=[NAN])]) == []

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from patchloom.audio.config import Sound
 from patchloom.report import pictures
-from patchloom.report.captions import caption_of
-from patchloom.report.gather import gather
-from patchloom.report.pictures import pictures_of, webp
-from patchloom.sound import Sound
+from patchloom.report.load_run import load_run
+from patchloom.report.pictures import collect_pictures, find_caption, webp
 
 
 def opened(picture):
@@ -31,7 +30,7 @@ def test_sheets_are_shown_with_captions(run):
     noise(run / "pictures" / "<script>.png")
     noise(run / "pictures" / "deep" / "depth.png")
     noise(run / "pictures-birds" / "recovered.png")
-    ((*found,),), said = pictures_of([gather(run)])
+    ((*found,),), said = collect_pictures([load_run(run)])
     assert not said
     titles = [one.title for one in found]
     assert "<script>" in titles and "curves" not in " ".join(titles)
@@ -47,9 +46,9 @@ def test_many_pictures_become_smaller_and_then_fewer(run, monkeypatch):
     shutil.rmtree(run / "pictures")
     for i in range(6):
         noise(run / "pictures" / f"views-{i}.png", 200, 150)
-    (many,), said = pictures_of([gather(run)], budget=60_000)
+    (many,), said = collect_pictures([load_run(run)], budget=60_000)
     assert sum(len(one.uri) for one in many) <= 60_000 and max(one.width for one in many) < 200 and not said
-    (few,), said = pictures_of([gather(run)], budget=15_000)
+    (few,), said = collect_pictures([load_run(run)], budget=15_000)
     assert 0 < len(few) < len(many) and sum(len(one.uri) for one in few) <= 15_000
     assert said == [f"{len(many) - len(few)} of {len(many)} pictures are left out, so that the page stays small."]
 
@@ -60,13 +59,13 @@ def test_a_large_sheet_is_made_small_when_it_is_opened(run, monkeypatch):
     monkeypatch.setattr(pictures, "_STEPS", ((200, 85), (100, 60)))
     monkeypatch.setattr(pictures, "webp", lambda image, *how: (seen.append(image.size), webp(image, *how))[1])
     noise(run / "pictures" / "views.png", 900, 300)
-    pictures_of([gather(run)], budget=1000)
+    collect_pictures([load_run(run)], budget=1000)
     assert (200, 67) in seen and max(width for width, _ in seen) == 200
 
 
 def test_what_is_no_picture_is_named(run):
     (run / "pictures" / "broken.png").write_bytes(b"\x89PNG\r\n")
-    _, said = pictures_of([gather(run)])
+    _, said = collect_pictures([load_run(run)])
     assert len(said) == 1 and said[0].startswith("broken.png could not be shown (")
 
 
@@ -74,7 +73,7 @@ def test_a_run_without_pictures(run):
     for path in (run / "pictures").iterdir():
         path.unlink()
     (run / "pictures").rmdir()
-    assert pictures_of([gather(run)]) == ([[]], [])
+    assert collect_pictures([load_run(run)]) == ([[]], [])
 
 
 @pytest.mark.parametrize(("size", "shown"), [((400, 100), (200, 50)), ((100, 1600), (25, 400)), ((30, 20), (30, 20))])
@@ -83,8 +82,8 @@ def test_pictures_keep_their_shape(size, shown):
 
 
 def test_captions_are_of_the_kind_of_picture():
-    assert caption_of("attention-3").title == "What patches attend to (3)"
-    assert caption_of("position_map-birds").title.startswith("Where positions are found")
-    assert caption_of("positions").title != caption_of("position_map").title
-    assert caption_of("whatever") == ("whatever", "")
-    assert "recording" in caption_of("nearest", Sound()).text and "image" not in caption_of("nearest", Sound()).text
+    assert find_caption("attention-3").title == "What patches attend to (3)"
+    assert find_caption("position_map-birds").title.startswith("Where positions are found")
+    assert find_caption("positions").title != find_caption("position_map").title
+    assert find_caption("whatever") == ("whatever", "")
+    assert "recording" in find_caption("nearest", Sound()).text and "image" not in find_caption("nearest", Sound()).text

@@ -6,15 +6,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from patchloom.data import Stats
+from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.runs.checkpoint import Checkpoints, restore, tensors_of
 from patchloom.runs.folder import RunFolder, metrics_row, write_metrics
-from patchloom.runs.record import no_record
 from patchloom.runs.settings import Settings
+from patchloom.runs.training_set import no_record
 from patchloom.tasks import build_task, with_defaults
-from patchloom.train.optim import build_optimizer
+from patchloom.train.step import build_optimizer
 
 SIZES = {"embed_dim": 32, "depth": 1, "num_heads": 2}
 

@@ -6,22 +6,22 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from killing import SMALL, draw_images
+from killing import SMALL
 from safetensors.torch import load_file, save_file
 
 import patchloom
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import evaluate
-from patchloom.export import export
+from patchloom.evaluate.protocols import evaluate
+from patchloom.export.export import export
 from patchloom.nets.heads import InstanceHead
-from patchloom.runs.places import meant
-from patchloom.train.pretrain import pretrain
+from patchloom.runs.folder import suggest_run
+from patchloom.train.loop import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
 NAME = "vit_tiny_patch16_224"
-REACHED = "step 18 of 18"
+REACHED = "step 6 of 6"
 
 
 @pytest.fixture(autouse=True)
@@ -29,14 +29,9 @@ def own_cache(cache_in, tmp_path):
     cache_in(tmp_path / "cache")
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
-
-
 @pytest.fixture(scope="module", params=["droppos", "extrema"])
-def finished(request, images, tmp_path_factory):
-    return pretrain(images, request.param, out=tmp_path_factory.mktemp("runs") / request.param, **SMALL).folder
+def finished(request, small_run, tmp_path_factory):
+    return shutil.copytree(small_run(request.param), tmp_path_factory.mktemp("runs") / request.param)
 
 
 @pytest.fixture
@@ -108,15 +103,17 @@ def test_a_finished_run_whose_encoder_is_gone_is_no_stopped_one(finished, tmp_pa
 
 def test_a_path_beside_the_run_is_answered_with_the_run(stopped, monkeypatch):
     runs = stopped.parent
-    assert meant(runs) == f"the run {stopped.name} is in it, so give {stopped}"
+    assert suggest_run(runs) == f"the run {stopped.name} is in it, so give {stopped}"
     shutil.copytree(stopped, runs / "zebra")
-    assert meant(runs).startswith(f"2 runs are in it ({stopped.name}, zebra), so give one of them, such as {stopped}")
+    assert suggest_run(runs).startswith(
+        f"2 runs are in it ({stopped.name}, zebra), so give one of them, such as {stopped}"
+    )
     for part in ("checkpoints", "checkpoints/last.safetensors", "config.yaml"):
-        assert meant(stopped / part) == f"it is a part of the run {stopped}, so give {stopped}"
-    assert meant(runs / "zebre") == f"did you mean {runs / 'zebra'}?"
+        assert suggest_run(stopped / part) == f"it is a part of the run {stopped}, so give {stopped}"
+    assert suggest_run(runs / "zebre") == f"did you mean {runs / 'zebra'}?"
     monkeypatch.chdir(runs.parent)
-    assert meant("zebra") == f"did you mean {Path('runs') / 'zebra'}?"
-    assert meant(runs.parent / "elsewhere" / "zebra") == meant("\0") == meant("x" * 5000) == ""
+    assert suggest_run("zebra") == f"did you mean {Path('runs') / 'zebra'}?"
+    assert suggest_run(runs.parent / "elsewhere" / "zebra") == suggest_run("\0") == suggest_run("x" * 5000) == ""
 
     for said in (patchloom.load_encoder, lambda path: export(path), lambda path: evaluate("knn", path, "digits")):
         with pytest.raises(PatchloomError, match=f"it is a part of the run {stopped}, so give {stopped}"):

@@ -11,24 +11,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from killing import SMALL, draw_images
+from killing import SMALL
 from PIL import Image
 from ranks import run_together
 
-from patchloom.data import open_data
-from patchloom.data.splits import share_to_hold_out
+from patchloom.data.sources.open import open_data
+from patchloom.data.splits import default_held_out_share
 from patchloom.errors import PatchloomError
+from patchloom.evaluate import frozen
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.look import verb
-from patchloom.nets.weights import load_encoder, save_encoder
+from patchloom.look import look
+from patchloom.nets.checkpoints.format import load_encoder_file, save_encoder
+from patchloom.runs.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.held_out import choose_held_out, own_held_out, stored_held_out, wanted, with_share
-from patchloom.runs.record import read_record
-from patchloom.runs.sealed import read_sealed, write_sealed
+from patchloom.runs.held_out import choose_held_out, held_out_count, own_held_out, stored_held_out, with_share
 from patchloom.runs.settings import Settings
+from patchloom.runs.training_set import read_record
 from patchloom.train import final_evaluation
-from patchloom.train import pretrain as pretraining
-from patchloom.train.pretrain import pretrain
+from patchloom.train import loop as pretraining
+from patchloom.train.loop import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -61,11 +62,6 @@ def parts(monkeypatch):
 
     monkeypatch.setattr(pretraining, "train", noted)
     return found
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +132,13 @@ def test_if_all_images_were_trained_on_every_line_says_so(images, first, tmp_pat
 
 def test_every_protocol_of_the_end_says_it(images, first, tmp_path, monkeypatch, capsys):
     stories = []
-    compare = final_evaluation.compare
+    compare = frozen.compare_frozen
 
     def noted(protocols, vit, card, parts, *rest):
         stories.append(parts.story)
         return compare(protocols, vit, card, parts, *rest)
 
-    monkeypatch.setattr(final_evaluation, "compare", noted)
+    monkeypatch.setattr(final_evaluation, "compare_frozen", noted)
     pretrain(images, from_run=str(first), out=tmp_path / "new", **QUICK)
     pretrain(images, from_run=str(older(first, tmp_path / "old")), out=tmp_path / "unknown", **QUICK)
     assert stories[0] == (
@@ -172,7 +168,7 @@ def older(run: Path, to: Path) -> Path:
     found = yaml.safe_load((to / "data.yaml").read_text())
     found = {name: value for name, value in found.items() if not name.startswith("held_out")}
     (to / "data.yaml").write_text(yaml.safe_dump(found))
-    vit, card = load_encoder(to)
+    vit, card = load_encoder_file(to)
     save_encoder(vit, card.__class__(card.spec, card.mean, card.std, card.task, card.name), to / "encoder.safetensors")
     return to
 
@@ -300,10 +296,10 @@ def test_pictures_of_a_run_whose_folder_has_grown_show_what_it_did_not_train_on(
     shutil.copytree(images, folder)
     run = pretrain(folder, out=tmp_path / "run", **QUICK).folder
     shown = []
-    monkeypatch.setattr(verb, "draw_task", lambda task, source, *rest, **more: shown.append(source) or [])
-    verb.look(run)
+    monkeypatch.setattr(look, "draw_task", lambda task, source, *rest, **more: shown.append(source) or [])
+    look.look(run)
     more(folder / "a", range(30))
-    verb.look(run)
+    look.look(run)
     before, after = (contents(one.describe(i) for i in range(len(one))) for one in shown)
     assert before == parts[0][1] and not after & parts[0][0] and len(after) == 18
 
@@ -351,14 +347,14 @@ def test_a_run_holds_out_whole_groups_and_goes_on_with_them(tmp_path, parts, cap
 
 
 def test_how_many_are_held_out():
-    shares = {n: share_to_hold_out(n)[0] for n in (2, 10, 40, 300, 320, 367, 1279, 1280, 1437, 5000, 50_000)}
-    counts = {n: wanted(Settings("x"), Sized(n)) for n in shares}
+    shares = {n: default_held_out_share(n)[0] for n in (2, 10, 40, 300, 320, 367, 1279, 1280, 1437, 5000, 50_000)}
+    counts = {n: held_out_count(Settings("x"), Sized(n)) for n in shares}
     assert counts == {
         2: 0, 10: 2, 40: 8, 300: 60, 320: 64, 367: 64, 1279: 64, 1280: 64, 1437: 72, 5000: 250, 50_000: 2000,
     }  # fmt: skip
     assert all(round(share * n) == counts[n] for n, share in shares.items() if n < 50_000)
     # of the built-in sets it stays what it was
-    assert [wanted(Settings("x", held_out=0.05), Sized(n)) for n in (1437, 5000, 50_000)] == [72, 250, 2000]
+    assert [held_out_count(Settings("x", held_out=0.05), Sized(n)) for n in (1437, 5000, 50_000)] == [72, 250, 2000]
     assert with_share(Settings("x", held_out=0.3), 10) == (Settings("x", held_out=0.3), {})
     settings, reasons = with_share(Settings("x"), 10)
     assert settings.held_out == 0.2 and reasons == {"held_out": "a fifth of 10 images, since fewer say little"}
@@ -375,9 +371,9 @@ def test_a_run_of_a_version_without_auto_goes_on(tmp_path, parts):
     (run / "summary.txt").unlink()
     with pytest.raises(PatchloomError, match="held_out: was 0.05, now auto"):  # this version was told
         pretrain(folder, out=run, **QUICK | {"held_out": "auto"})
-    requested = read_sealed(run / "requested.yaml")
+    requested = read_checksummed(run / "requested.yaml")
     del requested["recipe"]  # which no version had that did not know auto
-    write_sealed(run / "requested.yaml", requested)
+    write_checksummed(run / "requested.yaml", requested)
     pretrain(folder, out=run, **QUICK | {"held_out": "auto"})
     assert parts[1] == parts[0] and len(parts[0][1]) == 2
     with pytest.raises(PatchloomError, match="held_out: was 0.05, now 0.1"):
@@ -394,9 +390,9 @@ def test_several_folders_resume_from_any_working_directory(tmp_path, parts, monk
     pretrain([tmp_path / "a", f"{tmp_path}/b/"], out=tmp_path / run, **QUICK)
     assert parts[1] == parts[0]
     shown = []
-    monkeypatch.setattr(verb, "draw_task", lambda task, source, *rest, **more: shown.append(source) or [])
-    verb.look(tmp_path / run)
-    verb.look(tmp_path / run, [tmp_path / "a", tmp_path / "b"])
+    monkeypatch.setattr(look, "draw_task", lambda task, source, *rest, **more: shown.append(source) or [])
+    look.look(tmp_path / run)
+    look.look(tmp_path / run, [tmp_path / "a", tmp_path / "b"])
     assert [contents(one.describe(i) for i in range(len(one))) for one in shown] == [parts[0][1]] * 2
 
 

@@ -2,12 +2,12 @@
 
 import torch
 
-from patchloom.evaluate.dense.models import DenseCard
+from patchloom.dense.checkpoint import DenseCard
+from patchloom.dense.detector import Detector
+from patchloom.dense.segmenter import Segmenter
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.dense.detector import Detector
-from patchloom.nets.dense.segmenter import Segmenter
-from patchloom.nets.variants import at_size
-from patchloom.nets.weights import EncoderCard
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.finetune import at_size
 
 SIZES = {"embed_dim": 16, "depth": 4, "num_heads": 2}
 SEGMENTER = {"head": "upernet", "head_width": 16, "auxiliary": True}

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard
+from patchloom.nets.checkpoints.format import EncoderCard
 
 SMALL = {"embed_dim": 16, "depth": 4, "num_heads": 2}
 SWIN = {"embed_dim": 8, "depths": [1, 2, 1], "num_heads": [1, 2, 2], "window_size": 4}

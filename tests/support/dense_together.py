@@ -20,14 +20,14 @@ def _rank(rank: int, world: int, port: int, run: str, options: dict[str, Any], c
     from scenes import Squares
 
     from patchloom.cli import main
-    from patchloom.data.annotated.base import AnnotatedData
-    from patchloom.evaluate import features
-    from patchloom.evaluate.loop import Loop
-    from patchloom.evaluate.protocols import segment
+    from patchloom.dense.annotations import segmentation
+    from patchloom.dense.annotations.base import AnnotatedData
+    from patchloom.evaluate.trainer import Loop
+    from patchloom.system import hardware
 
     parts = AnnotatedData(Squares(8), Squares(3, seed=1), Squares(5, seed=2))
-    segment.open_label_maps = lambda *_: parts
-    features.bfloat16_pays = lambda: (False, "as the test says")
+    segmentation.open_label_maps = lambda *_: parts
+    hardware.bfloat16_pays = lambda: (False, "as the test says")
     run_loop = Loop.run
 
     def noted(self: Loop, *given: Any) -> Any:

@@ -61,11 +61,11 @@ def _work(run: str, data: str, to: str, event: int | None, told: Any) -> None:
         os.dup2(nowhere.fileno(), 1)
     import torch
 
-    from patchloom.embed import parts, verb
+    from patchloom.embed import chunks, embed
 
     torch.set_num_threads(1)
-    parts._ROWS = ROWS
-    verb.embed(run, data, to=to, **SMALL)
+    chunks._ROWS = ROWS
+    embed.embed(run, data, to=to, **SMALL)
     told.put(len(seen))
 
 

@@ -11,11 +11,12 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save
 
-from patchloom.data import channels_of, open_data, statistics_of
+from patchloom.data.sources.open import open_data
+from patchloom.data.stats import channels_of, statistics_of
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, checksum, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, checksum, save_encoder
+from patchloom.runs.checksummed import write_checksummed
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.sealed import write_sealed
 from patchloom.runs.settings import Settings
 
 SMALL = {"embed_dim": 32, "depth": 2}
@@ -56,7 +57,7 @@ def a_run(folder: Path, photos: Path, rows: Sequence[str] = (), **options) -> Pa
     run = RunFolder(folder)
     path.rename(run.encoder)
     settings = Settings(str(photos), {"name": "mae"}, {"name": "nano"}, img_size=(16, 16), patch_size=4, epochs=3)
-    write_sealed(run.config, settings.plain())
+    write_checksummed(run.config, settings.plain())
     heading = "date,protocol,encoder,pooling,settings,data,data_fingerprint,seed,value,low,high,n_test,quoted"
     (folder / "results.csv").write_text("\n".join([heading, *rows]) + "\n")
     run.summary.write_text("It is done.\n")

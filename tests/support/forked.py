@@ -15,7 +15,7 @@ from typing import IO
 def server() -> BaseContext:
     """How processes begin that are forked from the server. There is one for all tests of this process."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["patchloom.cli", "patchloom.options", "patchloom.train.pretrain"])
+    context.set_forkserver_preload(["patchloom.cli", "patchloom.options", "patchloom.train.loop"])
     return context
 
 

@@ -10,20 +10,26 @@ from safetensors import safe_open
 from torch import Tensor
 
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.foreign import BEYOND_MASKING, DROPPOS, EXTREMA, LUT, MAE, TEACHER, Names
-from patchloom.nets.inherit import inherit
-from patchloom.nets.public import load_public
-from patchloom.nets.recognise import translated
-from patchloom.nets.timm_names import timm_names
+from patchloom.nets.checkpoints.load import inherit
+from patchloom.nets.checkpoints.papers import load_published, timm_names, translate_names
+from patchloom.nets.checkpoints.read import (
+    BEYOND_MASKING_PROGRAM,
+    DROPPOS_PROGRAM,
+    EXTREMA_PROGRAM,
+    LUT_PROGRAM,
+    MAE_PROGRAM,
+    TEACHER_PREFIX,
+    NameRules,
+)
 
 FOLDER = Path(__file__).parents[1] / "oracles"
 PROGRAMS = {
-    "mae": MAE,
-    "droppos": DROPPOS,
-    "droppos_plain": DROPPOS,
-    "lut": LUT,
-    "extrema": EXTREMA,
-    "mask_zoom_in": BEYOND_MASKING,
+    "mae": MAE_PROGRAM,
+    "droppos": DROPPOS_PROGRAM,
+    "droppos_plain": DROPPOS_PROGRAM,
+    "lut": LUT_PROGRAM,
+    "extrema": EXTREMA_PROGRAM,
+    "mask_zoom_in": BEYOND_MASKING_PROGRAM,
 }
 
 
@@ -43,23 +49,23 @@ class Oracle:
         """What begins with ``prefix``, by the authors' names."""
         return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
 
-    def under(self, prefix: str, names: Names | None = None) -> dict[str, Tensor]:
+    def under(self, prefix: str, names: NameRules | None = None) -> dict[str, Tensor]:
         """Weights ('w.') or gradients ('g.') by our names."""
-        return translated(self.program, names or self.program.names, timm_names(self.theirs(prefix)))[0]
+        return translate_names(self.program, names or self.program.names, timm_names(self.theirs(prefix)))[0]
 
     def teacher(self, prefix: str) -> dict[str, Tensor]:
         """ExtreMA's teacher by our names."""
         theirs = {f"momentum_encoder.{name}": value for name, value in self.theirs(prefix).items()}
-        ours = translated(self.program, self.program.names, theirs)[0]
-        return {name.removeprefix(f"{TEACHER}."): value for name, value in ours.items()}
+        ours = translate_names(self.program, self.program.names, theirs)[0]
+        return {name.removeprefix(f"{TEACHER_PREFIX}."): value for name, value in ours.items()}
 
     def saved(self) -> dict[str, object]:
         """The weights as the authors' program saves them."""
         weights = self.theirs("w.")
-        if self.program is EXTREMA:  # a MoCo v3 at heart
+        if self.program is EXTREMA_PROGRAM:  # a MoCo v3 at heart
             return {"epoch": 300, "arch": "vit_base", "state_dict": {f"module.{key}": w for key, w in weights.items()}}
         more = {"epoch": 299, "args": argparse.Namespace(model="vit_base_patch16")}
-        if self.program is LUT:
+        if self.program is LUT_PROGRAM:
             more["model_ema"] = {f"ema.{key}": weight for key, weight in self.theirs("t.").items()}
         return {"model": weights} | more
 
@@ -85,7 +91,7 @@ class Oracle:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "pretrained.pth"
             torch.save(self.saved(), path)
-            done = load_public(task.encoder, path, task=self.program.task)
+            done = load_published(task.encoder, path, task=self.program.task)
             told = inherit(done.foreign, task, True, str(path))
         assert done.foreign.program is self.program and not done.missing and not any("Left" in line for line in told)
         assert all(value.isfinite().all() for value in task.state_dict().values())

@@ -77,7 +77,7 @@ def _train(images: str, out: str, options: dict[str, Any], event: int | None, to
     seen = die_at(event, out, _EVENTS)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
-    from patchloom.train import pretrain as training
+    from patchloom.train import loop as training
 
     shorten_probes()
     training._SAVE_EVERY = 0.02  # so that many kills meet a checkpoint that is being written

@@ -2,7 +2,7 @@
 
 import threading
 
-from patchloom.track.base import Tracker
+from patchloom.loggers.base import Tracker
 
 
 class Noting(Tracker):

@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from sweep import PLAIN, TEACHER
 
 from patchloom.tasks import task_class
-from patchloom.tasks.degradations import STRENGTHS
 from patchloom.tasks.mixture import _QUESTIONS, _SHARES
+from patchloom.tasks.restore import STRENGTHS
 
 _DECODER = {"decoder_width": 24, "decoder_heads": 3}
 _MIXED = {"mask": 0.5, "blank": 0.25, "drop_positions": 0.5, "limit_context": 0.5}

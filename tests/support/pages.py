@@ -8,19 +8,7 @@ import wave
 import numpy as np
 from PIL import Image, ImageDraw
 
-from patchloom.report.content import (
-    Chart,
-    Cloud,
-    Curve,
-    Number,
-    Page,
-    Picture,
-    Recording,
-    RunPart,
-    Setting,
-    Slider,
-    Table,
-)
+from patchloom.report.page import Chart, Cloud, Curve, Number, Page, Picture, Recording, RunPart, Setting, Slider, Table
 
 HOSTILE = [
     "<script>alert(1)</script>",

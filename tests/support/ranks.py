@@ -50,7 +50,7 @@ def _rank(
         os.environ.update({name: str(value) for name, value in found.items()})
     from patchloom.errors import AlreadyReported, PatchloomError
     from patchloom.runs.checkpoint import Checkpoints, tensors_of
-    from patchloom.train import pretrain as training
+    from patchloom.train import loop as training
     from patchloom.train.step import Stepper
 
     shorten_probes()

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.data.annotated.base import IGNORED, Annotated, Objects
-from patchloom.data.contents import PIXELS, contents_of
-from patchloom.data.sources.base import Source, digest
+from patchloom.data.duplicates import PIXEL_KIND, contents_of
+from patchloom.data.source import Source, digest
+from patchloom.dense.annotations.base import IGNORED, Annotated, Objects
 
 CLASSES = ("ground", "red", "blue")
 
@@ -37,7 +37,7 @@ class _Drawn(Source):
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
         which = range(self.count) if chosen is None else chosen.tolist()
-        return contents_of(PIXELS, ([f"{self.size} {self.seed} {i}".encode()] for i in which))
+        return contents_of(PIXEL_KIND, ([f"{self.size} {self.seed} {i}".encode()] for i in which))
 
     def fingerprint(self) -> str:
         return digest([str(self.__dict__)])

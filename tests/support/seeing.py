@@ -5,11 +5,11 @@ from typing import Any
 
 from spoken import Tones, encoder_of_sound
 
-from patchloom.data import Shapes
-from patchloom.look.encoder.asked import Asked, NamedEncoder
+from patchloom.data.sources.synthetic import Shapes
+from patchloom.look.context import LookRequest, NamedEncoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file
 from patchloom.nets.encode import input_channels
-from patchloom.nets.hierarchical import Encoder
-from patchloom.nets.weights import EncoderCard, load_encoder
+from patchloom.nets.swin import Encoder
 
 
 def named(vit: Encoder, name: str = "mine", **more: Any) -> NamedEncoder:
@@ -17,10 +17,10 @@ def named(vit: Encoder, name: str = "mine", **more: Any) -> NamedEncoder:
     return NamedEncoder(name, vit, EncoderCard(None, (0.5,) * c, (0.2,) * c, "mae", name), **more)
 
 
-def asked_of(one: NamedEncoder, folder: Path, **more: Any) -> Asked:
-    return Asked(one, Shapes(3), folder, **more)
+def asked_of(one: NamedEncoder, folder: Path, **more: Any) -> LookRequest:
+    return LookRequest(one, Shapes(3), folder, **more)
 
 
-def asked_of_sound(folder: Path, **more: Any) -> Asked:
-    vit, card = load_encoder(encoder_of_sound(folder / "ear"))
-    return Asked(NamedEncoder("ear", vit, card), Tones(1), folder, **more)
+def asked_of_sound(folder: Path, **more: Any) -> LookRequest:
+    vit, card = load_encoder_file(encoder_of_sound(folder / "ear"))
+    return LookRequest(NamedEncoder("ear", vit, card), Tones(1), folder, **more)

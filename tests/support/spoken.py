@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from patchloom.data.sources.base import Source, digest
+from patchloom.audio.config import GREY, SIXTH, Sound
+from patchloom.data.source import Source, digest
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, save_encoder
-from patchloom.sound import GREY, SIXTH, Sound
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
 RATE = 4000
 SOUND = Sound(rate=RATE, seconds=0.11, bins=8, bands=16, mean=(0.0,) * 8, std=(2.0,) * 8)  # pictures of 8 x 9

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 from patchloom.tasks import build_task, encoder_defaults
 
 SIZE = (32, 24)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from patchloom.processes import Shared, _of_cpus, smallest, wait_for_all
+from patchloom.system.distributed import Shared, _of_cpus, smallest, wait_for_all
 
 WORLD, BATCH, STEPS = 2, 8, 3
 

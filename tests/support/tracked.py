@@ -11,10 +11,10 @@ from typing import Any
 
 from PIL import Image
 
+from patchloom.loggers.base import FinalResult
+from patchloom.loggers.queue import TrackerSet
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings
-from patchloom.track.base import Result
-from patchloom.track.tracks import Tracks
 
 SETTINGS = Settings("photos", {"name": "mae", "mask_ratio": 0.75}, {"name": "nano", "depth": 2}, (32, 32), 8, epochs=3)
 ROWS = [
@@ -26,7 +26,7 @@ QUOTED = [
     {"protocol": "knn", "encoder": "run", "value": "0.5", "low": "0.4", "high": "0.6"},
     {"protocol": "knn", "encoder": "raw pixels", "value": "0.25", "low": "0.2", "high": "0.3"},
 ]
-RESULT = Result("healthy: half of the way.", "The task is clearly being learnt.", QUOTED)
+RESULT = FinalResult("healthy: half of the way.", "The task is clearly being learnt.", QUOTED)
 
 
 def png(path: Path, grey: int) -> Path:
@@ -43,13 +43,13 @@ def shade(data: bytes) -> int:
 def whole_run(names: list[str], run: Path, said: list[str]) -> None:
     """A run of two starts: the first ends by a stop after its second row, the second does all to the end."""
     run.mkdir(parents=True)
-    first = Tracks(names, RunFolder(run), said.append)
+    first = TrackerSet(names, RunFolder(run), said.append)
     first.start(SETTINGS, [])
     first.row(ROWS[0])
     first.pictures([png(run / "recovered.png", 10)], 0)
     first.row(ROWS[1])
     first.close("aborted")
-    second = Tracks(names, RunFolder(run), said.append)
+    second = TrackerSet(names, RunFolder(run), said.append)
     second.start(SETTINGS, ROWS[:2])
     second.row(ROWS[2])
     second.pictures([png(run / "recovered.png", 200)], 8, ended=True)

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import torch
 
-from patchloom.evaluate import evaluate, features, unfinished
-from patchloom.evaluate.protocols import finetune as _  # noqa: F401
+from patchloom.evaluate import trainer
+from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.training import Training
+from patchloom.system import hardware
+
+# noqa: F401
 
 # everything that a checkpoint has to hold: a moving average, the best epoch, random numbers of every kind
 OPTIONS = {
@@ -35,8 +38,8 @@ def tune(run: str, home: str, event: int | None) -> None:
     """Fine-tune, and note what came of it; killed amid step ``event``, if that is given."""
     torch.set_num_threads(1)
     os.environ["XDG_CACHE_HOME"] = home  # the server has that of an earlier test
-    features.bfloat16_pays = lambda: (False, "")
-    unfinished._SAVE_EVERY, unfinished._SAVE_SHARE = 0.0, math.inf  # after every step
+    hardware.bfloat16_pays = lambda: (False, "")
+    trainer._SAVE_EVERY, trainer._SAVE_SHARE = 0.0, math.inf  # after every step
     steps, step = 0, Training._step
 
     def counted(self, *given):

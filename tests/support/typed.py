@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from patchloom import cli
 from patchloom.bench import bench
 from patchloom.check import check
-from patchloom.evaluate import EvalSettings
 from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
-from patchloom.export import export
-from patchloom.look.verb import look
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.export.export import export
+from patchloom.look.look import look
+from patchloom.options import MODEL_OPTIONS
 from patchloom.runs.settings import Settings
 from patchloom.tasks import TASKS, task_class
-from patchloom.verbs import MODEL_OPTIONS
 
 # enough for a sentence about every setting, and quick to build
 SMALL = ["shapes:50", "--model=nano", "--model.embed_dim=32", "--model.depth=1", "--model.num_heads=2"]

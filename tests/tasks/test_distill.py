@@ -13,21 +13,21 @@ from killing import SMALL, draw_images
 from sweep import TEACHER, build, teacher_file, views_of
 from torch.nn import functional as F
 
-from patchloom.data import open_data
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.nets.teacher import FrozenTeacher
-from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 from patchloom.patches.tokens import gather_tokens, patchify, unpatchify
 from patchloom.runs.checkpoint import restore
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import own_held_out
-from patchloom.runs.record import read_record
 from patchloom.runs.settings import request
+from patchloom.runs.training_set import read_record
 from patchloom.tasks import build_task
 from patchloom.tasks.sizes import frozen_teacher
-from patchloom.train.pretrain import pretrain
-from patchloom.train.start import Start
+from patchloom.train.init import Start
+from patchloom.train.loop import pretrain
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 
@@ -129,7 +129,7 @@ def test_teachers_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_a_teacher_of_the_same_grid_keeps_its_positions():
-    vit, card = load_encoder(teacher_file())
+    vit, card = load_encoder_file(teacher_file())
     before = vit.pos_embed.clone()
     same = FrozenTeacher(vit, card.mean, card.std, (2, 2))
     assert torch.equal(same.encoder.pos_embed, before)
@@ -155,7 +155,7 @@ def test_checkpoints_leave_the_teacher_out_and_know_it_again(tmp_path):
 
 def changed_teacher(folder):
     """The file of a teacher with other weights than that of the sweep."""
-    vit, card = load_encoder(teacher_file())
+    vit, card = load_encoder_file(teacher_file())
     with torch.no_grad():
         vit.norm.weight.mul_(1.5)
     save_encoder(vit, card, folder / "changed.safetensors")

@@ -9,7 +9,7 @@ from sweep import build, views_of
 
 from patchloom.errors import PatchloomError
 from patchloom.tasks import TASKS, task_class
-from patchloom.train.optim import build_optimizer
+from patchloom.train.step import build_optimizer
 
 CASES = [pytest.param(name, asked, id=f"{name} {asked}") for name, sets in OPTION_SETS.items() for asked in sets]
 # every set with each of its decoders without a block, with which a pixel decoder might learn alone

@@ -10,10 +10,9 @@ from sweep import FRAMES, OBLONG, asked_of, build, spec_of, views_of
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
-from patchloom.questions.measure import Measure
+from patchloom.questions.question import Measure, Outcome
 from patchloom.tasks import TASKS, build_task, ready_tasks, task_class, with_defaults
-from patchloom.tasks.task import Outcome
-from patchloom.train.optim import build_optimizer
+from patchloom.train.step import build_optimizer
 
 ENCODERS = {
     "class token": {"class_token": True},

@@ -6,10 +6,10 @@ from sweep import asked_of, spec_of, views_of
 from swins import spec_of as swin_spec
 
 from patchloom.nets.build import build_encoder
-from patchloom.nets.last_blocks import kept_names, train_last_blocks
+from patchloom.nets.finetune import kept_names, train_last_blocks
 from patchloom.nets.performance import checkpoint_gradients
 from patchloom.tasks import TASKS, build_task
-from patchloom.train.optim import build_optimizer
+from patchloom.train.step import build_optimizer
 
 CASES = {name: (name, {}) for name in TASKS}
 CASES |= {

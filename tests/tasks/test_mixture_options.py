@@ -3,7 +3,7 @@
 import pytest
 from mixing import make
 
-from patchloom.data import TwoViews
+from patchloom.data.augment import TwoViews
 from patchloom.errors import PatchloomError
 from patchloom.options import parse_pretrain
 from patchloom.tasks.mixture import Mixture

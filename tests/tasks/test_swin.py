@@ -15,12 +15,12 @@ from timm.models.swin_transformer import SwinTransformer
 
 from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError, Stopped
-from patchloom.evaluate import evaluate
-from patchloom.export import export
-from patchloom.look.verb import look
+from patchloom.evaluate.protocols import evaluate
+from patchloom.export.export import export
+from patchloom.look.look import look
 from patchloom.nets.build import build_encoder
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention
-from patchloom.questions.measure import Measure
+from patchloom.questions.question import Measure
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import load_task
@@ -28,9 +28,9 @@ from patchloom.tasks import TASKS, build_task, task_class
 from patchloom.tasks.droppos import DropPos
 from patchloom.tasks.mae import MAE
 from patchloom.tasks.simmim import SimMIM
-from patchloom.train.optim import build_optimizer, parameter_groups
-from patchloom.train.pretrain import pretrain
+from patchloom.train.loop import pretrain
 from patchloom.train.resolve import resolve
+from patchloom.train.step import build_optimizer, parameter_groups
 
 SWEPT = {
     "mae": [{}, {"normalized_pixels": False, "decoder_depth": 1}],

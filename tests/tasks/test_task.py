@@ -6,7 +6,7 @@ import torch
 
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.tasks import build_task
-from patchloom.tasks.two_views import augmented
+from patchloom.tasks.task import augment_views
 
 
 @pytest.mark.parametrize("task", ["extrema", "lut"])
@@ -21,7 +21,7 @@ def test_views_for_pictures_are_as_deep_as_the_images(task: str, brightest: floa
     mean, std = unit.mean((0, 2, 3)), unit.std((0, 2, 3))
     one.normalized_by(mean.tolist(), std.tolist())
 
-    drawn = augmented(one, (unit - one.mean) / one.std, torch.Generator().manual_seed(5))
+    drawn = augment_views(one, (unit - one.mean) / one.std, torch.Generator().manual_seed(5))
     rng = np.random.default_rng(int(torch.randint(2**31, (), generator=torch.Generator().manual_seed(5))))
     trained = zip(*(one.augment(image, rng) for image in images), strict=True)
     for ours, theirs in zip(drawn, map(torch.stack, trained), strict=True):

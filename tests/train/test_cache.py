@@ -9,8 +9,8 @@ from PIL import Image
 import patchloom
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.files import cache_root
 from patchloom.runs.settings import Settings
+from patchloom.system.files import cache_root
 
 SMALL = {"name": "nano", "embed_dim": 32, "depth": 1}
 HOW = {"task": "mae", "model": SMALL, "epochs": 2, "img_size": 16, "batch_size": 8, "device": "cpu"}

@@ -12,7 +12,7 @@ from killing import draw_images, left_behind, typed
 
 from patchloom.cli import main
 from patchloom.runs.checkpoint import Checkpoints
-from patchloom.train import pretrain as training
+from patchloom.train import loop as training
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 

@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from killing import SMALL, draw_images
+from killing import SMALL
 from lightning_fabric import Fabric
 from ranks import SAVING, Signal, free_port, run_together
 
 import patchloom.cli
-from patchloom.train.pretrain import pretrain
+from patchloom.errors import PatchloomError
+from patchloom.options import parse_pretrain
+from patchloom.runs.checksummed import read_checksummed, write_checksummed
+from patchloom.runs.folder import RunFolder
+from patchloom.system import distributed
+from patchloom.train.loop import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -26,11 +31,6 @@ CASES = {
 }
 # no drop path, which each process draws for itself; and a rate at which rounding does not grow
 PLAIN = {"model": SMALL["model"] | {"drop_path_rate": 0.0}, "blr": 1e-3}
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
@@ -131,11 +131,15 @@ LAUNCHERS = {
     "fabric run": ["-m", "lightning_fabric.cli", "--devices", "2", "--main-port", "PORT", "--", "MAIN"],
     "itself": ["-m", "patchloom"],
 }
+SEVERAL = {
+    "two machines": ["-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "MACHINE", "--nproc_per_node", "1"]
+    + ["--master_addr", "127.0.0.1", "--master_port", "PORT", "-m", "patchloom"]
+}
 
 
-def launched(launcher: str, images: Path, out: Path) -> subprocess.Popen:
-    words = {"PORT": str(free_port()), "MAIN": patchloom.cli.__file__}
-    command = [sys.executable, *(words.get(word, word) for word in LAUNCHERS[launcher])]
+def launched(launcher: str, images: Path, out: Path, machine: int = 0, port: int | None = None) -> subprocess.Popen:
+    words = {"PORT": str(port or free_port()), "MAIN": patchloom.cli.__file__, "MACHINE": str(machine)}
+    command = [sys.executable, *(words.get(word, word) for word in (LAUNCHERS | SEVERAL)[launcher])]
     command += ["pretrain", str(images), "--task", "mae", "--out", str(out), "--epochs", "2"]
     command += ["--batch_size", "16", "--workers", "0", "--precision", "float32", "--model.embed_dim", "32"]
     command += ["--model.depth", "1", *(["--devices", "2"] if launcher == "itself" else [])]
@@ -152,6 +156,46 @@ def test_launchers(launcher, images, tmp_path):
     assert (tmp_path / "run" / "summary.txt").exists()
 
 
+def test_torchrun_on_several_machines(images, tmp_path):
+    """One torchrun for each machine, both of them on this one."""
+    port = free_port()
+    machines = [launched("two machines", images, tmp_path / "run", machine, port) for machine in range(2)]
+    (out, err), (other, _) = [process.communicate(timeout=300) for process in machines]
+    assert [process.returncode for process in machines] == [0, 0], err
+    assert "2 processes (ddp) with 8 images of a step each" in out and "mae on " not in other
+    assert (tmp_path / "run" / "summary.txt").exists()
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "test", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}
+SLURM = {"SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "train"}
+
+
+@pytest.mark.parametrize("started", [TORCHRUN, SLURM])
+def test_devices_that_do_not_fit_what_was_started(started, monkeypatch):
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    assert distributed.launched_processes() == 4
+    with pytest.raises(PatchloomError, match="--devices 3 does not fit the 2 processes on each of 2 machines"):
+        distributed.launch("cpu", 3)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_run_that_still_has_the_setting_nodes_goes_on(nodes, images, tmp_path, capsys):
+    run = pretrain(images, "mae", out=tmp_path / "run", **SMALL).folder
+    for path in (run / "config.yaml", run / "requested.yaml"):
+        write_checksummed(path, read_checksummed(path) | {"nodes": nodes})
+    again = pretrain(images, "mae", out=run, **SMALL)
+    assert again.folder == run and "is finished" in capsys.readouterr().out
+    assert "nodes" not in RunFolder(run).command()
+    given, _ = parse_pretrain(["--config", str(run / "config.yaml")])
+    assert "nodes" not in given
+
+
+def test_nodes_are_refused_with_what_starts_them(capsys):
+    assert patchloom.cli.main(["pretrain", "photos/", "--nodes", "2"]) == 2
+    assert "torchrun or srun" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
 def test_the_processes_that_it_started_end_with_it(send, images, tmp_path):
     """Before there is anything to save: those that wait for the first one are not left behind, and print nothing."""
@@ -159,7 +203,7 @@ def test_the_processes_that_it_started_end_with_it(send, images, tmp_path):
     assert process.stdout.readline().startswith("mae on ")
     send(process.pid, signal.SIGTERM)
     _, err = process.communicate(timeout=300)  # which waits for all that may print
-    slow = r"^(starting|waiting for the other processes at 127\.0\.0\.1:\d+) \(10 s\)\n"  # both of the first process
+    slow = r"^(starting|waiting for the other processes) \(10 s\)\n"  # both of the first process
     said = re.sub(slow, "", err, count=2, flags=re.MULTILINE)
     assert (process.returncode, said) == (130, "patchloom: stopped.\n")
 

@@ -5,24 +5,19 @@ import math
 
 import pytest
 import torch
-from killing import SMALL, draw_images
+from killing import SMALL
 from safetensors.torch import load_file
 
 from patchloom.errors import PatchloomError
 from patchloom.tasks import task_class
-from patchloom.train import pretrain as training
+from patchloom.train import loop as training
+from patchloom.train.loop import pretrain
 from patchloom.train.plan import Planner
-from patchloom.train.pretrain import pretrain
 from patchloom.train.step import Stepper
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
 STEPS = 18  # 48 images to train on, in batches of 16, for 6 epochs
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import random
 import time
 
 import pytest
-from killing import Kill, draw_images, kill_until_done, left_behind, start
+from killing import Kill, kill_until_done, left_behind, start
 
 SEED = 20261120
 KILLS = 4  # at the least, of each task
@@ -14,11 +14,6 @@ CASES = {
     "lut": {"task": "lut"},
     "mae": {"task": "mae", "workers": 1},
 }
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -10,12 +10,12 @@ from timm.layers.pos_embed_rel import RelPosBias
 from patchloom import pretrain
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
+from patchloom.nets.checkpoints.format import load_encoder_file, read_encoder_card
 from patchloom.nets.encode import patch_positions
-from patchloom.nets.variants import at_size, vary
-from patchloom.nets.weights import load_encoder, read_card
+from patchloom.nets.finetune import at_size, with_variant
 from patchloom.patches.positions import sincos_1d
 from patchloom.runs.folder import RunFolder
-from patchloom.train.limits import refuse_too_large
+from patchloom.train.estimate import refuse_too_large
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -38,9 +38,9 @@ def run(pictures, tmp_path_factory):
 
 
 def test_what_is_stored_is_read_again(run, pictures, capsys):
-    settings, spec = RunFolder(run).read_config(), read_card(run / "encoder.safetensors").spec
+    settings, spec = RunFolder(run).read_config(), read_encoder_card(run / "encoder.safetensors").spec
     assert settings.patch_size == spec.patch_size == (12, 1) and spec == settings.encoder_spec()
-    vit, _ = load_encoder(run)
+    vit, _ = load_encoder_file(run)
     assert vit.patch_embed.proj.weight.shape == (32, 1, 12, 1) and vit.pos_embed.shape == (1, 21, 32)
     pretrain(pictures, "mae", out=run, positions="learned", **FRAMES)
     assert "is finished" in capsys.readouterr().out
@@ -62,10 +62,10 @@ def test_another_length_begins_with_its_weights(run, pictures, tmp_path, capsys)
 
 
 def test_it_is_fine_tuned_with_other_positions(run):
-    vit, card = load_encoder(run)
-    table = patch_positions(vary(vit, card, "fixed"))
+    vit, card = load_encoder_file(run)
+    table = patch_positions(with_variant(vit, card, "fixed"))
     assert torch.equal(table, sincos_1d(32, torch.arange(20)))
-    biases = [one for one in vary(vit, card, "relative").modules() if isinstance(one, RelPosBias)]
+    biases = [one for one in with_variant(vit, card, "relative").modules() if isinstance(one, RelPosBias)]
     with torch.no_grad():
         table = biases[0].relative_position_bias_table.normal_()
     of_frames = biases[0].get_bias()[0, 0, 1:, 1:]
@@ -73,7 +73,7 @@ def test_it_is_fine_tuned_with_other_positions(run):
 
 
 def test_dense_predictions_are_refused(run):
-    vit, card = load_encoder(run)
+    vit, card = load_encoder_file(run)
     with pytest.raises(PatchloomError, match="patches of 12x1 pixels are not square, as dense predictions need them"):
         at_size(vit, card, (24, 40))
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch.utils.data import Dataset
 
 import patchloom
+from patchloom.check import Proposal
 from patchloom.cli import main
 from patchloom.errors import PatchloomError, Stopped
-from patchloom.propose import Proposal
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 

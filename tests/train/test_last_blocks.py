@@ -6,32 +6,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from killing import SMALL, draw_images, left_behind, typed
+from killing import SMALL, left_behind, typed
 from ranks import run_together
 from safetensors.torch import load_file, save_file
 
-from patchloom.bench import operations
+from patchloom.bench import flops_per_image
 from patchloom.cli import main
-from patchloom.data import Stats
+from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError, Stopped
-from patchloom.export.exported import exportable
+from patchloom.export.encoder import load_exportable
 from patchloom.export.model_card import model_card
 from patchloom.runs.settings import request
-from patchloom.train.drawing import operations as roughly
-from patchloom.train.pretrain import pretrain
+from patchloom.train.estimate import Step, sketch
+from patchloom.train.loop import pretrain
+from patchloom.train.metrics import estimate_flops as roughly
 from patchloom.train.resolve import resolve
-from patchloom.train.sketch import sketch
 from patchloom.train.step import Stepper
-from patchloom.train.trial import Step
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
 DEEP = SMALL | {"model": SMALL["model"] | {"depth": 3, "drop_path_rate": 0.0}, "epochs": 2}
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +53,7 @@ def test_the_first_blocks_are_those_that_were_read_and_the_last_is_not(earlier, 
 
 def test_the_log_and_the_card_say_what_is_trained(adapted, earlier):
     assert "  trains 1 of 3 blocks: 12.8 k of" in (adapted / "log.txt").read_text()
-    card = model_card(adapted, exportable(adapted, "mean"), None, None, 0.0)
+    card = model_card(adapted, load_exportable(adapted, "mean"), None, None, 0.0)
     assert "**trained of the encoder**: the last 1 block and the last norm; all else is as in encoder" in card
     assert str(Path(earlier).parent) not in card
 
@@ -157,7 +151,7 @@ def settings_for(task, train_blocks):
 def test_what_a_step_takes_is_counted_as_it_is(task):
     whole, few = (sketch(settings_for(task, count), 8) for count in (None, 1))
     for counted, settings in ((whole, settings_for(task, None)), (few, settings_for(task, 1))):
-        assert counted.flops / 8 == pytest.approx(operations(settings), rel=0.02)
+        assert counted.flops / 8 == pytest.approx(flops_per_image(settings), rel=0.02)
     assert few.flops < whole.flops and few.activations < whole.activations
     assert few.sizes.weights == whole.sizes.weights and few.sizes.trained < 0.7 * whole.sizes.trained
     assert few.sizes.checkpoint == whole.sizes.checkpoint - 2 * (whole.sizes.trained - few.sizes.trained)

@@ -7,16 +7,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-from killing import SMALL, draw_images, left_behind, typed
+from killing import SMALL, left_behind, typed
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
+from patchloom.runs import checkpoint
 from patchloom.runs import folder as folders
 from patchloom.runs.folder import RunFolder
-from patchloom.train import pretrain as training
+from patchloom.train import loop as training
+from patchloom.train.checkpointing import TrainState
 from patchloom.train.final_evaluation import FinalEvaluation
-from patchloom.train.pretrain import pretrain
-from patchloom.train.state import TrainState
+from patchloom.train.loop import pretrain
 from patchloom.train.validation import Validation
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -56,11 +57,6 @@ def empty(run: Path) -> None:
 def held(path: Path) -> dict[str, bytes] | None:
     files = sorted(one for one in path.rglob("*") if one.is_file()) if path.exists() else None
     return files and {str(one.relative_to(path)): one.read_bytes() for one in files}
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 CASES = [
@@ -172,7 +168,7 @@ def test_a_folder_that_is_replaced_while_a_large_checkpoint_is_written(tmp_path,
     out.mkdir()
     run = RunFolder(out)
     run.lock()
-    saved = folders.Checkpoints.save.__globals__["save_file"]
+    saved = checkpoint.Checkpoints.save.__globals__["save_file"]
     there = []
 
     def save_slowly(tensors, path, metadata):
@@ -181,7 +177,7 @@ def test_a_folder_that_is_replaced_while_a_large_checkpoint_is_written(tmp_path,
         Path(path).parent.mkdir(exist_ok=True)
         there.append(held(out))
 
-    monkeypatch.setitem(folders.Checkpoints.save.__globals__, "save_file", save_slowly)
+    monkeypatch.setitem(checkpoint.Checkpoints.save.__globals__, "save_file", save_slowly)
     with pytest.raises(PatchloomError, match="was removed, moved or replaced"):
         run.checkpoints.save({}, {"step": 1})
     assert held(out) == there[0]

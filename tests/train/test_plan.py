@@ -11,36 +11,29 @@ from dataclasses import replace
 
 import pytest
 import torch
-from killing import SMALL, draw_images, left_behind, typed
+from killing import SMALL, left_behind, typed
 from options_swept import OPTION_SETS
-from ranks import free_port
 from sweep import asked_of
 from torch.autograd.graph import saved_tensors_hooks
 
 from patchloom.cli import main
-from patchloom.data import Stats, open_data
+from patchloom.data.sources.open import open_data
+from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
-from patchloom.files import interruptibly
-from patchloom.machine import Cores
 from patchloom.options import parse_pretrain
-from patchloom.rendezvous import meet
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request
-from patchloom.train import forecast, limits
+from patchloom.system.files import run_interruptibly
+from patchloom.system.hardware import Cores
+from patchloom.train import estimate
+from patchloom.train.estimate import Step, TaskBytes, sketch, upper_bound_bytes
+from patchloom.train.loop import pretrain
 from patchloom.train.plan import Planner
-from patchloom.train.pretrain import pretrain
 from patchloom.train.resolve import resolve
-from patchloom.train.sketch import Sizes, sketch, upper
-from patchloom.train.trial import Step
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 STATS = Stats((0.5,) * 3, (0.2,) * 3, 32, 32, 10, [])
 GIB = 2**30
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"), 40)
 
 
 def settings_for(task="mae", **given):
@@ -59,8 +52,8 @@ def test_a_dry_run_says_the_plan_and_writes_nothing(images, tmp_path, capsys):
     words = typed(images, tmp_path / "run", {"task": "mae", "epochs": 3})
     assert main([*words, "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "mae on" in out and "32 images to train on, 8 held out" in out
-    assert re.search(r"takes about \d+ s: 6 steps of [\d.e-]+ s, measured", out)
+    assert "mae on" in out and "48 images to train on, 12 held out" in out
+    assert re.search(r"takes about \d+ s: 9 steps of [\d.e-]+ s, measured", out)
     assert re.search(r"needs about \d\.\d of [\d.,]+ GiB of memory\n", out)
     assert re.search(r"needs [\d.]+ MB of the [\d.,]+ [GM]B that are free on the disc\n", out)
     assert not any(tmp_path.iterdir()) and "dry run" in out
@@ -115,7 +108,7 @@ def real_bytes(settings, images):
     with saved_tensors_hooks(keep, lambda value: value):
         views = [view.float() for view in step.batch.views]
         step.task(*views, progress=0.5)
-    return sum(kept.values()), Sizes.of(step.task)
+    return sum(kept.values()), TaskBytes.of(step.task)
 
 
 @pytest.mark.parametrize("name", OPTION_SETS)
@@ -129,7 +122,7 @@ def test_what_is_counted_without_numbers_is_what_a_step_keeps(name):
     kept, sizes = real_bytes(settings, 6)
     assert counted.activations == pytest.approx(kept, rel=0.02) and counted.sizes == sizes
     assert counted.flops > 6 * 1e6
-    assert upper(settings, 6) > counted.least(), "what is not counted is small"
+    assert upper_bound_bytes(settings, 6) > counted.least(), "what is not counted is small"
 
 
 def test_a_task_that_cannot_be_counted_is_not_refused_for_it(monkeypatch):
@@ -145,7 +138,7 @@ def test_what_needs_more_than_the_memory_is_refused_with_need_and_limit():
     settings = settings_for("droppos", img_size=10_000, patch_size=16, attention="fused", kernels="torch")
     begin = time.process_time()
     with pytest.raises(PatchloomError) as refusal:
-        limits.refuse_too_large(settings, 128)
+        estimate.refuse_too_large(settings, 128)
     said = str(refusal.value)
     assert re.search(
         r"in the [\d.,]+ GiB of memory that there are: a step of 128 images needs [\d,]+ GiB or more", said
@@ -156,21 +149,21 @@ def test_what_needs_more_than_the_memory_is_refused_with_need_and_limit():
 def test_a_refusal_names_the_batch_that_fits(monkeypatch):
     settings = settings_for(batch_size=128, img_size=64, patch_size=4, attention="fused", kernels="torch")
     whole = sketch(settings, 128)
-    monkeypatch.setattr(limits, "resident", lambda *_: 0.0)
-    monkeypatch.setattr(limits, "memory", lambda device: (0.0, whole.least(40) / 0.8 / GIB))
+    monkeypatch.setattr(estimate, "resident", lambda *_: 0.0)
+    monkeypatch.setattr(estimate, "memory", lambda device: (0.0, whole.least(40) / 0.8 / GIB))
     with pytest.raises(PatchloomError, match="give --batch_size 32 and --accumulate 4"):
-        limits.refuse_too_large(settings, 128)
+        estimate.refuse_too_large(settings, 128)
     with pytest.raises(PatchloomError, match="give --batch_size 64 and --accumulate 4, or take"):  # of two processes
-        limits.refuse_too_large(replace(settings, accumulate=1, batch_size=256), 128)
-    monkeypatch.setattr(limits, "memory", lambda device: (0.0, whole.sizes.state / 2 / GIB))
+        estimate.refuse_too_large(replace(settings, accumulate=1, batch_size=256), 128)
+    monkeypatch.setattr(estimate, "memory", lambda device: (0.0, whole.sizes.state / 2 / GIB))
     with pytest.raises(PatchloomError, match="choose a smaller --model"):
-        limits.refuse_too_large(settings, 128)
-    monkeypatch.setattr(limits, "memory", lambda device: (0.0, whole.least() / GIB * 1.01))
-    assert limits.refuse_too_large(settings, 128) == whole
+        estimate.refuse_too_large(settings, 128)
+    monkeypatch.setattr(estimate, "memory", lambda device: (0.0, whole.least() / GIB * 1.01))
+    assert estimate.refuse_too_large(settings, 128) == whole
 
 
 def test_what_is_slow_or_tight_is_said():
-    days = forecast.Forecast(1000, 3600.0, 0.0, "calculated", 3.6e6, 9 * GIB, 10 * GIB, 8 * GIB, 1e9, 2e9, "do less")
+    days = estimate.Forecast(1000, 3600.0, 0.0, "calculated", 3.6e6, 9 * GIB, 10 * GIB, 8 * GIB, 1e9, 2e9, "do less")
     time_, remark, memory, tight, disc = days.sentences()
     assert time_ == "takes about 42 days: 1,000 steps of 1 h 0 min, calculated" and "fewer --epochs" in remark
     assert memory == "needs about 9.0 of 10.0 GiB of memory" and "8.0 are free now: do less" in tight
@@ -181,13 +174,13 @@ def test_what_is_slow_or_tight_is_said():
 
 def test_a_large_model_is_calculated_and_not_made_twice(monkeypatch):
     settings, source = settings_for(batch_size=4), open_data("shapes:20").train
-    monkeypatch.setattr(forecast, "Step", None)
-    monkeypatch.setattr(limits, "_SURE", 0.0)
-    monkeypatch.setattr(forecast, "_LARGE", 0)
-    found = forecast.foresee(settings, source, 4, Cores(2), RunFolder("nowhere/run"))
+    monkeypatch.setattr(estimate, "Step", None)
+    monkeypatch.setattr(estimate, "_SURE", 0.0)
+    monkeypatch.setattr(estimate, "_LARGE", 0)
+    found = estimate.forecast_run(settings, source, 4, Cores(2), RunFolder("nowhere/run"))
     assert found.how == "calculated" and found.total > 0 and found.memory > 0
     older = replace(settings, threads="auto")  # as an older version's run says
-    assert forecast.foresee(older, source, 4, Cores(2), RunFolder("nowhere/run")).how == "calculated"
+    assert estimate.forecast_run(older, source, 4, Cores(2), RunFolder("nowhere/run")).how == "calculated"
 
 
 def test_no_gpu_is_set_up_for_steps_that_are_tried_elsewhere(monkeypatch):
@@ -196,10 +189,10 @@ def test_no_gpu_is_set_up_for_steps_that_are_tried_elsewhere(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: asked.append(device) or torch.get_rng_state())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
-    tried = forecast.Tried(1.0, 0.0, "", forecast.Sizes(1, 1, 1, 1), None)
-    monkeypatch.setattr(forecast, "try_steps", lambda *_: tried)
+    tried = estimate.Tried(1.0, 0.0, "", estimate.TaskBytes(1, 1, 1, 1), None)
+    monkeypatch.setattr(estimate, "try_steps", lambda *_: tried)
     before = torch.get_rng_state()
-    forecast.foresee(settings, source, 4, Cores(2), RunFolder("nowhere/run"))
+    estimate.forecast_run(settings, source, 4, Cores(2), RunFolder("nowhere/run"))
     assert not asked and torch.equal(torch.get_rng_state(), before)
 
 
@@ -221,46 +214,11 @@ def interrupt_after(seconds: float) -> threading.Timer:
     return timer
 
 
-def test_nobody_is_waited_for_longer_than_said(monkeypatch, capsys):
-    monkeypatch.setenv("PATCHLOOM_RENDEZVOUS", "0.6")
-    monkeypatch.setattr("patchloom.rendezvous._QUIET", 0.1)
-    port = free_port()
-    with pytest.raises(PatchloomError, match=f"1 of 2 processes came to 127.0.0.1:{port} within 0.6 seconds: run"):
-        meet("127.0.0.1", port, 0, 2, 2, "gloo")
-    said = capsys.readouterr().out
-    assert f"Waiting at 127.0.0.1:{port} for 1 of 2 processes, at most 0.6 seconds" in said and "NODE_RANK=1" in said
-    with pytest.raises(PatchloomError, match="the first process did not come"):
-        meet("127.0.0.1", free_port(), 1, 2, 2, "gloo")
-    assert "Waiting for the first process" in capsys.readouterr().out
-    monkeypatch.setenv("PATCHLOOM_RENDEZVOUS", "soon")
-    with pytest.raises(PatchloomError, match="PATCHLOOM_RENDEZVOUS must be seconds"):
-        meet("127.0.0.1", port, 0, 2, 2, "gloo")
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_waiting_for_others_obeys_ctrl_c(rank):
-    timer, begin = interrupt_after(0.5), time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        meet("127.0.0.1", free_port(), rank, 2, 2, "gloo")
-    timer.join()
-    assert time.monotonic() - begin < 5
-
-
-def test_a_second_machine_that_never_comes(images, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PATCHLOOM_RENDEZVOUS", "0.3")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"):
-        monkeypatch.setenv(name, "0")  # so that what Fabric sets is taken back
-        monkeypatch.delenv(name)
-    assert main([*typed(images, tmp_path / "run", {"task": "mae"}), "--nodes=2"]) == 2
-    assert "1 of 2 processes came" in capsys.readouterr().err and not any(tmp_path.iterdir())
-
-
 def test_a_large_file_is_written_where_ctrl_c_is_heard():
     timer, begin = interrupt_after(0.3), time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        interruptibly(lambda: time.sleep(20))
+        run_interruptibly(lambda: time.sleep(20))
     timer.join()
     assert time.monotonic() - begin < 5
     with pytest.raises(OSError, match="full"):
-        interruptibly(lambda: (_ for _ in ()).throw(OSError("full")))
+        run_interruptibly(lambda: (_ for _ in ()).throw(OSError("full")))

@@ -24,16 +24,11 @@ from patchloom.cli import main
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
 from patchloom.runs.folder import RunFolder
-from patchloom.train import pretrain as training
+from patchloom.train import loop as training
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
 TASK = {"task": "mae", "epochs": 3}
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"), 40)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +99,7 @@ def test_a_disc_that_runs_full(images, whole, small_disc, capfd, monkeypatch):
     place, mount = small_disc
     (place / "others").write_bytes(bytes(300_000))
     with monkeypatch.context() as patch:
-        patch.setattr("patchloom.train.forecast.refuse_full_disc", lambda *_: 1e12)
+        patch.setattr("patchloom.train.estimate.refuse_full_disc", lambda *_: 1e12)
         said = refused(typed(images, place / "run", TASK), capfd)
     assert "could not be written" in said and "No space left on device" in said
     assert mount("-o", "remount,size=16m")

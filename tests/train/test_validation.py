@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from killing import SMALL, draw_images
 
-from patchloom.data import open_data
-from patchloom.evaluate import extract, knn_accuracies
-from patchloom.nets.extra_modules import load_extra_module
-from patchloom.nets.weights import untrained_twin
+from patchloom.data.sources.open import open_data
+from patchloom.evaluate.features import extract
+from patchloom.evaluate.protocols.knn import knn_accuracies
+from patchloom.nets.checkpoints.format import load_module_file, untrained_twin
 from patchloom.runs.held_out import stored_held_out
 from patchloom.runs.task import load_task
-from patchloom.train.pretrain import pretrain
+from patchloom.train.loop import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -58,7 +58,7 @@ def test_knn_of_the_instance_representation(tmp_path, kind, pooling, given):
     loaded = load_task(run)
     source = open_data(images).train
     training, held_out = stored_held_out(loaded.folder, loaded.settings, source).parts(source)
-    head = load_extra_module(run, "pooling")
+    head = load_module_file(run, "pooling")
     gallery, queries = (
         extract(loaded.task.encoder, loaded.card, one, device="cpu", head=head) for one in (training, held_out)
     )

@@ -12,11 +12,11 @@ from sweep import asked_of
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from patchloom.data import Arriving
-from patchloom.train import journal
-from patchloom.train import pretrain as training
+from patchloom.data.loader import Prefetcher
+from patchloom.train import loop as training
+from patchloom.train import metrics
 from patchloom.train.final_evaluation import FinalEvaluation
-from patchloom.train.pretrain import pretrain
+from patchloom.train.loop import pretrain
 from patchloom.train.step import Stepper
 from patchloom.train.validation import Validation
 
@@ -108,13 +108,13 @@ def counted(request, monkeypatch):
     counter, each = request.param(), []
     asides = [
         (Validation, "run"),
-        (journal, "in_words"),
-        (journal, "each_result"),
-        (journal, "health_of"),
+        (metrics, "measure_forms"),
+        (metrics, "each_result"),
+        (metrics, "health_of"),
         (training, "save_checkpoint"),
     ]
     if request.param is Counter:  # reading is done on the CPU, there as here
-        asides += [(Arriving, "__next__"), (Arriving, "send")]
+        asides += [(Prefetcher, "__next__"), (Prefetcher, "send")]
     for of, name in asides:
         aside(counter, of, name, monkeypatch)
     train, update, save = training.train, Stepper.update, training.save_checkpoint

@@ -11,15 +11,8 @@ from safetensors.torch import load_file
 from torchvision.transforms.v2 import functional as V
 
 from patchloom.patches.tokens import patchify
-from patchloom.withhold.canvas import (
-    central_corner,
-    centre_crop,
-    crop_at,
-    mirror_canvas,
-    patches_of_others,
-    zoom_out,
-)
-from patchloom.withhold.draws import random_others, random_places
+from patchloom.withhold.canvas import central_corner, centre_crop, crop_at, mirror_canvas, patches_of_others, zoom_out
+from patchloom.withhold.degrade import random_others, random_places
 
 quick = settings(max_examples=40, deadline=None)
 ORACLE = load_file(Path(__file__).parents[1] / "oracles" / "degradations.safetensors")

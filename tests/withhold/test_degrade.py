@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torchvision.transforms.v2 import functional as V
 
-from patchloom.withhold.degrade import blur, decolorize, fisheye, seen_pixels, wave, zoom_in
-from patchloom.withhold.draws import draw_uniform
+from patchloom.withhold.degrade import blur, decolorize, draw_uniform, fisheye, seen_pixels, wave, zoom_in
 
 quick = settings(max_examples=40, deadline=None)
 ORACLE = load_file(Path(__file__).parents[1] / "oracles" / "degradations.safetensors")

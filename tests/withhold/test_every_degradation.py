@@ -6,16 +6,21 @@ from degrading import SIDES, SIZES, assert_close, seeded
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from patchloom.withhold.canvas import patches_of_others, zoom_out
-from patchloom.withhold.degrade import blur, decolorize, fisheye, seen_pixels, wave, zoom_in
-from patchloom.withhold.draws import (
+from patchloom.withhold.degrade import (
+    blur,
+    decolorize,
     draw_from,
     draw_index,
     draw_uniform,
+    fisheye,
     random_corners,
     random_kernels,
     random_others,
     random_places,
+    seen_pixels,
     table,
+    wave,
+    zoom_in,
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,15 +12,113 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from patchloom.compare.judge import MOST_SEEDS, Standing, enough, standing
-from patchloom.compare.labels import BESIDE, CONTROL, TASK, UNTRAINED, Contender, Labelled
-from patchloom.compare.scores import Scores, Way
-from patchloom.evaluate import wilson
-from patchloom.files import write_whole
-from patchloom.hints import listing
-from patchloom.runs.health import read_health
-from patchloom.shown import Grid, Shown, Verbatim
-from patchloom.verdict import LEAST, Claim
+from patchloom.claims import MIN_VERDICT_IMAGES, Claim, Difference, difference, student
+from patchloom.compare.scores import BESIDE, CONTROL, TASK, UNTRAINED, Contender, LabelledData, Scores, Way
+from patchloom.display import Displayable, TextTable, Verbatim
+from patchloom.errors import listing
+from patchloom.evaluate.results import wilson
+from patchloom.runs.verdict import read_health
+from patchloom.system.files import write_whole
+
+# What may be said of encoders that were scored on the same images: who is ahead, and by what that is told.
+
+
+MOST_SEEDS = 20  # beyond which more seeds are no advice
+_MOST_STEPS = 73  # of a tenth more images each: beyond a thousand times as many, they are none either
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Who is ahead.
+
+    Attributes:
+        order: tasks from best to worst by their means over seeds.
+        means: of each task and control, in [0, 1].
+        against: by task, how far the first one is ahead of it; and of each control, and of all else.
+        winner: the first one, if it is better than all other tasks and every control, by `Difference.claim`; else "".
+        level_with: tasks than which the first one is not better, nor ahead with its one seed.
+        unbeaten: controls than which the first one is not better, nor ahead with its one seed.
+        seeds: of each task.
+    """
+
+    order: tuple[str, ...]
+    means: dict[str, float]
+    against: dict[str, Difference]
+    winner: str
+    level_with: tuple[str, ...]
+    unbeaten: tuple[str, ...]
+    seeds: int
+
+
+def rank_encoders(
+    tasks: Mapping[str, Tensor], controls: Mapping[str, Tensor], others: Mapping[str, Tensor] | None = None
+) -> Ranking:
+    """Who is ahead, and whether it may be called the winner.
+
+    A winner has to be better than every other task, and than what needs no training, each by its own 95 % interval:
+    where nothing could be learnt, all of these would have to be wrong at once. How far seeds move a task is told by its
+    own seeds alone, since tasks that stand still at chance would say too little of one that does not. One seed of each
+    says nothing of that, so that it names no winner.
+
+    Args:
+        tasks: [s n] by name, whether each test image was classified rightly by the encoder of each seed.
+        controls: likewise what needs no training; with one seed or several.
+        others: likewise what stands beside them, and is no bar.
+    """
+    everyone = {**controls, **tasks}
+    means = {name: right.double().mean().item() for name, right in everyone.items()}
+    order = tuple(sorted(tasks, key=lambda name: -means[name]))
+    first = tasks[order[0]]
+    against = {
+        name: difference(first, right, control=name)
+        for name, right in {**{name: tasks[name] for name in order[1:]}, **controls, **(others or {})}.items()
+    }
+    level = tuple(name for name in order[1:] if not _ahead(against[name]))
+    unbeaten = tuple(name for name in controls if not _ahead(against[name]))
+    compared = [one.claim for name, one in against.items() if name in everyone]
+    winner = order[0] if all(claim is Claim.BETTER for claim in compared) else ""
+    return Ranking(order, means, against, winner, level, unbeaten, len(first))
+
+
+def _ahead(found: Difference) -> bool:
+    """Whether the first one is better, or would be if its one seed were all."""
+    return found.claim is Claim.BETTER or (found.claim is Claim.ONCE and found.value > 0)
+
+
+def sufficient_budget(found: Difference, seeds: int, images: int) -> str:
+    """What budget would tell two encoders apart, if both stay as far apart as they are: a clause, "" where none would.
+
+    More seeds are asked for first, since they cost no labels, where they could suffice; else more test images, with
+    as many seeds as leave them half of the interval.
+    """
+    gap = abs(found.value)
+    budgets = range(seeds, MOST_SEEDS + 1)
+    deviation = found.over_seeds / student(found.freedom) * math.sqrt(seeds) if found.freedom else 0.0
+    parts = {
+        more: student(found.freedom * (more - 1) / (seeds - 1)) * deviation / math.sqrt(more) if deviation else 0.0
+        for more in budgets
+    }
+
+    def apart(more: int, n: int) -> bool:
+        """As `difference` has it, with its centre that a few images draw towards zero."""
+        return gap * n / (n + 2) > math.hypot(found.over_images * math.sqrt(images / n), parts[more])
+
+    more = next((more for more in budgets if apart(more, images)), 0)
+    if more > seeds:
+        return f"{more} seeds of each task"
+    more = next((more for more in budgets if parts[more] <= gap / math.sqrt(2)), 0)
+    sizes = (math.ceil(images * 1.1**step) for step in range(1, _MOST_STEPS))
+    needed = next((n for n in sizes if more and apart(more, n)), 0)
+    if not needed:
+        return ""
+    return f"some {_two_digits(needed):,} labelled test images" + (f" and {more} seeds of each task" * (more > seeds))
+
+
+def _two_digits(number: int) -> int:
+    """Rounded up, to two digits."""
+    unit = 10 ** max(0, len(str(number)) - 2)
+    return -(-number // unit) * unit
+
 
 HEADING = ("way", "encoder", "kind", "seeds", "mean", "lowest", "highest", "low", "high", "behind", "behind_low")
 HEADING += ("behind_high", "about")
@@ -28,7 +127,7 @@ _TOLD = {Claim.BETTER: "yes, ahead", Claim.WORSE: "yes, behind", Claim.NONE: "no
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Shown):
+class Comparison(Displayable):
     """What `compare` found.
 
     Attributes:
@@ -44,16 +143,16 @@ class Comparison(Shown):
 
     folder: Path
     verdict: list[str]
-    tables: list[tuple[str, Grid, str]]
+    tables: list[tuple[str, TextTable, str]]
     winner: str | None
     notes: tuple[str, ...] = ()
     about: tuple[tuple[str, str], ...] = ()
     rows: list[tuple[str, ...]] = field(default_factory=list)
     order: tuple[str, ...] = ()
 
-    def parts(self, width: int) -> list[str | Grid]:
-        """See `Shown`."""
-        said: list[str | Grid] = []
+    def parts(self, width: int) -> list[str | TextTable]:
+        """See `Displayable`."""
+        said: list[str | TextTable] = []
         for title, table, note in self.tables:
             said += [title, "", table, *[note] * bool(note), ""]
         said += [*self.notes, "", *self.verdict]
@@ -65,11 +164,7 @@ class Comparison(Shown):
         return [(name, file) for name, file in named if (self.folder / file).exists()]
 
     def write(self) -> None:
-        """Write the table and the verdict to the comparison's folder.
-
-        Raises:
-            PatchloomError: they cannot be written.
-        """
+        """Write the table and the verdict to the comparison's folder."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows([HEADING, *self.rows])
@@ -77,21 +172,16 @@ class Comparison(Shown):
         write_whole(self.folder / "summary.txt", "\n".join(self.verdict) + "\n")
 
 
-def judged(found: Sequence[tuple[Contender, Scores]], on: Labelled, folder: Path, notes: Sequence[str]) -> Comparison:
-    """The verdict by labels: by the linear probe with all of them, beside which the other ways stand.
-
-    Args:
-        found: every encoder's scores.
-        on: the images, and the ways.
-        folder: of the comparison.
-        notes: what else is to be known.
-    """
+def compare_labelled(
+    found: Sequence[tuple[Contender, Scores]], on: LabelledData, folder: Path, notes: Sequence[str]
+) -> Comparison:
+    """The verdict by labels: by the linear probe with all of them, beside which the other ways stand."""
     tasks, controls, others = (_grouped(found, kind) for kind in (TASK, CONTROL, BESIDE))
     rows: list[tuple[str, ...]] = []
     standings = {}
     for way in on.ways:
         of_tasks, of_controls, of_others = (_of_way(part, way) for part in (tasks, controls, others))
-        standings[way.name] = found_way = standing(of_tasks, of_controls, of_others)
+        standings[way.name] = found_way = rank_encoders(of_tasks, of_controls, of_others)
         rows += _rows(way, found_way, of_tasks, of_controls, of_others, found)
     first = on.ways[0]
     main = standings[first.name]
@@ -105,34 +195,30 @@ def judged(found: Sequence[tuple[Contender, Scores]], on: Labelled, folder: Path
     said = [
         ("Accuracy by labels", grid, note),
         (f"By {first.name} probe, {main.order[0]} less each of these", _behind(main), ""),
-        *how_each_went([one for one, _ in found]),
+        *health_tables([one for one, _ in found]),
     ]
-    return Comparison(folder, verdict_of(main, first.name, n), said, main.winner, tuple(notes), (), rows, main.order)
+    return Comparison(
+        folder, describe_ranking(main, first.name, n), said, main.winner, tuple(notes), (), rows, main.order
+    )
 
 
-def how_each_went(those: Sequence[Contender]) -> list[tuple[str, Grid, str]]:
+def health_tables(those: Sequence[Contender]) -> list[tuple[str, TextTable, str]]:
     """A table of the verdicts that the runs themselves left; none where there is no such verdict."""
     own = tuple(
         (one.name, str(one.seed), health.verdict, health.why)
         for one in those
         if one.kind == TASK and (health := read_health(Path(one.place))) is not None
     )
-    grid = Grid(("task", "seed", "verdict", "its own measure"), own, texts=frozenset({3}))
+    grid = TextTable(("task", "seed", "verdict", "its own measure"), own, texts=frozenset({3}))
     return [("How each task went", grid, "")] if own else []
 
 
-def verdict_of(main: Standing, way: str, n: int) -> list[str]:
-    """Sentences on who is ahead.
-
-    Args:
-        main: the standing by one way of scoring.
-        way: its name.
-        n: test images.
-    """
+def describe_ranking(main: Ranking, way: str, n: int) -> list[str]:
+    """Sentences on who is ahead."""
     first, means = main.order[0], main.means
     lead = f"{first} {means[first]:.1%}"
-    if n < LEAST:
-        return [f"No winner: {n} test images are too few to compare encoders: label {LEAST} or more."]
+    if n < MIN_VERDICT_IMAGES:
+        return [f"No winner: {n} test images are too few to compare encoders: label {MIN_VERDICT_IMAGES} or more."]
     if main.winner:
         second = main.order[1]
         over = listing([f"{name} ({means[name]:.1%})" for name in means if name not in main.order], "and")
@@ -172,7 +258,7 @@ def verdict_of(main: Standing, way: str, n: int) -> list[str]:
     return said
 
 
-def _of_controls(main: Standing) -> list[str]:
+def _of_controls(main: Ranking) -> list[str]:
     """What it means that a control is not beaten."""
     first = main.order[0]
     if not main.unbeaten:
@@ -187,13 +273,13 @@ def _of_controls(main: Standing) -> list[str]:
     return ["So it is open whether anything was learnt that helps with these labels."]
 
 
-def _budget(main: Standing, level: Sequence[str], n: int) -> str:
+def _budget(main: Ranking, level: Sequence[str], n: int) -> str:
     """What would tell the first task apart from the nearest of those from which it is not."""
     first = main.order[0]
     nearest = min(level, key=lambda name: abs(main.against[name].value))
     if main.seeds == 1:
         return "Each task was trained once: compare with --seeds 3 to tell what holds."
-    needed = enough(main.against[nearest], main.seeds, n)
+    needed = sufficient_budget(main.against[nearest], main.seeds, n)
     if not needed:
         return (
             f"To tell {first} and {nearest} apart as they stand, more than {MOST_SEEDS} seeds of each task or a "
@@ -225,14 +311,14 @@ def _table(
     controls: Mapping[str, Sequence[Scores]],
     others: Mapping[str, Sequence[Scores]],
     order: Sequence[str],
-) -> Grid:
+) -> TextTable:
     rows = []
     for names, group in ((order, tasks), ([*controls], controls), ([*others], others)):
         for name in names:
             cells = [_cell(torch.stack([one.right[way.name] for one in group[name]])) for way in ways]
             rows.append((name, *cells))
     ends = frozenset({len(tasks) - 1, len(tasks) + len(controls) - 1})
-    return Grid(("encoder", *(way.name for way in ways)), tuple(rows), names=frozenset({0}), ends=ends)
+    return TextTable(("encoder", *(way.name for way in ways)), tuple(rows), names=frozenset({0}), ends=ends)
 
 
 def _cell(right: Tensor) -> str:
@@ -244,17 +330,17 @@ def _cell(right: Tensor) -> str:
     return f"{100 * mean:.1f} %{spread}\n[{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def _behind(main: Standing) -> Grid:
+def _behind(main: Ranking) -> TextTable:
     rows = []
     for name, found in main.against.items():
         rows.append((name, found.text(), _TOLD.get(found.claim, found.claim.value)))
     over = "images and seeds" if main.seeds > 1 else "images alone"
-    return Grid(("encoder", f"difference, 95 % interval over {over}", "told apart"), tuple(rows))
+    return TextTable(("encoder", f"difference, 95 % interval over {over}", "told apart"), tuple(rows))
 
 
 def _rows(
     way: Way,
-    found: Standing,
+    found: Ranking,
     tasks: Mapping[str, Tensor],
     controls: Mapping[str, Tensor],
     others: Mapping[str, Tensor],

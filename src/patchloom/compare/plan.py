@@ -10,22 +10,21 @@ from typing import Any
 
 import torch
 
-from patchloom.compare.after import After
-from patchloom.compare.pace import Pace, estimated_paces, paces_of
-from patchloom.compare.runner import Job, Words, run_all
-from patchloom.data import Data, Source, Stats
-from patchloom.errors import PatchloomError
-from patchloom.files import make_folder
-from patchloom.hints import typed_fields
-from patchloom.machine import cores
+from patchloom.compare.runner import Job, StopMessages, run_all
+from patchloom.compare.timing import TimeAfterTraining, TrainingSpeed, estimated_paces, measure_training_speeds
+from patchloom.data.source import Data, Source
+from patchloom.data.stats import Stats
+from patchloom.display import StatusMessage, duration
+from patchloom.errors import PatchloomError, typed_fields
+from patchloom.runs.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.held_out import choose_held_out
-from patchloom.runs.sealed import read_sealed, write_sealed
 from patchloom.runs.settings import Settings, request
 from patchloom.runs.task import prepare_task
-from patchloom.sides import compact, in_pixels
-from patchloom.tasks.code import label
-from patchloom.train.resolve import measured, resolve
-from patchloom.waiting import Waiting, duration
+from patchloom.sizes import compact, in_pixels
+from patchloom.system.files import make_folder
+from patchloom.system.hardware import cores
+from patchloom.tasks.custom import label
+from patchloom.train.resolve import measure_data, resolve
 
 SPLIT_SEED = 0  # which images are held out, the same for all runs of a comparison
 USUAL = ("mae", "droppos", "mp3", "restore", "extrema", "lut")
@@ -33,13 +32,15 @@ _FILE = "compare.yaml"
 _SIZES = ("img_size", "patch_size")
 _AS_THEY_ARE = ("epochs", "top", "held_out", "threads")  # parts of a plan that YAML gives back as they are
 _STORED = {"asked", "paces", "after", "notes", *_AS_THEY_ARE}
-_UNPLANNED = Words("stopping", "stopped while this machine was measured: no plan is stored yet, and nothing is trained")
+_UNPLANNED = StopMessages(
+    "stopping", "stopped while this machine was measured: no plan is stored yet, and nothing is trained"
+)
 _PILOT = 8  # steps of the run that shows what comes on top of training
 USUAL_TOP = 60.0  # seconds that this may be: for the line that tells how far it is, and for a dry run
 
 
 @dataclass(frozen=True)
-class Asked:
+class ComparisonRequest:
     """What a user asked of a comparison.
 
     Attributes:
@@ -74,7 +75,7 @@ class Asked:
             **{"minutes": self.minutes, "samples": self.samples, "settings": {**self.given, **lists}},
         }
 
-    def with_threads(self, threads: int | None) -> Asked:
+    def with_threads(self, threads: int | None) -> ComparisonRequest:
         """The same where each run has so many CPU threads; None leaves it to each run."""
         return self if threads is None else replace(self, given={**self.given, "threads": threads})
 
@@ -86,7 +87,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What a comparison does.
 
     Attributes:
@@ -101,11 +102,11 @@ class Plan:
         resumed: it was begun before.
     """
 
-    asked: Asked
+    asked: ComparisonRequest
     epochs: dict[str, float]
-    paces: dict[str, Pace]
+    paces: dict[str, TrainingSpeed]
     top: float
-    after: After | None
+    after: TimeAfterTraining | None
     held_out: int
     threads: int | None
     notes: tuple[str, ...]
@@ -117,11 +118,11 @@ class Plan:
 
     def jobs(self, out: Path) -> list[Job]:
         """The runs: first one of each task, so that a stopped comparison has something of all."""
-        found, asked, names = [], self.asked.with_threads(self.threads), called(self.epochs)
+        found, asked, names = [], self.asked.with_threads(self.threads), name_tasks(self.epochs)
         for seed in range(asked.seeds):
             for task, name in names.items():
                 folder = out / f"{name}-seed{seed}"
-                words = words_of(asked, task, folder, self.epochs[task], self.paces[task].images, seed)
+                words = pretrain_arguments(asked, task, folder, self.epochs[task], self.paces[task].images, seed)
                 log = out / "logs" / f"{folder.name}.txt"
                 found.append(Job(name, seed, folder, words, log, self.training(task) + self.top))
         return found
@@ -138,7 +139,7 @@ class Plan:
     def lines(self, images: int, noun: str) -> list[str]:
         """A line for each task, of so many images with those that are held out."""
         said = []
-        names = called(self.epochs)
+        names = name_tasks(self.epochs)
         wide = max(map(len, names.values()))
         for task, epochs in self.epochs.items():
             pace = self.paces[task]
@@ -150,7 +151,7 @@ class Plan:
         return said
 
 
-def called(tasks: Iterable[str]) -> dict[str, str]:
+def name_tasks(tasks: Iterable[str]) -> dict[str, str]:
     """What tasks are called in tables and folders: one of the user's by its class, with a number for the second one."""
     found: dict[str, str] = {}
     for task in tasks:
@@ -160,29 +161,24 @@ def called(tasks: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def words_of(asked: Asked, task: str, folder: Path, epochs: float, batch: int, seed: int) -> list[str]:
+def pretrain_arguments(
+    asked: ComparisonRequest, task: str, folder: Path, epochs: float, batch: int, seed: int
+) -> list[str]:
     """Words of ``patchloom pretrain``."""
     given = {**asked.given, "task": task, "out": folder, "epochs": epochs, "batch_size": batch, "seed": seed}
     given["split_seed"] = SPLIT_SEED
-    return [*asked.data, *(f"--{name}={value}" for name, value in spelled(given).items())]
+    return [*asked.data, *(f"--{name}={value}" for name, value in to_option_values(given).items())]
 
 
-def spelled(given: Mapping[str, Any]) -> dict[str, str]:
+def to_option_values(given: Mapping[str, Any]) -> dict[str, str]:
     """Settings as the command line takes them."""
     return {name: in_pixels(value) if name in _SIZES else str(value) for name, value in given.items()}
 
 
-def resolved(asked: Asked, training: Source, explicit: bool) -> tuple[dict[str, Settings], Stats, list[str]]:
-    """Settings of each task without any ``auto``; and notes on tasks that these images do not suit.
-
-    Args:
-        asked: what is compared.
-        training: images to train on.
-        explicit: the user named the tasks: one that is refused is an error.
-
-    Raises:
-        PatchloomError: a task is refused that was named, or all are.
-    """
+def resolve_settings(
+    asked: ComparisonRequest, training: Source, explicit: bool
+) -> tuple[dict[str, Settings], Stats, list[str]]:
+    """Settings of each task without any ``auto``; and notes on tasks that these images do not suit."""
     found: dict[str, Settings] = {}
     notes: list[str] = []
     stats = None
@@ -190,7 +186,7 @@ def resolved(asked: Asked, training: Source, explicit: bool) -> tuple[dict[str, 
         try:
             one = request(asked.source, task, dict(asked.given))
             if stats is None:
-                channels, stats = measured(one, training)
+                channels, stats = measure_data(one, training)
             settings = resolve(one, len(training), channels, stats)[0]
             prepare_task(settings, stats)
         except PatchloomError as problem:
@@ -208,18 +204,14 @@ def resolved(asked: Asked, training: Source, explicit: bool) -> tuple[dict[str, 
     return found, stats, notes
 
 
-def stored_plan(asked: Asked, out: Path) -> Plan | None:
-    """The plan with which a comparison in this folder was begun; None where there is none.
-
-    Raises:
-        PatchloomError: another comparison is there, or something else.
-    """
+def stored_plan(asked: ComparisonRequest, out: Path) -> ComparisonPlan | None:
+    """The plan with which a comparison in this folder was begun; None where there is none."""
     path = out / _FILE
     if not path.exists():
         if out.exists() and any(one.name[0] != "." for one in out.iterdir()):
             raise PatchloomError(f"{out} exists and holds no comparison: choose another folder with --out")
         return None
-    found = read_sealed(path)
+    found = read_checksummed(path)
     before, now = found["asked"], asked.plain()
     if different := [name for name in now if before.get(name) != now[name]]:
         name = different[0]
@@ -230,47 +222,41 @@ def stored_plan(asked: Asked, out: Path) -> Plan | None:
     if not _STORED <= found.keys():
         raise PatchloomError(f"{path} is of another version of patchloom: choose another folder with --out")
     try:
-        paces = {task: Pace(**typed_fields(Pace, pace)) for task, pace in found["paces"].items()}
-        after = After(**typed_fields(After, found["after"]))
-        its = typed_fields(Plan, {name: found[name] for name in _AS_THEY_ARE})
+        paces = {task: TrainingSpeed(**typed_fields(TrainingSpeed, pace)) for task, pace in found["paces"].items()}
+        after = TimeAfterTraining(**typed_fields(TimeAfterTraining, found["after"]))
+        its = typed_fields(ComparisonPlan, {name: found[name] for name in _AS_THEY_ARE})
         # what is trained are words of a command line: none of them may come from a file that anybody may have written
         if not {*its["epochs"]} == {*paces} <= {*asked.tasks}:
             raise ValueError("it has other tasks than were asked for")
     except (AttributeError, KeyError, TypeError, ValueError) as problem:
         raise PatchloomError(f"{path} is not the plan of a comparison ({problem}): choose another --out") from problem
-    return Plan(asked, paces=paces, after=after, notes=tuple(map(str, found["notes"])), resumed=True, **its)
+    return ComparisonPlan(asked, paces=paces, after=after, notes=tuple(map(str, found["notes"])), resumed=True, **its)
 
 
 def new_plan(
-    asked: Asked, opened: Data, explicit: bool, devices: Sequence[str], ending: Callable[[Path], After] | None
-) -> Plan:
+    asked: ComparisonRequest,
+    opened: Data,
+    explicit: bool,
+    devices: Sequence[str],
+    ending: Callable[[Path], TimeAfterTraining] | None,
+) -> ComparisonPlan:
     """Measure how fast each task trains, and what a run takes beside that.
 
     In a dry run the pace is estimated from a few steps, and a run takes `USUAL_TOP` beside its training.
-
-    Args:
-        asked: what the user asked for.
-        opened: the images.
-        explicit: the user named the tasks: one that is refused is an error.
-        devices: as in `run_all`.
-        ending: times what comes after training, by a short run; None in a dry run.
-
-    Raises:
-        PatchloomError: tasks, settings and images do not go together, or a run cannot be made.
     """
     threads = asked.threads_each()
     given = asked.with_threads(threads)
     first = request(asked.source, asked.tasks[0], {**asked.given, "split_seed": SPLIT_SEED})
-    with Waiting("looking for copies among the images"):
+    with StatusMessage("looking for copies among the images"):
         training, held_out = choose_held_out(first, opened.train)[0].parts(opened.train)
-    with Waiting("looking at the images"):
-        settings, stats, notes = resolved(given, training, explicit)
+    with StatusMessage("looking at the images"):
+        settings, stats, notes = resolve_settings(given, training, explicit)
     if stats.sound is not None:
         training = training.heard_as(stats.sound)
     one = next(iter(settings.values()))
     if one.device == "cpu":  # so that the runs have as many wherever the comparison goes on
         threads = one.threads
-    paces = (estimated_paces if ending is None else paces_of)(settings, training)
+    paces = (estimated_paces if ending is None else measure_training_speeds)(settings, training)
     if asked.samples is not None:
         epochs = {task: pace.epochs_of(asked.samples) for task, pace in paces.items()}
     else:
@@ -279,35 +265,35 @@ def new_plan(
     top, after = USUAL_TOP, None
     if ending is not None:
         top, after = _pilot(asked.with_threads(threads), [*paces][0], paces, devices, ending)
-    return Plan(asked, epochs, paces, top, after, len(held_out), threads, tuple(notes))
+    return ComparisonPlan(asked, epochs, paces, top, after, len(held_out), threads, tuple(notes))
 
 
 def _pilot(
-    asked: Asked, task: str, paces: dict[str, Pace], devices: Sequence[str], ending: Callable[[Path], After]
-) -> tuple[float, After]:
+    asked: ComparisonRequest,
+    task: str,
+    paces: dict[str, TrainingSpeed],
+    devices: Sequence[str],
+    ending: Callable[[Path], TimeAfterTraining],
+) -> tuple[float, TimeAfterTraining]:
     """Seconds that a run takes beside its training (start, measures, pictures, last evaluation), and afterwards."""
     pace = paces[task]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
-        words = words_of(asked, task, folder, _PILOT / pace.epoch, pace.images, 0)
+        words = pretrain_arguments(asked, task, folder, _PILOT / pace.epoch, pace.images, 0)
         job = Job(task, 0, folder, words, Path(place) / "log.txt", USUAL_TOP)
         taken = run_all([job], 1, devices, lambda one, seconds: None, _UNPLANNED)
         if job.failure:
             raise PatchloomError(job.failure)
-        with Waiting("timing what comes after training"):
+        with StatusMessage("timing what comes after training"):
             after = ending(folder)
     return max(1.0, taken[job.name] - _PILOT * pace.step), after
 
 
-def store(plan: Plan, out: Path) -> None:
-    """Store a plan in the folder of its comparison.
-
-    Raises:
-        PatchloomError: it cannot be written.
-    """
+def store(plan: ComparisonPlan, out: Path) -> None:
+    """Store a plan in the folder of its comparison."""
     make_folder(out)
     found = {"asked": plan.asked.plain()} | {name: getattr(plan, name) for name in _AS_THEY_ARE}
     assert plan.after is not None  # a dry run stores nothing
     found["after"], found["notes"] = plan.after._asdict(), list(plan.notes)
     found["paces"] = {task: pace._asdict() for task, pace in plan.paces.items()}
-    write_sealed(out / _FILE, found)
+    write_checksummed(out / _FILE, found)

@@ -9,17 +9,54 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from patchloom.compare.alone import is_held
-from patchloom.errors import Stopped
-from patchloom.files import make_folder, no_link
-from patchloom.runs.folder import RunFolder
-from patchloom.stopping import ENDS_WITH_STDIN, Stop
-from patchloom.waiting import Waiting, duration
+from patchloom.display import StatusMessage, duration
+from patchloom.errors import PatchloomError, Stopped
+from patchloom.runs.folder import FolderLocked, RunFolder
+from patchloom.system.files import make_folder, no_link
+from patchloom.system.signals import ENDS_WITH_STDIN, Stop
+
+# One comparison at a time in a folder, and one process in each run, by the lock of run folders.
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """While entered, no other comparison works in a folder, which is made; one that stays empty is removed."""
+    made = not folder.exists()
+    make_folder(folder)
+    lock = RunFolder(folder)
+    try:
+        lock.lock()
+    except FolderLocked:
+        raise PatchloomError(
+            f"another comparison is at work in {folder}: wait for its end, or choose another folder with --out"
+        ) from None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if made and [one.name for one in folder.iterdir()] == [".lock"]:
+                (folder / ".lock").unlink()
+                folder.rmdir()
+        lock.unlock()
+
+
+def is_locked(run: Path) -> bool:
+    """Whether another process trains in the folder of a run."""
+    if not (run / ".lock").exists():
+        return False
+    lock = RunFolder(run)
+    try:
+        lock.lock()
+    except FolderLocked:
+        return True
+    lock.unlock()
+    return False
+
 
 _PROGRAM = (sys.executable, "-m", "patchloom", "pretrain")
 _LOOK = 0.5  # seconds between two looks at the processes
@@ -71,7 +108,7 @@ class Job:
             return 0.0
 
 
-class Bar(Waiting):
+class Bar(StatusMessage):
     """What is trained now, how far the whole is, and how long it still takes, by what took longer or shorter so far."""
 
     def __init__(self, jobs: Sequence[Job], at_once: int):
@@ -122,14 +159,14 @@ class _Process:
             self.process.stdin.close()
 
 
-class Words(NamedTuple):
+class StopMessages(NamedTuple):
     """What is said to whoever stops it: at once on a terminal, and at the end."""
 
     now: str
     then: str
 
 
-STOPPED = Words(
+STOPPED = StopMessages(
     "stopping after this update, with a checkpoint; the same command goes on from there",
     "stopped, and nothing is lost: the same command goes on from there",
 )
@@ -140,25 +177,12 @@ def run_all(
     at_once: int,
     devices: Sequence[str],
     told: Callable[[Job, float], None],
-    words: Words = STOPPED,
+    words: StopMessages = STOPPED,
 ) -> dict[str, float]:
     """Make all pre-trainings that are not there yet.
 
     One that fails is left out; the others go on. One in whose folder another process still trains, such as one that a
     comparison left that was killed, waits for its end. When this process ends, by whatever, the others stop with it.
-
-    Args:
-        jobs: in the order in which they begin.
-        at_once: how many run at the same time.
-        devices: numbers of the GPUs among which they are dealt; none for a CPU.
-        told: is called with each that has ended, and the seconds it took.
-        words: for whoever stops it.
-
-    Returns:
-        The seconds that each of them took now.
-
-    Raises:
-        Stopped: somebody stopped it; what was trained is kept.
     """
     taken: dict[str, float] = {}
     todo = list(jobs)
@@ -181,7 +205,7 @@ def run_all(
                 for one in [one for one in running if one.process.poll() is not None]:
                     running.remove(one)
                     one.close()
-                    if not one.job.finished and is_held(one.job.folder):  # by one that was a moment earlier
+                    if not one.job.finished and is_locked(one.job.folder):  # by one that was a moment earlier
                         todo.insert(0, one.job)
                         continue
                     seconds = taken[one.job.name] = time.monotonic() - one.begun
@@ -201,7 +225,7 @@ def run_all(
 def _next(todo: Sequence[Job], waiting: set[str]) -> Job | None:
     """The first job whose folder no other process has; None where there is none."""
     for job in todo:
-        if not is_held(job.folder):
+        if not is_locked(job.folder):
             return job
         if job.name not in waiting:
             waiting.add(job.name)

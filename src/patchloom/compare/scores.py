@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.data import Source
-from patchloom.data.sources.base import Subset
-from patchloom.evaluate import KNN, LINEAR, EvalSettings, ImageFeatures, Parts, classes_of
-from patchloom.evaluate.frozen import FeatureExtractor, FrozenProtocol, rows_of
-from patchloom.evaluate.protocols.fewshot import few
+from patchloom.audio.requirements import with_encoder_sound
+from patchloom.compare.runner import Job
+from patchloom.data.source import Data, Source, Subset
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.evaluate.features import ImageFeatures, count_classes, has_labels, only_labelled
+from patchloom.evaluate.frozen import FeatureExtractor, FrozenProtocol, evaluate_extractor, extractors
+from patchloom.evaluate.protocols.fewshot import subsample_training
+from patchloom.evaluate.protocols.knn import KNN
+from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_images, parts_of
+from patchloom.nets.checkpoints.format import EncoderCard, extra_module_file, weights_file
+from patchloom.runs.encoder import load_encoder, load_extra_module, unfinished_run
+from patchloom.runs.held_out import unchanged_held_out
+from patchloom.system.files import make_folder, write_whole
+from patchloom.version import __version__
 
 
 class Way(NamedTuple):
@@ -57,14 +71,9 @@ class Scores:
 
 
 def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str]]:
-    """Ways of scoring by all labels and by few; and sentences on those that are left out.
-
-    Args:
-        shares: of the training labels, below 1; or from 1 on, labels a class.
-        train: labelled images.
-    """
+    """Ways of scoring by all labels and by few; and sentences on those that are left out."""
     ways, notes = [Way("linear", LINEAR), Way("kNN", KNN)], []
-    classes, counts = classes_of(train), np.bincount(train.labels[train.labels >= 0])
+    classes, counts = count_classes(train), np.bincount(train.labels[train.labels >= 0])
     least = int(counts[counts > 0].min())
     for share in shares:
         if share < 1 and round(share * len(train)) < classes:
@@ -77,27 +86,18 @@ def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str
     return ways, notes
 
 
-def scored(extractor: FeatureExtractor, ways: Sequence[Way], parts: Parts, settings: EvalSettings, seed: int) -> Scores:
-    """One encoder's scores by some ways.
-
-    Args:
-        extractor: gives its features.
-        ways: of scoring.
-        parts: labelled images.
-        settings: of reading.
-        seed: draws the few labels, the same for all encoders of that seed.
-
-    Raises:
-        PatchloomError: images that cannot be read.
-    """
+def score_encoder(
+    extractor: FeatureExtractor, ways: Sequence[Way], parts: Parts, settings: EvalSettings, seed: int
+) -> Scores:
+    """One encoder's scores by some ways."""
     right, about = {}, {}
-    once = read_once(extractor, parts.train)
+    once = caching_extractor(extractor, parts.train)
     for way in ways:
         its = parts
         if way.few is not None:
             share, per_class = (way.few, None) if way.few < 1 else (None, int(way.few))
-            its = few(parts, share, per_class, seed)[0]
-        rows, train, _ = rows_of(once, [way.protocol], its, settings)
+            its = subsample_training(parts, share, per_class, seed)[0]
+        rows, train, _ = evaluate_extractor(once, [way.protocol], its, settings)
         row = way.protocol.quoted(rows[way.protocol.name])
         assert row.right is not None
         right[way.name], k = row.right, row.settings.get("k")
@@ -105,13 +105,13 @@ def scored(extractor: FeatureExtractor, ways: Sequence[Way], parts: Parts, setti
     return Scores(right, about)
 
 
-def read_once(extractor: FeatureExtractor, train: Source) -> FeatureExtractor:
+def caching_extractor(extractor: FeatureExtractor, train: Source) -> FeatureExtractor:
     """An extractor that reads every source once, and has the features of a part of ``train`` from all of it."""
     found: dict[int, tuple[Source, ImageFeatures]] = {}  # with the source, or another one might get its place
 
     def features_of(source: Source) -> ImageFeatures:
         if isinstance(source, Subset) and source.source is train:
-            return part_of(features_of(train), source)
+            return subset_features(features_of(train), source)
         if id(source) not in found:
             found[id(source)] = source, extractor.features_of(source)
         return found[id(source)][1]
@@ -119,13 +119,8 @@ def read_once(extractor: FeatureExtractor, train: Source) -> FeatureExtractor:
     return extractor._replace(features_of=features_of)
 
 
-def part_of(features: ImageFeatures, some: Subset) -> ImageFeatures:
-    """The features of some images, from those of all of them, of which all have labels.
-
-    Args:
-        features: of ``some.source``.
-        some: the images.
-    """
+def subset_features(features: ImageFeatures, some: Subset) -> ImageFeatures:
+    """The features of some images, from those of all of them, of which all have labels."""
     rows = {index: row for row, index in enumerate(features.indices.tolist())}
     there = [(place, rows[index]) for place, index in enumerate(some.indices.tolist()) if index in rows]
     places, chosen = (torch.tensor(one, dtype=torch.int64) for one in zip(*there, strict=True))
@@ -139,3 +134,145 @@ def part_of(features: ImageFeatures, some: Subset) -> ImageFeatures:
         None if features.groups is None else features.groups[chosen],
         features.noun,
     )
+
+
+# What was measured of an encoder, kept in the comparison's folder, so that none is measured twice.
+
+
+T = TypeVar("T")
+
+_AT_ONCE = 2**20  # bytes
+
+
+def load_or_compute(
+    path: Path, key: str, make: Callable[[], T], to_plain: Callable[[T], Any], from_plain: Callable[[Any], T]
+) -> T:
+    """What a file holds, or what is made now and written there; that of another ``key`` is made anew."""
+    try:
+        values = json.loads(path.read_bytes())
+        if values["key"] == key:
+            return from_plain(values["found"])
+    except (OSError, ValueError, KeyError, TypeError):  # missing, or damaged: it is made anew
+        pass
+    found = make()
+    make_folder(path.parent)
+    write_whole(path, json.dumps({"key": key, "found": to_plain(found)}, indent=1))
+    return found
+
+
+def measurement_key(place: str, about: Sequence[str], sources: Sequence[Source]) -> str:
+    """All on which a measurement of an encoder depends: its weights, the images, what is asked, and this version."""
+    states = [f"{len(one)} {one.fingerprint()} {one.stamp()}" for one in sources]
+    # a folder that was moved is still the same encoder
+    return "\n".join([weights_digest(place) or place, *about, *states, __version__])
+
+
+def weights_digest(place: str) -> str:
+    """64 hex digits of the files of an encoder; "" of timm's, whose name says which weights they are."""
+    if place.startswith("timm:"):
+        return ""
+    run = unfinished_run(place)
+    if run is not None:
+        files = [run.checkpoints.last, run.checkpoints.before]
+    else:
+        head = extra_module_file(place, "pooling")
+        files = [weights_file(place), *([] if head is None else [head])]
+    total = hashlib.sha256()
+    for file in files:
+        if file.exists():
+            total.update(f"\0{file.name}\0".encode())
+            with open(file, "rb") as opened:
+                while part := opened.read(_AT_ONCE):
+                    total.update(part)
+    return total.hexdigest()
+
+
+# The labelled part of a comparison: on which images encoders are scored, and what each of them reached.
+
+
+UNTRAINED, PIXELS = "untrained", "raw pixels"
+TASK, CONTROL, BESIDE = "task", "control", "beside"
+
+
+class Contender(NamedTuple):
+    """An encoder that is scored.
+
+    Attributes:
+        name: of its task, or of what needs no training here.
+        seed: of it.
+        kind: a task that was trained, a control that it has to beat, or what stands beside them.
+        place: a run, a file, or timm:NAME; of a control the run whose shape it has.
+    """
+
+    name: str
+    seed: int
+    kind: str
+    place: str
+
+
+class LabelledData(NamedTuple):
+    """Labelled images, and the ways in which encoders are scored on them; and sentences on both."""
+
+    parts: Parts
+    ways: list[Way]
+    notes: list[str]
+
+
+def labelled_parts(
+    opened: Data, labels: DataLike | None, run: Path, card: EncoderCard, settings: EvalSettings, few: Sequence[float]
+) -> LabelledData | None:
+    """The labelled images of a comparison, or None where there are none.
+
+    They are those of ``labels``; else the data's own, with its own test images, or those that all runs held out.
+    """
+    if labels is not None:
+        parts = parts_of(labels, settings, card=replace(card, note=""))
+    else:
+        opened = with_encoder_sound(opened, card.sound, card.name)
+        training, held_out = unchanged_held_out(run, opened.train).parts(opened.train)
+        own = opened.test if has_labels(opened.test) else None
+        test = held_out if own is None else own
+        if not has_labels(training) or not has_labels(test) or count_classes(training) < 2:
+            return None
+        story = "The test images are those that all runs held out." if own is None else "The data brings its own test."
+        story = story.replace("images", training.noun)
+        parts = limit_training_images(
+            Data(only_labelled(training), only_labelled(test)), story, settings, looked=own is None
+        )
+    ways, notes = ways_of(few, parts.train)
+    return LabelledData(parts, ways, notes)
+
+
+def contenders(jobs: Sequence[Job], seeds: int, beside: Sequence[str]) -> list[Contender]:
+    """All encoders that are scored: those of the runs that ended, their untrained twins, raw pixels, and others."""
+    ended = [job for job in jobs if job.finished]
+    tasks = [Contender(job.task, job.seed, TASK, str(job.folder)) for job in ended]
+    twins = [Contender(UNTRAINED, seed, CONTROL, tasks[0].place) for seed in range(seeds)]
+    pixels = Contender(PIXELS, 0, CONTROL, tasks[0].place)
+    return [*tasks, *twins, pixels, *(Contender(one, 0, BESIDE, one) for one in beside)]
+
+
+def all_scores(
+    those: Sequence[Contender], on: LabelledData, settings: EvalSettings, out: Path
+) -> Iterator[tuple[Contender, Scores]]:
+    """The scores of each encoder, from ``out/scores`` where they are there already."""
+    about = [way.name for way in on.ways]
+    for number, one in enumerate(those):
+        key = measurement_key(one.place, [one.name, str(one.seed), *about], [on.parts.train, on.parts.test])
+        make = partial(_score, one, on, settings)
+        yield one, load_or_compute(file_of(one, number, out), key, make, Scores.plain, Scores.of)
+
+
+def file_of(one: Contender, number: int, out: Path, kind: str = "") -> Path:
+    """The file in which scores of a ``kind`` are kept, in a comparison's folder."""
+    name = "".join(c if c.isalnum() else "-" for c in one.name)
+    return out / "scores" / f"{number:03d}-{name}-seed{one.seed}{kind}.json"
+
+
+def _score(one: Contender, on: LabelledData, settings: EvalSettings) -> Scores:
+    vit, card = load_encoder(one.place)
+    head = load_extra_module(one.place, "pooling")
+    its = replace(settings, seed=one.seed, cache=False)
+    # in the order of `extractors`: the encoder, its untrained twin, raw pixels
+    which = {UNTRAINED: 1, PIXELS: 2}.get(one.name, 0) if one.kind == CONTROL else 0
+    return score_encoder(extractors(vit, card, its, head)[which], on.ways, on.parts, its, one.seed)

@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from patchloom.data.crop import resize_part
-from patchloom.data.read import Unreadable
-from patchloom.data.sources.base import Source, digest
-from patchloom.data.stats import sampled
+from patchloom.audio.config import Sound
+from patchloom.data.augment import resize_part
+from patchloom.data.decode import Unreadable
+from patchloom.data.source import Source, digest
+from patchloom.data.stats import sample_images
 from patchloom.data.workers import in_workers
+from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.files import cache_root, size_in_words, write_whole
-from patchloom.sound import Sound
-from patchloom.waiting import Waiting
+from patchloom.system.files import cache_root, size_in_words, write_whole
 
 # "whole": as they are; a number: the pixels to which a longer shorter side is reduced
 Cache = Literal["whole"] | int
@@ -49,16 +49,6 @@ def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[
 
     Images of more than 8 bits are not stored. Parts that exist already are used; missing or damaged ones are written
     first, which may be interrupted at any time, and done by several processes at once.
-
-    Args:
-        source: images or recordings in files.
-        cache: "whole" stores them at full size; a number reduces a longer shorter side to so many pixels.
-        workers: processes that decode; 0 decodes in this one.
-        say: is given lines about the needed disc space, and about the end.
-
-    Raises:
-        PatchloomError: a size for recordings; images that are in memory already, or whose changes could not be noticed;
-            a disc with too little space, or one that cannot be written.
     """
     if source.sound is not None and cache != "whole":
         raise PatchloomError(f"--cache {cache} is a size of images, and {source.name} holds recordings: --cache whole")
@@ -87,9 +77,6 @@ class CachedImages(Source):
         cache: the setting with which they were stored.
         each: images per file; the last one may hold fewer.
         paths: the files, in order.
-
-    Raises:
-        PatchloomError: a file is damaged or gone.
     """
 
     def __init__(self, source: Source, cache: Cache, each: int, paths: list[Path]) -> None:
@@ -226,10 +213,8 @@ def _index(path: Path, images: int) -> np.ndarray | None:
 
 
 def _mean_bytes(source: Source, cache: Cache, folder: Path) -> float:
-    """Mean bytes per stored image, from a sample. The first process's value is stored for all, who then agree on parts.
-
-    Raises:
-        PatchloomError: nothing in the sample can be read or cached.
+    """Mean bytes per stored image, from a sample. The first process's value is stored for all, who then agree on
+    parts.
     """
     about = folder / "about.json"
     try:
@@ -237,7 +222,7 @@ def _mean_bytes(source: Source, cache: Cache, folder: Path) -> float:
     except (OSError, ValueError, LookupError, TypeError):  # missing or damaged
         pass
     unreadable: list[str] = []
-    found = [_to_cache(image, cache) for _, image in sampled(source, _SAMPLE, 0, unreadable)]
+    found = [_to_cache(image, cache) for _, image in sample_images(source, _SAMPLE, 0, unreadable)]
     mean = sum(0 if image is None else image.numel() for image in found) / (len(found) + len(unreadable))
     if mean == 0:
         raise PatchloomError(
@@ -265,7 +250,7 @@ def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], 
     say(f"Decoding {images:,} {noun}, to be cached in {folder} ({room})")
     # Processes that fill the same folder begin at different parts, and so share the work.
     turn = uuid.uuid4().int % len(missing)
-    with Waiting(f"decoding {noun}", images) as waiting:
+    with StatusMessage(f"decoding {noun}", images) as waiting:
         for count in in_workers(parts, missing[turn:] + missing[:turn], workers):
             waiting.advance(count)
     say(f"  {waiting.done:,} of {images:,} {noun} are cached")

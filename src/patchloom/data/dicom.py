@@ -9,8 +9,8 @@ import numpy as np
 import pydicom
 from pydicom.pixels import apply_color_lut, apply_rescale, pixel_array
 
-from patchloom.data.arrays import refuse_bomb
-from patchloom.data.noticed import notice
+from patchloom.data.conversions import record_conversion
+from patchloom.data.decode import refuse_bomb
 
 _AIR, _DENSE = -1024, 3071  # Hounsfield units: what 12 bits hold, from air to beyond bone
 
@@ -32,26 +32,26 @@ def read_dicom(source: Path | BytesIO) -> np.ndarray:
         raise ValueError("it is a DICOM file without pixels")
     refuse_bomb(int(data.Rows), int(data.Columns))
     if int(data.get("NumberOfFrames") or 1) > 1:
-        notice("frames")
+        record_conversion("frames")
     array = pixel_array(data, index=0)
     kind = str(data.get("PhotometricInterpretation", ""))
     if kind == "PALETTE COLOR":
-        notice("palette")
+        record_conversion("palette")
         array = apply_color_lut(array, data)
         top = np.iinfo(array.dtype).max
         return array if top == 255 else (array / np.float32(top)).astype(np.float32)
     if data.get("Modality") == "CT" and array.ndim == 2:
-        notice("CT")
+        record_conversion("CT")
         units = apply_rescale(array, data).astype(np.float32)
         image = np.clip((units - _AIR) / np.float32(_DENSE - _AIR), 0, 1)
     elif array.dtype == np.uint8 and int(data.BitsStored) == 8:
         image = array
     else:
-        notice("bits")
+        record_conversion("bits")
         least = -(2 ** (int(data.BitsStored) - 1)) if int(data.PixelRepresentation) else 0
         most = np.float32(2 ** int(data.BitsStored) - 1)
         image = np.clip((array.astype(np.float32) - least) / most, 0, 1)
     if kind == "MONOCHROME1":
-        notice("inverted")
+        record_conversion("inverted")
         image = (255 if image.dtype == np.uint8 else np.float32(1)) - image
     return image

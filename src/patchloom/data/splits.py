@@ -5,18 +5,22 @@ Where the images are in groups (`Source.groups`), a split takes whole groups.
 
 from __future__ import annotations
 
+import re
+from copy import copy
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from patchloom.data.sources.base import Source
+from patchloom.data.source import Data, Source
+from patchloom.data.sources.files import Files
 from patchloom.errors import PatchloomError
 
 MAX_HELD_OUT = 2000
 _USUAL, _LEAST, _MOST = 0.05, 64, 0.2  # a share; images that say something; the largest share of a small set
 
 
-def share_to_hold_out(n: int) -> tuple[float, str]:
+def default_held_out_share(n: int) -> tuple[float, str]:
     """Which share of ``n`` images is held out where nobody says, and why.
 
     It is 5 %, or as much more as makes 64 images, of which a share is known to within 12 %; but a fifth at most.
@@ -40,39 +44,26 @@ def hold_out(
     """Split a source into (training, held-out) images, stratified by label where there are labels.
 
     Exact copies of held-out images are in neither part. Both parts are in the source's order.
-
-    Args:
-        source: images.
-        share: of the images that is held out, at least 1 image; auto as `share_to_hold_out`.
-        max_images: upper limit of the held-out images.
-        seed: of the draw.
-        exact: look for exact copies; False reads no files.
-
-    Raises:
-        PatchloomError: fewer than 2 images.
     """
-    part = share_to_hold_out(len(source))[0] if share == "auto" else share
-    return apart(source, *choose(source, min(round(part * len(source)), max_images), seed, exact=exact))
+    part = default_held_out_share(len(source))[0] if share == "auto" else share
+    return split_off(source, *choose_indices(source, min(round(part * len(source)), max_images), seed, exact=exact))
 
 
 def split_for_test(source: Source, share: float = 0.2, seed: int = 0) -> tuple[Source, Source]:
     """Split data without test images of its own into (training, test), stratified by label.
 
     Exact copies of test images are in neither part.
-
-    Raises:
-        PatchloomError: fewer than 2 images.
     """
-    return apart(source, *choose(source, round(share * len(source)), seed))
+    return split_off(source, *choose_indices(source, round(share * len(source)), seed))
 
 
-def apart(source: Source, second: np.ndarray, copies: np.ndarray) -> tuple[Source, Source]:
+def split_off(source: Source, second: np.ndarray, copies: np.ndarray) -> tuple[Source, Source]:
     """(all other images, the images ``second``); the images ``copies`` are in neither. Both are indices, int64 [n]."""
     rest = np.setdiff1d(np.arange(len(source)), np.concatenate([second, copies]))
     return source.subset(rest), source.subset(second)
 
 
-def choose(
+def choose_indices(
     source: Source, count: int, seed: int, known: np.ndarray | None = None, *, exact: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw ``count`` images, at least 1 and never all, stratified by label where there are labels.
@@ -85,12 +76,6 @@ def choose(
         seed: of the draw.
         known: contents [m] to avoid while there are others; fewer than ``count`` may be drawn then.
         exact: look for exact copies, where the source knows its contents.
-
-    Returns:
-        Sorted indices of the drawn images, and of their exact copies.
-
-    Raises:
-        PatchloomError: fewer than 2 images, copies of one image only, or one group only.
     """
     n = len(source)
     if n < 2:
@@ -124,7 +109,7 @@ def _whole_groups(
     seed: int,
     known: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As `choose`, of a source whose images are in groups; ``labels`` [n], ``contents`` [n]."""
+    """As `choose_indices`, of a source whose images are in groups; ``labels`` [n], ``contents`` [n]."""
     assert source.groups is not None
     if len(np.unique(source.groups)) < 2:
         raise PatchloomError(
@@ -202,3 +187,101 @@ def _turns(labels: np.ndarray, seed: int) -> np.ndarray:
         turn[members] = (np.arange(len(members)) + rng.random()) / len(members)
         turn[members[-1]] += 1
     return np.argsort(turn, kind="stable")
+
+
+# Groups of images that no split may part, such as the frames of one video, by their paths or a column of a table.
+
+
+PARENT = "parent"
+
+
+def with_groups(data: Data, group: str) -> Data:
+    """Data whose images are in groups, with a note that says how many there are."""
+    names, train = _several_names(data.train, group), copy(data.train)
+    train.groups = _numbered(names)
+    found, alone = np.unique([name for name in names if name]), names.count("")
+    few = f" ({_some(found)})" if len(found) <= 5 else ""
+    notes = [f"--group {group}: {len(found):,} groups of {train.noun}{few}, which no split parts"]
+    if alone:
+        of = f"of {len(names):,} {train.noun}"
+        notes.append(f"--group {group}: {alone:,} {of} are in no group, and count as one of their own each")
+    if data.test is not None and data.test.place(0) is not None:
+        if both := np.intersect1d(group_names(data.test, group), found).tolist():
+            notes.append(
+                f"--group {group}: the data has {train.noun} of {len(both):,} of its groups in training and in test "
+                f"({_some(both)}), so scores say less about new {train.noun}"
+            )
+    return replace(data, train=train, notes=(*data.notes, *notes))
+
+
+def without_groups(source: Source) -> Source:
+    """The same images, which a split may part as it likes."""
+    free = source.subset(np.arange(len(source)))
+    free.groups = None
+    return free
+
+
+def splittable(source: Source) -> Source:
+    """The same images; `without_groups` where all are one group, for a choice that has to be made on some of them."""
+    one = source.groups is not None and len(np.unique(source.groups)) < 2
+    return without_groups(source) if one else source
+
+
+def group_names(source: Source, group: str) -> list[str]:
+    """The name of each image's group; "" for an image in none."""
+    if (column := source.column(group)) is not None:
+        return list(column)
+    pattern = _expression(group)
+    if source.place(0) is None:
+        raise PatchloomError(f"--group {group} needs names of files, and the {source.noun} of {source.name} have none")
+    if group == PARENT:  # the same folder name in two places is two folders
+        return [source.describe(i).replace("\\", "/").rpartition("/")[0] for i in range(len(source))]
+    return [_name(source.place(i) or "", pattern) for i in range(len(source))]
+
+
+def _several_names(source: Source, group: str) -> list[str]:
+    """As `group_names`, of images that a split can part."""
+    names = group_names(source, group)
+    alone = names.count("")
+    if alone == len(names):
+        columns = f"a column ({', '.join(source.columns)}), " if isinstance(source, Files) and source.columns else ""
+        raise PatchloomError(
+            f"--group {group} matches no image of {source.name}, such as {source.place(0)}: give {columns}a regular "
+            "expression for a part of these paths, or parent for the folder"
+        )
+    if len({*names}) == 1:
+        raise PatchloomError(
+            f"--group {group} puts all {len(names):,} {source.noun} of {source.name} into one group, such as "
+            f"{source.place(0)}, so none could be held out: give a pattern that parts them"
+        )
+    return names
+
+
+def _numbered(names: list[str]) -> np.ndarray:
+    """int64 [n], equal for equal names; "" makes a group of its own each time."""
+    return np.unique([name or f"\0{i}" for i, name in enumerate(names)], return_inverse=True)[1].astype(np.int64)
+
+
+def _name(path: str, pattern: re.Pattern[str]) -> str:
+    found = pattern.search(path)
+    return "" if found is None else found[pattern.groups] or ""
+
+
+def _expression(group: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(group)
+    except re.error as problem:
+        raise PatchloomError(
+            f"--group {group} is no regular expression ({problem}): write one such as '^(.*)_', or parent"
+        ) from problem
+    if pattern.groups > 1:
+        raise PatchloomError(
+            f"--group {group} has {pattern.groups} pairs of brackets: leave one around what names the group, and write "
+            "the others as (?:...)"
+        )
+    return pattern
+
+
+def _some(names: np.ndarray | list[str]) -> str:
+    shown = [str(name).rpartition("/")[2] or str(name) for name in names]
+    return ", ".join(shown[:5]) + ", ..." * (len(shown) > 5)

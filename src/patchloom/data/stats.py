@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.data.crop import resize_part
-from patchloom.data.noticed import Noticed, noticing
-from patchloom.data.read import Unreadable, has_colours, to_channels
-from patchloom.data.sound.excerpts import centre_excerpt
-from patchloom.data.sound.features import check_sound, features
-from patchloom.data.sources.base import Source
+from patchloom.audio.augment import centre_excerpt
+from patchloom.audio.config import GREY, SIXTH, Sound
+from patchloom.audio.spectrogram import check_sound, features
+from patchloom.data.augment import resize_part
+from patchloom.data.conversions import ConversionCounts, collect_conversions
+from patchloom.data.decode import Unreadable, has_colours, to_channels
+from patchloom.data.source import Source
+from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.sound import GREY, SIXTH, Sound
-from patchloom.waiting import Waiting
 
 _PIXELS = 2**16  # summed at a time: their floats fit the processor's cache, and large images take a tenth of the time
 _LOOKED = 8  # images among which one with colours is looked for
@@ -75,27 +75,15 @@ class Moments:
 
 
 def channels_of(source: Source, sample: int = 32, seed: int = 0) -> int:
-    """Number of channels of the images, from a random sample: 1 if all are grey, 3 if only some are.
-
-    Raises:
-        PatchloomError: the sample mixes other numbers of channels, or nothing can be read.
-    """
+    """Number of channels of the images, from a random sample: 1 if all are grey, 3 if only some are."""
     found: dict[int, str] = {}
-    for i, image in sampled(source, sample, seed, []):
+    for i, image in sample_images(source, sample, seed, []):
         found.setdefault(image.shape[0], source.describe(i))
     return channels_for_all(found, source.name)
 
 
 def channels_for_all(found: Mapping[int, str], name: str) -> int:
-    """Number of channels to which all images are converted.
-
-    Args:
-        found: an example image for each number of channels that occurs.
-        name: of the data, for messages.
-
-    Raises:
-        PatchloomError: these numbers of channels cannot be converted into each other.
-    """
+    """Number of channels to which all images are converted."""
     if len(found) > 1 and set(found) != {1, 3}:
         few, many = min(found), max(found)
         raise PatchloomError(
@@ -105,16 +93,12 @@ def channels_for_all(found: Mapping[int, str], name: str) -> int:
 
 
 def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int = 0) -> Stats:
-    """Statistics of a random sample of the images, converted to ``channels`` channels.
-
-    Raises:
-        PatchloomError: nothing can be read, or an image cannot be converted.
-    """
+    """Statistics of a random sample of the images, converted to ``channels`` channels."""
     moments = Moments(channels)
     unreadable: list[str] = []
     sizes: list[tuple[int, int]] = []
-    noticed = Noticed()
-    for _, image in sampled(source, sample, seed, unreadable, noticed):
+    noticed = ConversionCounts()
+    for _, image in sample_images(source, sample, seed, unreadable, noticed):
         moments.add(to_channels(image, channels))
         sizes.append((image.shape[-2], image.shape[-1]))
     height, width = np.median(sizes, axis=0)
@@ -123,21 +107,12 @@ def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int =
 
 
 def statistics_of_recordings(source: Source, sound: Sound, sample: int = 1000, seed: int = 0) -> Stats:
-    """Statistics of a random sample of recordings, of each row of their pictures, by which these are standardised.
-
-    Args:
-        source: recordings, read at the rate of ``sound``.
-        sound: how they become pictures.
-        sample, seed: how many are read, and which.
-
-    Raises:
-        PatchloomError: nothing can be read, or no picture can be made by ``sound``.
-    """
+    """Statistics of a random sample of recordings, of each row of their pictures, by which these are standardised."""
     check_sound(sound)
     moments = Moments(sound.bins)
     unreadable: list[str] = []
-    noticed = Noticed()
-    for _, wave in sampled(source, sample, seed, unreadable, noticed):
+    noticed = ConversionCounts()
+    for _, wave in sample_images(source, sample, seed, unreadable, noticed):
         moments.add(features(centre_excerpt(wave, sound)[None], sound)[0].transpose(0, 1))
     mean, std = moments.mean_and_std()
     read = min(sample, len(source)) - len(unreadable)
@@ -172,17 +147,9 @@ def variance_lost(source: Source, size: tuple[int, int], sample: int = 16, seed:
     """Share of the pixels' variance that is lost where images are reduced to cover ``size`` (h, w), in the mean.
 
     Photographs lose less than a tenth, as what is in them is large; fine texture and thin lines vanish.
-
-    Args:
-        source: images.
-        size: in pixels.
-        sample, seed: how many are read, and which.
-
-    Raises:
-        PatchloomError: nothing can be read.
     """
     lost = []
-    for _, image in sampled(source, sample, seed, []):
+    for _, image in sample_images(source, sample, seed, []):
         h, w = image.shape[-2:]
         factor, whole = max(size[0] / h, size[1] / w), _variance(image)
         if factor < 1 and whole:
@@ -199,7 +166,7 @@ def dropped_colours(source: Source, channels: int) -> str:
     """Return a sentence on colours that a model of ``channels`` channels does not see, from a few images; or ""."""
     if channels != 1 or source.sound is not None:
         return ""
-    for i in drawn(len(source), _LOOKED, seed=0):
+    for i in sample_indices(len(source), _LOOKED, seed=0):
         try:
             if has_colours(source.read(i)):
                 return (
@@ -210,25 +177,25 @@ def dropped_colours(source: Source, channels: int) -> str:
     return ""
 
 
-def drawn(n: int, sample: int, seed: int) -> list[int]:
+def sample_indices(n: int, sample: int, seed: int) -> list[int]:
     """Sorted indices of a random sample of ``n`` images, or of all of them if there are no more than ``sample``."""
     return sorted(np.random.default_rng(seed).permutation(n)[:sample].tolist())
 
 
-def sampled(
-    source: Source, sample: int, seed: int, unreadable: list[str], noticed: Noticed | None = None
+def sample_images(
+    source: Source, sample: int, seed: int, unreadable: list[str], noticed: ConversionCounts | None = None
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield (index, image) of a random sample, in order.
 
     Names of unreadable ones are added to ``unreadable``, and what reading made of the others to ``noticed``.
     """
     first, come = None, 0
-    indices = drawn(len(source), sample, seed)
-    with Waiting(f"reading a sample of {source.name}", len(indices)) as waiting:
+    indices = sample_indices(len(source), sample, seed)
+    with StatusMessage(f"reading a sample of {source.name}", len(indices)) as waiting:
         for i in indices:
             waiting.advance()
             try:
-                with noticing() as words:
+                with collect_conversions() as words:
                     image = source.read(i)
             except Unreadable as error:
                 first = first or error

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from patchloom.errors import PatchloomError
-from patchloom.stopping import leave_signals, starting_workers, worker_context
+from patchloom.system.signals import leave_signals, starting_workers, worker_context
 
 # torch's words for a worker that was killed, or met the end of shared memory
 _LOST_WORKER = re.compile(r"DataLoader worker \(pid|bus error|shared memory|received 0 items of ancdata")
@@ -33,17 +33,7 @@ _under_way: WeakSet[Generator[Any, None, None]] = WeakSet()
 
 
 def in_workers(made: Dataset[Any], numbers: Sequence[int], workers: int, pinned: bool = False) -> Iterator[Any]:
-    """Yield ``made[number]`` for each number, in order, prepared by worker processes.
-
-    Args:
-        made: the items.
-        numbers: which ones.
-        workers: number of processes; 0 prepares the items in this one.
-        pinned: put tensors into page-locked memory, from which copies to a GPU are asynchronous.
-
-    Raises:
-        PatchloomError: an item is one, which is then raised; or a worker died.
-    """
+    """Yield ``made[number]`` for each number, in order, prepared by worker processes."""
     prepared = _in_workers(made, numbers, workers, pinned)
     _under_way.add(prepared)
     return prepared

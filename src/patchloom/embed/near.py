@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchloom.data import Data, Source, Unreadable
-from patchloom.data.sources.pattern import is_single, open_images
-from patchloom.embed.files import read_chunks
-from patchloom.embed.rows import path_of
+from patchloom.data.decode import Unreadable
+from patchloom.data.source import Data, Source
+from patchloom.data.sources.glob import is_single, open_images
+from patchloom.embed.chunks import path_of
+from patchloom.embed.formats import read_chunks
 from patchloom.errors import PatchloomError
 
 _LEAST = 1e-12  # the length of a vector, as torch's normalize has it
@@ -43,11 +44,7 @@ class Neighbour(NamedTuple):
 
 
 def open_one(image: str | Path) -> Data:
-    """A single image, or recording, as a source.
-
-    Raises:
-        PatchloomError: there is no such file, it is of no kind that is read, or it cannot be read.
-    """
+    """A single image, or recording, as a source."""
     path = Path(image).expanduser()
     if not path.is_file():
         raise PatchloomError(f"--near cannot be {image}: there is no such file; give the path of one image")
@@ -61,7 +58,7 @@ def open_one(image: str | Path) -> Data:
     return opened
 
 
-def rows_of(image: str | Path, sources: Mapping[str, Source]) -> set[tuple[str, str]]:
+def matching_rows(image: str | Path, sources: Mapping[str, Source]) -> set[tuple[str, str]]:
     """Split and path of the rows that are the very file ``image``, of sources by their split."""
     asked = Path(image).expanduser()
     found = set()
@@ -80,7 +77,7 @@ def _same(path: str, other: Path) -> bool:
         return False
 
 
-def nearest(file: Path, vector: np.ndarray, top: int, own: Collection[tuple[str, str]] = ()) -> list[Neighbour]:
+def nearest_rows(file: Path, vector: np.ndarray, top: int, own: Collection[tuple[str, str]] = ()) -> list[Neighbour]:
     """Return the rows of a file whose cosine to ``vector`` is largest, the nearest first; equal ones in file order.
 
     The mean of the file's vectors is taken from all first: encoders give all images much in common, which crowds plain
@@ -88,15 +85,6 @@ def nearest(file: Path, vector: np.ndarray, top: int, own: Collection[tuple[str,
     comes with the fraction of pairs of rows that are as near.
 
     Of patch tokens all stand in a row, so that each is compared with that at the same place.
-
-    Args:
-        file: its rows are read some at once.
-        vector: float32, of the shape of the file's.
-        top: how many others are wanted.
-        own: split and path of rows that are the asked image itself; they are told, and not counted among ``top``.
-
-    Raises:
-        PatchloomError: the file is damaged.
     """
     total, count = np.zeros(vector.size), 0
     for some in read_chunks(file, vector.shape):

@@ -9,8 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from patchloom.embed.card import as_text
-from patchloom.embed.rows import Chunk, Rows, chunk_of
+from patchloom.embed.chunks import Chunk, Rows, as_text, chunk_of
 
 _YEAR = (1980, 1, 1, 0, 0, 0)  # the first that a zip can say: the same rows are the same bytes
 

@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.embed.card import KEY, as_text
-from patchloom.embed.rows import Chunk, Rows
-from patchloom.errors import PatchloomError
-from patchloom.hints import pip_install
+from patchloom.embed.chunks import METADATA_KEY, Chunk, Rows, as_text
+from patchloom.errors import PatchloomError, pip_install
 
 # numbers of a network do not become smaller by packing, and are read faster as they are
 _PACKED = {"path": "zstd", "split": "zstd", "label": "zstd"}
@@ -21,11 +19,7 @@ _OFTEN_THE_SAME = ["split", "label"]
 
 
 def arrow() -> ModuleType:
-    """The library that reads and writes Parquet.
-
-    Raises:
-        PatchloomError: it is not installed.
-    """
+    """The library that reads and writes Parquet."""
     try:
         import pyarrow as library  # an extra
         import pyarrow.parquet
@@ -37,15 +31,11 @@ def arrow() -> ModuleType:
 
 
 def write(path: Path, rows: Rows) -> None:
-    """Write a row for each image; a vector is a list of fixed length, and n patch tokens a list of n of them.
-
-    Raises:
-        PatchloomError: pyarrow is not installed.
-    """
+    """Write a row for each image; a vector is a list of fixed length, and n patch tokens a list of n of them."""
     pa = arrow()
     vector = reduce(pa.list_, reversed(rows.parts.shape), pa.from_numpy_dtype(rows.parts.dtype))
     kinds = {"path": pa.string(), "split": pa.string(), "label": pa.string(), "vector": vector}
-    schema = pa.schema(list(kinds.items()), metadata={KEY: as_text(rows.card)})
+    schema = pa.schema(list(kinds.items()), metadata={METADATA_KEY: as_text(rows.card)})
     packed = {name: _PACKED.get(name, "none") for name in _leaves(rows.parts.shape)}
     with pa.parquet.ParquetWriter(path, schema, compression=packed, use_dictionary=_OFTEN_THE_SAME) as file:
         for some in rows.chunks():
@@ -62,21 +52,13 @@ def _leaves(shape: tuple[int, ...]) -> list[str]:
 
 
 def read_card(path: Path) -> str | None:
-    """The text of its card; None if there is none.
-
-    Raises:
-        PatchloomError: pyarrow is not installed.
-    """
-    found = (arrow().parquet.read_schema(path).metadata or {}).get(KEY.encode())
+    """The text of its card; None if there is none."""
+    found = (arrow().parquet.read_schema(path).metadata or {}).get(METADATA_KEY.encode())
     return None if found is None else found.decode("utf-8", "replace")
 
 
 def chunks(path: Path, size: int) -> Iterator[Chunk]:
-    """Its rows, up to ``size`` at once.
-
-    Raises:
-        PatchloomError: pyarrow is not installed.
-    """
+    """Its rows, up to ``size`` at once."""
     # else all row groups would be fetched ahead, and stay until the last one is read
     with arrow().parquet.ParquetFile(path, pre_buffer=False) as file:
         for some in file.iter_batches(size):

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-from patchloom.embed.card import KEY, as_text
-from patchloom.embed.rows import Chunk, Rows, chunk_of
+from patchloom.embed.chunks import METADATA_KEY, Chunk, Rows, as_text, chunk_of
 
 _NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.int64): "I64", np.dtype(np.uint8): "U8"}
 
@@ -38,7 +37,7 @@ def write(path: Path, rows: Rows) -> None:
         "paths": (short, (letters,), (np.frombuffer("".join(some).encode(), short) for some in rows.paths())),
     }
     with open(path, "wb") as file:
-        file.write(_header(columns, {KEY: as_text(rows.card)}))
+        file.write(_header(columns, {METADATA_KEY: as_text(rows.card)}))
         for dtype, _, values in columns.values():
             for some in values:
                 file.write(np.ascontiguousarray(some, dtype).tobytes())
@@ -67,13 +66,13 @@ def _ends(rows: Rows) -> Iterator[np.ndarray]:
 def read_card(path: Path) -> str | None:
     """The text of its card; None if there is none."""
     with safe_open(path, "np") as file:
-        return (file.metadata() or {}).get(KEY)
+        return (file.metadata() or {}).get(METADATA_KEY)
 
 
 def chunks(path: Path, size: int) -> Iterator[Chunk]:
     """Its rows, up to ``size`` at once."""
     with safe_open(path, "np") as file:
-        card = json.loads(file.metadata()[KEY])
+        card = json.loads(file.metadata()[METADATA_KEY])
         classes, splits = tuple(card["classes"]), tuple(card["data"]["splits"])
         columns = {name: file.get_slice(name) for name in ("vectors", "labels", "splits", "paths", "path_ends")}
         count = columns["labels"].get_shape()[0]

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.data import Batch, Source, normalize
-from patchloom.data.sound.features import pictures
-from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import runs_in_bfloat16
-from patchloom.evaluate.passes import each_batch
+from patchloom.audio.spectrogram import pictures
+from patchloom.data.loader import Batch
+from patchloom.data.source import Source
+from patchloom.data.stats import normalize
+from patchloom.errors import PatchloomError, listing
+from patchloom.evaluate.features import each_batch, runs_in_bfloat16
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.hints import listing
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import (
     attend_each,
     embed,
@@ -33,10 +34,8 @@ from patchloom.nets.encode import (
     patch_layers,
     prefix_count,
 )
-from patchloom.nets.heads import InstanceHead
-from patchloom.nets.hierarchical import Encoder, is_hierarchical
-from patchloom.nets.pooling import check_pooling, pooled_by, pooled_tokens, summaries, tokens_of
-from patchloom.nets.weights import EncoderCard
+from patchloom.nets.heads import InstanceHead, check_pooling, pooled_tokens, select_pooling, summaries, tokens_of
+from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.withhold.encoder_input import all_patches
 
 Tokens = Literal["mean", "class", "prefix", "both", "instance", "patches"]
@@ -45,12 +44,8 @@ LAST = "norm"  # of `layer_names`: what the encoder gives at its end
 Keep = Callable[[np.ndarray, np.ndarray], None]
 
 
-def layer_named(vit: Encoder, layer: int | str) -> str:
-    """That of `layer_names` which is meant by the number of a block, from 1, or by its name.
-
-    Raises:
-        PatchloomError: the encoder has no such layer.
-    """
+def resolve_layer(vit: Encoder, layer: int | str) -> str:
+    """That of `layer_names` which is meant by the number of a block, from 1, or by its name."""
     names = layer_names(vit)
     word = " ".join(str(layer).lower().replace("_", " ").split())
     if re.fullmatch(r"[0-9]{1,9}", word):
@@ -61,22 +56,13 @@ def layer_named(vit: Encoder, layer: int | str) -> str:
     return word
 
 
-def taker(
+def vector_extractor(
     vit: Encoder, head: InstanceHead | None, pooling: Tokens, layer: str
 ) -> Callable[[Tensor], dict[str, Tensor]]:
     """What takes the vectors, by the name "vectors", from normalised images [b c h w].
 
     They are what the evaluations are given: at the end those of `pooled_tokens`, and the mean in each layer that of
     `extract` with ``layers``. Patch tokens at the end are normed, [b n d].
-
-    Args:
-        vit: the encoder.
-        head: gives the instance representation.
-        pooling: which tokens.
-        layer: one of `layer_names`.
-
-    Raises:
-        PatchloomError: the encoder has no class token, no registers, no instance head, or none at that layer.
     """
     if pooling == "instance" and layer != LAST:
         raise PatchloomError("--pooling instance is of the last layer: leave out --layer, or take --pooling mean")
@@ -85,14 +71,14 @@ def taker(
     if layer == LAST:
         if pooling == "patches":
             return lambda images: {"vectors": _last_patches(vit, images)}
-        return lambda images: {"vectors": pooled_by(pooling, pooled_tokens(vit, images, head))}
+        return lambda images: {"vectors": select_pooling(pooling, pooled_tokens(vit, images, head))}
     number = layer_names(vit).index(layer)
 
     def take(images: Tensor) -> dict[str, Tensor]:
         tokens = _tokens_after(vit, images, number).float()
         if pooling == "patches":
             return {"vectors": tokens[:, prefix_count(vit) :]}
-        return {"vectors": pooled_by(pooling, summaries(vit, tokens))}
+        return {"vectors": select_pooling(pooling, summaries(vit, tokens))}
 
     return take
 
@@ -115,7 +101,7 @@ class Encoding(NamedTuple):
 
     Attributes:
         vit, card: the encoder.
-        take: what `taker` gives.
+        take: what `vector_extractor` gives.
         settings: the device, images of a batch, and who reads them.
     """
 
@@ -125,16 +111,7 @@ class Encoding(NamedTuple):
     settings: EvalSettings
 
     def each(self, source: Source, keep: Keep, workers: int = 0, what: str = "", first: int = 0) -> None:
-        """Hand the vectors of each batch to ``keep``: numbers of images, int64 [b], and vectors [b ...] float32.
-
-        Args:
-            source: images.
-            keep: takes them.
-            workers, what, first: as for `each_batch`.
-
-        Raises:
-            PatchloomError: as `each_batch`.
-        """
+        """Hand the vectors of each batch to ``keep``: numbers of images, int64 [b], and vectors [b ...] float32."""
         at, batch_size = self.settings.at, self.settings.at_once
 
         def hand(tokens: dict[str, Tensor], batch: Batch) -> None:
@@ -145,7 +122,7 @@ class Encoding(NamedTuple):
 
 
 @torch.inference_mode()
-def shape_of(vit: Encoder, card: EncoderCard, take: Callable[[Tensor], dict[str, Tensor]]) -> tuple[int, ...]:
+def vector_shape(vit: Encoder, card: EncoderCard, take: Callable[[Tensor], dict[str, Tensor]]) -> tuple[int, ...]:
     """The shape of the vector of one image: (d,), (2d,) or (n, d)."""
     if card.sound is None:
         image = torch.zeros(1, input_channels(vit), *input_size(vit))

@@ -11,11 +11,20 @@ import torch
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from patchloom.data import Source
-from patchloom.errors import PatchloomError
+from patchloom.data.source import Source
+from patchloom.errors import PatchloomError, typed_fields
 from patchloom.evaluate.features import labels_of
-from patchloom.hints import typed_fields
 from patchloom.nets.build import initialize
+from patchloom.nets.checkpoints.format import (
+    EncoderCard,
+    card_from,
+    expect_intact,
+    read_about,
+    read_weights,
+    refuse_larger,
+    save_net,
+    untrained_twin,
+)
 from patchloom.nets.encode import (
     attention_heads,
     encode,
@@ -26,22 +35,11 @@ from patchloom.nets.encode import (
     prefix_count,
 )
 from patchloom.nets.encode import width as token_width
-from patchloom.nets.heads import InstanceHead, represent
-from patchloom.nets.on_encoder import OnEncoder
-from patchloom.nets.variants import Variant, vary
-from patchloom.nets.weights import (
-    EncoderCard,
-    as_patchloom_wrote,
-    card_from,
-    read_about,
-    read_weights,
-    refuse_larger,
-    save_net,
-    untrained_twin,
-)
+from patchloom.nets.finetune import Variant, with_variant
+from patchloom.nets.heads import InstanceHead, OnEncoder, represent
 from patchloom.withhold.encoder_input import all_patches
 
-FORMAT = "patchloom-classifier-1"
+CLASSIFIER_FORMAT = "patchloom-classifier-1"
 
 Pool = Literal["class", "mean", "instance"]
 PositionChoice = Literal["auto", "keep", "fixed", "learned", "relative", "none"]
@@ -156,20 +154,16 @@ class ClassifierCard:
 
 def save_classifier(model: Classifier, card: ClassifierCard, path: Path) -> None:
     """Write weights and card, atomically."""
-    save_net(model, FORMAT, asdict(card), path)
+    save_net(model, CLASSIFIER_FORMAT, asdict(card), path)
 
 
 def load_classifier(path: str | Path) -> tuple[Classifier, ClassifierCard]:
-    """A fine-tuned classifier in eval mode, and its card.
-
-    Raises:
-        PatchloomError: no such file, or not one of a classifier.
-    """
+    """A fine-tuned classifier in eval mode, and its card."""
     card, weights = read_classifier(path), read_weights(Path(path))
     refuse_larger(card.encoder, weights, Path(path))
-    with as_patchloom_wrote(path), torch.random.fork_rng(devices=[]):
+    with expect_intact(path), torch.random.fork_rng(devices=[]):
         twin, _ = untrained_twin(card.encoder)
-        encoder = vary(twin, card.encoder, card.positions, card.pooling == "class")
+        encoder = with_variant(twin, card.encoder, card.positions, card.pooling == "class")
         model = Classifier(encoder, len(card.classes), card.pooling)
         model.load_state_dict(weights, strict=True)
     return model.eval(), card
@@ -180,6 +174,6 @@ def read_classifier(path: str | Path) -> ClassifierCard:
     path = Path(path)
     if not path.is_file():
         raise PatchloomError(f"there is no classifier at {path}: patchloom evaluate finetune writes one")
-    about = read_about(path, FORMAT, "a classifier")
-    with as_patchloom_wrote(path):
+    about = read_about(path, CLASSIFIER_FORMAT, "a classifier")
+    with expect_intact(path):
         return ClassifierCard(**typed_fields(ClassifierCard, about | {"encoder": card_from(about["encoder"])}))

@@ -2,37 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from patchloom.data import Batch, Source, normalize, plain_batches
+from patchloom.data.loader import Batch, plain_batches
+from patchloom.data.source import Source
+from patchloom.data.stats import normalize
+from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.pace import watched
-from patchloom.evaluate.passes import each_batch
-from patchloom.machine import bfloat16_pays
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import (
     attend_each,
+    attention_heads,
     embed,
+    input_channels,
+    input_size,
     layer_names,
     patch_count,
     prefix_count,
 )
-from patchloom.nets.heads import InstanceHead
-from patchloom.nets.pooling import pooled_by, pooled_tokens, poolings_of
-from patchloom.nets.weights import EncoderCard
+from patchloom.nets.heads import InstanceHead, pooled_tokens, poolings_of, select_pooling
+from patchloom.system.files import cache_root, write_whole
+from patchloom.system.hardware import bfloat16_pays
+from patchloom.version import __version__
 from patchloom.withhold.encoder_input import all_patches
+
+# One pass of a frozen encoder over images, a batch at a time: whatever becomes of features, they are made here.
+
+
+def each_batch(
+    vit: VisionTransformer,
+    card: EncoderCard,
+    source: Source,
+    pools: Callable[[Tensor], dict[str, Tensor]],
+    keep: Callable[[dict[str, Tensor], Batch], None],
+    device: torch.device,
+    batch_size: int = 256,
+    workers: int = 0,
+    half: bool = False,
+    what: str = "",
+    first: int = 0,
+) -> None:
+    """Apply ``pools`` to every image, labelled or not, and hand what it gives to ``keep``; no more is held.
+
+    Args:
+        vit: the encoder; it is moved to ``device``, and keeps its mode (train or eval).
+        card: its mean and std normalise the images.
+        source: images.
+        pools: from normalised images [b c h w] to features [b ...] by name.
+        keep: is given the features of a batch, float32 on the CPU, and the batch.
+        device: where the encoder runs.
+        batch_size: images per batch.
+        workers: processes that read images.
+        half: products are taken in bfloat16.
+        what: is said to be done, if it takes a while; nothing is said without it.
+        first: number of the batch to begin with, as for `plain_batches`.
+    """
+    channels, size = input_channels(vit), input_size(vit)
+    training = vit.training
+    vit.to(device).eval()
+    try:
+        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=half):
+            batches = plain_batches(source, size, batch_size, workers, channels, device, first)
+            for batch in track_progress(batches, -(-len(source) // batch_size) - first, what):
+                images = normalize(batch.views[0], card.mean, card.std)
+                tokens = {name: values.float().cpu() for name, values in pools(images).items()}
+                if not all(values.isfinite().all() for values in tokens.values()):
+                    raise PatchloomError(f"{card.name} gives features that are not finite: its training has diverged")
+                keep(tokens, batch)
+    finally:
+        vit.train(training)
+
 
 Pooling = Literal["class", "mean", "prefix", "instance", "both"]
 Precision = Literal["auto", "float32", "bfloat16"]
 
-PIXELS_SIDE = 32
+_PIXELS_SIDE = 32
 
 
 @dataclass(frozen=True)
@@ -59,16 +119,12 @@ class ImageFeatures:
     noun: str = "images"
 
     def poolings(self) -> tuple[str, ...]:
-        """Values that `pooled` takes."""
+        """Values that `pooling_code` takes."""
         return poolings_of(self.tokens)
 
     def pooled(self, pooling: str) -> Tensor:
-        """[n d], or [n 2d] for "both", which concatenates class token and mean.
-
-        Raises:
-            PatchloomError: the encoder has no class token, no registers, or no instance head.
-        """
-        return pooled_by(pooling, self.tokens)
+        """[n d], or [n 2d] for "both", which concatenates class token and mean."""
+        return select_pooling(pooling, self.tokens)
 
 
 def has_labels(source: Source | None) -> bool:
@@ -76,7 +132,7 @@ def has_labels(source: Source | None) -> bool:
     return source is not None and source.labels is not None and bool((source.labels >= 0).any())
 
 
-def classes_of(source: Source) -> int:
+def count_classes(source: Source) -> int:
     """Number of classes that occur among the labelled images of a source."""
     return len(np.unique(source.labels[source.labels >= 0])) if has_labels(source) else 0
 
@@ -92,12 +148,8 @@ def groups_of(source: Source, indices: Tensor) -> Tensor | None:
     return None if source.groups is None else torch.from_numpy(source.groups[indices.numpy()])
 
 
-def labelled(source: Source) -> Source:
-    """The images of a source that have a label.
-
-    Raises:
-        PatchloomError: there are none.
-    """
+def only_labelled(source: Source) -> Source:
+    """The images of a source that have a label."""
     if not has_labels(source):
         why = f"{source.no_labels}, so " if source.no_labels else ""
         raise PatchloomError(f"{source.name} has no labels: {why}{source.to_label}")
@@ -122,21 +174,6 @@ def extract(
     These are the class token, the mean of the patch tokens, that of class token and registers, and the instance
     representation, after the encoder's last norm; with ``layers`` instead the mean of the patch tokens in every layer
     of `layer_names`.
-
-    Args:
-        vit: the encoder; it is moved to ``device``, and keeps its mode (train or eval).
-        card: its mean and std normalise the images.
-        source: images; those without a label are left out.
-        device: where the encoder runs.
-        batch_size: images per batch.
-        workers: processes that read images.
-        precision: float32, or bfloat16 autocast; auto is bfloat16 where a CUDA device has it.
-        head: gives the instance representation; it is moved to ``device``. Its mode does not matter.
-        layers: features of every layer.
-        what: is said to be done, if it takes a while; nothing is said without it.
-
-    Raises:
-        PatchloomError: no labels, no readable image, channels that the encoder does not take, or non-finite features.
     """
     device, patches = torch.device(device), patch_count(vit)
 
@@ -148,7 +185,7 @@ def extract(
     if head is not None:
         head.to(device)
     pools = layer_means if layers else partial(pooled_tokens, vit, head=head)
-    return one_pass(vit, card, labelled(source), pools, device, batch_size, workers, precision, what)
+    return one_pass(vit, card, only_labelled(source), pools, device, batch_size, workers, precision, what)
 
 
 def runs_in_bfloat16(device: torch.device, precision: Precision) -> bool:
@@ -206,27 +243,13 @@ def pixel_features(
     whole: bool = False,
     labels: bool = True,
 ) -> ImageFeatures:
-    """Normalised pixels as features "pixels" [n c·h·w], the control without any encoder.
-
-    Args:
-        source: images.
-        size: (h, w) of the encoder's input in pixels; that of images is reduced in proportion to at most 32 a side.
-        mean, std: for the normalisation, in [0, 1] units; their length is the number of channels.
-        batch_size: images at once.
-        workers: processes that read images.
-        what: as for `extract`.
-        whole: images are pictures of recordings, too, which are not reduced.
-        labels: those without a label are left out.
-
-    Raises:
-        PatchloomError: as `extract`.
-    """
-    source = labelled(source) if labels else source
+    """Normalised pixels as features "pixels" [n c·h·w], the control without any encoder."""
+    source = only_labelled(source) if labels else source
     pixels, indices, unreadable = [], [], []
     # pictures of recordings are small, and made as large as they are
     small = size if whole or source.sound is not None else pixels_size(size)
     batches = plain_batches(source, small, batch_size, workers, len(mean))
-    for batch in watched(batches, -(-len(source) // batch_size), what):
+    for batch in track_progress(batches, -(-len(source) // batch_size), what):
         pixels.append(normalize(batch.views[0], mean, std).flatten(1))
         indices.append(batch.indices)
         unreadable += batch.unreadable
@@ -236,7 +259,7 @@ def pixel_features(
 def pixels_size(size: tuple[int, int]) -> tuple[int, int]:
     """Height and width to which `pixel_features` reduces images of ``size``."""
     h, w = size
-    shrink = min(1.0, PIXELS_SIDE / max(h, w))
+    shrink = min(1.0, _PIXELS_SIDE / max(h, w))
     return max(1, round(h * shrink)), max(1, round(w * shrink))
 
 
@@ -245,3 +268,113 @@ def _features(tokens: dict[str, Tensor], source: Source, indices: list[Tensor], 
     labels = torch.full_like(places, -1) if source.labels is None else labels_of(source, places)
     groups = groups_of(source, places)
     return ImageFeatures(tokens, labels, places, unreadable, groups=groups, noun=source.noun)
+
+
+# A cache of features on disc, so that ten probes of an encoder cost one pass over the images.
+
+
+MAX_BYTES = 5 * 10**9  # of all files together; the least recently used are removed first
+# the first is to be raised with changes of the code that computes features
+_PROGRAMS = ("features 2", __version__, *(version(name) for name in ("torch", "torchvision", "timm", "pillow")))
+_ABOUT = "patchloom-features"  # key of the metadata: the names in order, and a digest of the values
+
+
+def cache_folder() -> Path:
+    """The folder of the cached features."""
+    return cache_root() / "features"
+
+
+def about_encoder(
+    vit: VisionTransformer,
+    card: EncoderCard,
+    device: torch.device | str,
+    head: InstanceHead | None = None,
+    precision: Precision = "auto",
+) -> tuple[str, ...]:
+    """Everything about an encoder, and how it runs, on which its features depend; arguments of `features.extract`."""
+    device = torch.device(device)
+    return (
+        digest_tensors(vit.state_dict()),
+        "" if head is None else json.dumps(head.sizes, sort_keys=True) + digest_tensors(head.state_dict()),
+        # neither the number of heads nor other options of a timm model are seen in its weights
+        json.dumps(card.timm_name if card.spec is None else asdict(card.spec), sort_keys=True),
+        f"{vit} {attention_heads(vit)} heads, {input_size(vit)} pixels",
+        json.dumps([card.mean, card.std, *([] if card.sound is None else [asdict(card.sound)])]),
+        f"{device.type} {'bfloat16' if runs_in_bfloat16(device, precision) else 'float32'}",
+    )
+
+
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, dtypes, shapes and values, in order."""
+    total = hashlib.sha256()
+    for name, value in tensors.items():
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}\0".encode())
+        total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+def load_or_extract(
+    about: Sequence[str], source: Source, make: Callable[[Source], ImageFeatures], *, keep: bool = True
+) -> ImageFeatures:
+    """``make(source)``, or its cached result for the same images.
+
+    Damaged files are ignored and replaced. Where nothing can be written, nothing is cached.
+    """
+    source = only_labelled(source)
+    stamp = source.stamp() if keep else None
+    if stamp is None:
+        return make(source)
+    name = hashlib.sha256("\0".join([*_PROGRAMS, *about, stamp]).encode("utf-8", "surrogateescape")).hexdigest()
+    path = cache_folder() / f"{name}.safetensors"
+    found = _read(path, source)
+    if found is not None:
+        return found
+    found = make(source)
+    if source.stamp() == stamp:  # otherwise the images changed while they were read
+        _write(path, found)
+    return found
+
+
+def _read(path: Path, source: Source) -> ImageFeatures | None:
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {})[_ABOUT])
+            tensors = {name: file.get_tensor(name) for name in about["names"]}
+        if digest_tensors(tensors) != about["digest"]:
+            return None
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError):  # missing or damaged
+        return None
+    with contextlib.suppress(OSError):  # just removed, or of another user
+        os.utime(path)
+    places = tensors.pop("indices")
+    labels = labels_of(source, places)
+    missing = np.setdiff1d(np.arange(len(source)), places.numpy())
+    unreadable = [source.describe(int(i)) for i in missing]
+    groups = groups_of(source, places)
+    return ImageFeatures(tensors, labels, places, unreadable, cached=True, groups=groups, noun=source.noun)
+
+
+def _write(path: Path, features: ImageFeatures) -> None:
+    tensors = {**features.tokens, "indices": features.indices}
+    if sum(values.nbytes for values in tensors.values()) > MAX_BYTES:
+        return
+    about = {_ABOUT: json.dumps({"names": list(tensors), "digest": digest_tensors(tensors)})}
+    with contextlib.suppress(PatchloomError):  # a full or read-only disc only costs another pass
+        write_whole(path, save({name: values.contiguous() for name, values in tensors.items()}, metadata=about))
+    _make_room(path.parent)
+
+
+def _make_room(folder: Path) -> None:
+    """Remove the least recently used files, half-written ones of dead processes too, down to `MAX_BYTES` in all."""
+    files = []
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        for file in found:
+            with contextlib.suppress(OSError):  # another process removed it first
+                files.append((file.stat().st_mtime_ns, file.stat().st_size, file.path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if total <= MAX_BYTES:
+            return
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        total -= size

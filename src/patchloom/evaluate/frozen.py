@@ -10,32 +10,33 @@ from typing import Any, Literal, NamedTuple
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from patchloom.data import DataLike, Source
-from patchloom.evaluate.cache import about_encoder, remembered
+from patchloom.data.source import Source
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.display import track_progress
 from patchloom.evaluate.features import (
     ImageFeatures,
     Pooling,
+    about_encoder,
     extract,
+    load_or_extract,
     pixel_features,
     pixels_size,
 )
-from patchloom.evaluate.pace import watched
-from patchloom.evaluate.report import Report, Row, lost_images
-from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
+from patchloom.evaluate.results import Report, Row, note_unreadable
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified_subset
+from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_size
-from patchloom.nets.heads import InstanceHead
-from patchloom.nets.pooling import check_pooling, tokens_of
-from patchloom.nets.weights import EncoderCard, untrained_twin
+from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
 from patchloom.runs.encoder import load_encoder, load_extra_module
 
 # for an encoder to which a protocol does not apply
 INSTEAD = "take knn, linear, blocks, few-shot or finetune, and positions for a run of droppos"
-UNTRAINED, PIXELS, CHANCE = "untrained", "raw pixels", "majority class"
+UNTRAINED, PIXELS, MAJORITY = "untrained", "raw pixels", "majority class"
 
 # test images -> settings of each row that the protocol gives, and [n] whether each image is classified rightly
-Score = Callable[[ImageFeatures], list[tuple[dict[str, Any], Tensor]]]
+ScoreFunction = Callable[[ImageFeatures], list[tuple[dict[str, Any], Tensor]]]
 # training images, pooling, settings -> how test images are scored; all that is chosen is chosen here
-Fit = Callable[[ImageFeatures, str, EvalSettings], Score]
+FitFunction = Callable[[ImageFeatures, str, EvalSettings], ScoreFunction]
 
 
 class FeatureExtractor(NamedTuple):
@@ -48,7 +49,7 @@ class FeatureExtractor(NamedTuple):
 
 @dataclass(frozen=True)
 class FrozenProtocol:
-    """A protocol on frozen features, as `compare` runs it.
+    """A protocol on frozen features, as `compare_frozen` runs it.
 
     Attributes:
         name: in the rows.
@@ -60,7 +61,7 @@ class FrozenProtocol:
     """
 
     name: str
-    fit: Fit
+    fit: FitFunction
     quoted: Callable[[Sequence[Row]], Row]
     title: Callable[[Row], str]
     sentence: Callable[[ImageFeatures, ImageFeatures], str]
@@ -75,21 +76,17 @@ def measure_run(
     pooling: Pooling | Literal["all"],
     gallery: float = 1.0,
 ) -> Report:
-    """Evaluate a run by one protocol; ``gallery`` is the share of the training images that is used, stratified.
-
-    Raises:
-        PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
-    """
+    """Evaluate a run by one protocol; ``gallery`` is the share of the training images that is used, stratified."""
     vit, card = load_encoder(run, settings.model)
     parts = parts_of(data, settings, card=card, run=run)
     if gallery < 1:
         n = len(parts.train)
-        some = stratified(parts.train, max(1, round(gallery * n)), settings.seed)
+        some = stratified_subset(parts.train, max(1, round(gallery * n)), settings.seed)
         drawn = (
             f"The gallery is a stratified {100 * gallery:.3g} % of {n:,} training {some.noun} (seed {settings.seed})."
         )
         parts = replace(parts, train=some, story=f"{parts.story} {drawn}")
-    (report,) = compare((protocol,), vit, card, parts, settings, load_extra_module(run, "pooling"), pooling)
+    (report,) = compare_frozen((protocol,), vit, card, parts, settings, load_extra_module(run, "pooling"), pooling)
     return report
 
 
@@ -101,14 +98,7 @@ def extractors(
     *,
     layers: bool = False,
 ) -> list[FeatureExtractor]:
-    """Extractors of an encoder, its untrained twin and raw pixels, with the cache.
-
-    Args:
-        vit, card: the encoder.
-        settings: seed of the twin, device and reading.
-        head: gives the instance representation; the twin has an untrained one.
-        layers: features of every layer instead of every pooling of the last.
-    """
+    """Extractors of an encoder, its untrained twin and raw pixels, with the cache."""
     at, keep = settings.at, settings.cache
     what = "layers" if layers else "pooled"
 
@@ -118,7 +108,7 @@ def extractors(
             return extract(net, card, source, device=at, head=its, layers=layers, **_reading(source, name, settings))
 
         about = (what, *about_encoder(net, card, at, its_head)) if keep else ()
-        return lambda source: remembered(about, source, take, keep=keep)
+        return lambda source: load_or_extract(about, source, take, keep=keep)
 
     twin, fresh = untrained_twin(card, head, settings.seed)
     # functions, so that the features of only one are in memory at a time
@@ -139,7 +129,7 @@ def raw_extractor(vit: VisionTransformer, card: EncoderCard, settings: EvalSetti
         how = {**_reading(source, name, settings), "whole": card.sound is not None}
         return pixel_features(source, size, card.mean, card.std, **how)
 
-    return FeatureExtractor(name, lambda source: remembered(about, source, take, keep=settings.cache), None)
+    return FeatureExtractor(name, lambda source: load_or_extract(about, source, take, keep=settings.cache), None)
 
 
 def raw_name(card: EncoderCard) -> str:
@@ -151,7 +141,7 @@ def _reading(source: Source, name: str, settings: EvalSettings) -> dict[str, Any
     return {**settings.reading(source), "what": f"{name}: features of {len(source):,} {source.noun}"}
 
 
-def compare(
+def compare_frozen(
     protocols: Sequence[FrozenProtocol],
     vit: VisionTransformer,
     card: EncoderCard,
@@ -160,25 +150,13 @@ def compare(
     head: InstanceHead | None = None,
     pooling: Pooling | Literal["all"] = "all",
 ) -> list[Report]:
-    """Evaluate an encoder, its untrained twin and raw pixels by several protocols, which share their features.
-
-    Args:
-        protocols: one report each.
-        vit, card: the encoder.
-        parts: training and test images.
-        settings: seed, device and reading.
-        head: gives the pooling "instance"; the twin has an untrained one.
-        pooling: one of the encoder's, or all of them.
-
-    Raises:
-        PatchloomError: a pooling that the encoder lacks, or images that cannot be measured.
-    """
+    """Evaluate an encoder, its untrained twin and raw pixels by several protocols, which share their features."""
     if pooling != "all":
         check_pooling(pooling, tokens_of(vit, head))
     rows: dict[str, list[list[Row]]] = {protocol.name: [] for protocol in protocols}
     cached = []
     for extractor in extractors(vit, card, settings, head):
-        found, train, test = rows_of(extractor, protocols, parts, settings, pooling)
+        found, train, test = evaluate_extractor(extractor, protocols, parts, settings, pooling)
         for title, its in found.items():
             rows[title].append(its)
         cached += [extractor.name] * (train.cached or test.cached)
@@ -187,28 +165,20 @@ def compare(
     return [_report(protocol, rows[protocol.name], around, parts, settings, train, test) for protocol in protocols]
 
 
-def rows_of(
+def evaluate_extractor(
     extractor: FeatureExtractor,
     protocols: Sequence[FrozenProtocol],
     parts: Parts,
     settings: EvalSettings,
     pooling: Pooling | Literal["all"] = "all",
 ) -> tuple[dict[str, list[Row]], ImageFeatures, ImageFeatures]:
-    """The rows of one encoder, or of raw pixels, by each protocol's name; and its features of both parts.
-
-    Args:
-        extractor: gives the features.
-        protocols, parts, settings, pooling: as in `compare`.
-
-    Raises:
-        PatchloomError: images that cannot be measured.
-    """
+    """The rows of one encoder, or of raw pixels, by each protocol's name; and its features of both parts."""
     name, features_of, encoder = extractor
     train = features_of(parts.train)
     poolings = train.poolings() if pooling == "all" or encoder is None else (pooling,)
-    scores: dict[str, dict[str, Score]] = {protocol.name: {} for protocol in protocols}
+    scores: dict[str, dict[str, ScoreFunction]] = {protocol.name: {} for protocol in protocols}
     for protocol in protocols:
-        for one in watched(poolings, len(poolings), f"{name}: {protocol.name}"):
+        for one in track_progress(poolings, len(poolings), f"{name}: {protocol.name}"):
             scores[protocol.name][one] = protocol.fit(train, one, settings)
     # every choice has been made: now the test images are read
     test = features_of(parts.test)
@@ -216,7 +186,7 @@ def rows_of(
     for title, of_pooling in scores.items():
         rows[title] = [
             Row.of_images(name, pooled, title, row_settings, right)
-            for pooled, score in watched(of_pooling.items(), len(of_pooling), f"{name}: {title}")
+            for pooled, score in track_progress(of_pooling.items(), len(of_pooling), f"{name}: {title}")
             for row_settings, right in score(test)
         ]
     return rows, train, test
@@ -258,14 +228,7 @@ def circumstances(
     cached: Sequence[str],
     instance: bool = False,
 ) -> str:
-    """Sentences for any protocol on frozen features: origin of images and features, and what the controls are.
-
-    Args:
-        parts, train, test: the images, and their features.
-        size: (h, w) of the encoder's input in pixels.
-        cached: names of those whose features come from the cache.
-        instance: the instance representation was measured.
-    """
+    """Sentences for any protocol on frozen features: origin of images and features, and what the controls are."""
     of_sound = parts.train.sound is not None
     kind = "Raw features are the pictures of the recordings" if of_sound else "Raw pixels are the images"
     said = [parts.story, "{} at {}x{}.".format(kind, *(size if of_sound else pixels_size(size)))]
@@ -273,9 +236,9 @@ def circumstances(
         said.append("Pooling instance is by the head that is beside the encoder; untrained has an untrained head.")
     if cached:
         said.append(f"Features of an earlier pass were used for {', '.join(cached)}: --cache false takes them anew.")
-    return " ".join([*said, *lost_images(train.unreadable + test.unreadable, parts.train.noun)])
+    return " ".join([*said, *note_unreadable(train.unreadable + test.unreadable, parts.train.noun)])
 
 
 def majority(protocol: str, train: Tensor, test: Tensor) -> Row:
     """The row of a classifier that always predicts the most frequent of the labels ``train`` [n], on ``test`` [m]."""
-    return Row.of_images(CHANCE, "-", protocol, {}, test == train.bincount().argmax())
+    return Row.of_images(MAJORITY, "-", protocol, {}, test == train.bincount().argmax())

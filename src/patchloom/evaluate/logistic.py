@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from patchloom.data.splits import pick, pick_groups
 from patchloom.errors import PatchloomError
 
-STRENGTHS: tuple[float, ...] = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+L2_STRENGTHS: tuple[float, ...] = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 CHOICE_VALIDATION_SHARE = 0.2
 
 _SCORES = 2**26  # logits in memory at once; large, since every product has an overhead
@@ -125,7 +125,7 @@ def choose_strength(
     labels: Tensor,
     *,
     seed: int = 0,
-    strengths: Sequence[float] = STRENGTHS,
+    strengths: Sequence[float] = L2_STRENGTHS,
     device: torch.device | str = "cpu",
     groups: Tensor | None = None,
 ) -> Choice:
@@ -140,9 +140,6 @@ def choose_strength(
         strengths: the grid.
         device: where the products are computed.
         groups: [n] int64, of images that the draw does not part.
-
-    Raises:
-        PatchloomError: fewer than two images or two classes.
     """
     if len(labels.unique()) < 2:
         raise PatchloomError("a linear probe needs training images of at least two classes: add another class's images")
@@ -178,13 +175,9 @@ def linear_probe(
     device: torch.device | str = "cpu",
     groups: Tensor | None = None,
 ) -> tuple[Probe, Choice]:
-    """Choose the strength on held-out training images, then fit on all of them; arguments as in `choose_strength`.
-
-    Raises:
-        PatchloomError: fewer than two images or two classes.
-    """
+    """Choose the strength on held-out training images, then fit on all of them; arguments as in `choose_strength`."""
     choice = choose_strength(features, labels, seed=seed, device=device, groups=groups)
-    path = [strength for strength in STRENGTHS if strength >= choice.strength]
+    path = [strength for strength in L2_STRENGTHS if strength >= choice.strength]
     return fit_path(features, labels, path, device)[-1], choice
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_type_hints
 
-from patchloom.data.sound.excerpts import SHIFT
+from patchloom.audio.augment import SHIFT
 from patchloom.data.splits import MAX_HELD_OUT
-from patchloom.errors import PatchloomError
-from patchloom.hints import check
+from patchloom.errors import PatchloomError, check_type
+from patchloom.nets.encode import width
+from patchloom.nets.swin import Encoder, is_hierarchical
 
 Auto = Literal["auto"]
 
@@ -110,11 +111,7 @@ class Recipe:
         return self.mixup > 0 or self.cutmix > 0
 
     def check(self) -> None:
-        """Validate the values.
-
-        Raises:
-            PatchloomError: a value of another type, or out of its range.
-        """
+        """Validate the values."""
         check_values(self, _RANGES, ("blr", "layer_decay", "crop_scale", "patience"))
         if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
@@ -139,13 +136,7 @@ class Recipe:
         return replace(self, **unlike, recordings=True, noise_share=self.noise_share if noise else 0.0)
 
     def settled(self, n: int, device: str, own_validation: bool = False) -> Recipe:
-        """The recipe with every ``auto`` resolved.
-
-        Args:
-            n: training images.
-            device: its type.
-            own_validation: the data brings validation images.
-        """
+        """The recipe with every ``auto`` resolved."""
         kind = "cpu" if device == "cpu" else "gpu"
         batch, epochs, warmup, validation = self.batch, self.epochs, self.warmup_epochs, self.validation
         if validation == "auto":
@@ -182,11 +173,6 @@ class Recipe:
         idle |= {name for name in ("halve_every", "dropout") if not getattr(self, name)}
         idle |= set() if self.noise_share else {"noise_share", "noise_volume"}
         return {name: value for name, value in {**asdict(self), "betas": list(self.betas)}.items() if name not in idle}
-
-    @classmethod
-    def options(cls) -> tuple[str, ...]:
-        """Fields that are options; of the batch, the settings common to all protocols tell: one name for one thing."""
-        return tuple(field.name for field in fields(cls) if field.name not in ("batch", "recordings"))
 
 
 @dataclass(frozen=True)
@@ -230,11 +216,6 @@ class ProbeRecipe(Recipe):
         told = f"epochs warmup_epochs batch blr lr weight_decay momentum {own} pooling"
         return {"optimizer": "LARS", **{name: getattr(self, name) for name in told.split()}}
 
-    @classmethod
-    def options(cls) -> tuple[str, ...]:
-        """Fields that are options, but for the pooling, which every linear probe has."""
-        return ("epochs", "warmup_epochs", "blr", "weight_decay", "momentum", "crop_scale", "flip")
-
 
 _RANGES = {
     **{"epochs": (1, float("inf")), "warmup_epochs": (0, float("inf")), "batch": (1, float("inf"))},
@@ -249,18 +230,9 @@ _RANGES = {
 
 
 def check_values(recipe: Any, ranges: Mapping[str, tuple[float, float]], positive: Iterable[str]) -> None:
-    """Validate the values of a recipe's fields.
-
-    Args:
-        recipe: a dataclass.
-        ranges: lowest and highest value by field; a pair of numbers lies in them, too.
-        positive: fields that cannot be 0.
-
-    Raises:
-        PatchloomError: a value of another type, or out of its range.
-    """
+    """Validate the values of a recipe's fields."""
     for name, hint in get_type_hints(type(recipe)).items():
-        check(name, getattr(recipe, name), hint)
+        check_type(name, getattr(recipe, name), hint)
     for name, (low, high) in ranges.items():
         value = getattr(recipe, name, low)
         if not isinstance(value, str) and not all(
@@ -280,12 +252,8 @@ def validation_images(share: float, n: int) -> int:
     return min(max(1, round(share * n)), MAX_HELD_OUT, n - 1) if share else 0
 
 
-def of_step(recipe: Recipe, n: int) -> tuple[int, int]:
-    """(Distinct images, images with repeats) per step, with ``n`` images that are trained on.
-
-    Raises:
-        PatchloomError: mixup or cutmix with a single image.
-    """
+def images_per_step(recipe: Recipe, n: int) -> tuple[int, int]:
+    """(Distinct images, images with repeats) per step, with ``n`` images that are trained on."""
     images = min(max(1, recipe.batch // recipe.repeats), n)
     if recipe.mixes and images * recipe.repeats % 2:
         images -= 1
@@ -294,3 +262,135 @@ def of_step(recipe: Recipe, n: int) -> tuple[int, int]:
     if not images:
         raise PatchloomError("mixup and cutmix need 2 images in a batch: use --mixup 0 --cutmix 0")
     return images, images * recipe.repeats
+
+
+# The recipes by name: the papers', and one for small data.
+
+
+# the recipe of ViT-B, which is the default, and changes for other sizes
+Sized = tuple[Recipe, dict[str, dict[str, Any]]]
+
+# MAE, Table 9; the other papers start from it, and it supplies the values that they do not state
+_MAE = Recipe()
+# for small data: light, since the papers' full augmentation would need many times their epochs
+_SMALL = Recipe(
+    epochs="auto",
+    warmup_epochs="auto",
+    batch="auto",
+    drop_path=0.0,
+    mixup=0.0,
+    cutmix=0.0,
+    randaugment=0.0,
+    crop_scale=0.6,
+    clip=5.0,
+    validation="auto",
+    patience=0.3,
+)
+# SimMIM's, which LUT takes over where it stands on SimMIM (LUT, appendix B.1); its rate is 1.25e-3 for 512 images
+_SIMMIM = Recipe(warmup_epochs=20, batch=2048, blr=6.25e-4, layer_decay=0.65, erasing=0.25, clip=5.0)
+# DeiT, Table 9, on which MP3 builds, with the batch of MP3 on ImageNet; DeiT states its rate as 5e-4 for 512 images
+_MP3 = Recipe(epochs=150, batch=2048, blr=2.5e-4, layer_decay=1.0, erasing=0.25, repeats=3, pooling="class")
+# as long as MP3 trains from scratch on small sets, of which it states the batch, too
+_MP3_SMALL = replace(_MP3, epochs=400)
+# MP3 on speech, section 4.3. The text at hand lacks both learning rates, and states no patience: these are ours
+_MP3_SPEECH = Recipe(
+    updates=30_000,
+    warmup_updates=500,
+    halve_every=10_000,
+    batch=256,
+    lr=1e-3,
+    weight_decay=0.0,
+    layer_decay=1.0,
+    drop_path=0.0,
+    dropout=0.1,
+    mixup=0.0,
+    cutmix=0.0,
+    randaugment=0.0,
+    pooling="class",
+    validation="auto",
+    patience=0.5,
+)
+# ExtreMA; 1e-3 with 0.75 is for encoders of ImageNet-1k, 5e-4 with 0.65 for those of ImageNet-22k
+_EXTREMA_S = {"S": {"epochs": 200}}
+
+RECIPES: dict[str, Sized] = {
+    "small": (_SMALL, {"XS": {"blr": 4e-3}}),
+    "mae": (_MAE, {"L": {"epochs": 50}}),
+    "droppos": (replace(_MAE, layer_decay=0.8), {"L": {"epochs": 50}}),
+    "mp3": (_MP3, {}),
+    "mp3-cifar100": (replace(_MP3_SMALL, batch=256), {}),
+    "mp3-tiny-imagenet": (replace(_MP3_SMALL, batch=512), {}),
+    "mp3-speech": (_MP3_SPEECH, {}),
+    "restore": (replace(_MAE, pooling="class"), {}),
+    "simmim": (_SIMMIM, {}),
+    "extrema": (_MAE, _EXTREMA_S),
+    "extrema-22k": (replace(_MAE, blr=5e-4, layer_decay=0.65), _EXTREMA_S),
+    # 1 % and 10 % of the labels, at a rate that no batch scales
+    "extrema-few": (replace(_MAE, epochs=1000, lr=5e-6), {}),
+    "lut": (
+        replace(_MAE, blr=2.5e-4, layer_decay=0.65),
+        {"S": {"epochs": 300, "blr": 5e-4, "layer_decay": 0.75}, "L": {"epochs": 50, "blr": 1e-3}},
+    ),
+}
+
+# linear probes: MAE, Table 10 and appendix A.1; ExtreMA, Table 14
+PROBES: dict[str, Sized] = {
+    "mae": (ProbeRecipe(), {}),
+    "extrema": (ProbeRecipe(batch=4096, pooling="instance"), {}),
+}
+
+
+def size_of(vit: Encoder) -> str:
+    """XS (narrower than ViT-S), S, B or L, by width and depth; of a Swin B up to Swin-B, whose last stage is 1024."""
+    d = width(vit)
+    if d > 1024 or (not is_hierarchical(vit) and (d == 1024 or len(vit.feature_info) >= 24)):
+        return "L"
+    return "XS" if d < 384 else "S" if d == 384 else "B"
+
+
+def published_recipe(name: str, vit: Encoder, known: Mapping[str, Sized] = RECIPES) -> Recipe:
+    """The recipe of that name for an encoder of this size, as it stands."""
+    if name not in known:
+        raise PatchloomError(f"there is no recipe {name}: choose one of {', '.join(known)}")
+    base, sizes = known[name]
+    size = size_of(vit)
+    if size not in sizes and size == "XS":  # the smallest size in the papers
+        size = "S"
+    return replace(base, **sizes.get(size, {}))
+
+
+def recipe_for(name: str, vit: Encoder, changes: Mapping[str, Any], known: Mapping[str, Sized] = RECIPES) -> Recipe:
+    """The recipe of that name for an encoder of this size, with ``changes``, in which None means no change."""
+    recipe = published_recipe(name, vit, known)
+    given = {key: value for key, value in changes.items() if value is not None}
+    if "betas" in given:
+        given["betas"] = tuple(given["betas"])
+    if given.get("lr") and "blr" in given:
+        raise PatchloomError("--lr and --blr both say what the learning rate is: give one of them")
+    if "blr" in given:
+        given["lr"] = 0.0
+    recipe = replace(recipe, **given, **_in_proportion(recipe, given))
+    recipe.check()
+    return recipe
+
+
+def _in_proportion(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a recipe that change with its length, if they are not ``given``."""
+    epochs, updates = given.get("epochs"), given.get("updates", recipe.updates)
+    in_epochs = [name for name in ("epochs", "warmup_epochs") if name in given]
+    if updates and in_epochs:
+        why = f"--updates {updates:,}" if "updates" in given else f"this recipe, which makes {updates:,} updates"
+        raise PatchloomError(f"--{in_epochs[0]} does not go with {why}: give --updates and --warmup_updates")
+    if not updates and given.get("warmup_updates"):
+        raise PatchloomError("--warmup_updates is for a training whose --updates are counted: give --warmup_epochs")
+    timed = "auto" not in (recipe.epochs, recipe.warmup_epochs)
+    scaled: dict[str, Any] = {}
+    if updates and recipe.updates:
+        scaled = {"warmup_updates": recipe.warmup_updates, "halve_every": recipe.halve_every}
+        scaled = {name: math.ceil(value * updates / recipe.updates) for name, value in scaled.items()}
+    elif updates:
+        share = recipe.warmup_epochs / recipe.epochs if timed else 0.1
+        scaled = {"warmup_updates": round(share * updates)}
+    elif timed and isinstance(epochs, int):
+        scaled = {"warmup_epochs": recipe.warmup_epochs * epochs / recipe.epochs}
+    return {name: value for name, value in scaled.items() if name not in given}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,18 +13,20 @@ from typing import Any, Literal, get_type_hints
 import numpy as np
 import torch
 
-from patchloom.data import Data, DataLike, Source, copies_sentence, open_data, split_for_test
-from patchloom.data.near import near_copies, parted_wholes
-from patchloom.data.sound.hearing import heard_by
-from patchloom.data.splits import pick
+from patchloom.audio.requirements import with_encoder_sound
+from patchloom.data.duplicates import copies_sentence
+from patchloom.data.near_duplicates import near_copies, parted_wholes
+from patchloom.data.source import Data, Source
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.data.sources.open import open_data, split_names
+from patchloom.data.splits import pick, split_for_test
 from patchloom.data.stats import dropped_colours
-from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import has_labels, labelled
-from patchloom.hints import check
-from patchloom.machine import Cores, cores, usable_device, workers
-from patchloom.nets.weights import EncoderCard
+from patchloom.display import StatusMessage, is_first
+from patchloom.errors import PatchloomError, check_type
+from patchloom.evaluate.features import has_labels, only_labelled
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.runs.held_out import seen_in_pretraining
-from patchloom.waiting import Waiting, is_first
+from patchloom.system.hardware import Cores, choose_workers, cores, usable_device
 
 _AT_ONCE = 256  # images, where the encoder stays frozen
 _FEW_BATCHES = 8  # on a CPU: for fewer, starting processes costs more than it saves (seconds where they are not forked)
@@ -60,13 +63,9 @@ class EvalSettings:
     model: str | None = None
 
     def check(self) -> None:
-        """Validate the values.
-
-        Raises:
-            PatchloomError: a number out of its range, or a value of another type.
-        """
+        """Validate the values."""
         for name, hint in get_type_hints(EvalSettings).items():
-            check(name, getattr(self, name), hint)
+            check_type(name, getattr(self, name), hint)
         for name, least in {"batch_size": 1, "workers": 0, "seed": 0, "seeds": 1, "max_train": 2}.items():
             value = getattr(self, name)
             if value not in (None, "auto") and value < least:
@@ -74,17 +73,13 @@ class EvalSettings:
 
     @property
     def at(self) -> torch.device:
-        """The device.
-
-        Raises:
-            PatchloomError: it cannot be used here.
-        """
+        """The device."""
         return usable_device(self.device)
 
     @property
     def readers(self) -> tuple[int, str]:
         """Largest number of processes that read images, and the reason for it."""
-        return workers(self.at.type, Cores(cores())) if self.workers == "auto" else (self.workers, "as you said")
+        return choose_workers(self.at.type, Cores(cores())) if self.workers == "auto" else (self.workers, "as you said")
 
     def workers_for(self, source: Source, batches: int, trained: bool = False) -> int:
         """Number of processes that read ``batches`` batches of ``source``, for one pass over it or for training.
@@ -128,7 +123,7 @@ class Parts:
 
 
 @contextmanager
-def telling() -> Iterator[None]:
+def print_notes_once() -> Iterator[None]:
     """Inside, what is to be known of the data is printed when it is opened, and once, however many seeds open it."""
     before = _told.set(set())
     try:
@@ -137,23 +132,16 @@ def telling() -> Iterator[None]:
         _told.reset(before)
 
 
-def open_and_tell(data: DataLike, group: str | None = None) -> Data:
-    """Open images; where `telling` is asked for, print what of them was left out or taken otherwise.
-
-    Args:
-        data, group: as `patchloom.data.open_data` takes them.
-
-    Raises:
-        PatchloomError: no such data, no images in it, or no such groups.
-    """
-    with Waiting("listing the images"):
+def open_with_notes(data: DataLike, group: str | None = None) -> Data:
+    """Open images; where `print_notes_once` is asked for, print what of them was left out or taken otherwise."""
+    with StatusMessage("listing the images"):
         opened = open_data(data, group=group)
-    tell(opened.notes)
+    print_notes(opened.notes)
     return opened
 
 
-def tell(notes: Sequence[str]) -> None:
-    """Where `telling` is asked for, print those of the notes that were not yet."""
+def print_notes(notes: Sequence[str]) -> None:
+    """Where `print_notes_once` is asked for, print those of the notes that were not yet."""
     told = _told.get()
     if told is None:
         return
@@ -174,21 +162,11 @@ def parts_of(
 
     Exact copies of test images that are split off are in neither part. Where the data's own test images are copies of
     training images, or were in the pre-training of ``run``, the story says how many.
-
-    Args:
-        data: as `patchloom.data.open_data` takes it.
-        settings: the seed, groups, and how many training images to use.
-        labels: only images that have one.
-        card: of the encoder, by whose note the story begins, and as which recordings are heard.
-        run: the encoder, as the user named it.
-
-    Raises:
-        PatchloomError: no such data, or no labels where they are needed.
     """
-    opened = open_and_tell(data, settings.group)
+    opened = open_with_notes(data, settings.group)
     if card is not None:
-        opened = heard_by(opened, card.sound, card.name)
-    with Waiting("looking for copies among the images"):
+        opened = with_encoder_sound(opened, card.sound, card.name)
+    with StatusMessage("looking for copies among the images"):
         parts = _parted(opened, settings, labels, "" if card is None else card.note, run)
     if card is not None:
         tell_colours(parts.train, card)
@@ -197,33 +175,30 @@ def parts_of(
 
 
 def tell_colours(source: Source, card: EncoderCard) -> None:
-    """Where `telling` is asked for, print that an encoder of grey images drops colours, if there are some."""
+    """Where `print_notes_once` is asked for, print that an encoder of grey images drops colours, if there are some."""
     if _told.get() is not None and (said := dropped_colours(source, len(card.mean))):
-        tell([said])
+        print_notes([said])
 
 
 def tell_leaks(train: Source, test: Source, own: bool) -> None:
-    """Where `telling` is asked for, print why test images may not be new: one patient's on both sides, near copies.
+    """Where `print_notes_once` is asked for, print why test images may not be new: one patient's on both sides, near
+    copies.
 
     No test image is read, which is for the end.
-
-    Args:
-        train, test: the images.
-        own: the data brings its test images.
     """
     if _told.get() is None or train.groups is not None:
         return
     said = parted_wholes(train, test, "split the data by them" if own else "")
     if not said and not own and (close := near_copies(train)) is not None:
         said = close.sentence().removesuffix(".")
-    tell([said] if said else [])
+    print_notes([said] if said else [])
 
 
 def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str, run: str | Path | None) -> Parts:
     own = opened.test if not labels or has_labels(opened.test) else None
-    whole = labelled(opened.train) if labels else opened.train
+    whole = only_labelled(opened.train) if labels else opened.train
     if own is not None:
-        train, test = whole, labelled(own) if labels else own
+        train, test = whole, only_labelled(own) if labels else own
         story = f"The data brings its own test {train.noun}."
         story += "" if run is None else seen_in_pretraining(run, test)
     else:
@@ -237,43 +212,48 @@ def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str, run: 
         )
         if copies := len(whole) - len(train) - len(test):
             story += f" Nothing was trained on {copies:,} exact copies of test {noun}."
-    return shortened(Data(train, test), f"{note} {story}".strip(), settings, looked=own is None)
+    return limit_training_images(Data(train, test), f"{note} {story}".strip(), settings, looked=own is None)
 
 
-def shortened(opened: Data, story: str, settings: EvalSettings, looked: bool = False) -> Parts:
-    """The parts of labelled data that brings its own, with at most as many training images as the settings say.
-
-    Args:
-        opened: training and test images.
-        story: of their origin; what else is to be said is added.
-        settings: ``max_train`` and the seed.
-        looked: copies of test images were looked for, and left out.
-    """
+def limit_training_images(opened: Data, story: str, settings: EvalSettings, looked: bool = False) -> Parts:
+    """The parts of labelled data that brings its own, with at most as many training images as the settings say."""
     train, test = opened.train, opened.test
     assert test is not None
     n, noun = len(train), train.noun
     if settings.max_train is not None and settings.max_train < n:
-        train = stratified(train, settings.max_train, settings.seed)
+        train = stratified_subset(train, settings.max_train, settings.seed)
         used = f"a stratified {settings.max_train:,} of {n:,} training {noun} were used (seed {settings.seed})"
         story += f" For a quick look, only {used}."
-    return Parts(train, test, story + on_copies(train, test, looked))
+    return Parts(train, test, story + note_copies(train, test, looked))
 
 
-def on_copies(train: Source, test: Source, looked: bool) -> str:
-    """Return the sentence on test images that are exact copies of training images, after a space, or "".
-
-    Args:
-        train, test: the images.
-        looked: copies were looked for, and left out.
-    """
+def note_copies(train: Source, test: Source, looked: bool) -> str:
+    """Return the sentence on test images that are exact copies of training images, after a space, or ""."""
     if (contents := train.contents()) is None:
         return f" Exact copies among the {train.noun} were not looked for."
     return "" if looked else copies_sentence(test, contents)
 
 
-def stratified(source: Source, count: int, seed: int) -> Source:
+def stratified_subset(source: Source, count: int, seed: int) -> Source:
     """A stratified subset of ``count`` images; without labels a uniform one. A rare class keeps at least one image."""
     n = len(source)
     labels = np.zeros(n, np.int64) if source.labels is None else source.labels
     # the complement of a draw, which spares the last image of each class
     return source.subset(np.setdiff1d(np.arange(n), pick(labels, n - count, seed)))
+
+
+# Where files of an evaluation lie in a run.
+
+
+def place_in_run(
+    run: str | Path, data: DataLike, label: str, seed: int, folder: str, suffix: str, what: str = ""
+) -> Path | None:
+    """The file ``folder``/WHATDATA-LABEL-SEEDSUFFIX in a run; None where that is no folder or file of the user's.
+
+    Several names of data stand one behind another.
+    """
+    if str(run).startswith("timm:"):
+        return None
+    home = Path(run) if Path(run).is_dir() else Path(run).parent
+    name = re.sub(r"[^\w.-]+", "-", "-".join(Path(one).name for one in split_names(data)))
+    return home / folder / f"{what}{name}-{label}-{seed}{suffix}"

@@ -11,22 +11,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data import (
-    Data,
-    DataLike,
-    Source,
-    normalize,
-    open_data,
-    open_stored,
-    plain_batches,
-    read_image,
-    to_channels,
-)
-from patchloom.data.sound.hearing import first_waves, heard_by
+from patchloom.audio.config import item_noun
+from patchloom.audio.requirements import first_waves, with_encoder_sound
+from patchloom.data.decode import read_image, to_channels
+from patchloom.data.loader import plain_batches
+from patchloom.data.source import Data, Source
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.data.sources.open import open_data, open_stored
+from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.nets.weights import EncoderCard
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.runs.folder import RunFolder
-from patchloom.sound import noun_of
 
 _IMAGES = 16
 _WHOLE = 4  # of these, as they are read: they may be large
@@ -65,18 +60,9 @@ class Examples:
         return written
 
 
-def examples_of(run: str | Path, data: DataLike | None, card: EncoderCard) -> Examples:
-    """What users have, or noise.
-
-    Args:
-        run: as `patchloom.export.export` takes it.
-        data: what was named to compare on; the run's own if None.
-        card: the encoder's.
-
-    Raises:
-        PatchloomError: the images that were named cannot be read.
-    """
-    noun = noun_of(card.sound)
+def make_examples(run: str | Path, data: DataLike | None, card: EncoderCard) -> Examples:
+    """What users have, or noise."""
+    noun = item_noun(card.sound)
     if data is not None:
         return _real(open_data(data), card)
     if not Path(run).is_dir():
@@ -112,7 +98,7 @@ def _noise(card: EncoderCard, count: int, size: tuple[int, int], generator: torc
 
 def _real(opened: Data, card: EncoderCard) -> Examples:
     channels = card.spec.channels
-    source = heard_by(opened, card.sound, card.name).train
+    source = with_encoder_sound(opened, card.sound, card.name).train
     if card.sound is not None:
         return Examples(first_waves(source, _IMAGES))
     batch = next(plain_batches(source, card.spec.img_size, _IMAGES, channels=channels))
@@ -132,12 +118,8 @@ def _file_of(source: Source, i: int) -> Path | None:
     return path if source.place(i) is not None and path.suffix.lower() in _BY_PILLOW and path.is_file() else None
 
 
-def difference(what: str, ours: Tensor, theirs: Tensor, by: str = "the code that uses timm") -> float:
-    """The largest absolute difference of features.
-
-    Raises:
-        PatchloomError: it is more than a thousandth of the largest feature, or nan: they are not the same.
-    """
+def largest_difference(what: str, ours: Tensor, theirs: Tensor, by: str = "the code that uses timm") -> float:
+    """The largest absolute difference of features."""
     found = (theirs - ours).abs().max().item()
     if not found <= 1e-3 * ours.abs().max().item():  # true of nan too
         raise PatchloomError(f"{what} by {by} differ by {found:.2e}: this is a bug, please report it")
@@ -160,7 +142,7 @@ def vectors_of_files(
     return torch.stack([ours(read_image(path)) for path in paths]), torch.stack(theirs)
 
 
-def files_in_words(examples: Examples) -> str:
+def describe_files(examples: Examples) -> str:
     """Which files `vectors_of_files` takes, as the end of a sentence."""
     count = len(examples.whole)
     return f"{count} of its files" if examples.files else f"{count} images in PNG files"

@@ -10,21 +10,96 @@ from pathlib import Path
 
 import yaml
 
-from patchloom.data import is_object, named
+from patchloom.audio.config import item_noun
+from patchloom.data.sources.in_memory import is_object
+from patchloom.data.sources.open import split_names
 from patchloom.errors import PatchloomError
-from patchloom.export.code_hub import by_timm, by_transformers
-from patchloom.export.exported import Exportable
-from patchloom.nets.pooling import POOLED
-from patchloom.report.about import about_of
-from patchloom.report.content import Number
-from patchloom.report.gather import Gathered, gather
-from patchloom.report.numbers import numbers_of
-from patchloom.runs.folder import plain_name
-from patchloom.runs.record import read_record
-from patchloom.sides import in_pixels
-from patchloom.sound import noun_of
+from patchloom.export.encoder import Exportable
+from patchloom.nets.heads import POOLED
+from patchloom.report.load_run import RunData, load_run
+from patchloom.report.metadata import run_metadata
+from patchloom.report.metrics import key_numbers
+from patchloom.report.page import Number
+from patchloom.runs.folder import data_slug
+from patchloom.runs.training_set import read_record
+from patchloom.sizes import in_pixels
 from patchloom.tasks import TASKS
 from patchloom.version import __version__
+
+# Pieces of code that ``export --to hf`` prints and writes into the model card: by timm, and by transformers.
+
+
+def timm_code(place: str, channels: int) -> str:
+    """An encoder from ``place``, as ``timm.create_model`` takes it, and the vector of an image file."""
+    code = (
+        "import timm\n"
+        "import torch\n"
+        f"{_pillow(channels)}"
+        f"encoder = timm.create_model({place!r}, pretrained=True).eval()\n"
+    )
+    if not _readable(channels):
+        return f"{code}{_of_tensors(channels)}"
+    return (
+        f"{code}"
+        "config = timm.data.resolve_model_data_config(encoder)\n"
+        "transform = timm.data.create_transform(**config, is_training=False)\n\n\n"
+        "@torch.inference_mode()\n"
+        "def embed(file):\n"
+        '    """The vector [d] of an image file."""\n'
+        f"{_opened(channels)}"
+        "    return encoder(transform(image)[None])[0]\n"
+    )
+
+
+def transformers_code(place: str, channels: int) -> str:
+    """The same by transformers, whose ``place`` is a folder or a name on the Hub."""
+    if not _readable(channels):
+        return (
+            "import torch\n"
+            "from transformers import AutoModel\n\n"
+            f"encoder = AutoModel.from_pretrained({place!r}).eval()\n"
+            f"{_of_tensors(channels, '.pooler_output')}"
+        )
+    return (
+        "import torch\n"
+        f"{_pillow(channels)[:-1]}"
+        "from transformers import AutoImageProcessor, AutoModel\n\n"
+        f"encoder = AutoModel.from_pretrained({place!r}).eval()\n"
+        f"processor = AutoImageProcessor.from_pretrained({place!r})\n\n\n"
+        "@torch.inference_mode()\n"
+        "def embed(file):\n"
+        '    """The vector [d] of an image file."""\n'
+        f"{_opened(channels)}"
+        "    return encoder(**processor(image)).pooler_output[0]\n"
+    )
+
+
+def _readable(channels: int) -> bool:
+    """Whether Pillow, and so the transforms of timm and transformers, has images of so many channels."""
+    return channels in (1, 3)
+
+
+def _pillow(channels: int) -> str:
+    return "from PIL import Image, ImageOps\n\n" if _readable(channels) else "\n"
+
+
+def _opened(channels: int) -> str:
+    """Lines that open ``file``: upright, over white where it is transparent, and with the channels of the encoder."""
+    return (
+        '    image = ImageOps.exif_transpose(Image.open(file)).convert("RGBA")\n'
+        '    white = Image.new("RGBA", image.size, "white")\n'
+        f'    image = Image.alpha_composite(white, image).convert("{"L" if channels == 1 else "RGB"}")\n'
+    )
+
+
+def _of_tensors(channels: int, output: str = "") -> str:
+    return (
+        "\n\n@torch.inference_mode()\n"
+        "def vectors(images):\n"
+        f'    """Vectors [b d] of normalised images [b {channels} h w] of the encoder\'s size."""\n'
+        f"    return encoder(images){output}\n"
+    )
+
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _MARKUP = re.compile(r"([\\`*_\[\]<>#|~&$])")
@@ -34,11 +109,7 @@ _TOLD = ("trained for", "trained of the encoder", "held out", "updates left out"
 
 
 def check_license(license: str | None) -> None:
-    """Refuse what is no identifier of a licence.
-
-    Raises:
-        PatchloomError: it is none.
-    """
+    """Refuse what is no identifier of a licence."""
     if license is not None and not _LICENSE.fullmatch(license):
         raise PatchloomError(
             f"--license {license} is no identifier: give one in small letters, as the Hub lists them, such as "
@@ -47,16 +118,8 @@ def check_license(license: str | None) -> None:
 
 
 def model_card(run: str | Path, one: Exportable, license: str | None, name: str | None, difference: float) -> str:
-    """Markdown with YAML in front, in which nothing that users named is markup, and no path is told.
-
-    Args:
-        run: a run's folder, or an encoder's file, of which less is known.
-        one: its encoder.
-        license: of the weights; unknown if None.
-        name: of the repository on the Hub; None if it goes to none yet.
-        difference: largest one between vectors by timm and by patchloom.
-    """
-    told = gather(run) if Path(run).is_dir() and (Path(run) / "config.yaml").is_file() else None
+    """Markdown with YAML in front, in which nothing that users named is markup, and no path is told."""
+    told = load_run(run) if Path(run).is_dir() and (Path(run) / "config.yaml").is_file() else None
     hidden = {} if told is None else _hidden(told)
     called = one.card.name if name is None else name.rpartition("/")[2]
     place = name or f"NAME/{re.sub(r'[^A-Za-z0-9._-]+', '-', called)}"
@@ -111,17 +174,11 @@ def _model(one: Exportable) -> list[tuple[str, str]]:
     ]
 
 
-def _of_run(told: Gathered, note: str, hidden: Mapping[str, str]) -> list[str]:
-    """Sections that a run's folder fills: how it was trained, its figures and its verdict.
-
-    Args:
-        told: what the folder tells.
-        note: of the encoder's card, such as of which epoch its weights are; perhaps empty.
-        hidden: as `_hidden` finds it.
-    """
+def _of_run(told: RunData, note: str, hidden: Mapping[str, str]) -> list[str]:
+    """Sections that a run's folder fills: how it was trained, its figures and its verdict."""
     settings = told.settings
-    about = dict(about_of(told))
-    data = plain_name(settings.data) if not is_object(settings.data) else "images in memory"
+    about = dict(run_metadata(told))
+    data = data_slug(settings.data) if not is_object(settings.data) else "images in memory"
     epochs = f"{min(told.epoch, settings.epochs):.4g} of {settings.epochs:g}"
     facts = [
         ("data", f"{data}, without labels"),
@@ -135,7 +192,7 @@ def _of_run(told: Gathered, note: str, hidden: Mapping[str, str]) -> list[str]:
     facts = [(term, _public(text, hidden)) for term, text in facts if text]
     found = ["## Training\n\n" + _listed(facts)]
     try:
-        numbers = numbers_of(told)
+        numbers = key_numbers(told)
     except ValueError as problem:  # results.csv is damaged
         numbers = []
         found.append(
@@ -150,12 +207,12 @@ def _of_run(told: Gathered, note: str, hidden: Mapping[str, str]) -> list[str]:
     return found
 
 
-def _images(told: Gathered) -> str:
+def _images(told: RunData) -> str:
     """How many it was trained on; "" where nobody can tell."""
     with suppress(PatchloomError):
         record = read_record(told.folder.trained_on)
         if record is not None and not record.unknown and len(record.contents):
-            return f"{len(record.contents):,} different {noun_of(told.sound)}"
+            return f"{len(record.contents):,} different {item_noun(told.sound)}"
     return ""
 
 
@@ -179,7 +236,7 @@ def _table(numbers: Sequence[Number], hidden: Mapping[str, str]) -> str:
     )
 
 
-def _limits(one: Exportable, told: Gathered | None) -> str:
+def _limits(one: Exportable, told: RunData | None) -> str:
     said = [
         "It was trained on the images that are named above, and nothing is known of how it does on others.",
         "Vectors are of whole images at the size above: what is smaller than a patch is hardly seen.",
@@ -193,7 +250,7 @@ def _limits(one: Exportable, told: Gathered | None) -> str:
 
 
 def _usage(one: Exportable, place: str, difference: float) -> str:
-    code, other = by_timm(f"hf-hub:{place}", one.channels), by_transformers(place, one.channels)
+    code, other = timm_code(f"hf-hub:{place}", one.channels), transformers_code(place, one.channels)
     return (
         "## How to use\n\n"
         f"By timm, whose vectors differed from those of the run by at most {difference:.1e} when this was written "
@@ -206,14 +263,14 @@ def _listed(facts: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"- **{escaped(term)}**: {escaped(text)}" for term, text in facts)
 
 
-def _hidden(told: Gathered) -> dict[str, str]:
+def _hidden(told: RunData) -> dict[str, str]:
     """What may be a path of the machine, by which the run names data, and what is told instead: its last part."""
-    names = [] if is_object(told.settings.data) else [str(name) for name in named(told.settings.data)]
+    names = [] if is_object(told.settings.data) else [str(name) for name in split_names(told.settings.data)]
     with suppress(OSError, UnicodeDecodeError, csv.Error), open(told.folder.path / "results.csv", newline="") as file:
         names += [row.get("data") or "" for row in csv.DictReader(file)]
     names += [str(told.folder.path), str(told.folder.path.absolute()), *told.settings.weights_before]
     paths = {name for name in names if "/" in name or "\\" in name}
-    return {name: plain_name(name) for name in sorted(paths, key=len, reverse=True)}
+    return {name: data_slug(name) for name in sorted(paths, key=len, reverse=True)}
 
 
 def _public(text: str, hidden: Mapping[str, str]) -> str:

@@ -3,26 +3,78 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import huggingface_hub
 import timm
 import torch
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from timm.models import save_for_hf
 from torch import Tensor, nn
 
-from patchloom.data import DataLike
+from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
-from patchloom.export.code_hub import by_timm, by_transformers
-from patchloom.export.examples import Examples, difference, examples_of, files_in_words, vectors_of_files
-from patchloom.export.exported import Export, Exportable, Pooling, default_out, exportable
-from patchloom.export.extras import need, quiet
-from patchloom.export.model_card import check_license, model_card
-from patchloom.export.push import check_push, push
-from patchloom.files import make_folder, write_whole
+from patchloom.export.encoder import (
+    Export,
+    Exportable,
+    ExportPooling,
+    default_out,
+    load_exportable,
+    require_packages,
+    silence_libraries,
+)
+from patchloom.export.examples import Examples, describe_files, largest_difference, make_examples, vectors_of_files
+from patchloom.export.model_card import check_license, model_card, timm_code, transformers_code
+from patchloom.system.files import make_folder, write_whole
+from patchloom.system.network import why_offline
 
-FILES = ("config.json", "model.safetensors", "README.md")
+# ``--push NAME``: a folder that was written and compared goes to the Hugging Face Hub.
+
+
+def check_push(name: str) -> None:
+    """Refuse a push that would fail, before anything takes time."""
+    try:
+        validate_repo_id(name)
+        if "/" not in name:  # the Hub would add whoever is logged in; the model card says the whole name already
+            raise HFValidationError("it has no owner")
+    except HFValidationError as problem:
+        raise PatchloomError(
+            f"--push {name} is no name on the Hub: give its owner and its own name, such as me/photos-mae, of letters, "
+            "digits, '-', '_' and '.'"
+        ) from problem
+    if huggingface_hub.get_token() is None:
+        raise PatchloomError(
+            "--push needs a token of the Hub that may write: run hf auth login, or set HF_TOKEN; without --push the "
+            "folder is written alone"
+        )
+    if offline := why_offline():
+        raise PatchloomError(f"--push cannot reach the Hub ({offline}): leave it out, and upload the folder later")
+
+
+def push(folder: Path, files: Sequence[str], name: str, public: bool) -> str:
+    """Upload files of a folder to a repository, which is made if it is not there."""
+    api = huggingface_hub.HfApi()
+    try:
+        made = api.create_repo(name, private=not public, exist_ok=True)
+        api.upload_folder(
+            repo_id=made.repo_id,
+            folder_path=folder,
+            allow_patterns=list(files),
+            commit_message="Encoder exported by patchloom",
+        )
+    except Exception as problem:  # the Hub and the network fail in many ways, and every one means: nothing was uploaded
+        first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        raise PatchloomError(
+            f"{folder} is written, but was not uploaded to {name} ({first}): mend that, and give the command once more"
+        ) from problem
+    return str(made)
+
+
+_FILES = ("config.json", "model.safetensors", "README.md")
 
 
 class _Compared(NamedTuple):
@@ -38,31 +90,22 @@ def to_hub(
     run: str | Path,
     data: DataLike | None,
     out: str | Path | None,
-    pooling: Pooling,
+    pooling: ExportPooling,
     license: str | None,
     name: str | None,
     public: bool,
     model: str | None = None,
 ) -> Export:
-    """Write the folder with a model card, load it back by both libraries, compare, and perhaps upload it.
-
-    Args:
-        run, data, out, pooling, license, public, model: as `patchloom.export.export` takes them.
-        name: its ``push``.
-
-    Raises:
-        PatchloomError: a library is missing, the encoder or the folder does not suit, features differ, or the upload
-            failed.
-    """
-    need("hf", "transformers")
+    """Write the folder with a model card, load it back by both libraries, compare, and perhaps upload it."""
+    require_packages("hf", "transformers")
     check_license(license)
     if name is not None:
         check_push(name)
-    one = exportable(run, pooling, model)
+    one = load_exportable(run, pooling, model)
     _check(one)
     folder = Path(out) if out else default_out(run, "hf")
     _check_folder(folder)
-    examples = examples_of(run, data, one.card)
+    examples = make_examples(run, data, one.card)
     readable = one.channels in (1, 3)
     with TemporaryDirectory() as made:  # what is there already stays until all has been compared
         work = Path(made) / "hf"
@@ -70,7 +113,7 @@ def to_hub(
         found = _compare(one, examples, work, readable and examples.by_file())
         card = model_card(run, one, license, name, found.timm)
         (work / "README.md").write_text(card, "utf-8")
-        contents = {file: (work / file).read_bytes() for file in FILES}
+        contents = {file: (work / file).read_bytes() for file in _FILES}
     make_folder(folder)
     for file, content in contents.items():
         write_whole(folder / file, content)
@@ -80,13 +123,13 @@ def to_hub(
         *filter(None, (found.files,)),
     ]
     if name is not None:
-        checks.append(f"Uploaded: {push(folder, FILES, name, public)}")
+        checks.append(f"Uploaded: {push(folder, _FILES, name, public)}")
     return Export(
         folder,
         None,
         found.features,
         len(examples.given),
-        by_timm(f"local-dir:{folder}", one.channels),
+        timm_code(f"local-dir:{folder}", one.channels),
         f"images{' of noise' * bool(examples.why_noise)}",
         tuple(filter(None, (one.card.note, examples.why_noise, _head_note(one)))),
         by="timm's and transformers'",
@@ -105,7 +148,7 @@ def _check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise PatchloomError(f"--out {folder} is a file: give a folder")
     others = (
-        [one.name for one in folder.iterdir() if one.name not in FILES and one.name[0] != "."]
+        [one.name for one in folder.iterdir() if one.name not in _FILES and one.name[0] != "."]
         if folder.is_dir()
         else []
     )
@@ -154,28 +197,24 @@ def _save(one: Exportable, folder: Path) -> None:
 
 
 def _compare(one: Exportable, examples: Examples, folder: Path, by_file: bool) -> _Compared:
-    """Load the folder by both libraries, and run the code that is printed and written into the card.
-
-    Raises:
-        PatchloomError: features or vectors differ.
-    """
+    """Load the folder by both libraries, and run the code that is printed and written into the card."""
     # The code of the card is run as it is, but for the place. Its vectors are of files as the libraries read them; the
     # models in it are what is compared on the same images.
     timms: dict[str, Any] = {}
     theirs: dict[str, Any] = {}
-    with quiet():
-        exec(by_timm(f"local-dir:{folder}", one.channels), timms)
-        exec(by_transformers(str(folder), one.channels), theirs)
+    with silence_libraries():
+        exec(timm_code(f"local-dir:{folder}", one.channels), timms)
+        exec(transformers_code(str(folder), one.channels), theirs)
     images = one.normalized(examples.given)
     with torch.inference_mode():
         ours, vectors = one.vit.forward_features(images), one.vectors(examples.given)
         output = theirs["encoder"](images)
         features = max(
-            difference("features", ours, timms["encoder"].forward_features(images), "timm"),
-            difference("features", ours, output.last_hidden_state, "transformers"),
+            largest_difference("features", ours, timms["encoder"].forward_features(images), "timm"),
+            largest_difference("features", ours, output.last_hidden_state, "transformers"),
         )
-        first = difference("vectors", vectors, timms["encoder"](images), "timm")
-        second = difference("vectors", vectors, output.pooler_output, "transformers")
+        first = largest_difference("vectors", vectors, timms["encoder"](images), "timm")
+        second = largest_difference("vectors", vectors, output.pooler_output, "transformers")
         files = _by_files(one, examples, timms["embed"], theirs["embed"]) if by_file else ""
     return _Compared(features, first, second, files)
 
@@ -193,7 +232,7 @@ def _by_files(one: Exportable, examples: Examples, by_timm: Any, by_transformers
     alike = min(_cosine(ours, first), _cosine(ours, second))
     return (
         f"By their own transforms of files, which resize before they crop, vectors differ by at most {far:.1e} on "
-        f"{files_in_words(examples)} (cosine similarity {alike:.5f} or more)."
+        f"{describe_files(examples)} (cosine similarity {alike:.5f} or more)."
     )
 
 

@@ -11,14 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchloom.data import DataLike
+from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
-from patchloom.export.code_images import READING, preparing_by_pillow
-from patchloom.export.examples import Examples, difference, examples_of, files_in_words, vectors_of_files
-from patchloom.export.exported import Export, Exportable, default_out, exportable
-from patchloom.export.extras import need, quiet
-from patchloom.files import write_whole
-from patchloom.nets.pooling import POOLED, pooled_by, summaries
+from patchloom.export.encoder import (
+    Export,
+    Exportable,
+    default_out,
+    load_exportable,
+    require_packages,
+    silence_libraries,
+)
+from patchloom.export.examples import Examples, describe_files, largest_difference, make_examples, vectors_of_files
+from patchloom.export.preprocessing import READING, preparing_by_pillow
+from patchloom.nets.heads import POOLED, select_pooling, summaries
+from patchloom.system.files import write_whole
 from patchloom.version import __version__
 
 _LARGEST = 2**31 - 2**20  # bytes of weights: an ONNX file is one protobuf message, which holds less than 2 GiB
@@ -51,7 +57,7 @@ class _Graph(nn.Module):
         if self.own_norm:
             norm = self.encoder.fc_norm
             found = {name: norm(value.half()).float() if self.halved else norm(value) for name, value in found.items()}
-        return tokens, pooled_by(self.pooling, found)
+        return tokens, select_pooling(self.pooling, found)
 
 
 def to_onnx(
@@ -62,21 +68,14 @@ def to_onnx(
     fp16: bool,
     model: str | None = None,
 ) -> Export:
-    """Write the graph, run it by onnxruntime at two batch sizes, and compare.
-
-    Args:
-        run, data, out, pooling, fp16, model: as `patchloom.export.export` takes them.
-
-    Raises:
-        PatchloomError: a library is missing, the encoder cannot be written, or its features differ.
-    """
-    need("onnx", "onnx", "onnxscript", "onnxruntime")
-    one = exportable(run, pooling, model)
+    """Write the graph, run it by onnxruntime at two batch sizes, and compare."""
+    require_packages("onnx", "onnx", "onnxscript", "onnxruntime")
+    one = load_exportable(run, pooling, model)
     _check(one, fp16)
     path = Path(out) if out else default_out(run, "encoder-fp16.onnx" if fp16 else "encoder.onnx")
     if path.is_dir():
         raise PatchloomError(f"--out {path} is a folder: give the file, such as {path / 'encoder.onnx'}")
-    examples = examples_of(run, data, one.card)
+    examples = make_examples(run, data, one.card)
     by_file = examples.by_file() and one.channels in (1, 3)
     with TemporaryDirectory() as folder:  # what is there already stays until all has been compared
         file = Path(folder) / "encoder.onnx"
@@ -118,7 +117,7 @@ def _check(one: Exportable, fp16: bool) -> None:
 def _write(graph: _Graph, one: Exportable, file: Path) -> None:
     images = torch.rand(2, one.channels, *one.size)  # a batch of one would be taken for the only size
     try:
-        with quiet():
+        with silence_libraries():
             torch.onnx.export(
                 graph,
                 (images,),
@@ -159,11 +158,7 @@ def _annotate(file: Path, one: Exportable) -> None:
 
 
 def _compared(one: Exportable, images: Tensor, run: Any, fp16: bool) -> tuple[float, float]:
-    """Largest differences of tokens and of vectors, over all images at once and over the first alone.
-
-    Raises:
-        PatchloomError: they are too large.
-    """
+    """Largest differences of tokens and of vectors, over all images at once and over the first alone."""
     with torch.inference_mode():
         ours = one.vit.forward_features(one.normalized(images))
         ours = ours.flatten(1, 2) if one.hierarchical else ours
@@ -172,7 +167,7 @@ def _compared(one: Exportable, images: Tensor, run: Any, fp16: bool) -> tuple[fl
         theirs = [torch.from_numpy(array) for array in run(images[:count].numpy())]
         for i, (mine, its) in enumerate(zip((ours[:count], one.vectors(images[:count])), theirs, strict=True)):
             what = ("features", "vectors")[i]
-            found[i] = max(found[i], _half(mine, its) if fp16 else difference(what, mine, its, "onnxruntime"))
+            found[i] = max(found[i], _half(mine, its) if fp16 else largest_difference(what, mine, its, "onnxruntime"))
     return found[0], found[1]
 
 
@@ -204,7 +199,7 @@ def _by_files(one: Exportable, examples: Examples, folder: Path, embed: Any) -> 
     found, largest = (theirs - ours).abs().max().item(), ours.abs().max().item()
     return (
         f"Vectors by its embed(file), which resizes by Pillow, differ by at most {found:.1e} on "
-        f"{files_in_words(examples)}; the largest number in them is {largest:.1e}."
+        f"{describe_files(examples)}; the largest number in them is {largest:.1e}."
     )
 
 

@@ -9,27 +9,128 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from patchloom.export.code_timm import code_of
-from patchloom.export.examples import Examples, difference, files_in_words, vectors_of_files
-from patchloom.export.exported import Export, Exportable
-from patchloom.files import write_whole
+from patchloom.audio.config import Sound, item_noun
+from patchloom.export.encoder import Export, Exportable
+from patchloom.export.examples import Examples, describe_files, largest_difference, vectors_of_files
+from patchloom.export.preprocessing import READING, code_of_pictures, pooling_code, preparing_by_torch
 from patchloom.nets.encode import encode, final_norm, patch_count
-from patchloom.nets.heads import represent
-from patchloom.sound import noun_of
+from patchloom.nets.heads import POOLED, represent
+from patchloom.system.files import write_whole
 from patchloom.withhold.encoder_input import all_patches
+
+# Pieces of code that ``export --to timm`` prints: timm's model with its weights, features, and vectors.
+
+
+def usage_code(one: Exportable, weights: Path, head: Path | None, by_file: bool) -> str:
+    """All of it."""
+    arguments, sound = one.arguments, one.card.sound
+    parts = [
+        features_of_images(arguments, weights, one.card.mean, one.card.std, by_file and sound is None)
+        if sound is None
+        else features_of_waves(arguments, weights, sound)
+    ]
+    if one.head is not None and head is not None:
+        parts.append(_representing(head, sound is not None, **one.head.sizes))
+    parts.append(_vectors(one))
+    if sound is None:
+        parts += [READING] * by_file + [preparing_by_torch(one.size, one.channels, by_file), _embedding(by_file)]
+    return "\n\n".join(parts)
+
+
+def features_of_images(
+    arguments: dict[str, Any], path: Path, mean: tuple[float, ...], std: tuple[float, ...], by_file: bool
+) -> str:
+    """The encoder, and a function of normalised images."""
+    h, w = arguments["img_size"]
+    # no digit is left out: those of dark images are small, and what is rounded away is divided by the deviation
+    return (
+        f"{_loading(arguments, path, by_file)}"
+        "# of each channel, of pixels in [0, 1]\n"
+        f"mean = torch.tensor({list(mean)}).view(-1, 1, 1)\n"
+        f"std = torch.tensor({list(std)}).view(-1, 1, 1)\n\n\n"
+        "def features(images):\n"
+        f'    """{_tokens(arguments)} of images [b {arguments["in_chans"]} {h} {w}] in [0, 1]."""\n'
+        "    return encoder.forward_features((images - mean) / std)\n"
+    )
+
+
+def features_of_waves(arguments: dict[str, Any], path: Path, sound: Sound) -> str:
+    """The encoder, pictures of sound, and a function of waveforms."""
+    length = f"{sound.seconds:g} s at {sound.rate:,} Hz"
+    return (
+        f"{_loading(arguments, path, False)}\n"
+        f"{code_of_pictures(sound)}\n\n"
+        "def features(waves):\n"
+        f'    """{_tokens(arguments)} of waveforms [b {sound.samples}] in [-1, 1]: {length}."""\n'
+        "    return encoder.forward_features(pictures(waves))\n"
+    )
+
+
+def _loading(arguments: dict[str, Any], path: Path, by_file: bool) -> str:
+    # None is what timm leaves out, whatever its name: the others' are parameters of timm, so that no file brings code
+    given = {key: value for key, value in arguments.items() if key != "model_name" and value is not None}
+    options = "".join(f"    {key}={value!r},\n" for key, value in given.items())
+    numpy, pillow = ("import numpy as np\n", "from PIL import Image, ImageOps\n") if by_file else ("", "")
+    return (
+        f"{numpy}import timm\n"
+        "import torch\n"
+        f"{pillow}from safetensors.torch import load_file\n\n"
+        f"encoder = timm.create_model(\n    {arguments['model_name']!r},\n{options})\n"
+        f"encoder.load_state_dict(load_file({str(path)!r}))\n"
+        "encoder.eval()\n"
+    )
+
+
+def _tokens(arguments: dict[str, Any]) -> str:
+    return (
+        "Units [b rows columns d]" if "depths" in arguments or "swin" in arguments["model_name"] else "Tokens [b n d]"
+    )
+
+
+def _representing(path: Path, of_sound: bool, width: int, heads: int, depth: int) -> str:
+    argument, given = ("waves", "pictures(waves)") if of_sound else ("images", "(images - mean) / std")
+    return (
+        "from functools import partial\n\n"
+        "from timm.models.cait import LayerScaleBlockClassAttn\n\n"
+        "norm = partial(torch.nn.LayerNorm, eps=1e-6)\n"
+        f"weights = load_file({str(path)!r})\n"
+        'class_token = weights.pop("token")\n'
+        "blocks = torch.nn.ModuleList(\n"
+        f"    LayerScaleBlockClassAttn({width}, {heads}, qkv_bias=True, norm_layer=norm) for _ in range({depth})\n"
+        ")\n"
+        'blocks.load_state_dict({name.removeprefix("layers."): value for name, value in weights.items()})\n'
+        "blocks.eval()\n\n\n"
+        f"def represent({argument}):\n"
+        '    """Instance representation [b d]: a class token asks the patch tokens, which are not normed yet."""\n'
+        f"    given = {given}\n"
+        '    patches = encoder.forward_intermediates(given, indices=1, output_fmt="NLC", intermediates_only=True)[0]\n'
+        "    token = class_token.expand(len(given), -1, -1)\n"
+        "    for block in blocks:\n"
+        "        token = block(patches, token)\n"
+        "    return encoder.norm(token)[:, 0]\n"
+    )
+
+
+def _vectors(one: Exportable) -> str:
+    argument = "images" if one.card.sound is None else "waves"
+    about = f'    """Vectors [b d] of what features takes: {POOLED[one.pooling]}."""\n'
+    if one.pooling == "instance":
+        return f"def vectors({argument}):\n{about}    return represent({argument})\n"
+    return f"def vectors({argument}):\n{about}    tokens = features({argument})\n    return {pooling_code(one)}\n"
+
+
+def _embedding(by_file: bool) -> str:
+    name, what, made = ("file", "an image file", "read(file)") if by_file else ("image", "an image [c h w]", "image")
+    return (
+        "@torch.inference_mode()\n"
+        f"def embed({name}):\n"
+        f'    """The vector [d] of {what}."""\n'
+        f"    return vectors(prepare({made}))[0]\n"
+    )
 
 
 def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
-    """Write the encoder, and an instance head beside it into a file whose name begins with the encoder's.
-
-    Args:
-        one: what is exported.
-        examples: on what it is compared.
-        path: the file to write.
-
-    Raises:
-        PatchloomError: features or vectors by the code that is to be printed differ, or nothing can be written there.
-    """
+    """Write the encoder, and an instance head beside it into a file whose name begins with the encoder's."""
     vit, head, head_file = one.vit, one.head, path.with_name(f"{path.stem}-{one.head_file}")
     files = {path: save(vit.state_dict())}
     if head is not None:
@@ -37,7 +138,7 @@ def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
     by_file = examples.by_file() and one.channels in (1, 3)
 
     def code(folder: Path) -> str:
-        return code_of(one, folder / path.name, None if head is None else folder / head_file.name, by_file)
+        return usage_code(one, folder / path.name, None if head is None else folder / head_file.name, by_file)
 
     pasted: dict[str, Any] = {}
     with TemporaryDirectory() as folder:  # what is there already stays until all has been compared
@@ -47,15 +148,17 @@ def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
     with torch.inference_mode():
         given = all_patches(one.normalized(examples.given), patch_count(vit))
         tokens = encode(vit, given, norm=False)
-        found = difference("features", final_norm(vit, tokens), pasted["features"](examples.given).view_as(tokens))
+        found = largest_difference(
+            "features", final_norm(vit, tokens), pasted["features"](examples.given).view_as(tokens)
+        )
         if head is not None:
             theirs = pasted["represent"](examples.given)
-            found = max(found, difference("instance features", represent(vit, head, tokens), theirs))
+            found = max(found, largest_difference("instance features", represent(vit, head, tokens), theirs))
     checks = (_compared_vectors(one, examples, by_file, pasted),)
     for file, content in files.items():
         write_whole(file, content)
     written = None if head is None else head_file
-    compared_on = f"{noun_of(one.card.sound)}{' of noise' * bool(examples.why_noise)}"
+    compared_on = f"{item_noun(one.card.sound)}{' of noise' * bool(examples.why_noise)}"
     notes = tuple(filter(None, (one.card.note, examples.why_noise)))
     return Export(
         path, written, found, len(examples.given), code(path.parent), compared_on, notes, one.card.sound, checks=checks
@@ -63,20 +166,16 @@ def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
 
 
 def _compared_vectors(one: Exportable, examples: Examples, by_file: bool, pasted: dict[str, Any]) -> str:
-    """A sentence with the largest difference of vectors by the code.
-
-    Raises:
-        PatchloomError: they differ.
-    """
+    """A sentence with the largest difference of vectors by the code."""
     with torch.inference_mode(), TemporaryDirectory() as folder:
         if not examples.whole:
             both = one.vectors(examples.given), pasted["vectors"](examples.given)
             how = f"vectors(waves) ({one.pooling} tokens) differ by at most {{:.1e}}."
         elif by_file:
             both = vectors_of_files(examples, Path(folder), one.vector_of, pasted["embed"])
-            how = f"embed(file) ({one.pooling} tokens) differ by at most {{:.1e}} on {files_in_words(examples)}."
+            how = f"embed(file) ({one.pooling} tokens) differ by at most {{:.1e}} on {describe_files(examples)}."
         else:
             whole = examples.whole
             both = torch.stack(list(map(one.vector_of, whole))), torch.stack(list(map(pasted["embed"], whole)))
             how = f"embed(image) ({one.pooling} tokens) differ by at most {{:.1e}} on {len(whole)} whole images."
-        return f"Vectors by its {how.format(difference('vectors', *both))}"
+        return f"Vectors by its {how.format(largest_difference('vectors', *both))}"

@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from patchloom.data import Source, normalize, plain_batches
-from patchloom.data.crop import cuts_natively
-from patchloom.look.sheets import ROWS, Title, draw_sheet
-from patchloom.look.spectrograms import spectrograms
-from patchloom.nets.weights import EncoderCard
-from patchloom.questions.measure import Measure
+from patchloom.audio.config import reword_for_sound
+from patchloom.data.augment import cuts_natively
+from patchloom.data.loader import plain_batches
+from patchloom.data.source import Source
+from patchloom.data.stats import normalize
+from patchloom.look.context import spectrogram_sheet
+from patchloom.look.image_grid import SHEET_ROWS, Title, draw_sheet
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.questions.question import Measure
 from patchloom.runs.settings import Settings
-from patchloom.sound import in_words
-from patchloom.tasks.code import label
+from patchloom.tasks.custom import label
 from patchloom.tasks.task import Task
 
 
@@ -27,25 +29,11 @@ def draw_task(
     card: EncoderCard,
     folder: Path,
     device: torch.device | str = "cpu",
-    images: int = ROWS,
+    images: int = SHEET_ROWS,
     seed: int = 0,
     title: Callable[[Measure], Title] | None = None,
 ) -> list[Path]:
-    """Draw the task's sheets on some images, spread evenly over ``source``: its files may lie class by class.
-
-    Args:
-        task: trained.
-        source: images that were not trained on.
-        card: sizes, mean and std with which images, or recordings, become its input.
-        folder: where the pictures go.
-        device: where the task is.
-        images: how many, up to 8.
-        seed: of the draws.
-        title: what stands above the sheets, from what the task measures on the images that are drawn.
-
-    Returns:
-        The files.
-    """
+    """Draw the task's sheets on some images, spread evenly over ``source``: its files may lie class by class."""
     shown, rest = _spread(len(source), images), _spread(len(source), task.pictured)
     rest = np.setdiff1d(rest, shown)[: max(0, task.pictured - len(shown))]
     some = source.subset(np.concatenate([shown, rest]))
@@ -60,8 +48,8 @@ def draw_task(
     task.train(was_training)
     if card.sound is None:
         return [draw_sheet(sheet, card.mean, card.std, folder, above, images) for sheet in sheets]
-    drawn = (spectrograms(sheet, card.sound, card.mean, card.std) for sheet in sheets)
-    above = None if above is None else above._replace(result=in_words(above.result, card.sound))
+    drawn = (spectrogram_sheet(sheet, card.sound, card.mean, card.std) for sheet in sheets)
+    above = None if above is None else above._replace(result=reword_for_sound(above.result, card.sound))
     return [draw_sheet(sheet, (0.0,) * 3, (1.0,) * 3, folder, above, images) for sheet in drawn]
 
 
@@ -73,15 +61,8 @@ def title_of(
     doubt: str,
     measure: Measure,
 ) -> Title:
-    """What stands above a run's sheets: run, task and epoch, and its last held-out measure beside what it has to beat.
-
-    Args:
-        name: of the run.
-        settings: resolved.
-        steps: that were done, and of the whole run; 0 if an older version did not say that.
-        rows: of ``metrics.csv`` up to there.
-        doubt: as `patchloom.runs.held_out.HeldOut` has it.
-        measure: of any images, which tells what is measured and how it is written.
+    """What stands above a run's sheets: run, task and epoch, and its last held-out measure beside what it has to
+    beat.
     """
     done, whole = steps
     measured = next((row for row in reversed(rows) if row.get("held_out")), {})

@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.patches import Rectangle
 
-from patchloom.look.curves import INK, QUIET, STYLE, write_figure
+from patchloom.look.charts import INK, QUIET, STYLE, write_figure
 
-NOTHING = "#d9d9d9"
-TRUE, GUESSED = "#00a0e0", "#d55e00"
-SIDE, MAP_SIDE = 1.6, 2.2  # inches: of an example, and of a map
-LEAST = 5.0  # guesses that chance puts at an offset, below which nothing is said of it
-TIMES = 4.0  # end of the scale: so many times as often as by chance, or as seldom
+_EMPTY_COLOUR = "#d9d9d9"
+_TRUE, _GUESSED = "#00a0e0", "#d55e00"
+_EXAMPLE_SIDE, _MAP_SIDE = 1.6, 2.2  # inches: of an example, and of a map
+MIN_EXPECTED_GUESSES = 5.0  # guesses that chance puts at an offset, below which nothing is said of it
+MAX_TIMES_CHANCE = 4.0  # end of the scale: so many times as often as by chance, or as seldom
 _PALE = 0.65  # of an example's picture
 _HEAT = LinearSegmentedColormap.from_list("heat", [(0.84, 0.37, 0.0, 0.0), (0.84, 0.37, 0.0, 0.75)])
 
@@ -52,33 +52,17 @@ def draw_position_map(
     caption: str,
     out: Path,
 ) -> Path:
-    """Draw two maps of what happens to patches on the whole, and examples, as a PNG file.
-
-    Args:
-        shares: [rows columns] of the patches of each place that are found; nan where none was asked for.
-        offsets: [2 rows - 1, 2 columns - 1] how many patches were put so far from their own place, found ones in the
-            middle.
-        examples: rows of them, each with its name.
-        title: above.
-        caption: beneath.
-        out: the picture; its folder is made if it is missing.
-
-    Returns:
-        ``out``.
-
-    Raises:
-        PatchloomError: the file cannot be written.
-    """
+    """Draw two maps of what happens to patches on the whole, and examples, as a PNG file."""
     examples = [(name, some) for name, some in examples if some]
     columns = max((len(some) for _, some in examples), default=0)
     grid = shares.shape
     tall = min(1.6, max(0.6, grid[0] / grid[1]))
-    height = max(len(examples) * (SIDE * tall + 0.45), 2 * (MAP_SIDE * tall + 0.75))
+    height = max(len(examples) * (_EXAMPLE_SIDE * tall + 0.45), 2 * (_MAP_SIDE * tall + 0.75))
     with matplotlib.rc_context(STYLE):
-        figure = Figure((MAP_SIDE + 1.3 + (SIDE + 0.15) * columns, height + 1.3), layout="constrained")
+        figure = Figure((_MAP_SIDE + 1.3 + (_EXAMPLE_SIDE + 0.15) * columns, height + 1.3), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
         whole = GridSpec(
-            1, 2 if columns else 1, figure, width_ratios=[MAP_SIDE + 0.9, SIDE * columns][: 1 + bool(columns)]
+            1, 2 if columns else 1, figure, width_ratios=[_MAP_SIDE + 0.9, _EXAMPLE_SIDE * columns][: 1 + bool(columns)]
         )
         left = whole[0].subgridspec(2, 1)
         _draw_shares(figure, figure.add_subplot(left[0]), shares)
@@ -106,7 +90,7 @@ def times_as_often(offsets: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     wrong = offsets.astype(float)
     wrong[grid[0] - 1, grid[1] - 1] = 0
     by_chance = ways / max(1.0, ways.sum()) * wrong.sum()
-    return np.divide(wrong, by_chance, out=np.full_like(ways, np.nan), where=by_chance >= LEAST)
+    return np.divide(wrong, by_chance, out=np.full_like(ways, np.nan), where=by_chance >= MIN_EXPECTED_GUESSES)
 
 
 def cell_height(grid: tuple[int, ...]) -> float:
@@ -117,7 +101,7 @@ def cell_height(grid: tuple[int, ...]) -> float:
 
 def _draw_shares(figure: Figure, at: Axes, shares: np.ndarray) -> None:
     largest = float(np.nanmax(shares)) if np.isfinite(shares).any() else 0.0
-    colours = matplotlib.colormaps["viridis"].with_extremes(bad=NOTHING)
+    colours = matplotlib.colormaps["viridis"].with_extremes(bad=_EMPTY_COLOUR)
     shown = at.imshow(
         shares, cmap=colours, vmin=0, vmax=largest or 1, interpolation="nearest", aspect=cell_height(shares.shape)
     )
@@ -130,9 +114,10 @@ def _draw_shares(figure: Figure, at: Axes, shares: np.ndarray) -> None:
 def _draw_offsets(figure: Figure, at: Axes, offsets: np.ndarray, grid: tuple[int, int]) -> None:
     reach = [side - 0.5 for side in grid]
     often = times_as_often(offsets, grid)
-    colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad=NOTHING)
+    colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad=_EMPTY_COLOUR)
     shown = at.imshow(
-        np.clip(often, 1 / TIMES, TIMES), cmap=colours, norm=LogNorm(1 / TIMES, TIMES), interpolation="nearest",
+        np.clip(often, 1 / MAX_TIMES_CHANCE, MAX_TIMES_CHANCE), cmap=colours,
+        norm=LogNorm(1 / MAX_TIMES_CHANCE, MAX_TIMES_CHANCE), interpolation="nearest",
         extent=(-reach[1], reach[1], reach[0], -reach[0]), aspect=cell_height(offsets.shape),
     )  # fmt: skip
     at.plot(0, 0, "+", color=INK, markersize=7)
@@ -140,8 +125,8 @@ def _draw_offsets(figure: Figure, at: Axes, offsets: np.ndarray, grid: tuple[int
     ticks = [[-(side - 1), 0, side - 1] for side in grid]
     at.set_yticks(ticks[0], [f"{tick:+d}" if tick else "0" for tick in ticks[0]], fontsize=7)
     at.set_xticks(ticks[1], [f"{tick:+d}" if tick else "0" for tick in ticks[1]], fontsize=7)
-    bar = figure.colorbar(shown, ax=at, aspect=15, shrink=0.75, ticks=[1 / TIMES, 1, TIMES])
-    bar.ax.set_yticklabels([f"{TIMES:g}× less", "as by\nchance", f"{TIMES:g}× more"], fontsize=7)
+    bar = figure.colorbar(shown, ax=at, aspect=15, shrink=0.75, ticks=[1 / MAX_TIMES_CHANCE, 1, MAX_TIMES_CHANCE])
+    bar.ax.set_yticklabels([f"{MAX_TIMES_CHANCE:g}× less", "as by\nchance", f"{MAX_TIMES_CHANCE:g}× more"], fontsize=7)
     bar.ax.minorticks_off()
     bar.outline.set_visible(False)
 
@@ -158,7 +143,7 @@ def _draw_example(at: Axes, one: Example) -> None:
     heat = one.likely / max(float(one.likely.max()), 1e-9)
     heat = np.where(np.arange(heat.size).reshape(heat.shape) == one.place, 0, heat)  # the patch itself is shown there
     at.imshow(heat, cmap=_HEAT, vmin=0, vmax=1, interpolation="nearest", extent=(0, w, h, 0))
-    for place, colour in ((one.guess, GUESSED), (one.place, TRUE)):
+    for place, colour in ((one.guess, _GUESSED), (one.place, _TRUE)):
         y, x = divmod(place, columns)
         at.add_patch(Rectangle((x * wide, y * tall), wide, tall, fill=False, edgecolor=colour, linewidth=2.2))
     _bare(at, "")

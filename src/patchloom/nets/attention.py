@@ -15,17 +15,13 @@ from timm.models.cait import ClassAttn, LayerScaleBlockClassAttn
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor
 
+from patchloom.nets.finetune import RelativeAttention
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.queries import heads_of
-from patchloom.nets.variants import RelativeAttention
 
 
 def attention_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Attention of each block, and what the block itself makes of its tokens, as `attend_each` gives it.
-
-    Args:
-        vit: the encoder, in eval mode: there is no dropout in the weights.
-        tokens: [b prefix+k d], what `embed` gave.
 
     Yields:
         Weights [b heads t t] in float32, of which the row of each query sums to 1, class and register tokens first;
@@ -44,9 +40,6 @@ def class_attention_each(head: InstanceHead, patches: Tensor) -> Iterator[Tensor
     Args:
         head: in eval mode.
         patches: [b n d], the patch tokens before the final norm.
-
-    Yields:
-        Weights [b heads 1+n] in float32, whose sum is 1: of the class token itself, then of the patches.
     """
     token = head.token.expand(len(patches), -1, -1)
     block: LayerScaleBlockClassAttn

@@ -3,22 +3,109 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
+from itertools import islice
 from typing import Any, Literal
 
 import timm
 import torch
+from timm.layers import Attention, PatchEmbed
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
-from patchloom.errors import PatchloomError
-from patchloom.hints import check, check_range, listing, suggestion
+from patchloom.errors import PatchloomError, check_range, check_type, closest_word, listing, normalize_word, suggestion
 from patchloom.nets.encode import grid_size, input_size
-from patchloom.nets.hierarchical import Encoder, is_hierarchical, patches_along_unit
-from patchloom.nets.servable import check_servable, models_like
+from patchloom.nets.swin import Encoder, check_hierarchical, is_hierarchical, patches_along_unit
 from patchloom.patches.positions import sincos_2d
-from patchloom.sides import PatchSize, both, compact, in_pixels
+from patchloom.sizes import PatchSize, compact, in_pixels, to_pair
+
+# Which of timm's models `encode` can serve, and which to take instead of another.
+
+
+_ALIKE = 20  # names that are tried when one like another is looked for
+
+
+def check_servable(vit: nn.Module, name: str) -> None:
+    """Refuse, by name, a model whose forward pass `encode` would not reproduce, and say which one to take instead."""
+    if not _is_plain(vit):
+        other = served_like(name)
+        raise PatchloomError(
+            f"{name} is timm's {type(vit).__name__}, and patchloom serves its plain VisionTransformer and "
+            f"SwinTransformer only{f': the nearest of these is {other}' if other else ''}"
+        )
+    if is_hierarchical(vit):
+        check_hierarchical(vit, name)
+    elif unknown := _unknown_parts(vit):
+        raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom cannot serve: choose a plain ViT")
+
+
+def _is_plain(vit: nn.Module) -> bool:
+    return is_hierarchical(vit) or type(vit) is VisionTransformer
+
+
+def _unknown_parts(vit: VisionTransformer) -> list[str]:
+    """What is inside a ViT besides what `encode` knows, in words."""
+    unknown = [type(block).__name__ for block in vit.blocks if type(block) is not Block]
+    unknown += [
+        type(getattr(block, "attn", None)).__name__
+        for block in vit.blocks
+        if type(getattr(block, "attn", None)) is not Attention
+    ]
+    unknown += ["gated attention" for block in vit.blocks if getattr(getattr(block, "attn", None), "gate", None)]
+    if type(vit.patch_embed) is not PatchEmbed:
+        unknown.append(type(vit.patch_embed).__name__)
+    if not isinstance(vit.patch_drop, nn.Identity):
+        unknown.append("patch_drop_rate")
+    return unknown
+
+
+def served_like(name: str) -> str:
+    """The model that can be served whose name is most like that of one that cannot; "" if none is.
+
+    Of a name with the tag of its weights, one with weights that timm publishes.
+    """
+    model, tag, _ = name.partition(".")
+    tagged = {one.partition(".")[0]: one for one in reversed(timm.list_models(["vit_*", "swin_*"], pretrained=True))}
+    alike = get_close_matches(model, tagged, n=_ALIKE)
+    alike.sort(key=lambda one: -len(_words(one) & _words(model)))  # a dinov3 is nearer to dinov2 than to radio_v3
+    return next((tagged[one] if tag else one for one in alike if _servable(one)), "")
+
+
+def _words(model: str) -> set[str]:
+    """Of a name, without numbers."""
+    return set(re.sub(r"\d", "", model).split("_"))
+
+
+def models_like(word: str, pretrained: bool = False, own: Iterable[str] = ()) -> list[str]:
+    """Up to three models that can be served and whose names hold ``word``, small ones first, or one that is like it."""
+    names = timm.list_models(["vit_*", "swin_*"], pretrained=pretrained)
+    if (typed := normalize_word(word.removeprefix("timm:"))) in ("", "vit"):
+        return []
+    holding = sorted((name for name in names if typed in normalize_word(name)), key=_size)
+    found = list(islice(filter(_servable, holding), 3))
+    near = closest_word(word.removeprefix("timm:"), [*own, *names])
+    return found or ([near] if near else [])
+
+
+def _size(name: str) -> tuple[int, int]:
+    sizes = ("tiny", "small", "base", "large")
+    return next((i for i, size in enumerate(sizes) if size in name), len(sizes)), len(name)
+
+
+def _servable(name: str) -> bool:
+    try:
+        with torch.device("meta"):
+            vit = timm.create_model(name.partition(".")[0], num_classes=0)
+        if _is_plain(vit):
+            check_servable(vit, name)
+            return True
+    except Exception:  # timm's constructors raise many kinds
+        pass
+    return False
+
 
 PositionKind = Literal["sincos", "sincos-learned", "learned", "random", "none"]
 
@@ -99,7 +186,7 @@ class EncoderSpec:
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches."""
-        (h, w), p = self.img_size, both(self.patch_size)
+        (h, w), p = self.img_size, to_pair(self.patch_size)
         return h // p[0], w // p[1]
 
     def timm_arguments(self) -> dict[str, Any]:
@@ -134,14 +221,8 @@ def _stock(model: str) -> Encoder:
 
 
 def swin_sizes(model: str, options: Mapping[str, Any]) -> tuple[int | None, int] | None:
-    """Of a Swin, the side of a patch by its name, if that tells it, and patches along a unit; None of any other model.
-
-    Args:
-        model: a name, as `EncoderSpec` takes it; "auto" is none of a Swin.
-        options: further ones of the model.
-
-    Raises:
-        PatchloomError: no model has that name, or it cannot be served.
+    """Of a Swin, the side of a patch by its name, if that tells it, and patches along a unit; None of any other
+    model.
     """
     base, sizes = PRESETS.get(model, (model, {}))
     if model == "auto" or not is_hierarchical(stock := _stock(base)):
@@ -153,7 +234,7 @@ def swin_sizes(model: str, options: Mapping[str, Any]) -> tuple[int | None, int]
 
 def _create(**arguments: Any) -> nn.Module:
     name = arguments["model_name"]
-    if not (plain_name(name) and timm.is_model(name)):
+    if not (is_model_name(name) and timm.is_model(name)):
         meant = models_like(name, own=PRESETS)
         hint = f"; did you mean {listing(meant)}?" if meant else "."
         raise PatchloomError(
@@ -166,10 +247,8 @@ def _create(**arguments: Any) -> nn.Module:
 
 
 def build_encoder(spec: EncoderSpec) -> Encoder:
-    """A fresh encoder: a stock timm ViT or Swin without a head, initialised as MAE does (xavier, tokens normal 0.02).
-
-    Raises:
-        PatchloomError: an unknown name, sizes that do not fit, or a model that `encode` cannot serve.
+    """A fresh encoder: a stock timm ViT or Swin without a head, initialised as MAE does (xavier, tokens normal
+    0.02).
     """
     _check_sizes(spec)
     vit = _create(**spec.timm_arguments())
@@ -201,17 +280,13 @@ def build_encoder(spec: EncoderSpec) -> Encoder:
     return vit
 
 
-def plain_name(name: Any) -> bool:
+def is_model_name(name: Any) -> bool:
     """Whether a model's name is one of an architecture, perhaps with a tag, and no address or place of its files."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse options of a model that are no sizes, rates or switches of timm's, wherever they come from.
-
-    Raises:
-        PatchloomError: an unknown option, one that patchloom sets itself, or a value of another type or out of range.
-    """
+def check_model_options(options: Mapping[str, Any]) -> None:
+    """Refuse options of a model that are no sizes, rates or switches of timm's, wherever they come from."""
     for name, value in options.items():
         if name in _NOT_OPTIONS:
             raise PatchloomError(f"the option {name} of the model is not free: patchloom sets it itself")
@@ -223,7 +298,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         if value is None:
             continue
         hint, low, high = OPTIONS[name]
-        check(f"model.{name}", value, hint)
+        check_type(f"model.{name}", value, hint)
         try:
             check_range(f"--model.{name}", value, low, high)
         except ValueError as problem:
@@ -231,10 +306,10 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def _check_sizes(spec: EncoderSpec) -> None:
-    check_options(spec.options)
+    check_model_options(spec.options)
     _check_stages(spec)
     h, w = spec.img_size
-    (rows, columns), p = both(spec.patch_size), in_pixels(spec.patch_size)
+    (rows, columns), p = to_pair(spec.patch_size), in_pixels(spec.patch_size)
     if h % rows or w % columns:
         near = [max(1, round(side / along)) * along for side, along in ((h, rows), (w, columns))]
         raise PatchloomError(
@@ -268,11 +343,7 @@ def spec_of_stock(vit: Encoder, model: str) -> EncoderSpec:
 
 
 def outline(spec: EncoderSpec) -> Encoder:
-    """An encoder without numbers, for what its parts and sizes tell.
-
-    Raises:
-        PatchloomError: as `build_encoder`.
-    """
+    """An encoder without numbers, for what its parts and sizes tell."""
     _check_sizes(spec)
     with torch.device("meta"):
         return _create(**spec.timm_arguments())

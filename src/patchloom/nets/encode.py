@@ -1,7 +1,7 @@
 """The encoder is a guest from timm: its blocks, tokens and table of positions are met here and in few other files.
 
 A stock ``VisionTransformer`` or ``SwinTransformer`` comes in, is fed an `EncoderInput`, and goes home unchanged: no
-weight is ever renamed. `tests/test_arrows.py` lists those files. What is asked here of a Swin, `hierarchical` answers;
+weight is ever renamed. `tests/test_arrows.py` lists those files. `swin` does the same for a Swin;
 its patches are then its units, of which each token of its last stage stands for one. Letters as in
 `patchloom.patches.tokens`; d is the width of the encoder and ``prefix`` the number of class and register tokens.
 """
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.hierarchical import Encoder, encode_units, is_hierarchical, unit_grid, unit_positions, unit_side
-from patchloom.nets.partial import run_blocks
+from patchloom.nets.sparse_attention import run_blocks
+from patchloom.nets.swin import Encoder, encode_units, is_hierarchical, unit_grid, unit_positions, unit_side
 from patchloom.patches.tokens import patchify
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
@@ -33,11 +33,7 @@ def patch_size(vit: Encoder) -> tuple[int, int]:
 
 
 def patch_side(vit: Encoder) -> int:
-    """Side of a patch in pixels, for what is made for square ones.
-
-    Raises:
-        PatchloomError: they are not square.
-    """
+    """Side of a patch in pixels, for what is made for square ones."""
     rows, columns = patch_size(vit)
     if rows != columns:
         raise PatchloomError(
@@ -185,11 +181,7 @@ def attend_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[Tensor]:
 
 
 def layer_patterns(vit: Encoder) -> tuple[str, list[tuple[str, tuple[int, ...] | None]]]:
-    """Patterns of weights' names for learning rates by layer, as timm groups them.
-
-    Returns:
-        That of the lowest layer, and those of blocks, whose numbers are the layer's; with a tuple that follows them.
-    """
+    """Patterns of weights' names for learning rates by layer, as timm groups them."""
     if is_hierarchical(vit):
         return "patch_embed", [(r"layers\.(\d+)\.downsample", (0,)), (r"layers\.(\d+)\.blocks\.(\d+)", None)]
     return "(?:cls_token|reg_token|pos_embed|patch_embed|norm_pre)", [(r"blocks\.(\d+)", None)]
@@ -231,9 +223,6 @@ def encode(
     """Features [b prefix+k d] of what the encoder is given; of `all_patches`, timm's ``forward_features``.
 
     The arguments are those of `embed` and `attend`. Of a Swin the features are those of its last stage, row by row.
-
-    Raises:
-        ValueError: a Swin cannot be given that, as it has no patch that is a query alone; or as `encode_units`.
     """
     if is_hierarchical(vit):
         if given.context is not None:

@@ -13,7 +13,7 @@ from patchloom.nets.encode import (
     prefix_count,
     width,
 )
-from patchloom.nets.hierarchical import Encoder, is_hierarchical
+from patchloom.nets.swin import Encoder, is_hierarchical
 
 
 @dataclass(frozen=True)

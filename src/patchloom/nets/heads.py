@@ -6,19 +6,33 @@ the first layer of a projection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from timm.models.cait import LayerScaleBlockClassAttn
 from timm.models.vision_transformer import VisionTransformer
+from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.errors import PatchloomError
 from patchloom.nets.build import initialize
-from patchloom.nets.encode import final_norm
-from patchloom.processes import averaged, world
+from patchloom.nets.encode import (
+    encode,
+    final_norm,
+    has_class_token,
+    input_channels,
+    input_size,
+    layer_patterns,
+    patch_count,
+    pooled_norm,
+    prefix_count,
+)
+from patchloom.nets.swin import Encoder
+from patchloom.system.distributed import averaged, world
+from patchloom.withhold.encoder_input import all_patches
 
 # what a module beside an encoder is good for: to pool its tokens, or to stand under a classifier's linear layer
 Use = Literal["pooling", "stem"]
@@ -46,11 +60,7 @@ class BatchNorm(nn.BatchNorm1d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x [b d]; in float32, whatever autocast says.
-
-        Raises:
-            ValueError: training on a single image, which has no variance.
-        """
+        """Normalise x [b d]; in float32, whatever autocast says."""
         x = x.float()
         if not self.training:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
@@ -140,3 +150,110 @@ EXTRA_MODULES: dict[str, Callable[..., nn.Module]] = {"InstanceHead": InstanceHe
 def represent(vit: VisionTransformer, head: InstanceHead, tokens: Tensor) -> Tensor:
     """Instance representation [b d] from an encoder's tokens [b prefix+k d], which are not normed yet."""
     return final_norm(vit, head(tokens[:, vit.num_prefix_tokens :]))
+
+
+# Nets on an encoder: what they are given, and a learning rate for each layer of it.
+
+
+class OnEncoder(nn.Module):
+    """A net on an encoder, which is its submodule ``encoder_at``."""
+
+    encoder_at = "encoder"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the images in pixels."""
+        return input_size(self.get_submodule(self.encoder_at))
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images."""
+        return input_channels(self.get_submodule(self.encoder_at))
+
+    def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+        """Parameter groups for an optimiser, with layer-wise learning rate decay (``lr_scale``).
+
+        As in facebookresearch/mae (util/lr_decay.py): patch embedding, tokens and positions are the lowest layer, each
+        block is a layer, and everything else, the encoder's last norm included, is the top one, whose scale is 1. A
+        layer's scale is ``layer_decay`` to the power of its distance from the top.
+        """
+        own = self.get_submodule(self.encoder_at).no_weight_decay()
+        free = {f"{self.encoder_at}.{name}" for name in own} | {*_vectors(self)}
+        return param_groups_layer_decay(self, weight_decay, free, layer_decay=layer_decay)
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns of parameter names by layer, for timm; names that match none are in the top layer."""
+        stem, blocks = layer_patterns(self.get_submodule(self.encoder_at))
+        begin = rf"^{self.encoder_at}\."
+        return {"stem": f"{begin}{stem}", "blocks": [(f"{begin}{one}", order) for one, order in blocks]}
+
+
+def _vectors(net: nn.Module) -> list[str]:
+    """Names of parameters without weight decay: vectors such as tokens, and tables of relative position biases."""
+    return [
+        name
+        for name, weight in net.named_parameters()
+        if weight.numel() == weight.shape[-1] or name.endswith("relative_position_bias_table")
+    ]
+
+
+# What stands for a whole image: the class token, a mean of tokens, or an instance head's answer.
+
+
+POOLED = {  # in words
+    "class": "the class token",
+    "prefix": "the mean of class token and registers",
+    "mean": "the mean of the patch tokens",
+    "both": "the class token and the mean of the patch tokens",
+    "instance": "the instance representation",
+}
+
+
+def tokens_of(vit: Encoder, head: InstanceHead | None) -> tuple[str, ...]:
+    """Names of what `pooled_tokens` returns."""
+    names = ("class",) * has_class_token(vit) + ("mean",)
+    names += ("prefix",) * (prefix_count(vit) > has_class_token(vit))  # without registers it would be the class token
+    return names + ("instance",) * (head is not None)
+
+
+def summaries(vit: Encoder, tokens: Tensor) -> dict[str, Tensor]:
+    """What an encoder's tokens [b prefix+n d], of any layer, have of `tokens_of`, without a head: [b d] by name.
+
+    These are the class token, the mean of the patch tokens, and as ``prefix`` the mean of class token and registers,
+    which Pixio trains as class tokens and takes for the whole image (Yang et al. 2025, program: evaluation by kNN).
+    """
+    prefix = prefix_count(vit)
+    found = {"class": tokens[:, 0], "mean": tokens[:, prefix:].mean(1), "prefix": tokens[:, :prefix].mean(1)}
+    return {name: found[name] for name in tokens_of(vit, None)}
+
+
+def pooled_tokens(vit: Encoder, images: Tensor, head: InstanceHead | None = None) -> dict[str, Tensor]:
+    """Features [b d] of whole images [b c h w] by the names of `tokens_of`, after the encoder's last norm."""
+    return pool(vit, encode(vit, all_patches(images, patch_count(vit)), norm=False), head)
+
+
+def pool(vit: Encoder, unnormed: Tensor, head: InstanceHead | None = None) -> dict[str, Tensor]:
+    """`pooled_tokens` of an encoder's tokens [b prefix+n d], which are not normed yet."""
+    tokens = final_norm(vit, unnormed).float()
+    found = {name: pooled_norm(vit, pooled) for name, pooled in summaries(vit, tokens).items()}
+    if head is not None:
+        found["instance"] = represent(vit, head, unnormed)
+    return {name: found[name] for name in tokens_of(vit, head)}
+
+
+def select_pooling(pooling: str, tokens: Mapping[str, Tensor]) -> Tensor:
+    """Of tokens [n d] by name, those of a pooling; [n 2d] for "both", which concatenates class token and mean."""
+    check_pooling(pooling, tokens)
+    return torch.cat([tokens["class"], tokens["mean"]], dim=1) if pooling == "both" else tokens[pooling]
+
+
+def poolings_of(tokens: Collection[str]) -> tuple[str, ...]:
+    """Poolings of tokens of these names."""
+    return (*tokens, "both") if {"class", "mean"} <= set(tokens) else tuple(tokens)
+
+
+def check_pooling(pooling: str, tokens: Collection[str]) -> None:
+    """Refuse a pooling that needs a token which is not among these."""
+    if pooling not in poolings_of(tokens):
+        lacks = {"instance": "module beside it", "prefix": "register tokens"}.get(pooling, "class token")
+        raise PatchloomError(f"this encoder has no {lacks} to give {pooling} features: use --pooling mean")

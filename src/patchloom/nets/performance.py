@@ -9,7 +9,7 @@ from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
-from patchloom.nets.hierarchical import Encoder, is_hierarchical
+from patchloom.nets.swin import Encoder, is_hierarchical
 
 
 def attention_shape(vit: Encoder) -> tuple[int, int, int]:
@@ -49,7 +49,7 @@ def kept_bytes(vit: Encoder, images: int, fused: bool) -> int:
 def fuse_attention(net: nn.Module, fused: bool) -> None:
     """Choose the form of every timm attention inside ``net``: fused, or an explicit softmax (same mathematics).
 
-    `patchloom.machine.fused_gain` measures which one is faster.
+    `patchloom.system.hardware.fused_gain` measures which one is faster.
     """
     for module in net.modules():
         if isinstance(module, Attention | ClassAttn | WindowAttention):

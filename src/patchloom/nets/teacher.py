@@ -12,9 +12,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.nets.checkpoints.format import checksum
+from patchloom.nets.checkpoints.resize import resize_input
 from patchloom.nets.encode import encode, grid_size, patch_count, patch_size
-from patchloom.nets.fitting import resize_input
-from patchloom.nets.weights import checksum
 from patchloom.withhold.encoder_input import all_patches
 
 
@@ -27,10 +27,8 @@ def no_grad_autocast(module: nn.Module, images: Tensor) -> Iterator[None]:
 
 
 def use_half_without_grad(net: nn.Module) -> bool:
-    """Have what computes under `no_grad_autocast` inside ``net`` do so in bfloat16, even where the rest is in float32.
-
-    Returns:
-        Whether there is any.
+    """Have what computes under `no_grad_autocast` inside ``net`` do so in bfloat16, even where the rest is in
+    float32.
     """
     found = [module for module in net.modules() if hasattr(module, "half_no_grad")]
     for module in found:
@@ -61,11 +59,7 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def follow(self, momentum: float, **parts: nn.Module) -> None:
-        """Move each copy: teacher = momentum · teacher + (1 - momentum) · student, buffers included.
-
-        Raises:
-            ValueError: other parts than were copied.
-        """
+        """Move each copy: teacher = momentum · teacher + (1 - momentum) · student, buffers included."""
         own = dict(self.named_children())
         if own.keys() != parts.keys():
             raise ValueError(f"the teacher has {', '.join(own)}, not {', '.join(parts)}")
@@ -137,11 +131,7 @@ def _leave_out(teacher: nn.Module, state: dict[str, Tensor], prefix: str, _: Any
 
 
 def _keep(teacher: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Fill in the weights that `_leave_out` left out.
-
-    Raises:
-        ValueError: the state is of a training with another teacher.
-    """
+    """Fill in the weights that `_leave_out` left out."""
     digest = state.get(f"{prefix}digest")
     if digest is not None and not torch.equal(digest.cpu(), teacher.digest.cpu()):
         raise ValueError("the teacher whose features are asked has changed since: put the one back that it began with")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from patchloom.processes import draw
+from patchloom.system.distributed import draw
 
 
 def share_of(n: int, share: float) -> int:
@@ -31,19 +31,6 @@ def random_partition(
     MAE needs the visible and the masked, ``(49, 147)``; LUT two disjoint views, ``(49, 49)``; ExtreMA ``(39,) * 5``.
     Noise is drawn and sorted where ``generator`` lives and the parts are moved to ``device``, so that a generator on
     the CPU gives the same parts on every machine.
-
-    Args:
-        b: images.
-        n: patches of the grid.
-        sizes: patches in each part; together at most ``n``.
-        generator: source of the noise; the global one of ``device`` if absent.
-        device: where the parts shall be.
-
-    Returns:
-        One int64 tensor [b size] a part: indices in [0, n), in random order.
-
-    Raises:
-        ValueError: the parts need more than ``n`` patches.
     """
     if sum(sizes) > n:
         raise ValueError(f"{n} patches cannot be parted into {' + '.join(map(str, sizes))}")
@@ -59,18 +46,7 @@ def random_unit_partition(
     generator: torch.Generator | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, ...]:
-    """`random_partition` of square units of ``side`` x ``side`` patches (SimMIM's coarse masks), as patches.
-
-    Args:
-        b: images.
-        grid: rows and columns of patches, both multiples of ``side``.
-        side: patches along a unit.
-        sizes: units in each part.
-        generator, device: as for `random_partition`.
-
-    Returns:
-        One int64 tensor [b size*side*side] a part: patch indices, unit after unit.
-    """
+    """`random_partition` of square units of ``side`` x ``side`` patches (SimMIM's coarse masks), as patches."""
     rows, columns = grid[0] // side, grid[1] // side
     inside = torch.arange(side, device=device)
     inside = (inside[:, None] * grid[1] + inside).flatten()  # of the first unit
@@ -84,16 +60,8 @@ def uniform_partition(
 ) -> tuple[Tensor, Tensor]:
     """One random patch of each cell of 2x2, and the three others of each (uniform masking; UM-MAE, Li et al. 2022).
 
-    Args:
-        b: images.
-        grid: rows and columns of patches, both even.
-        generator, device: as for `random_partition`.
-
     Returns:
         Patches [b n/4] in the order of the cells, which is that of a grid of half the side, and [b 3n/4].
-
-    Raises:
-        ValueError: an odd side.
     """
     if grid[0] % 2 or grid[1] % 2:
         raise ValueError(f"a grid of {grid[0]}x{grid[1]} cannot be cut into cells of 2x2")
@@ -114,12 +82,6 @@ def random_block(
 ) -> tuple[Tensor, Tensor]:
     """One rectangle of patches at a random place of each image, and the rest (block sampling).
 
-    Args:
-        b: images.
-        grid: rows and columns of patches.
-        block: rows and columns of the rectangle.
-        generator, device: as for `random_partition`.
-
     Returns:
         The patches inside [b r*c] and outside [b n-r*c], each in the order of the grid.
     """
@@ -132,17 +94,7 @@ def random_block(
 def central_block(
     b: int, grid: tuple[int, int], block: tuple[int, int], device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """The rectangle of patches in the centre of ``b`` images, or half a patch above or left of it, and the rest.
-
-    Args:
-        b: images.
-        grid: rows and columns of patches.
-        block: rows and columns of the rectangle.
-        device: where the indices shall be.
-
-    Returns:
-        As of `random_block`.
-    """
+    """The rectangle of patches in the centre of ``b`` images, or half a patch above or left of it, and the rest."""
     corner = ((side - part) // 2 for side, part in zip(grid, block, strict=True))
     return _block_at(grid, block, *(torch.full((b,), start, device=device) for start in corner))
 

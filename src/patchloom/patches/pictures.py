@@ -1,28 +1,32 @@
 """Patches in pictures: holes filled by a blur, patches painted over, or put together where they were predicted."""
 
+from __future__ import annotations
+
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from patchloom.patches.partition import random_partition
 from patchloom.patches.tokens import gather_tokens, grid_of, patchify, scatter_tokens, unpatchify
-from patchloom.sides import Sides
+from patchloom.sizes import Sides
 
 # Values that stand for what has no colour in pictures, because pictures are drawn in normalised pixels.
 WITHHELD = float("nan")  # hatched, as whatever is empty
 WRONG = float("inf")  # hatched crosswise
 
 
-def spread(images: Tensor, p: Sides, visible: Tensor) -> Tensor:
+def fill_holes(images: Tensor, p: Sides, visible: Tensor) -> Tensor:
     """Images [b c h w] whose holes are filled by a Gaussian blur of the visible patches (σ of a patch side).
 
     Where one patch is as long as the image, as one of the frames of a recording is high, nothing is blurred that way:
     what is filled in lies between holes and patches the other way alone.
     """
     with torch.autocast(images.device.type, enabled=False):
-        return _spread(images, p, visible)
+        return _fill_holes(images, p, visible)
 
 
-def _spread(images: Tensor, p: Sides, visible: Tensor) -> Tensor:
+def _fill_holes(images: Tensor, p: Sides, visible: Tensor) -> Tensor:
     b, c, h, w = images.shape
     grid = grid_of(images, p)
     ones = torch.ones(*visible.shape, p[0] * p[1], device=images.device)
@@ -47,7 +51,7 @@ def paint_patches(images: Tensor, p: Sides, which: Tensor, value: float) -> Tens
     return unpatchify(scatter_tokens(paint, which, patches), p, grid)
 
 
-def scattered(visible: Tensor, dropped: Tensor, generator: torch.Generator) -> Tensor:
+def scatter_places(visible: Tensor, dropped: Tensor, generator: torch.Generator) -> Tensor:
     """Places [b k] for a picture of what was given: patches without a position change places at random.
 
     Args:
@@ -94,3 +98,55 @@ def put_together(images: Tensor, p: Sides, visible: Tensor, placed: Tensor) -> T
     sums.scatter_add_(1, placed[..., None].expand_as(patches), patches)
     landed = torch.zeros_like(sums[..., 0]).scatter_add_(1, placed, torch.ones_like(placed, dtype=sums.dtype))
     return unpatchify(sums / landed[..., None], p, grid)  # 0 / 0 is nan: withheld
+
+
+# Principal components of features, as colours: what is of one colour is alike.
+
+
+_ENDS = (0.02, 0.98)  # centiles of a component between which colours run: a few patches far off would take them all
+
+
+class Principal(NamedTuple):
+    """The first principal axes of some features, on the CPU in float64.
+
+    Attributes:
+        mean: [d] of the features.
+        axes: [k d] of length 1, the first that of the greatest variance.
+        variance: [k] of the features along each, as shares of all there is.
+        low, high: [k] the 2nd and the 98th centile along each.
+    """
+
+    mean: Tensor
+    axes: Tensor
+    variance: Tensor
+    low: Tensor
+    high: Tensor
+
+    def project(self, features: Tensor) -> Tensor:
+        """Components [... k] of features [... d]; nan stays."""
+        return (features.detach().cpu().double() - self.mean) @ self.axes.T
+
+    def colours(self, features: Tensor) -> Tensor:
+        """Components of features [... d], from their low to their high centile, as [... k] in [0, 1]; nan stays."""
+        shown = (self.project(features) - self.low) / (self.high - self.low).clamp_min(1e-9)
+        return shown.clamp(0, 1).float()
+
+
+def principal(features: Tensor, count: int = 3) -> Principal:
+    """The first ``count`` principal axes of features [m d], or as many as there are.
+
+    An axis and its opposite are the same to a principal component analysis. As in scikit-learn, the one is taken whose
+    largest number is positive, so that colours are the same in every run.
+    """
+    flat = features.detach().cpu().double()
+    mean = flat.mean(0)
+    tall = flat - mean
+    if len(tall) > tall.shape[1]:  # the same axes, of a small matrix
+        tall = torch.linalg.qr(tall, mode="r").R
+    _, values, axes = torch.linalg.svd(tall, full_matrices=False)
+    variance = values.square() / values.square().sum().clamp_min(1e-30)
+    axes, variance = axes[:count], variance[:count]
+    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
+    axes = axes * largest.sign()
+    low, high = torch.quantile((flat - mean) @ axes.T, torch.tensor(_ENDS).double(), dim=0)
+    return Principal(mean, axes, variance, low, high)

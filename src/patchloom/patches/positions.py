@@ -7,11 +7,7 @@ from torch import Tensor
 
 
 def sincos_1d(width: int, places: Tensor) -> Tensor:
-    """Sine-cosine embedding [n width] of ``places`` [n]: all sines, then all cosines, of place · 10000^(-2i/width).
-
-    Raises:
-        ValueError: an odd ``width``.
-    """
+    """Sine-cosine embedding [n width] of ``places`` [n]: all sines, then all cosines, of place · 10000^(-2i/width)."""
     if width % 2:
         raise ValueError(f"a sine-cosine embedding needs an even width, not {width}")
     # float64 until the end: at float32 the angles of far places would lose digits
@@ -24,9 +20,6 @@ def interleaved_sincos_1d(width: int, n: int) -> Tensor:
     """Sine-cosine embedding [n width] of the places 0 to n-1, sine and cosine of each angle side by side.
 
     Vaswani et al. 2017, section 3.5; Beyond Masking's program counts the patches of a grid so, row by row.
-
-    Raises:
-        ValueError: an odd ``width``.
     """
     return sincos_1d(width, torch.arange(n)).unflatten(1, (2, -1)).mT.flatten(1)
 
@@ -41,9 +34,6 @@ def sincos_2d(width: int, grid: tuple[int, int], device: torch.device | str | No
     """Fixed 2-d sine-cosine embedding [n width]: the first half of the channels tells the column, the second the row.
 
     In a grid of one row, such as the frames of a sound, or of one column all channels tell the other axis.
-
-    Raises:
-        ValueError: ``width`` is no multiple of 4.
     """
     if width % 4:
         raise ValueError(f"a 2-d sine-cosine embedding needs a width that 4 divides, not {width}")
@@ -66,11 +56,6 @@ def smoothed_positions(
 
     DropPos Eq. 5: w(i, j) = exp(-dist(i, j) / σ²), each row normalised to sum 1. With ``sigma`` 0 the rows are
     one-hot.
-
-    Args:
-        grid: rows and columns of patches.
-        sigma: σ ≥ 0; the larger, the softer.
-        squared: the authors' program instead of the paper: squared distances, and columns normalised.
 
     Returns:
         Float tensor [n n].

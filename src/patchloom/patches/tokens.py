@@ -7,7 +7,7 @@ columns of pixels of a patch.
 import torch
 from torch import Tensor
 
-from patchloom.sides import Sides
+from patchloom.sizes import Sides
 
 
 def gather_tokens(tokens: Tensor, indices: Tensor) -> Tensor:
@@ -48,9 +48,6 @@ def patchify(images: Tensor, p: Sides, indices: Tensor | None = None) -> Tensor:
     Inside a patch the order is that of a convolution's weight (channel, row, column), so that a patch projection is
     one matrix product with the flattened weight. Patches that are not asked for are never copied. Indices [v*b k] name
     those of v views of every image, all images' first ones first.
-
-    Raises:
-        ValueError: the patch does not divide the image, or there are not as many rows of indices for each image.
     """
     patches = _grid_of_patches(images, p)
     if indices is None:

@@ -14,12 +14,11 @@ from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.heads import InstanceHead, Stem, represent
 from patchloom.nets.teacher import Teacher, no_grad_autocast
-from patchloom.processes import gathered, rank
-from patchloom.questions.measure import Measure
-from patchloom.questions.question import ROWS, Encoded, Outcome, Question, Sheet
+from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
+from patchloom.system.distributed import gathered, rank
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
-NEIGHBOURS = 3
+SHEET_NEIGHBOURS = 3
 
 Representation = Literal["cait", "vit", "mean"]
 Loss = Literal["byol", "infonce"]
@@ -72,11 +71,7 @@ class Agreement(Question):
         return self.summary(encode(vit, given), given)
 
     def summary(self, tokens: Tensor, given: EncoderInput) -> Tensor:
-        """What of tokens [b prefix+k d] stands for the image [b d]: the class token, or a mean of the patches'.
-
-        Raises:
-            ValueError: an instance head does, which takes tokens before the encoder's last norm: see `represent`.
-        """
+        """What of tokens [b prefix+k d] stands for the image [b d]: the class token, or a mean of the patches'."""
         if self.instance_head is not None:
             raise ValueError("an instance head represents what was encoded without the last norm: use represent")
         if self.representation == "vit":
@@ -201,7 +196,7 @@ def agreement_measure(student: Tensor, teacher: Tensor) -> Measure:
     )
 
 
-def nearest(queries: Tensor, gallery: Tensor, own: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def nearest_by_cosine(queries: Tensor, gallery: Tensor, own: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The nearest others of a gallery by the cosine of their features, the nearest first.
 
     Args:
@@ -209,9 +204,6 @@ def nearest(queries: Tensor, gallery: Tensor, own: Tensor, count: int) -> tuple[
         gallery: [g d].
         own: [q] the place of each query in the gallery, where it is not looked for.
         count: how many are looked for; fewer where the gallery has fewer others.
-
-    Returns:
-        Their places in the gallery [q count], and the cosines [q count].
     """
     near = F.normalize(queries.float(), dim=-1) @ F.normalize(gallery.float(), dim=-1).T
     near[torch.arange(len(near), device=near.device), own.to(near.device)] = -torch.inf
@@ -231,7 +223,7 @@ def neighbours_sheet(images: Tensor, found: dict[str, tuple[Tensor, Tensor]], ca
     columns = {"image": images[:shown]}
     own = torch.arange(shown)
     for heading, (queries, gallery) in found.items():
-        indices = nearest(queries[:shown], gallery, own, NEIGHBOURS)[0]
+        indices = nearest_by_cosine(queries[:shown], gallery, own, SHEET_NEIGHBOURS)[0]
         for place, which in enumerate(indices.unbind(1), start=1):
             columns[f"{heading}, {place}."] = images[which]
     return Sheet("neighbours", caption, columns)

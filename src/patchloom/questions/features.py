@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.nets.decode import MAEDecoder, PatchHead
+from patchloom.nets.decoders import MAEDecoder, PatchHead
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.teacher import FrozenTeacher
-from patchloom.patches.pictures import WITHHELD
-from patchloom.patches.principal import principal
+from patchloom.patches.pictures import WITHHELD, principal
 from patchloom.patches.tokens import gather_tokens, scatter_tokens, unpatchify
-from patchloom.questions.measure import Measure
-from patchloom.questions.patches import PatchQuestion
-from patchloom.questions.question import Encoded, Outcome, Sheet
+from patchloom.questions.pixels import PatchQuestion
+from patchloom.questions.question import Encoded, Measure, Outcome, Sheet
 
 FeatureLoss = Literal["cosine", "smooth_l1"]
 

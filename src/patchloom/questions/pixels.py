@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.nets.decode import MAEDecoder, PatchHead
+from patchloom.nets.decoders import MAEDecoder, PatchHead
 from patchloom.nets.geometry import Geometry
-from patchloom.patches.pictures import spread
+from patchloom.patches.pictures import fill_holes
 from patchloom.patches.tokens import (
+    gather_tokens,
     in_grid_order,
     patch_channel_statistics,
     patch_statistics,
@@ -19,11 +20,54 @@ from patchloom.patches.tokens import (
     scatter_tokens,
     unpatchify,
 )
-from patchloom.questions.measure import Measure
-from patchloom.questions.patches import PatchQuestion
-from patchloom.questions.question import Encoded, Outcome, Sheet
+from patchloom.questions.question import Encoded, Measure, Outcome, Question, Sheet
 from patchloom.withhold.canvas import central_corner, crop_at
 from patchloom.withhold.degradation import Degradation
+from patchloom.withhold.encoder_input import EncoderInput
+
+# Asking something of every patch whose content was withheld: the part that pixels and features share.
+
+
+class PatchQuestion(Question):
+    """A question that is answered patch by patch: for the masked, the blank, and the degraded ones.
+
+    Args:
+        geometry: of the encoder.
+        decoder: gives the answers; its ``visible_asked`` says how many visible patches answer beside the masked ones:
+            the blank ones, or all of them where the picture was degraded.
+        blank: visible patches that are blank, in every image.
+    """
+
+    def __init__(self, geometry: Geometry, decoder: MAEDecoder | PatchHead, blank: int = 0):
+        super().__init__(geometry)
+        self.decoder, self.blank = decoder, blank
+
+    def answer(self, encoded: Encoded) -> tuple[Tensor, Tensor]:
+        """Which patches are asked [b j], and the answers [b j f] for them, in float32."""
+        given, tokens, prefix = encoded.given, encoded.tokens, self.geometry.prefix
+        visible, masked = given.visible, given.masked
+        if masked is None:
+            raise ValueError("what is asked of patches needs an input that says which of them are masked")
+        k = visible.shape[1]
+        visible_asked = k if self.decoder.visible_asked is None else self.decoder.visible_asked
+        if 0 < visible_asked < k:  # the decoder answers for the last ones
+            order = _content_first(given)
+            visible = gather_tokens(visible, order)
+            tokens = torch.cat([tokens[:, :prefix], gather_tokens(tokens[:, prefix:], order)], dim=1)
+        answers = self.decoder(tokens, visible, masked).float()
+        return torch.cat([visible[:, k - visible_asked :], masked], dim=1), answers
+
+    def with_content(self, given: EncoderInput) -> Tensor:
+        """[b j] the patches whose content the encoder saw; as many for every image."""
+        if not self.blank:
+            return given.visible
+        return gather_tokens(given.visible, _content_first(given))[:, : given.visible.shape[1] - self.blank]
+
+
+def _content_first(given: EncoderInput) -> Tensor:
+    """[b k] places among the visible patches: those with content, then the blank ones."""
+    return given.has_content().byte().argsort(dim=1, descending=True, stable=True)
+
 
 Statistics = tuple[Tensor, Tensor]
 TargetNorm = Literal["channel", "patch"]
@@ -106,7 +150,7 @@ class Pixels(PatchQuestion):
             flat = "mean colour" if encoded.sound is None else "patch mean"
             mean = patch_channel_statistics(patchify(encoded.images, g.p), g.channels)[0]
             found[flat] = unpatchify(mean, g.p, g.grid)
-        found["blurred copy"] = spread(encoded.images, g.p, self.with_content(encoded.given))
+        found["blurred copy"] = fill_holes(encoded.images, g.p, self.with_content(encoded.given))
         if self.normalized:
             found["flat patches"] = self.flat(encoded)
         return found
@@ -164,7 +208,7 @@ class Pixels(PatchQuestion):
         g, seen = self.geometry, self.with_content(encoded.given)
         patches = patchify(encoded.images, g.p)
         painted = (unpatchify(one.expand_as(patches), g.p, g.grid) for one in patch_statistics(patches))
-        mean, deviation = (patchify(spread(one, g.p, seen), g.p, asked) for one in painted)
+        mean, deviation = (patchify(fill_holes(one, g.p, seen), g.p, asked) for one in painted)
         return mean.mean(-1, keepdim=True), deviation.mean(-1, keepdim=True)
 
     def caption(self, encoded: Encoded, recovered: Tensor, error: Tensor) -> str:
@@ -283,7 +327,7 @@ class Restoration(Pixels):
     def filled_in_frame(self, encoded: Encoded) -> Tensor:
         """What was given [b c h w], holes blurred over, at its place in the picture that is asked, in its units."""
         seen, images = self.with_content(encoded.given), encoded.given.images
-        filled = images if seen.shape[1] == self.geometry.n else spread(images, self.geometry.p, seen)
+        filled = images if seen.shape[1] == self.geometry.n else fill_holes(images, self.geometry.p, seen)
         given = encoded.given
         return self.degradation.in_frame(self.in_units(encoded, filled), given.side_share, given.corner)
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import yaml
 
-from patchloom.errors import PatchloomError
-from patchloom.hints import listing, suggestion
-from patchloom.sides import both, in_pixels
+from patchloom.errors import PatchloomError, listing, suggestion
+from patchloom.sizes import in_pixels, to_pair
 
 
 @dataclass(frozen=True)
@@ -84,12 +83,6 @@ class PretrainRecipe:
 
         An update keeps its number of images: of the images of a step and ``accumulate``, where one is given the other
         follows, to the nearest whole number. The warm-up keeps its share of the epochs, where only these are given.
-
-        Args:
-            given: settings by name; of ``task`` and ``model`` their options by name.
-
-        Raises:
-            PatchloomError: another task is given.
         """
         task = given.get("task", {}).get("name", "auto")
         if task not in ("auto", self.task):
@@ -130,19 +123,14 @@ class PretrainRecipe:
                     if is_now.get(key) != inner
                 ]
             elif name in ("img_size", "patch_size"):
-                if both(settings[name]) != both(value):
+                if to_pair(settings[name]) != to_pair(value):
                     found.append(f"{name} {in_pixels(settings[name])} ({in_pixels(value)})")
             elif name != "batch_size" and settings[name] != value:
                 found.append(f"{name} {settings[name]} ({value})")
         return found
 
     def update(self, settings: Mapping[str, Any], n: int) -> str:
-        """A sentence on how many images an update of a run has, and the rate.
-
-        Args:
-            settings: resolved.
-            n: images to train on.
-        """
+        """A sentence on how many images an update of a run has, and the rate."""
         blr, accumulate, images = settings["blr"], settings["accumulate"], min(settings["batch_size"], n)
         whole = images * accumulate
         said = f"an update has {whole:,} images" + f" in {accumulate} steps of {images:,}" * (accumulate > 1)
@@ -200,11 +188,7 @@ def recipe_names() -> list[str]:
 
 @cache
 def recipe_named(name: str) -> PretrainRecipe:
-    """The recipe of that name.
-
-    Raises:
-        PatchloomError: there is none.
-    """
+    """The recipe of that name."""
     names = recipe_names()
     if name not in names:
         holding = sorted((one for one in names if name and name in one), key=len)[:3]

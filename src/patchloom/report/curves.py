@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from patchloom.look.curves import curve_of
-from patchloom.report.content import Chart, Curve
-from patchloom.report.gather import Gathered
-from patchloom.sound import in_words
+from patchloom.audio.config import reword_for_sound
+from patchloom.look.charts import curve_of
+from patchloom.report.load_run import RunData
+from patchloom.report.page import Chart, Curve
 
 _POINTS = 400  # of a line
 _KNN = {
@@ -21,11 +21,11 @@ _SAME = 5e-4  # baselines of several runs that differ by less are drawn once
 _OTHER = ("step", "epoch", "images", "seconds", "lr", "loss", "held_out", "loss_scale", *_KNN)
 
 
-def charts_of(runs: Sequence[Gathered]) -> list[Chart]:
+def charts_of(runs: Sequence[RunData]) -> list[Chart]:
     """Losses, held-out measures and accuracies over epochs; what no run has logged is left out.
 
     Held-out measures of different names have a chart each. Losses of different tasks, whose units differ, are drawn as
-    shares of the first that each run logged, as `patchloom.look.together.curves` does.
+    shares of the first that each run logged, as `patchloom.look.run_curves.draw_run_curves` does.
     """
     charts = [_losses(runs)]
     for measure in dict.fromkeys(run.measure for run in runs):
@@ -38,7 +38,7 @@ def charts_of(runs: Sequence[Gathered]) -> list[Chart]:
     return [_in_words(chart, runs) for chart in charts if chart.lines]
 
 
-def _losses(runs: Sequence[Gathered]) -> Chart:
+def _losses(runs: Sequence[RunData]) -> Chart:
     several = len({run.settings.task["name"] for run in runs}) > 1
     note = "As logged: a loss that falls further is not the better task."
     lines = []
@@ -52,8 +52,8 @@ def _losses(runs: Sequence[Gathered]) -> Chart:
 
 
 def _measured(
-    some: Sequence[Gathered],
-    runs: Sequence[Gathered],
+    some: Sequence[RunData],
+    runs: Sequence[RunData],
     column: str,
     prefix: str,
     title: str,
@@ -99,7 +99,7 @@ def _each_once(lines: Sequence[Curve]) -> list[Curve]:
     return list(kept.values())
 
 
-def _further(runs: Sequence[Gathered], column: str) -> Chart:
+def _further(runs: Sequence[RunData], column: str) -> Chart:
     """Of a metric that a task logs beside its loss, such as the position accuracy in training."""
     lines = []
     if column not in _OTHER and ":" not in column:
@@ -111,7 +111,7 @@ def _further(runs: Sequence[Gathered], column: str) -> Chart:
     return Chart(title, "On the images that are trained on.", lines, percent="accuracy" in column)
 
 
-def _named(run: Gathered, runs: Sequence[Gathered], alone: str) -> str:
+def _named(run: RunData, runs: Sequence[RunData], alone: str) -> str:
     return alone if len(runs) == 1 else run.name
 
 
@@ -122,9 +122,15 @@ def _line(name: str, x: np.ndarray, y: np.ndarray, baseline: bool = False) -> Cu
     return Curve(name, [float(f"{v:.6g}") for v in x[some]], [float(f"{v:.6g}") for v in y[some]], baseline)
 
 
-def _in_words(chart: Chart, runs: Sequence[Gathered]) -> Chart:
+def _in_words(chart: Chart, runs: Sequence[RunData]) -> Chart:
     """Of recordings in their words, where all runs are of these."""
     sound = runs[0].sound
     if any(run.sound is None for run in runs):
         return chart
-    return Chart(in_words(chart.title, sound), in_words(chart.note, sound), chart.lines, chart.percent, chart.along)
+    return Chart(
+        reword_for_sound(chart.title, sound),
+        reword_for_sound(chart.note, sound),
+        chart.lines,
+        chart.percent,
+        chart.along,
+    )

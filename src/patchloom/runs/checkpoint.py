@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.files import interruptibly, remove_leftovers, unwritable, write_whole
-from patchloom.nets.weights import checksum
+from patchloom.nets.checkpoints.format import checksum
+from patchloom.system.files import remove_leftovers, run_interruptibly, write_error, write_whole
 
 _OPTIMIZER = "optimizer."
 _BEST = "best/"  # weights of the best measure, where a run keeps them; no module has such a name
 _LARGE = 2**28  # bytes that take seconds to be written
 
 
-class Damaged(PatchloomError):
+class DamagedCheckpoint(PatchloomError):
     """A checkpoint that is not what was written."""
 
 
@@ -53,15 +53,7 @@ class Checkpoints:
         remove_leftovers(self.last.parent)
 
     def save(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        """Write a checkpoint; at every instant, a whole one is on the disc.
-
-        Args:
-            tensors: what `tensors_of` gave.
-            about: plain values, as JSON has them.
-
-        Raises:
-            PatchloomError: it cannot be written, or what ``check`` raises; what is on the disc stays.
-        """
+        """Write a checkpoint; at every instant, a whole one is on the disc."""
         self.check()
         text = json.dumps(about)
         metadata = {"about": text, "sha256": checksum(tensors, text)}
@@ -73,7 +65,7 @@ class Checkpoints:
                 if sum(one.nbytes for one in tensors.values()) < _LARGE:
                     save_file(tensors, path, metadata)
                 else:
-                    interruptibly(lambda: save_file(tensors, path, metadata))
+                    run_interruptibly(lambda: save_file(tensors, path, metadata))
                 self.check()  # again, since a large one takes a while
                 path.chmod(mode)  # safetensors' own is for nobody else to read
             except SafetensorError as problem:  # which hides the system's number, but not its words
@@ -86,25 +78,18 @@ class Checkpoints:
                 os.replace(self.last, self.before)
             os.replace(fresh, self.last)
         except OSError as problem:
-            raise unwritable(self.last, problem) from problem
+            raise write_error(self.last, problem) from problem
         self._sound = True
 
     def weights(self) -> dict[str, Tensor]:
         """The task's tensors of the newest checkpoint that is sound, or that is too old to have a checksum.
 
         Of a run that ended by ``--patience``, or with it, they are those of its best measure.
-
-        Raises:
-            PatchloomError: there is none.
         """
         return self.newest()[0]
 
     def newest(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """As `weights`, with what is stored beside the tensors.
-
-        Raises:
-            PatchloomError: there is none.
-        """
+        """As `weights`, with what is stored beside the tensors."""
         if not self.there():
             raise PatchloomError(f"{self.last.parent.parent} has no checkpoint yet: let the run train first")
         tensors, about, _ = self.read(unsealed=True)
@@ -122,27 +107,19 @@ class Checkpoints:
         return {}
 
     def read(self, unsealed: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
-        """The tensors and ``about`` of the newest checkpoint that is sound, and a sentence for each that is not.
-
-        Args:
-            unsealed: one without a checksum, as they were before November 2026, will do; it has all weights, but not
-                all that going on needs.
-
-        Raises:
-            PatchloomError: none is sound.
-        """
+        """The tensors and ``about`` of the newest checkpoint that is sound, and a sentence for each that is not."""
         problems: list[str] = []
         for path in (self.last, self.before):
             if not path.exists():
                 continue
             try:
                 tensors, about = _read(path, unsealed)
-            except Damaged as problem:
+            except DamagedCheckpoint as problem:
                 problems.append(str(problem))
                 continue
             self._sound = not problems
             return tensors, about, problems
-        raise Damaged(
+        raise DamagedCheckpoint(
             f"{'; '.join(problems)}: no checkpoint of {self.last.parent.parent} can be used, so restore one from a "
             "copy, or begin again with another --out"
         )
@@ -187,11 +164,7 @@ def whole_weights(task: nn.Module) -> dict[str, Tensor]:
 
 
 def restore(tensors: dict[str, Tensor], task: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Put back what `tensors_of` gave; into any number of processes.
-
-    Raises:
-        PatchloomError: it is of another task or model, or an older version wrote it, which had other names.
-    """
+    """Put back what `tensors_of` gave; into any number of processes."""
     weights = weights_of(tensors)
     # a decoder that began with an authors' file may keep positions, which a fresh one computes
     own = task.state_dict() | {name: one for name, one in task.named_buffers() if name in weights}
@@ -253,10 +226,10 @@ def _read(path: Path, unsealed: bool) -> tuple[dict[str, Tensor], dict[str, Any]
         return tensors, json.loads(found["about"])
     except (OSError, SafetensorError, ValueError) as problem:
         reason = " ".join(str(problem).split())
-        raise Damaged(f"the checkpoint {path} is damaged ({reason})") from problem
+        raise DamagedCheckpoint(f"the checkpoint {path} is damaged ({reason})") from problem
 
 
-def finite(tensors: Iterable[Tensor]) -> bool:
+def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all numbers in this process's parts of ``tensors`` are numbers."""
     return all(bool(_local(one).isfinite().all()) for one in tensors)
 

@@ -8,23 +8,22 @@ from pathlib import Path
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from patchloom.calls import PathLike, checked
+from patchloom.arguments import PathLike, validate_arguments
 from patchloom.errors import PatchloomError
-from patchloom.nets import extra_modules, weights
 from patchloom.nets.build import build_encoder
+from patchloom.nets.checkpoints import format
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.checkpoints.load import load_bare_module, load_bare_weights
+from patchloom.nets.checkpoints.read import is_bare_weights
 from patchloom.nets.heads import Use
-from patchloom.nets.plain import load_plain, plain_module
-from patchloom.nets.states import plain_file
-from patchloom.nets.weights import EncoderCard
-from patchloom.runs.folder import RunFolder
-from patchloom.runs.places import meant, run_around
+from patchloom.runs.folder import RunFolder, run_around, suggest_run
 from patchloom.runs.task import load_task, newest_card
-from patchloom.tasks.code import met
+from patchloom.tasks.custom import is_loaded
 
 _ENCODER = "encoder."
 
 
-def unfinished(source: str | Path) -> RunFolder | None:
+def unfinished_run(source: str | Path) -> RunFolder | None:
     """The folder of a run that has a checkpoint, and no encoder yet; None if ``source`` is anything else."""
     if str(source).startswith("timm:"):
         return None
@@ -39,18 +38,18 @@ def encoder_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_place(source: str | Path) -> None:
-    """Refuse a path at which no encoder can be, with what may have been meant.
-
-    Raises:
-        PatchloomError: nothing is there; a folder that is no run's; or a part of a run that is not its encoder.
-    """
-    if str(source).startswith("timm:") or unfinished(source) is not None:
+    """Refuse a path at which no encoder can be, with what may have been meant."""
+    if str(source).startswith("timm:") or unfinished_run(source) is not None:
         return
     path = Path(source)
     around = run_around(path)
     checkpoint = around is not None and path.parent == around / "checkpoints"
     if checkpoint or not (path / "encoder.safetensors" if path.is_dir() else path).is_file():
-        hint = meant(path) or weights.published_like(source) or "give a run's folder, a .safetensors file or timm:NAME"
+        hint = (
+            suggest_run(path)
+            or format.published_like(source)
+            or "give a run's folder, a .safetensors file or timm:NAME"
+        )
         if (path / "config.yaml").is_file():
             hint = "the run has no checkpoint yet, so let it train first"
             if RunFolder(path).read_summary() is not None:
@@ -59,7 +58,7 @@ def check_place(source: str | Path) -> None:
         raise PatchloomError(f"there is no encoder at {path}: {hint}")
 
 
-@checked
+@validate_arguments
 def load_encoder(source: PathLike, model: str | None = None) -> tuple[VisionTransformer, EncoderCard]:
     """An encoder in eval mode, and its card.
 
@@ -73,8 +72,8 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[VisionTran
     An encoder of recordings is given their pictures, which ``card.sound`` describes: of waveforms [b 1 1 n], int16 or
     float in [-1, 1], of ``card.sound.samples`` at ``card.sound.rate`` a second::
 
-        from patchloom.data import normalize
-        from patchloom.data.sound.features import pictures
+        from patchloom.data.stats import normalize
+        from patchloom.audio.spectrogram import pictures
 
         encoder, card = patchloom.load_encoder("runs/speech-mp3")
         tokens = encoder.forward_features(normalize(pictures(waves, card.sound), card.mean, card.std))
@@ -83,22 +82,22 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[VisionTran
         PatchloomError: nothing of that kind is there, or it cannot be served.
     """
     check_place(source)
-    if plain_file(source):
-        return load_plain(Path(source), model)
+    if is_bare_weights(source):
+        return load_bare_weights(Path(source), model)
     if model is not None:
         raise PatchloomError(
             f"--model is for a file of weights alone, and {source} says itself what it is: leave it out"
         )
-    folder = unfinished(source)
+    folder = unfinished_run(source)
     if folder is None:
-        vit, card = weights.load_encoder(source)
+        vit, card = format.load_encoder_file(source)
         return vit, _with_current_name(card, source)
     settings = folder.read_config()
     tensors, about = folder.checkpoints.newest()
     own = encoder_weights(tensors)
-    weights.refuse_other_sizes(settings.encoder_spec(), own, folder.checkpoints.last)
+    format.refuse_other_sizes(settings.encoder_spec(), own, folder.checkpoints.last)
     vit = build_encoder(settings.encoder_spec())
-    with weights.as_patchloom_wrote(folder.checkpoints.last):
+    with format.expect_intact(folder.checkpoints.last):
         vit.load_state_dict(own, strict=True)
     return vit.eval(), newest_card(folder, settings, about)
 
@@ -112,16 +111,12 @@ def _with_current_name(card: EncoderCard, source: str | Path) -> EncoderCard:
 
 
 def check_model(source: str | Path, model: str | None) -> None:
-    """Refuse a name of a model for what says itself of which model it is.
-
-    Raises:
-        PatchloomError: ``model`` is given, and ``source`` is no file of weights alone.
-    """
-    if model is not None and not plain_file(source):
+    """Refuse a name of a model for what says itself of which model it is."""
+    if model is not None and not is_bare_weights(source):
         raise PatchloomError(f"--model is for a file of weights alone, and {source} is none: leave it out")
 
 
-@checked
+@validate_arguments
 def load_extra_module(source: PathLike, use: Use) -> nn.Module | None:
     """The module beside an encoder that is good for ``use``, in eval mode; None if there is none.
 
@@ -138,14 +133,14 @@ def load_extra_module(source: PathLike, use: Use) -> nn.Module | None:
 
 def named_extra_module(source: str | Path, use: Use) -> tuple[str, nn.Module] | None:
     """As `load_extra_module`, with the name of the file in which it is, or will be when the run is finished."""
-    folder = unfinished(source)
-    if folder is not None and not met(folder.read_config().task["name"]):
+    folder = unfinished_run(source)
+    if folder is not None and not is_loaded(folder.read_config().task["name"]):
         return None  # the class tells which modules there are, and nobody has asked to run its code
     if folder is not None:
         modules = load_task(source).task.extra_modules()
         return next(((f"{name}.safetensors", one.eval()) for name, one in modules.items() if one.use == use), None)
-    if plain_file(source):
-        module = plain_module(Path(source), use)
+    if is_bare_weights(source):
+        module = load_bare_module(Path(source), use)
         return None if module is None else ("instance_head.safetensors", module)
-    module, path = extra_modules.load_extra_module(source, use), extra_modules.extra_module_file(source, use)
+    module, path = format.load_module_file(source, use), format.extra_module_file(source, use)
     return None if module is None or path is None else (path.name, module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import fcntl
 import io
 import json
 import os
@@ -12,26 +13,64 @@ import shutil
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import date
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from patchloom.data import DataLike, Stats, is_object, lasting, named
-from patchloom.data.sources.pattern import is_pattern, is_single
-from patchloom.errors import PatchloomError
-from patchloom.files import append, make_folder, no_link, remove_leftovers, unwritable, write_whole
-from patchloom.hints import conforms, typed_fields
-from patchloom.nets.build import check_options
-from patchloom.nets.build import plain_name as plain_model
+from patchloom.arguments import without_removed
+from patchloom.audio.config import sound_from
+from patchloom.data.sources.glob import is_pattern, is_single
+from patchloom.data.sources.in_memory import DataLike, is_object
+from patchloom.data.sources.open import absolute_name, split_names
+from patchloom.data.stats import Stats
+from patchloom.errors import PatchloomError, conforms, typed_fields
+from patchloom.nets.build import check_model_options
+from patchloom.nets.build import is_model_name as plain_model
 from patchloom.runs.checkpoint import Checkpoints
-from patchloom.runs.places import meant
-from patchloom.runs.record import Record, write_record
-from patchloom.runs.requested import command, differences
-from patchloom.runs.sealed import read_sealed, write_sealed
-from patchloom.runs.settings import Settings
-from patchloom.sides import compact
-from patchloom.sound import sound_from
+from patchloom.runs.checksummed import read_checksummed, write_checksummed
+from patchloom.runs.settings import Settings, command, setting_differences
+from patchloom.runs.training_set import Record, write_record
+from patchloom.sizes import compact
+from patchloom.system.files import append, make_folder, no_link, remove_leftovers, write_error, write_whole
 from patchloom.tasks import TASKS
-from patchloom.tasks.code import Code, is_code, label
+from patchloom.tasks.custom import Code, is_code, label
+
+# What somebody may have meant who named a path that is not a run's folder.
+
+
+_CONFIG = "config.yaml"  # which every run has
+
+
+def run_around(path: str | Path) -> Path | None:
+    """The folder of the run in which a path lies, at most two folders further up; None if it lies in none."""
+    return next((folder for folder in list(Path(path).parents)[:2] if (folder / _CONFIG).is_file()), None)
+
+
+def suggest_run(path: str | Path) -> str:
+    """What may have been meant instead of ``path``, as the end of a sentence; "" if nothing is near.
+
+    That is the run in which it lies, a run that lies in it, or one of nearly the same name.
+    """
+    path = Path(path)
+    with suppress(OSError, ValueError, RecursionError):  # such a path names nothing
+        if path.exists():
+            if (around := run_around(path)) is not None:
+                return f"it is a part of the run {around}, so give {around}"
+            if runs := _runs_in(path):
+                if len(runs) == 1:
+                    return f"the run {runs[0].name} is in it, so give {runs[0]}"
+                listed = ", ".join(run.name for run in runs[:3]) + ", ..." * (len(runs) > 3)
+                return f"{len(runs)} runs are in it ({listed}), so give one of them, such as {runs[0]}"
+            return ""
+        if runs := _runs_in(Path("runs") / path.parent if path.parent == Path() else path.parent):
+            near = get_close_matches(path.name, [run.name for run in runs], n=1)
+            return f"did you mean {next(run for run in runs if run.name == near[0])}?" if near else ""
+    return ""
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    return sorted(inside.parent for inside in folder.glob(f"*/{_CONFIG}")) if folder.is_dir() else []
+
 
 try:
     import fcntl
@@ -57,7 +96,7 @@ _GOES_ON = (
 _NOT_COPIED = ("logs", "earlier", ".lock")
 
 
-class Locked(PatchloomError):
+class FolderLocked(PatchloomError):
     """Another process is at work in a folder."""
 
 
@@ -89,14 +128,10 @@ class RunFolder:
         return os.path.basename(os.path.abspath(self.path))
 
     def holds(self, settings: Settings) -> bool:
-        """Whether a run with the same ``settings`` is there already and may be resumed.
-
-        Raises:
-            PatchloomError: it holds a run with other settings, or something that is no run.
-        """
+        """Whether a run with the same ``settings`` is there already and may be resumed."""
         if self.requested.exists():
             became = self.read_config().plain() if self.config.exists() else {}
-            different = differences(read_sealed(self.requested), settings, became, self.path)
+            different = setting_differences(self.read_requested(), settings, became, self.path)
             if different:
                 more = f"; and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
                 finished = "holds a run" if self.read_summary() is None else "holds a finished run"
@@ -116,12 +151,7 @@ class RunFolder:
         return False
 
     def lock(self) -> None:
-        """Keep other processes from training in this folder, until this one ends.
-
-        Raises:
-            Locked: another one is training there.
-            PatchloomError: the folder was replaced meanwhile, or its lock is a link.
-        """
+        """Keep other processes from training in this folder, until this one ends."""
         with suppress(OSError):  # read-only, or a file system without locks: what is written next will tell
             self._lock = open(self.path / ".lock", "w", opener=no_link)
             if fcntl is None:
@@ -130,7 +160,7 @@ class RunFolder:
                 # such a lock is not inherited by processes that read images, and ends with this process
                 fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
-                raise Locked(
+                raise FolderLocked(
                     f"another process is training in {self.path}: wait for its end, or choose another folder with --out"
                 ) from None
         self.check_lock()
@@ -142,11 +172,7 @@ class RunFolder:
             self._lock = None
 
     def check_lock(self) -> None:
-        """Before something is written: make sure that this is still the folder that was locked, if one was.
-
-        Raises:
-            PatchloomError: it, or the lock in it, was removed, moved or replaced.
-        """
+        """Before something is written: make sure that this is still the folder that was locked, if one was."""
         if self._lock is None:
             return
         try:
@@ -179,9 +205,6 @@ class RunFolder:
         """Store what was asked for, what it was resolved to and why, and what was measured of the data.
 
         Also which images are held out, and the record of those that are not.
-
-        Raises:
-            PatchloomError: the folder cannot be written, or another process has begun a run there.
         """
         notes = "".join(f"# {name}: {why}\n" for name, why in reasons.items())
         found = {"mean": list(stats.mean), "std": list(stats.std), "height": stats.height, "width": stats.width}
@@ -195,10 +218,10 @@ class RunFolder:
                 f"another process has begun a run in {self.path} meanwhile: run the same command again, or choose "
                 "another folder with --out"
             )
-        write_sealed(self.requested, asked.plain())  # first: it marks the folder as ours
-        write_sealed(self.path / "data.yaml", found)
+        write_checksummed(self.requested, asked.plain())  # first: it marks the folder as ours
+        write_checksummed(self.path / "data.yaml", found)
         write_record(record, self.trained_on)
-        write_sealed(self.config, settings.plain(), f"# What auto became, and why:\n{notes}\n")
+        write_checksummed(self.config, settings.plain(), f"# What auto became, and why:\n{notes}\n")
 
     def kept_end(self, epochs: float) -> Path:
         """Return the folder that keeps the finished run of ``epochs`` once it is trained on."""
@@ -213,9 +236,6 @@ class RunFolder:
         """Move the results of a finished run to `kept_end`, a whole run, and leave what training on needs.
 
         A process that is killed on the way leaves the finished run, or what the same call completes.
-
-        Raises:
-            PatchloomError: the disc is full, or the folder cannot be written.
         """
         kept = self.kept_end(epochs)
         part, old = kept.with_name(f".{kept.name}.part"), kept.with_name(f".{kept.name}.old")
@@ -239,52 +259,43 @@ class RunFolder:
                 if one.name not in (*_GOES_ON, *_NOT_COPIED) and not one.name.startswith("."):
                     shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
         except (OSError, shutil.Error) as problem:
-            raise unwritable(kept, problem) from problem
+            raise write_error(kept, problem) from problem
 
     def rewrite(self, name: str, value: Any, effective_epochs: float | None = None) -> None:
-        """Change a setting of the stored configuration: the run goes on with it from now on.
-
-        Args:
-            name, value: of the setting.
-            effective_epochs: of the whole run, if they change.
-        """
+        """Change a setting of the stored configuration: the run goes on with it from now on."""
         self.check_lock()
         before = self.read_config().plain()
         lines = [line for line in self.config.read_text("utf-8").splitlines()[1:] if line.startswith("# ")]
         lines.append(f"# {name}: was {before[name]!r} until {date.today()}")
         if effective_epochs is not None:
-            write_sealed(self.path / "data.yaml", {**self.read_data(), "effective_epochs": effective_epochs})
-        write_sealed(self.config, before | {name: value}, "\n".join([*lines, "", ""]))  # last: it decides
+            write_checksummed(self.path / "data.yaml", {**self.read_data(), "effective_epochs": effective_epochs})
+        write_checksummed(self.config, before | {name: value}, "\n".join([*lines, "", ""]))  # last: it decides
 
     def read_config(self) -> Settings:
-        """The resolved settings.
-
-        Raises:
-            PatchloomError: the folder holds no run, or its configuration cannot be read.
-        """
+        """The resolved settings."""
         if not self.config.exists():
-            why = meant(self.path) or f"{self.config.name} is missing"
+            why = suggest_run(self.path) or f"{self.config.name} is missing"
             raise PatchloomError(f"{self.path} is not the folder of a run: {why}")
-        values = read_sealed(self.config)
+        values = without_removed(read_checksummed(self.config))
         try:
             return _settings_from(values)
         except (AttributeError, TypeError, KeyError, IndexError, ValueError, PatchloomError) as problem:
             raise PatchloomError(f"{self.config} is not a configuration that patchloom wrote: {problem}") from problem
 
+    def read_requested(self) -> dict[str, Any]:
+        """Return the settings that the user asked for, as plain values."""
+        return without_removed(read_checksummed(self.requested))
+
     def command(self) -> str:
         """Return the command by which the run goes on, without ``--epochs``; "" where there is none."""
-        asked, data = read_sealed(self.requested), self.read_config().data
+        asked, data = self.read_requested(), self.read_config().data
         usual = usual_folder(data, asked["task"]["name"], asked.get("recipe"))
         return command(asked, data, None if self.path == usual else self.path)
 
     def read_data(self) -> dict[str, Any]:
-        """What was measured of the data when the run began.
-
-        Raises:
-            PatchloomError: it cannot be read.
-        """
+        """What was measured of the data when the run began."""
         path = self.path / "data.yaml"
-        found = read_sealed(path)
+        found = read_checksummed(path)
         if missing := {"mean", "std", "height", "width", "sampled", "fingerprint"} - found.keys():
             raise PatchloomError(f"{path} lacks {min(missing)}: is it whole?")
         try:
@@ -297,11 +308,7 @@ class RunFolder:
         return found
 
     def read_stats(self) -> Stats:
-        """The statistics of the training data, as far as they are stored.
-
-        Raises:
-            PatchloomError: they cannot be read.
-        """
+        """The statistics of the training data, as far as they are stored."""
         found = self.read_data()
         numbers = tuple(found["mean"]), tuple(found["std"]), found["height"], found["width"], found["sampled"]
         return Stats(*numbers, [], sound=sound_from(found.get("sound")))
@@ -342,11 +349,7 @@ class RunFolder:
 
 
 def _settings_from(values: dict[str, Any]) -> Settings:
-    """Resolved settings, checked: whoever wrote the file may have put anything there.
-
-    Raises:
-        PatchloomError, LookupError, TypeError, ValueError: something that no run stores.
-    """
+    """Resolved settings, checked: whoever wrote the file may have put anything there."""
     settings = Settings(**typed_fields(Settings, values))
     if "auto" in (settings.img_size, settings.patch_size):
         raise ValueError("a size is auto")
@@ -355,7 +358,7 @@ def _settings_from(values: dict[str, Any]) -> Settings:
     model, task = settings.model["name"], settings.task["name"]
     if not (isinstance(task, str) and plain_model(str(model).replace("-", "_"))):
         raise ValueError(f"the task {str(task)[:40]!r} or the model {str(model)[:40]!r} has no name")
-    check_options({name: value for name, value in settings.model.items() if name != "name"})
+    check_model_options({name: value for name, value in settings.model.items() if name != "name"})
     if is_code(task) and task not in TASKS and Code.of(task).somewhere and not Code.of(task).digest:
         raise ValueError(f"the task {task[:80]!r} has no digest")
     return settings
@@ -401,16 +404,16 @@ def write_metrics(path: Path, rows: list[dict[str, str]]) -> None:
 
 def usual_folder(data: DataLike, task: str, recipe: str | None = None) -> Path:
     """Return the folder of a run that is given no other."""
-    return Path("runs") / f"{plain_name(data)}-{recipe or label(task)}"
+    return Path("runs") / f"{data_slug(data)}-{recipe or label(task)}"
 
 
-def plain_name(data: DataLike) -> str:
+def data_slug(data: DataLike) -> str:
     """What data is called in file names."""
-    if len(names := named(lasting(data) if is_object(data) else data)) > 1:
+    if len(names := split_names(absolute_name(data) if is_object(data) else data)) > 1:
         if all(map(is_single, map(str, names))):
-            return plain_name(os.path.commonpath([os.path.dirname(os.path.abspath(one)) for one in names]))
+            return data_slug(os.path.commonpath([os.path.dirname(os.path.abspath(one)) for one in names]))
         more = len(names) - _NAMED_SOURCES
-        return "-".join([*map(plain_name, names[:_NAMED_SOURCES]), *[f"and-{more}-more"] * (more > 0)])
+        return "-".join([*map(data_slug, names[:_NAMED_SOURCES]), *[f"and-{more}-more"] * (more > 0)])
     path = Path(str(names[0]).partition("@")[0].removesuffix(".tar"))  # cifar10@ROOT is cifar10
     if is_pattern(str(path)):  # photos/**/*.png is photos, frames_*.jpg is frames_
         path = Path(re.split(r"[*?[{]", str(path))[0])

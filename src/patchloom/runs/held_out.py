@@ -8,14 +8,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from patchloom.data import Source, comparable, copies_among, copies_sentence
-from patchloom.data.splits import MAX_HELD_OUT, apart, choose, share_to_hold_out
+from patchloom.data.duplicates import comparable, copies_among, copies_sentence
+from patchloom.data.source import Source
+from patchloom.data.splits import MAX_HELD_OUT, choose_indices, default_held_out_share, split_off
 from patchloom.errors import PatchloomError
-from patchloom.nets.weights import is_ours, read_card, weights_file
-from patchloom.runs.encoder import unfinished
+from patchloom.nets.checkpoints.format import is_encoder_file, read_encoder_card, weights_file
+from patchloom.runs.encoder import unfinished_run
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.record import Record, digest_of_record, no_record, read_record
 from patchloom.runs.settings import Settings
+from patchloom.runs.training_set import Record, digest_of_record, no_record, read_record
 
 _WORDS = {"trained": "were trained on", "unknown": "may have been trained on"}
 
@@ -40,7 +41,7 @@ class HeldOut(NamedTuple):
 
     def parts(self, source: Source) -> tuple[Source, Source]:
         """The images to train on, and those that are held out."""
-        return apart(source, self.indices, self.copies)
+        return split_off(source, self.indices, self.copies)
 
     @property
     def named(self) -> str:
@@ -74,14 +75,11 @@ def choose_held_out(asked: Settings, source: Source) -> tuple[HeldOut, Record]:
     """The images that a run holds out of ``source``, and the record of what it and those before it train on.
 
     They are images that no run before it trained on, as long as there are such images, and perhaps fewer than asked.
-
-    Raises:
-        PatchloomError: fewer than 2 images; or ``from_run`` or ``init`` is not there, or its record is damaged.
     """
     before, start = _record_before(asked), " and ".join(asked.weights_before)
     contents = source.contents()
     known = not before.unknown and contents is not None and comparable(contents, before.contents)
-    indices, copies = choose(source, wanted(asked, source), split_seed(asked), before.contents)
+    indices, copies = choose_indices(source, held_out_count(asked, source), split_seed(asked), before.contents)
     found = HeldOut(indices, copies, "", start, contents is not None)
     if contents is not None and np.isin(contents[indices], before.contents).any():
         found = found._replace(doubt="trained")
@@ -100,16 +98,12 @@ def stored_held_out(folder: RunFolder, settings: Settings, source: Source) -> He
     if "held_out" in found:
         indices, copies = (np.array(found[name], np.int64) for name in ("held_out", "held_out_copies"))
         return HeldOut(indices, copies, found["held_out_doubt"], start, found.get("held_out_looked", True))
-    drawn = choose(source, wanted(settings, source), split_seed(settings), exact=False)
+    drawn = choose_indices(source, held_out_count(settings, source), split_seed(settings), exact=False)
     return HeldOut(*drawn, "unknown" if start else "", start, looked=False)
 
 
 def unchanged_held_out(run: Path, source: Source) -> HeldOut:
-    """Return what a run holds out of ``source``, whose indices mean nothing once its images have changed.
-
-    Raises:
-        PatchloomError: the images are not those with which the run was begun.
-    """
+    """Return what a run holds out of ``source``, whose indices mean nothing once its images have changed."""
     folder = RunFolder(run)
     if source.fingerprint() != folder.read_data()["fingerprint"]:
         raise PatchloomError(
@@ -124,10 +118,10 @@ def own_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldO
     if source.fingerprint() == folder.read_data()["fingerprint"]:
         return stored_held_out(folder, settings, source)
     record = read_record(folder.trained_on) or no_record()
-    return HeldOut(*choose(source, wanted(settings, source), split_seed(settings), record.contents))
+    return HeldOut(*choose_indices(source, held_out_count(settings, source), split_seed(settings), record.contents))
 
 
-def doubt_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
+def note_test_overlap(folder: RunFolder, settings: Settings, test: Source) -> str:
     """What keeps test images that data brings from being new to a run: sentences after a space; "" if nothing does."""
     record, start = read_record(folder.trained_on), " and ".join(settings.weights_before)
     doubt = "" if record is None else copies_sentence(test, record.contents)
@@ -137,23 +131,14 @@ def doubt_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
 
 
 def record_of(source: str | Path) -> Record | None:
-    """Return the record of what an encoder was trained on; None if there is none.
-
-    Args:
-        source: as `patchloom.runs.encoder.load_encoder` takes it.
-    """
-    if unfinished(source) is not None:
+    """Return the record of what an encoder was trained on; None if there is none."""
+    if unfinished_run(source) is not None:
         return read_record(RunFolder(source).trained_on)
     return None if str(source).startswith("timm:") else _record_beside(weights_file(source))
 
 
 def seen_in_pretraining(source: str | Path, test: Source) -> str:
-    """Return the sentence on test images that an encoder was trained on, after a space; "" if none are known.
-
-    Args:
-        source: as `patchloom.runs.encoder.load_encoder` takes it.
-        test: the images.
-    """
+    """Return the sentence on test images that an encoder was trained on, after a space; "" if none are known."""
     record = record_of(source)
     seen = None if record is None else copies_among(test, record.contents)
     if not seen:
@@ -162,9 +147,9 @@ def seen_in_pretraining(source: str | Path, test: Source) -> str:
     return f" {were}: scores say less about new {test.noun} until they are left out of it."
 
 
-def wanted(settings: Settings, source: Source) -> int:
+def held_out_count(settings: Settings, source: Source) -> int:
     """How many images of ``source`` are to be held out."""
-    share = share_to_hold_out(len(source))[0] if settings.held_out == "auto" else settings.held_out
+    share = default_held_out_share(len(source))[0] if settings.held_out == "auto" else settings.held_out
     return min(round(share * len(source)), MAX_HELD_OUT)
 
 
@@ -177,7 +162,7 @@ def with_share(settings: Settings, n: int) -> tuple[Settings, dict[str, str]]:
     """Settings that say which share of ``n`` images is held out, and the reason, by ``held_out``, where it was auto."""
     if settings.held_out != "auto":
         return settings, {}
-    share, why = share_to_hold_out(n)
+    share, why = default_held_out_share(n)
     return replace(settings, held_out=share), {"held_out": why}
 
 
@@ -204,7 +189,11 @@ def _known_again(asked: Settings, contents: np.ndarray, before: Record) -> bool:
 def _record_beside(encoder: Path) -> Record | None:
     """The record of an encoder's file; another one's may lie there, too."""
     path = RunFolder(encoder.parent).trained_on
-    if not is_ours(encoder) or not (digest := read_card(encoder).trained_on) or digest != digest_of_record(path):
+    if (
+        not is_encoder_file(encoder)
+        or not (digest := read_encoder_card(encoder).trained_on)
+        or digest != digest_of_record(path)
+    ):
         return None
     return read_record(path)
 

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from patchloom.calls import plain
-from patchloom.data import DataLike, Source, lasting
-from patchloom.data.randaugment import MAX_MAGNITUDE
-from patchloom.data.sound.hearing import for_the_other_kind
-from patchloom.errors import PatchloomError
-from patchloom.hints import check, conforms
-from patchloom.nets.build import EncoderSpec, PositionKind, check_options
-from patchloom.recipes import recipe_named
-from patchloom.sides import PatchSize, both, compact, in_pixels
-from patchloom.sound import Features, Sound
+from patchloom.arguments import to_plain_value, unknown_option_error
+from patchloom.audio.config import FeatureKind, Sound
+from patchloom.audio.requirements import wrong_kind_error
+from patchloom.data.augment import MAX_MAGNITUDE
+from patchloom.data.source import Source
+from patchloom.data.sources.in_memory import DataLike, is_object_name
+from patchloom.data.sources.open import absolute_name
+from patchloom.errors import PatchloomError, check_type, conforms
+from patchloom.nets.build import EncoderSpec, PositionKind, check_model_options
+from patchloom.recipes import recipe_named, recipe_names
+from patchloom.sizes import PatchSize, compact, in_pixels, to_pair
 from patchloom.tasks import AUTO, task_name, usual_task, with_defaults
-from patchloom.tasks.code import label
-from patchloom.typos import no_option
+from patchloom.tasks.custom import Code, is_code, is_loaded, label, only_here, refuse_changed
 
 Auto = Literal["auto"]
 # what verbs take for a task in Python: a name, the place of a class, a class, or a dict of one of these and options
 TaskLike = str | type[Any] | Mapping[str, Any]
 # of processes, threads and pixels more are a slip of the keyboard, and would bring a machine down
-_MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "channels": 2**16}
+_MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "channels": 2**16}
 _MAX |= {"epochs": 2**31 - 1, "minutes": 10**6, "seconds": 3600, "rate": 10**6, "bins": 4096}
 _MAX_SIDE = 2**16
 _RANDAUGMENT_STD = 0.5
 _OF_SOUND = ("seconds", "rate", "features", "bins")
 _OF_IMAGES = ("img_size", "channels", "crop_scale", "flip", "randaugment", "normalization")
-LAUNCH = ("devices", "nodes", "strategy", "log")  # with which settings a run may go on as it likes
+LAUNCH = ("devices", "strategy", "log")  # with which settings a run may go on as it likes
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,6 @@ class Settings:
             which their shorter side is reduced where it is longer.
         device: what computes; auto takes a GPU where there is one.
         devices: processes on each machine, with a device each; auto is what torchrun or SLURM started, else 1.
-        nodes: machines that train together.
         strategy: ddp, or fsdp, which keeps weights, gradients and moments in parts between steps.
         precision: of matrix products: float32, bfloat16 where they gain from it, or float16, for GPUs that have no
             bfloat16 (weights stay float32).
@@ -133,7 +135,7 @@ class Settings:
     randaugment_std: float = _RANDAUGMENT_STD
     seconds: float = Sound.seconds
     rate: int = Sound.rate
-    features: Features = Sound.features
+    features: FeatureKind = Sound.features
     bins: int = Sound.bins
     held_out: float | Auto = "auto"
     knn_k: int = 20
@@ -144,7 +146,6 @@ class Settings:
     cache: Literal["none", "whole"] | int = "none"
     device: Literal["cpu", "cuda", "mps"] | Auto = "auto"
     devices: int | Auto = "auto"
-    nodes: int = 1
     strategy: Literal["ddp", "fsdp"] = "ddp"
     precision: Literal["float32", "bfloat16", "float16"] | Auto = "auto"
     teacher_precision: Literal["same", "bfloat16"] = "same"
@@ -163,12 +164,8 @@ class Settings:
     seed: int = 0
 
     def check(self) -> None:
-        """Refuse what cannot be meant.
-
-        Raises:
-            PatchloomError: a number out of its range.
-        """
-        least = {"batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1, "devices": 1, "nodes": 1}
+        """Refuse what cannot be meant."""
+        least = {"batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1, "devices": 1}
         least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0, "halve_every": 0}
         least |= {"rate": 1000, "bins": 1, "patience": 1, "train_blocks": 0, "knn_k": 1, "knn_gallery": 2}
         for name, bound in least.items():
@@ -206,7 +203,7 @@ class Settings:
             raise PatchloomError("--randaugment_std changes nothing without --randaugment: give --randaugment 9, too")
         for name in ("img_size", "patch_size"):
             size = getattr(self, name)
-            if size != "auto" and not 1 <= min(both(size)) <= max(both(size)) <= _MAX_SIDE:
+            if size != "auto" and not 1 <= min(to_pair(size)) <= max(to_pair(size)) <= _MAX_SIDE:
                 raise PatchloomError(f"--{name} must be positive and {_MAX_SIDE} or less, not {in_pixels(size)}")
         if self.from_run is not None and self.init is not None:
             raise PatchloomError("--from and --init both say with which weights to begin: give one of them")
@@ -221,26 +218,18 @@ class Settings:
         return Sound(self.rate, self.seconds, self.features, self.bins)
 
     def check_kind(self, source: Source) -> None:
-        """Refuse settings of recordings where ``source`` holds images, and the other way round.
-
-        Raises:
-            PatchloomError: one was given that would change nothing.
-        """
+        """Refuse settings of recordings where ``source`` holds images, and the other way round."""
         usual = {field.name: field.default for field in fields(self)}
         for name in _OF_SOUND if source.sound is None else _OF_IMAGES:
             if getattr(self, name) != usual[name]:
-                raise for_the_other_kind(name, source)
+                raise wrong_kind_error(name, source)
         if source.sound is not None and isinstance(self.cache, int) and not isinstance(self.cache, bool):
             raise PatchloomError(
                 f"--cache {self.cache} is a size of images, and {source.name} holds recordings: --cache whole"
             )
 
     def check_cache(self, crop: tuple[int, int]) -> None:
-        """Refuse to keep fewer pixels than the task's crops have (h, w), which may be larger than its images.
-
-        Raises:
-            PatchloomError: the sides to which images are reduced would have to be enlarged again.
-        """
+        """Refuse to keep fewer pixels than the task's crops have (h, w), which may be larger than its images."""
         if isinstance(self.cache, int) and self.cache < max(crop):
             raise PatchloomError(
                 f"--cache {self.cache} keeps too few pixels, since {label(self.task['name'])} takes crops of "
@@ -273,27 +262,23 @@ def why_task(data: DataLike, task: TaskLike, recipe: str | None = None) -> dict[
 
 
 def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Settings:
-    """The settings that a user asked for.
-
-    Raises:
-        PatchloomError: an unknown setting, or a value of another type.
-    """
+    """The settings that a user asked for."""
     known = [field.name for field in fields(Settings)]
     for name in settings:
         part, _, inner = name.partition(".")
         if inner and part in ("model", "task"):
             raise PatchloomError(f"--{name} is given in Python as {part}={{'name': ..., {inner!r}: ...}}")
         if name not in known:
-            raise no_option(name, known, "patchloom pretrain --help all lists them")
+            raise unknown_option_error(name, known, "patchloom pretrain --help all lists them")
     given = dict(settings)
     chosen = dict(task) if isinstance(task, Mapping) else {"name": task}
     model = given.pop("model", {})
     if not conforms(model, str | dict[str, Any]):
         raise PatchloomError(f"--model cannot be {model}: it takes a name, or a dict of a name and sizes")
     model = {"name": model} if isinstance(model, str) else model
-    check_options({name: value for name, value in model.items() if name != "name"})
+    check_model_options({name: value for name, value in model.items() if name != "name"})
     if given.get("recipe") is not None:
-        check("recipe", given["recipe"], str)
+        check_type("recipe", given["recipe"], str)
         named = {**chosen, "name": task_name(chosen.get("name", AUTO))}
         left = recipe_named(given["recipe"]).beside({**given, "task": named, "model": model})
         chosen, model = {**chosen, **left.pop("task")}, {**model, **left.pop("model")}
@@ -307,7 +292,7 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
         given["img_size"] = (size, size)
     for name in ("img_size", "patch_size", "betas"):
         if isinstance(given.get(name), list | tuple):
-            given[name] = tuple(map(plain, given[name]))
+            given[name] = tuple(map(to_plain_value, given[name]))
     size = given.get("patch_size", "auto")
     if conforms(size, tuple[int, int]):
         given["patch_size"] = compact(size)
@@ -323,9 +308,94 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
     options = with_defaults(chosen)
     if options.get("features_of") is not None and Path(options["features_of"]).exists():
         options["features_of"] = str(Path(options["features_of"]).absolute())
-    asked = Settings(data=lasting(data), task=options, model={"name": "auto", **model}, **given)
+    asked = Settings(data=absolute_name(data), task=options, model={"name": "auto", **model}, **given)
     hints = get_type_hints(Settings)
     for name in known:
-        check(name, getattr(asked, name), hints[name])
+        check_type(name, getattr(asked, name), hints[name])
     asked.check()
     return asked
+
+
+# Whether what is asked for is what a run was begun with.
+
+
+# Defaults of versions that did not know auto there, of settings and of options of a task. What auto became, the run has
+# stored, so the same command means the same run.
+_BEFORE_AUTO = {"held_out": 0.05, "weight_decay": 0.05}
+_AUTO_SINCE_RECIPES = {"crop_scale": 0.2}  # of versions with recipes, and before
+_OPTIONS_BEFORE_AUTO = {"loss": "byol", "momentum": 0.996}
+
+
+def command(asked: dict[str, Any], data: str | list[str], out: Path | None) -> str:
+    """Return the command of a run without its epochs, for a shell; "" where there is none, as of data in memory."""
+    task, model = asked["task"], asked["model"]
+    if is_object_name(data) or only_here(task["name"]):
+        return ""
+    recipe = recipe_named(asked["recipe"]).settings if asked.get("recipe") in recipe_names() else {}
+    usual = Settings("").plain() | {name: one for name, one in recipe.items() if not isinstance(one, Mapping)}
+    words = (
+        []
+        if recipe or task["name"] == usual_task(data)[0]
+        else [f"--task={Code.of(task['name']).typed if is_code(task['name']) else task['name']}"]
+    )
+    for owner, given, defaults in (("task", task, with_defaults({"name": task["name"]})), ("model", model, {})):
+        its = {**defaults, "name": "auto" if owner == "model" else task["name"], **recipe.get(owner, {})}
+        for name, value in given.items():
+            if value != its.get(name):
+                words.append(f"--{owner}={value}" if name == "name" else f"--{owner}.{name}={_word(value)}")
+    for name, value in asked.items():
+        if name not in ("data", "task", "model", "epochs", "minutes") and value != usual.get(name):
+            sizes = name in ("img_size", "patch_size") and value != "auto"
+            said = in_pixels(compact(value)) if sizes else _word(value)
+            words.append(f"--{'from' if name == 'from_run' else name}={said}")
+    if out is not None:
+        words.append(f"--out={out}")
+    words = [part for word in words for part in word.split("=", 1)]
+    return shlex.join(["patchloom", "pretrain", *(data if isinstance(data, list) else [data]), *words])
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def setting_differences(requested: dict[str, Any], settings: Settings, became: dict[str, Any], run: Path) -> list[str]:
+    """'name: was A, now B' for every setting that differs from those with which a run was begun."""
+    before, now = Settings("").plain() | requested, settings.plain()
+    refuse_changed(before["task"].get("name", ""), now["task"]["name"], run)
+    for one in (before, now):
+        # options that are gone are named as differences; nobody has asked to run the code of another's run
+        with suppress(PatchloomError):
+            one["task"] = with_defaults(one["task"]) if is_loaded(one["task"].get("name", "")) else one["task"]
+    if "recipe" not in requested:  # else a version that knows auto wrote it, and somebody gave the value
+        _as_auto(before, now, _BEFORE_AUTO)
+        _as_auto(before["task"], now["task"], _OPTIONS_BEFORE_AUTO)
+    _as_auto(before, now, _AUTO_SINCE_RECIPES)
+    for name in (*LAUNCH, "recipe"):  # it may go on with other devices; a recipe is what it sets
+        before[name] = now[name]
+    return _differences(before, now, became)
+
+
+def _as_auto(before: dict[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Make auto of what was at its default ``before``, where it is auto ``now``."""
+    for name, was in defaults.items():
+        if name in before and before[name] == was and now.get(name) == "auto":
+            before[name] = "auto"
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any], became: dict[str, Any], prefix: str = "") -> list[str]:
+    """The sentences of `setting_differences`.
+
+    One that is now what its ``auto`` had become is the same. The options of another task, or of another model, are not
+    named one by one.
+    """
+    if prefix and before.get("name") != now.get("name") and became.get("name") != now.get("name"):
+        return [f"{prefix.rstrip('.')}: was {before.get('name')}, now {now.get('name')}"]
+    found = []
+    for name in sorted({*before, *now}, key=lambda name: (name != "data", name)):
+        a, b, resolved = before.get(name), now.get(name), became.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(a, b, resolved if isinstance(resolved, dict) else {}, f"{prefix}{name}.")
+        elif a != b and not (a == "auto" and b == resolved):
+            a, b = (in_pixels(one) if name == "patch_size" else one for one in (a, b))
+            found.append(f"{prefix}{name}: was {a}, now {b}")
+    return found

@@ -10,36 +10,30 @@ from typing import Any, NamedTuple
 
 from timm.models.vision_transformer import VisionTransformer
 
-from patchloom.data import Stats
-from patchloom.data.randaugment import RandAugment
-from patchloom.data.sound.excerpts import for_recordings
+from patchloom.audio.augment import for_recordings
+from patchloom.audio.config import GREY, SIXTH, Sound
+from patchloom.data.augment import RandAugment
+from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
-from patchloom.memory import Affordable
 from patchloom.nets.build import build_encoder
-from patchloom.nets.last_blocks import train_last_blocks
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.finetune import train_last_blocks
 from patchloom.nets.native import missing
 from patchloom.nets.native.blocks import use_native
-from patchloom.nets.online import from_cache_alone
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention
 from patchloom.nets.teacher import use_half_without_grad
-from patchloom.nets.weights import EncoderCard
 from patchloom.runs.checkpoint import is_best, restore
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings, TaskLike
-from patchloom.sound import GREY, SIXTH, Sound
+from patchloom.system.hardware import MemoryGuard
+from patchloom.system.network import from_cache_alone
 from patchloom.tasks import build_task, task_name
-from patchloom.tasks.code import Code, label, refuse_untyped, same_task
+from patchloom.tasks.custom import Code, label, refuse_untyped, same_task
 from patchloom.tasks.task import Task
 
 
 def run_card(settings: Settings, stats: Stats, name: str) -> EncoderCard:
-    """What belongs to the encoder of a run.
-
-    Args:
-        settings: resolved.
-        stats: by whose mean and deviation its images are normalised.
-        name: what the encoder is called in reports.
-    """
+    """What belongs to the encoder of a run."""
     task = label(settings.task["name"])
     return EncoderCard(settings.encoder_spec(), stats.mean, stats.std, task, name, sound=stats.sound)
 
@@ -49,18 +43,9 @@ def prepare_task(
     stats: Stats,
     begin: Callable[[VisionTransformer], None] | None = None,
 ) -> Task:
-    """A fresh task by resolved settings, with the attention form and the kernels that they name.
-
-    Args:
-        settings: resolved.
-        stats: by whose mean and deviation its images are normalised, and how recordings become images.
-        begin: is given the encoder before the task is built around it, and may put weights into it.
-
-    Raises:
-        PatchloomError: the model needs more memory than there is, or the settings do not fit the task.
-    """
+    """A fresh task by resolved settings, with the attention form and the kernels that they name."""
     # what a GPU lacks it tells itself; of blocks that stay as they are there is neither gradient nor moment
-    affordable = Affordable(4 if settings.device == "cpu" and settings.train_blocks is None else 1)
+    affordable = MemoryGuard(4 if settings.device == "cpu" and settings.train_blocks is None else 1)
     with affordable:
         vit = build_encoder(settings.encoder_spec())
     if begin is not None:
@@ -122,7 +107,7 @@ def unknown_stats(channels: int, sound: Sound | None = None) -> Stats:
     return Stats((GREY,), (SIXTH,), *sound.size, 0, [], sound=heard)
 
 
-class Loaded(NamedTuple):
+class LoadedTask(NamedTuple):
     """A run's task with its weights, the card of its encoder, its settings, its folder, and where it is.
 
     Of ``about``, what the checkpoint keeps beside its tensors, ``step`` is the number of steps done; of which step the
@@ -136,16 +121,8 @@ class Loaded(NamedTuple):
     about: dict[str, Any]
 
 
-def load_task(run: str | Path, task: TaskLike | None = None) -> Loaded:
-    """The task of a run in eval mode, as its last checkpoint has it.
-
-    Args:
-        run: its folder.
-        task: the class, or its place, if it is to be another one than that of which the run tells.
-
-    Raises:
-        PatchloomError: no run there, a damaged checkpoint, or a class that is not there or has changed.
-    """
+def load_task(run: str | Path, task: TaskLike | None = None) -> LoadedTask:
+    """The task of a run in eval mode, as its last checkpoint has it."""
     folder = RunFolder(run)
     settings = folder.read_config()
     settings = replace(settings, task=settings.task | {"name": _found_again(folder, settings.task["name"], task)})
@@ -154,20 +131,11 @@ def load_task(run: str | Path, task: TaskLike | None = None) -> Loaded:
         prepared = prepare_task(settings, folder.read_stats())
     weights, about = folder.checkpoints.newest()
     restore(weights, prepared)
-    return Loaded(prepared.eval(), newest_card(folder, settings, about), settings, folder, about)
+    return LoadedTask(prepared.eval(), newest_card(folder, settings, about), settings, folder, about)
 
 
 def newest_card(folder: RunFolder, settings: Settings, about: Mapping[str, Any]) -> EncoderCard:
-    """The card of a run's encoder as a checkpoint has it; of a run that is not finished, name and note say so.
-
-    Args:
-        folder: of the run.
-        settings: resolved.
-        about: what the checkpoint keeps beside its tensors.
-
-    Raises:
-        PatchloomError: what was measured of the data cannot be read.
-    """
+    """The card of a run's encoder as a checkpoint has it; of a run that is not finished, name and note say so."""
     card = run_card(settings, folder.read_stats(), folder.name)
     if folder.encoder.exists():
         return card
@@ -187,20 +155,13 @@ def step_of_weights(about: Mapping[str, Any]) -> int:
     """How many steps were done when the weights were there that `Checkpoints.newest` gives.
 
     Once the training of a run with ``--patience`` has ended, it is the step of its best measure, not the last one.
-
-    Args:
-        about: what the checkpoint keeps beside its tensors.
     """
     step: int = about["best"]["step"] if is_best(about) else about["step"]
     return step
 
 
 def _found_again(folder: RunFolder, stored: str, task: TaskLike | None) -> str:
-    """The name of a run's task: ``stored``, if the user has named it already, or that of the class given instead.
-
-    Raises:
-        PatchloomError: the run names code that nobody has typed, since it may come from a stranger.
-    """
+    """The name of a run's task: ``stored``, if the user has named it already, or that of the class given instead."""
     if task is None:
         refuse_untyped(stored, folder.path)
         return stored

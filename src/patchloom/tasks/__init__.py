@@ -7,11 +7,10 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
-from patchloom.errors import PatchloomError
-from patchloom.hints import check, hint_of, listing, suggestion
-from patchloom.tasks.code import full_name, is_code, label, load
+from patchloom.errors import PatchloomError, check_type, hint_of, listing, suggestion
+from patchloom.tasks.custom import full_name, is_code, label, load
 
-if TYPE_CHECKING:  # listing the tasks must not import torch
+if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
 
     from patchloom.tasks.task import Task
@@ -114,14 +113,7 @@ def usual_task(data: object) -> tuple[str, str]:
 
 
 def task_name(task: str | type) -> str:
-    """The name by which a run finds a task again: that of the list, or the place of its class with a digest.
-
-    Args:
-        task: a name of the list, the place of a class (``FILE.py:CLASS``, ``MODULE:CLASS``), or a class.
-
-    Raises:
-        PatchloomError: there is no such class, or it is no task.
-    """
+    """The name by which a run finds a task again: that of the list, or the place of its class with a digest."""
     if isinstance(task, type):
         listed = (name for name, entry in TASKS.items() if entry.path == f"{task.__module__}.{task.__qualname__}")
         return next(listed, None) or full_name(task)
@@ -135,11 +127,7 @@ def task_name(task: str | type) -> str:
 
 
 def task_class(name: str) -> type[Task]:
-    """The class of a task by its name.
-
-    Raises:
-        PatchloomError: no task has that name.
-    """
+    """The class of a task by its name."""
     if name not in TASKS and is_code(name):
         return load(name)
     if name not in TASKS:
@@ -150,11 +138,7 @@ def task_class(name: str) -> type[Task]:
 
 
 def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of ``task`` (its ``name`` and some of them), checked against the signature of its class.
-
-    Raises:
-        PatchloomError: no such task or option, or a value of another type.
-    """
+    """All options of ``task`` (its ``name`` and some of them), checked against the signature of its class."""
     if "name" not in task:
         raise PatchloomError(f"the task has no name: give name, one of {', '.join(TASKS)}, beside its options")
     cls = task_class(task["name"])
@@ -166,56 +150,36 @@ def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
         if option not in parameters:
             said = f"{label(task['name'])} has no option {option}{suggestion(option, parameters)}"
             raise PatchloomError(f"{said} Its options: {', '.join(parameters)}.")
-        check(f"task.{option}", value, hint_of(parameters[option], hints))
+        check_type(f"task.{option}", value, hint_of(parameters[option], hints))
     return {"name": task["name"]} | {name: task.get(name, one.default) for name, one in parameters.items()}
 
 
 def encoder_defaults(task: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """What ``task`` (``name`` and options) wants its encoder to be where the user leaves it open, with reasons.
-
-    Raises:
-        PatchloomError: no such task or option.
-    """
+    """What ``task`` (``name`` and options) wants its encoder to be where the user leaves it open, with reasons."""
     options = with_defaults(task)
     return task_class(options.pop("name")).encoder_defaults(options)
 
 
 def updates_needed(task: Mapping[str, Any]) -> tuple[int, str]:
-    """How many updates a training of ``task`` (``name`` and options) should have, with the reason.
-
-    Raises:
-        PatchloomError: no such task or option.
-    """
+    """How many updates a training of ``task`` (``name`` and options) should have, with the reason."""
     options = with_defaults(task)
     return task_class(options.pop("name")).updates_needed(options)
 
 
 def training_defaults(task: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
-    """What ``task`` (``name`` and options) wants a training of so many updates to be where the user leaves it open.
-
-    Raises:
-        PatchloomError: no such task or option.
-    """
+    """What ``task`` (``name`` and options) wants a training of so many updates to be where the user leaves it open."""
     options = with_defaults(task)
     return task_class(options.pop("name")).training_defaults(options, updates)
 
 
 def images_needed(task: Mapping[str, Any]) -> tuple[int, str]:
-    """How many images a step of ``task`` (``name`` and options) needs, of all processes together, with the reason.
-
-    Raises:
-        PatchloomError: no such task or option.
-    """
+    """How many images a step of ``task`` (``name`` and options) needs, of all processes together, with the reason."""
     options = with_defaults(task)
     return task_class(options.pop("name")).images_needed(options)
 
 
-def check_images(task: Mapping[str, Any], batch: int, n: int) -> None:
-    """Refuse steps of ``batch`` images, or of all ``n`` where there are no more, of which ``task`` could not learn.
-
-    Raises:
-        PatchloomError: so it is.
-    """
+def check_step_size(task: Mapping[str, Any], batch: int, n: int) -> None:
+    """Refuse steps of ``batch`` images, or of all ``n`` where there are no more, of which ``task`` could not learn."""
     least, why = images_needed(task)
     needs = f"{label(task['name'])} needs {least} or more images in a step, since {why}"
     if n < least:
@@ -228,10 +192,6 @@ def check_images(task: Mapping[str, Any], batch: int, n: int) -> None:
 
 
 def build_task(task: Mapping[str, Any], encoder: VisionTransformer) -> Task:
-    """The pretext task with ``name`` and options as in ``task``, around ``encoder``.
-
-    Raises:
-        PatchloomError: no such task or option, or values that the task refuses.
-    """
+    """The pretext task with ``name`` and options as in ``task``, around ``encoder``."""
     options = with_defaults(task)
     return task_class(options.pop("name"))(encoder, **options)

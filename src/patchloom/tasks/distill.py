@@ -6,8 +6,8 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from patchloom.hints import check
-from patchloom.nets.decode import PatchHead
+from patchloom.errors import check_type
+from patchloom.nets.decoders import PatchHead
 from patchloom.patches.partition import random_partition
 from patchloom.questions.features import FeatureLoss, Features
 from patchloom.tasks.masking import masked_units
@@ -39,7 +39,7 @@ class Distill(Task):
         features_model: str | None = None,
     ):
         super().__init__(encoder)
-        check("task.loss", loss, FeatureLoss)
+        check_type("task.loss", loss, FeatureLoss)
         self.sizes = masked_units(self.geometry, 1, mask_ratio)
         g, (_, blank) = self.geometry, self.sizes
         teacher = frozen_teacher(g, features_of, features_model)

@@ -8,18 +8,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from patchloom.errors import PatchloomError
-from patchloom.hints import check
-from patchloom.nets.decode import Decoder
+from patchloom.errors import PatchloomError, check_type
+from patchloom.nets.decoders import Decoder
 from patchloom.nets.encode import patch_positions
-from patchloom.nets.hierarchical import Encoder
+from patchloom.nets.swin import Encoder
 from patchloom.patches.partition import random_dropped, random_partition
 from patchloom.patches.tokens import gather_tokens
-from patchloom.processes import draw
 from patchloom.questions.pixels import Pixels
-from patchloom.questions.position_pictures import figure_3, frames_sheet
-from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions
+from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions, figure_3, frames_sheet
 from patchloom.questions.question import Sheet
+from patchloom.system.distributed import draw
 from patchloom.tasks.masking import UNIFORM, check_uniform, partition, visible_of
 from patchloom.tasks.sizes import check_normalizable, decoder_sizes, patch_decoder
 from patchloom.tasks.task import Size, Task
@@ -81,7 +79,7 @@ class DropPos(Task):
         pixel_decoder_depth: Size = "auto",
     ):
         super().__init__(encoder)
-        check("task.placeholder", placeholder, Placeholder)
+        check_type("task.placeholder", placeholder, Placeholder)
         if patch_positions(encoder) is None:
             raise PatchloomError("droppos needs an encoder with position embeddings, and this one has none")
         if not 0 < position_mask_ratio <= 1:

@@ -9,20 +9,16 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from patchloom.data import TwoViews
-from patchloom.data.crop import Sharing
-from patchloom.errors import PatchloomError
-from patchloom.hints import check
+from patchloom.data.augment import Sharing, TwoViews
+from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.heads import InstanceHead
 from patchloom.patches.partition import random_partition
 from patchloom.questions.agreement import Agreement, Loss, Representation, agreement_measure
-from patchloom.questions.measure import Measure
-from patchloom.questions.question import ROWS, Outcome, Sheet
+from patchloom.questions.question import ROWS, Measure, Outcome, Sheet
 from patchloom.tasks.masking import visible_of
 from patchloom.tasks.sizes import AGREEMENT_UPDATES, agreement_heads, momentum_for, refuse_unused, teacher_momentum
-from patchloom.tasks.task import Size, Task
-from patchloom.tasks.two_views import augmented, views_sheet
+from patchloom.tasks.task import Size, Task, augment_views, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
 _PAPER = "the paper's"
@@ -72,7 +68,7 @@ class ExtreMA(Task):
         super().__init__(encoder)
         loss = self.resolve_auto("loss", loss, "byol", _PAPER)
         for name, value, kinds in (("loss", loss, Loss), ("class_token", class_token, Representation)):
-            check(f"task.{name}", value, kinds)
+            check_type(f"task.{name}", value, kinds)
         n = self.geometry.n
         visible = visible_of(self.geometry, mask_ratio)
         most = n // visible
@@ -165,7 +161,7 @@ class ExtreMA(Task):
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """The views and masks of a step; and the images that teacher and student hold to be nearest to some."""
         shown = images[:ROWS]
-        student, teacher = augmented(self, shown, generator)
+        student, teacher = augment_views(self, shown, generator)
         parts = [part[:ROWS] for part in self.given(images, generator).visible.chunk(len(self.sizes))]
         views = {"image": (shown, None), "teacher": (teacher, None)}
         views |= {f"student, mask {i}": (student, part) for i, part in enumerate(parts, start=1)}

@@ -10,15 +10,13 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from patchloom.data import TwoViews
-from patchloom.errors import PatchloomError
-from patchloom.hints import check
-from patchloom.nets.decode import PatchHead
+from patchloom.data.augment import TwoViews
+from patchloom.errors import PatchloomError, check_type
+from patchloom.nets.decoders import PatchHead
 from patchloom.patches.partition import complement, random_unit_partition, share_of
 from patchloom.questions.agreement import Agreement
-from patchloom.questions.measure import Measure
 from patchloom.questions.pixels import Pixels
-from patchloom.questions.question import ROWS, Encoded, Outcome, Sheet
+from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Sheet
 from patchloom.tasks.masking import patches_of_unit, visible_of
 from patchloom.tasks.sizes import (
     AGREEMENT_UPDATES,
@@ -29,8 +27,7 @@ from patchloom.tasks.sizes import (
     refuse_unused,
     teacher_momentum,
 )
-from patchloom.tasks.task import Size, Task
-from patchloom.tasks.two_views import augmented, views_sheet
+from patchloom.tasks.task import Size, Task, augment_views, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, blank_patches, mask_patches
 
 Base = Literal["mae", "simmim"]
@@ -73,7 +70,7 @@ class LUT(Task):
         decoder_heads: Size = "auto",
     ):
         super().__init__(encoder)
-        check("task.base", base, Base)
+        check_type("task.base", base, Base)
         if min(context_weight, pixel_weight) < 0 or not context_weight:
             raise PatchloomError("lut asks for agreement: give --task.context_weight above 0, and no negative weight")
         momentum = teacher_momentum(self, momentum)
@@ -162,9 +159,6 @@ class LUT(Task):
         """The loss on a batch of two views: pixels of the first, and for each the teacher's output for the other.
 
         ``given`` fixes what is given of both views, one after the other [2*b ...].
-
-        Raises:
-            ValueError: it is of one view only.
         """
         images = torch.cat([one, two])
         if given is None:
@@ -179,7 +173,7 @@ class LUT(Task):
         context = sum(self.agreement.disagreement(*pair) for pair in crossed) / 2
         outcomes = {"agreement": Outcome(context, {})}
         if "pixels" in self.questions:
-            outcomes = {"pixels": self.questions["pixels"](first(encoded, len(one)), progress)} | outcomes
+            outcomes = {"pixels": self.questions["pixels"](first_images(encoded, len(one)), progress)} | outcomes
         return self.weighted_sum(outcomes)
 
     def guesses(self, encoded: Encoded) -> tuple[Tensor, ...]:
@@ -197,7 +191,7 @@ class LUT(Task):
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Views and masks of a step, nearest neighbours by teacher and student, and what came back as pixels."""
         shown = images[:ROWS]
-        one, two = augmented(self, shown, generator)
+        one, two = augment_views(self, shown, generator)
         parts = [part[:ROWS] for part in self.random_parts(len(images), generator, images.device)]
         views: dict[str, tuple[Tensor, Tensor | None]] = {"image": (shown, None)}
         for number, view, part in ((1, one, parts[0]), (2, two, parts[1])):
@@ -215,7 +209,7 @@ class LUT(Task):
         return sheets + (self.questions["pixels"].sheets(encoded) if "pixels" in self.questions else [])
 
 
-def first(encoded: Encoded, b: int) -> Encoded:
+def first_images(encoded: Encoded, b: int) -> Encoded:
     """The first ``b`` images of a batch."""
     given = encoded.given
     parts: dict[str, Any] = {name: one[:b] for name, one in vars(given).items() if isinstance(one, Tensor)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from patchloom.nets.hierarchical import Encoder
+from patchloom.nets.swin import Encoder
 from patchloom.questions.pixels import Pixels
 from patchloom.tasks.masking import check_uniform, masked_units, partition, patches_of_unit
 from patchloom.tasks.sizes import check_normalizable, patch_decoder

@@ -8,18 +8,14 @@ from torch import Tensor
 from patchloom.errors import PatchloomError
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.partition import random_unit_partition, share_of, uniform_partition
-from patchloom.sides import in_pixels
+from patchloom.sizes import in_pixels
 from patchloom.tasks.task import Size, Task
 
 UNIFORM = 0.75  # what uniform masking removes
 
 
 def visible_of(geometry: Geometry, mask_ratio: float, least: int = 1) -> int:
-    """How many patches a mask ratio leaves visible.
-
-    Raises:
-        PatchloomError: fewer than ``least`` would stay, or none would be masked.
-    """
+    """How many patches a mask ratio leaves visible."""
     visible = share_of(geometry.n, 1 - min(max(mask_ratio, 0), 1))
     if not 0 <= mask_ratio < 1 or visible < least:
         if geometry.n < least:
@@ -38,9 +34,6 @@ def check_uniform(geometry: Geometry, mask_ratio: float, unit: int = 1) -> None:
     """Refuse to remove patches of a Swin but by uniform masking, which leaves one of each 2x2 (UM-MAE, Li et al. 2022).
 
     ``unit`` is how many patches are along a mask unit.
-
-    Raises:
-        PatchloomError: another share than 0.75 or none, another unit than 1, or a grid not of cells of 2x2.
     """
     if not geometry.hierarchical or mask_ratio == 0:
         return
@@ -71,16 +64,7 @@ def partition(
     device: torch.device | str,
     unit: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Which patches stay visible, and which are masked, at random for each of b images.
-
-    Args:
-        geometry, b, generator, device: the encoder's, the images, and as for `random_partition`.
-        visible: mask units that stay.
-        unit: patches along a mask unit, which stays or goes as a whole.
-
-    Returns:
-        Patches [b visible*unit*unit] and [b n-visible*unit*unit].
-    """
+    """Which patches stay visible, and which are masked, at random for each of b images."""
     units = geometry.n // unit**2
     if geometry.hierarchical and visible < units:
         return uniform_partition(b, geometry.grid, generator, device)
@@ -89,11 +73,7 @@ def partition(
 
 
 def masked_units(geometry: Geometry, unit: int, mask_ratio: float) -> tuple[int, int]:
-    """How many square units of ``unit`` x ``unit`` patches a mask ratio leaves visible and masks; both 1 or more.
-
-    Raises:
-        PatchloomError: one of them would be none.
-    """
+    """How many square units of ``unit`` x ``unit`` patches a mask ratio leaves visible and masks; both 1 or more."""
     visible_of(geometry, mask_ratio)
     units = geometry.n // unit**2
     visible = share_of(units, 1 - mask_ratio)
@@ -111,9 +91,6 @@ def patches_of_unit(task: Task, mask_unit: Size, usual: int = 2) -> int:
     """Patches along a mask unit of ``mask_unit`` pixels (SimMIM section 3.2).
 
     ``auto`` becomes as many as ``usual``: MAE's one, or SimMIM's two, which are one where the grid has odd sides.
-
-    Raises:
-        PatchloomError: the unit is no multiple of the patch, or does not divide the image; or patches are not square.
     """
     g, p = task.geometry, task.geometry.p[0]
     if g.p != (p, p):

@@ -9,10 +9,9 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from patchloom.data import TwoViews
-from patchloom.errors import PatchloomError
-from patchloom.hints import check
-from patchloom.nets.decode import Decoder, MAEDecoder
+from patchloom.data.augment import TwoViews
+from patchloom.errors import PatchloomError, check_type
+from patchloom.nets.decoders import Decoder, MAEDecoder
 from patchloom.nets.encode import patch_positions
 from patchloom.patches.partition import random_partition, share_of
 from patchloom.questions.agreement import Agreement
@@ -20,8 +19,8 @@ from patchloom.questions.features import FeatureLoss, Features
 from patchloom.questions.pixels import Restoration
 from patchloom.questions.positions import DROPPOS_RATIOS, MP3_RATIOS, Positions
 from patchloom.questions.question import Question
-from patchloom.tasks.degradations import STRENGTHS, build_degradation, others_needed
 from patchloom.tasks.masking import visible_of
+from patchloom.tasks.restore import STRENGTHS, build_degradation, others_needed
 from patchloom.tasks.sizes import (
     AGREEMENT_UPDATES,
     MOMENTUM,
@@ -35,8 +34,8 @@ from patchloom.tasks.sizes import (
     teacher_momentum,
 )
 from patchloom.tasks.task import Size, Task
-from patchloom.withhold.degradation import Kind, Place
-from patchloom.withhold.draws import KernelInit, KernelOf
+from patchloom.withhold.degradation import CropPlace, DegradationKind
+from patchloom.withhold.degrade import KernelInit, KernelOf
 from patchloom.withhold.encoder_input import (
     EncoderInput,
     all_patches,
@@ -105,7 +104,7 @@ class Mixture(Task):
         features_of: str | None = None,
         features_model: str | None = None,
         feature_loss: FeatureLoss | Literal["auto"] = "auto",
-        zoom_place: Place | Literal["auto"] = "auto",
+        zoom_place: CropPlace | Literal["auto"] = "auto",
         fill: Padding | Literal["auto"] = "auto",
         kernel_init: KernelInit | Literal["auto"] = "auto",
         kernel_of: KernelOf | Literal["auto"] = "auto",
@@ -125,9 +124,9 @@ class Mixture(Task):
                     f"{name} {self.withhold[name]} takes none of the patches: raise it in --task.withhold"
                 )
         degradations = [name for name in self.withhold if name in STRENGTHS]
-        kind: Kind = degradations[0] if degradations else "none"
+        kind: DegradationKind = degradations[0] if degradations else "none"
         strengths = {STRENGTHS[kind]: float(self.withhold[kind])} if degradations else {}
-        check("task.fill", fill, Padding | Literal["auto"])
+        check_type("task.fill", fill, Padding | Literal["auto"])
         forms = {"zoom_place": zoom_place, "fill": fill, "kernel_init": kernel_init, "kernel_of": kernel_of}
         self.degradation = build_degradation(self, kind, min(self.geometry.size), strengths, forms)
         if second == "second":
@@ -171,7 +170,7 @@ class Mixture(Task):
     ) -> Features:
         """A frozen teacher's features, of the same patches."""
         loss = self.resolve_auto("feature_loss", loss, "cosine", "as EVA")
-        check("task.feature_loss", loss, FeatureLoss)
+        check_type("task.feature_loss", loss, FeatureLoss)
         teacher = frozen_teacher(self.geometry, *of)
         decoder = self._patch_decoder(width, depth, heads, teacher.encoder.embed_dim)
         return Features(self.geometry, decoder, teacher, loss, self.counts.get("blank", 0))
@@ -223,7 +222,7 @@ class Mixture(Task):
             for name in given:
                 if name not in known:
                     raise PatchloomError(f"--task.{option} knows no {name}: choose among {', '.join(known)}")
-        check("task.teacher", second, Second)
+        check_type("task.teacher", second, Second)
         if not self.question_weights or min(self.question_weights.values()) <= 0:
             raise PatchloomError("--task.ask needs one question or more, each with a weight above 0")
         for name in _SHARES:

@@ -11,11 +11,17 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.decode import PatchHead
+from patchloom.nets.decoders import PatchHead
 from patchloom.nets.encode import patch_positions
 from patchloom.patches.partition import random_partition, share_of
-from patchloom.questions.position_pictures import frames_sheet, mixed_sheet, rebuilt_sheet
-from patchloom.questions.positions import MP3_RATIOS, PositionPrediction, Positions
+from patchloom.questions.positions import (
+    MP3_RATIOS,
+    PositionPrediction,
+    Positions,
+    frames_sheet,
+    mixed_sheet,
+    rebuilt_sheet,
+)
 from patchloom.questions.question import Sheet
 from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, limit_context

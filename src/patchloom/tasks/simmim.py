@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from patchloom.nets.decode import PatchHead
-from patchloom.nets.hierarchical import Encoder
+from patchloom.nets.decoders import PatchHead
+from patchloom.nets.swin import Encoder
 from patchloom.patches.partition import random_unit_partition
 from patchloom.questions.pixels import Pixels
 from patchloom.tasks.masking import masked_units, patches_of_unit

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.decode import MAEDecoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file
+from patchloom.nets.checkpoints.load import load_bare_weights
+from patchloom.nets.checkpoints.read import is_bare_weights
+from patchloom.nets.decoders import MAEDecoder
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.heads import mlp
-from patchloom.nets.hierarchical import Encoder, refuse_hierarchical
-from patchloom.nets.plain import load_plain
-from patchloom.nets.states import plain_file
+from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
-from patchloom.nets.weights import EncoderCard, load_encoder
 from patchloom.patches.positions import sincos_2d
 from patchloom.tasks.task import Size, Task
 
@@ -30,9 +30,6 @@ def decoder_sizes(
 
     For an encoder narrower than ViT-S (384), which the papers do not train, auto is the encoder's own width, at most
     two blocks, and heads 32 wide, since a decoder should cost less than its encoder.
-
-    Raises:
-        PatchloomError: sizes that do not go together.
     """
     d = task.geometry.width
     small = d < _SMALL
@@ -61,19 +58,7 @@ def patch_decoder(
     has_masked: bool = True,
     visible_asked: int = 0,
 ) -> MAEDecoder:
-    """A decoder that answers for the patches of ``task``: by default with the pixels of those that are masked.
-
-    Args:
-        task: whose options and encoder they are.
-        width, depth, heads: as asked for; ``usual`` are the paper's.
-        depth_option: what the option for the depth is called.
-        usual: width, depth and heads that ``auto`` becomes.
-        answers: numbers a patch; None: its pixels.
-        has_masked, visible_asked: as for `MAEDecoder`.
-
-    Raises:
-        PatchloomError: sizes that do not go together, or nothing that is asked would reach the encoder.
-    """
+    """A decoder that answers for the patches of ``task``: by default with the pixels of those that are masked."""
     width, depth, heads = decoder_sizes(task, width, depth, heads, usual, depth_option)
     if not depth and not visible_asked:
         raise PatchloomError(
@@ -95,15 +80,6 @@ def agreement_heads(
     """The projection and the prediction of `Agreement`; ``auto`` is the papers' 4096 wide with 256 outputs.
 
     For an encoder narrower than ViT-S, which the papers do not train, auto is four times its width and its width.
-
-    Args:
-        task: whose options and encoder they are.
-        width, out: hidden width and outputs as asked for.
-        layers: linear layers of either.
-        norm: as for `patchloom.nets.heads.mlp`.
-
-    Raises:
-        PatchloomError: a size below 1.
     """
     d = task.geometry.width
     why = "in proportion to an encoder below ViT-S" if d < _SMALL else "the papers'"
@@ -116,16 +92,7 @@ def agreement_heads(
 
 
 def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = None) -> FrozenTeacher:
-    """The encoder at ``source`` as a teacher of features, on the grid of ``geometry``.
-
-    Args:
-        geometry: of the encoder that is trained.
-        source: timm:NAME, a run's folder, or a file, also of weights alone.
-        model: timm's name of the model, for a file of weights alone.
-
-    Raises:
-        PatchloomError: no source, nothing that can be read there, or an encoder for images of other channels.
-    """
+    """The encoder at ``source`` as a teacher of features, on the grid of ``geometry``."""
     if source is None:
         raise PatchloomError(
             "features are asked, and no teacher has them: give --task.features_of timm:NAME, the folder of a run, or a "
@@ -133,7 +100,7 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
         )
     # building one draws weights, and the run's draws shall not depend on it; it has numbers even in a sketch of one
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        if plain_file(source):
+        if is_bare_weights(source):
             vit, card = _plain_teacher(Path(source), model)
         elif model is not None:
             raise PatchloomError(
@@ -141,7 +108,7 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
                 "out"
             )
         else:
-            vit, card = load_encoder(source)
+            vit, card = load_encoder_file(source)
     refuse_hierarchical(vit, "a teacher of features", "give another --task.features_of")
     if len(card.mean) != geometry.channels:
         raise PatchloomError(
@@ -153,28 +120,20 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
 
 def _plain_teacher(path: Path, model: str | None) -> tuple[Encoder, EncoderCard]:
     try:
-        return load_plain(path, model)
+        return load_bare_weights(path, model)
     except PatchloomError as problem:  # which speaks of the option that other verbs have for it
         raise PatchloomError(str(problem).replace("--model", "--task.features_model")) from problem
 
 
 def refuse_unused(why: str, **options: Any) -> None:
-    """Refuse options (their values, ``auto`` where not given) that would change nothing.
-
-    Raises:
-        PatchloomError: one is given.
-    """
+    """Refuse options (their values, ``auto`` where not given) that would change nothing."""
     for option, value in options.items():
         if value != "auto":
             raise PatchloomError(f"--task.{option} changes nothing here, since {why}: leave it out")
 
 
 def check_normalizable(geometry: Geometry, each_channel: bool = False) -> None:
-    """Refuse to normalise within patches, or within each channel of them, that are a single number.
-
-    Raises:
-        PatchloomError: they are.
-    """
+    """Refuse to normalise within patches, or within each channel of them, that are a single number."""
     if geometry.p == (1, 1) and (each_channel or geometry.channels == 1):
         raise PatchloomError("within patches of one pixel there is nothing to normalise: use larger patches")
 
@@ -194,11 +153,7 @@ def momentum_for(updates: int) -> tuple[float, str]:
 
 
 def teacher_momentum(task: Task, momentum: float | Literal["auto"]) -> float:
-    """The momentum of a task's teacher; auto, which a run has resolved by its updates, is that of long trainings.
-
-    Raises:
-        PatchloomError: it is no share, so that no teacher can follow.
-    """
+    """The momentum of a task's teacher; auto, which a run has resolved by its updates, is that of long trainings."""
     momentum = task.resolve_auto("momentum", momentum, MOMENTUM, "the paper's")
     if not 0 <= momentum <= 1:
         raise PatchloomError(f"--task.momentum must lie in [0, 1], not at {momentum}")

@@ -6,17 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchloom.data import RandomCrop
+from patchloom.audio.augment import RandomExcerpt
+from patchloom.audio.config import Sound
+from patchloom.data.augment import RandomCrop
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
-from patchloom.nets.hierarchical import Encoder, is_hierarchical
-from patchloom.questions.measure import Measure
-from patchloom.questions.question import ROWS, Encoded, Outcome, Question, Sheet
-from patchloom.sound import Sound
+from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.patches.partition import complement
+from patchloom.patches.pictures import WITHHELD, paint_patches
+from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
 from patchloom.withhold.encoder_input import EncoderInput
 
 Size = int | Literal["auto"]
@@ -63,11 +66,7 @@ class Task(nn.Module, ABC):
 
     @classmethod
     def refuse_swin(cls, hierarchical: bool) -> None:
-        """Refuse a ``hierarchical`` encoder where the task is made for the tokens of a plain ViT.
-
-        Raises:
-            PatchloomError: so it is.
-        """
+        """Refuse a ``hierarchical`` encoder where the task is made for the tokens of a plain ViT."""
         if hierarchical and not cls.serves_swin:
             raise PatchloomError(
                 f"{cls.__name__} needs a plain ViT: a Swin is trained by mae, simmim and droppos, so choose one of "
@@ -105,11 +104,7 @@ class Task(nn.Module, ABC):
         return 1, "a step without images has nothing to ask"
 
     def resolve_auto(self, option: str, asked: Any, value: Any, why: str) -> Any:
-        """``value`` if ``asked`` is auto, which is noted with its reason; else what was asked.
-
-        Raises:
-            PatchloomError: a whole number beyond all sizes that are ever meant.
-        """
+        """``value`` if ``asked`` is auto, which is noted with its reason; else what was asked."""
         if asked != "auto":
             if isinstance(asked, int) and not abs(asked) <= 2**16:
                 raise PatchloomError(f"--task.{option} must be 65536 or less, not {asked}")
@@ -209,3 +204,32 @@ class Task(nn.Module, ABC):
     def extra_modules(self) -> dict[str, nn.Module]:
         """What is saved beside the encoder, by file name without suffix: modules whose ``sizes`` build them again."""
         return {name: one for question in self.questions.values() for name, one in question.extra_modules().items()}
+
+
+# What ExtreMA and LUT show of their two views.
+
+
+def augment_views(task: Task, images: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """The views [b c h w] that a task's augmentation makes of normalised images [b c h w], for pictures.
+
+    Of recordings both are the middle: the picture does not have the samples from which a shifted excerpt is cut.
+    """
+    if isinstance(task.augment, RandomExcerpt):
+        return images, images
+    rng = np.random.default_rng(int(torch.randint(2**31, (), generator=generator)))
+    plain, white = (images * task.std + task.mean).clamp(0, 1), 1
+    levels = (plain * 255).round()
+    if torch.equal((levels / 255 - task.mean) / task.std, images):  # of 8 bits, in which training crops them, too
+        plain, white = levels.byte(), 255
+    views = zip(*(task.augment(image, rng) for image in plain.cpu()), strict=True)
+    return tuple((torch.stack(view).to(images.device) / white - task.mean) / task.std for view in views)
+
+
+def views_sheet(geometry: Geometry, views: dict[str, tuple[Tensor, Tensor | None]], caption: str) -> Sheet:
+    """The views of the first images; by heading, images [b c h w] and the patches [b k] of them that are seen."""
+    columns = {}
+    for heading, (images, visible) in views.items():
+        columns[heading] = images
+        if visible is not None:
+            columns[heading] = paint_patches(images, geometry.p, complement(visible, geometry.n), WITHHELD)
+    return Sheet("views", caption, columns)

@@ -13,30 +13,29 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from patchloom.data import Data, Source
-from patchloom.evaluate import KNN, LINEAR, EvalSettings, Parts, Report, append_rows, compare, has_labels, labelled
-from patchloom.evaluate.report import Row
-from patchloom.files import write_whole
-from patchloom.nets.extra_modules import save_extra_module
-from patchloom.nets.weights import EncoderCard, save_encoder
-from patchloom.questions.measure import Measure
+from patchloom.audio.config import reword_for_sound
+from patchloom.data.source import Data, Source
+from patchloom.evaluate.features import has_labels, only_labelled
+from patchloom.evaluate.frozen import compare_frozen
+from patchloom.evaluate.protocols.knn import KNN
+from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.results import Report, Row, append_rows
+from patchloom.evaluate.settings import EvalSettings, Parts
+from patchloom.loggers.base import FinalResult
+from patchloom.loggers.pending import RunEnding, write_run_ending
+from patchloom.loggers.queue import TrackerSet
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder, save_extra_module
+from patchloom.questions.question import Measure
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.health import Health, write_health
-from patchloom.runs.held_out import HeldOut, doubt_of_test
-from patchloom.runs.record import digest_of_record
+from patchloom.runs.held_out import HeldOut, note_test_overlap
 from patchloom.runs.settings import Settings
-from patchloom.sound import in_words
-from patchloom.track.base import Result
-from patchloom.track.rest import Ending, write_ending
-from patchloom.track.tracks import Tracks
-from patchloom.train.best import said_of
-from patchloom.train.closing import closing_sentence
-from patchloom.train.drawing import draw_run
-from patchloom.train.health import health_of, more_epochs
-from patchloom.train.progress import Reporter
-from patchloom.train.signs import Signs, classes_of
-from patchloom.train.state import TrainState
+from patchloom.runs.training_set import digest_of_record
+from patchloom.runs.verdict import Health, write_health
+from patchloom.system.files import write_whole
+from patchloom.train.checkpointing import TrainState, describe_best
+from patchloom.train.metrics import Reporter, draw_run
 from patchloom.train.validation import Validation, instance_head
+from patchloom.train.verdict import VerdictInputs, closing_sentence, final_class_result, health_of, more_epochs
 
 _MAX_EVALUATED = 5000  # training images of the final evaluation; `patchloom evaluate` takes all
 
@@ -64,7 +63,7 @@ class FinalEvaluation(NamedTuple):
     training: Source
     held_out: HeldOut
     settings: Settings
-    tracks: Tracks
+    tracks: TrackerSet
 
     def run(
         self,
@@ -73,16 +72,7 @@ class FinalEvaluation(NamedTuple):
         device: torch.device,
         precision: Callable[[], AbstractContextManager[Any]],
     ) -> str:
-        """Write the encoder, draw the pictures, and say what was learnt.
-
-        Args:
-            measure: the last one that was taken; None: the run was stopped after its last step.
-            state: of the training, at its end.
-            device, precision: as for `Validation.run`.
-
-        Returns:
-            The closing sentence.
-        """
+        """Write the encoder, draw the pictures, and say what was learnt."""
         validation, folder, task = self.validation, self.folder, self.validation.task
         extra = task.extra_modules()
         folder.check_lock()
@@ -90,7 +80,7 @@ class FinalEvaluation(NamedTuple):
             save_extra_module(module, folder.encoder.with_name(f"{name}.safetensors"))
         uses = {name: module.use for name, module in extra.items()}
         best, place = state.best, (1, 1)
-        weights = "" if self.settings.patience is None else said_of(best, state.step, state.steps, self.settings)
+        weights = "" if self.settings.patience is None else describe_best(best, state.step, state.steps, self.settings)
         if best.chosen:
             place = best.step, state.steps
             measure = measure if best.step == state.step else None  # which is of the last weights
@@ -110,25 +100,27 @@ class FinalEvaluation(NamedTuple):
         self.reporter.say(f"Verdict: {health}")
         if longer and (command := folder.command()):
             self.reporter.say(f"  to train on: {command} {longer}")
-        summary = f"{in_words(closing_sentence(measure, knn, self.held_out), self.card.sound)} {weights}".strip()
+        summary = (
+            f"{reword_for_sound(closing_sentence(measure, knn, self.held_out), self.card.sound)} {weights}".strip()
+        )
         self.reporter.say(summary)
         also = "".join(f", and {name}.safetensors beside it" for name in extra)
         self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{also}.")
         folder.check_lock()
         write_health(folder.path, health)
-        result = Result(str(health), summary, [_plain(row) for one in reports for row in one.quoted])
+        result = FinalResult(str(health), summary, [_plain(row) for one in reports for row in one.quoted])
         if self.tracks.names:  # before the run is finished: whoever is killed while trackers take it sends the rest
-            write_ending(Ending(state.step, state.went_back, [file.name for file in pictures], result), folder)
+            write_run_ending(RunEnding(state.step, state.went_back, [file.name for file in pictures], result), folder)
         self.tracks.result(result, state.step)
         write_whole(folder.summary, summary + "\n")
         return summary
 
     def _health(self, measure: Measure, state: TrainState, knn: Report | None) -> tuple[Health, str]:
         """The verdict on the run, and the option by which it is trained on, where the verdict says to."""
-        classes, done, best = None if knn is None else classes_of(knn), state.step, state.best
+        classes, done, best = None if knn is None else final_class_result(knn), state.step, state.best
         rows = [row for row in state.rows if not best.chosen or int(row["step"]) <= best.step]  # of these weights
         stopped = best.chosen and done < state.steps
-        so_far = Signs(measure, rows, self.settings, done, done, state.setbacks, classes, results=state.results)
+        so_far = VerdictInputs(measure, rows, self.settings, done, done, state.setbacks, classes, results=state.results)
         signs = so_far._replace(ended=True, stopped=stopped)
         health = health_of(signs)
         return health, more_epochs(signs, health)
@@ -136,24 +128,24 @@ class FinalEvaluation(NamedTuple):
     def _evaluate(self) -> tuple[Report, ...]:
         """kNN and linear probe beside their controls, on images that are not trained on here."""
         if has_labels(self.data.test):
-            test = labelled(self.data.test)
-            doubt = doubt_of_test(self.folder, self.settings, test)
+            test = only_labelled(self.data.test)
+            doubt = note_test_overlap(self.folder, self.settings, test)
             story = f"The data brings its own test images.{doubt}"
         else:
-            test, story = labelled(self.validation.held_out), self.held_out.sentence("The test images")
+            test, story = only_labelled(self.validation.held_out), self.held_out.sentence("The test images")
             doubt = story if self.held_out.doubt else ""
         train = self.training
         if len(train) > _MAX_EVALUATED:
             some = np.random.default_rng(self.settings.seed).permutation(len(train))[:_MAX_EVALUATED]
             train, story = train.subset(np.sort(some)), f"{story} The training images are a random subset."
-        parts = Parts(labelled(train), test, story)
+        parts = Parts(only_labelled(train), test, story)
         seed, task, validation = self.settings.seed, self.validation.task, self.validation
         device = str(next(task.parameters()).device)
         # these weights and this split are measured once: nothing to keep
         evaluation = EvalSettings(
             seed, device=device, batch_size=validation.batch_size, workers=validation.workers, cache=False
         )
-        knn, linear = compare((KNN, LINEAR), task.encoder, self.card, parts, evaluation, instance_head(task))
+        knn, linear = compare_frozen((KNN, LINEAR), task.encoder, self.card, parts, evaluation, instance_head(task))
         for report in (knn, linear):
             self.folder.check_lock()
             append_rows(self.folder.path / "results.csv", report, once=True)

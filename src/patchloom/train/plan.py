@@ -9,30 +9,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchloom.data import Data, Source, Stats, is_given
-from patchloom.data.near import near_copies
+from patchloom.audio.config import reword_for_sound
+from patchloom.data.near_duplicates import near_copies
+from patchloom.data.source import Data, Source
+from patchloom.data.sources.in_memory import is_object_name
+from patchloom.data.stats import Stats
+from patchloom.display import is_first
 from patchloom.errors import PatchloomError
-from patchloom.machine import Cores
-from patchloom.nets.last_blocks import block_count
-from patchloom.processes import world
+from patchloom.loggers.base import mark_unfinished
+from patchloom.nets.finetune import block_count
 from patchloom.recipes import recipe_named, recipe_names
-from patchloom.runs.folder import Locked, RunFolder
-from patchloom.runs.held_out import HeldOut, choose_held_out, stored_held_out, wanted, with_share
-from patchloom.runs.record import no_record, read_record
-from patchloom.runs.sealed import read_sealed
+from patchloom.runs.folder import FolderLocked, RunFolder
+from patchloom.runs.held_out import HeldOut, choose_held_out, held_out_count, stored_held_out, with_share
 from patchloom.runs.settings import LAUNCH, Settings
 from patchloom.runs.task import prepare_task
-from patchloom.sides import in_pixels
-from patchloom.sound import in_words
-from patchloom.tasks import check_images
-from patchloom.tasks.code import label
+from patchloom.runs.training_set import no_record, read_record
+from patchloom.sizes import in_pixels
+from patchloom.system.distributed import world
+from patchloom.system.hardware import Cores
+from patchloom.tasks import check_step_size
+from patchloom.tasks.custom import label
 from patchloom.tasks.task import Task
-from patchloom.track.base import begin_again
-from patchloom.train.device_defaults import workers
-from patchloom.train.forecast import Forecast, epochs_in, foresee, resumed
-from patchloom.train.resolve import measured, resolve, share_of_batch
-from patchloom.train.start import Start
-from patchloom.waiting import is_first
+from patchloom.train.estimate import Forecast, epochs_in, forecast_rest, forecast_run
+from patchloom.train.init import Start
+from patchloom.train.resolve import default_workers, measure_data, resolve, share_of_batch
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -96,19 +96,11 @@ class Planner:
         self.record = no_record()  # too long to be sent to the other processes, which have no use for it
 
     def plan(self) -> Plan:
-        """What was stored when the run that is to be resumed was begun, or what is found out now.
-
-        Raises:
-            PatchloomError: the settings, the images and the folder do not go together.
-        """
+        """What was stored when the run that is to be resumed was begun, or what is found out now."""
         return self._stored() if self.resumes() else self._found()
 
     def resumes(self) -> bool:
-        """Whether the run's folder holds a part of this very run, or all of it.
-
-        Raises:
-            PatchloomError: it holds something else; but first what would be refused in a new folder, too.
-        """
+        """Whether the run's folder holds a part of this very run, or all of it."""
         try:
             return self.folder.holds(self._as_begun())
         except PatchloomError as problem:
@@ -127,30 +119,18 @@ class Planner:
         return folder.read_summary() is not None or folder.kept_end(now).exists()
 
     def go_on(self, plan: Plan, views: float) -> None:
-        """Change what is stored of a run that is trained on, or whose images have moved.
-
-        Args:
-            plan: of the run.
-            views: of the task.
-
-        Raises:
-            PatchloomError: the folder cannot be written.
-        """
+        """Change what is stored of a run that is trained on, or whose images have moved."""
         if plan.moved:
             self.folder.rewrite("data", plan.settings.data)
         if plan.ended:
             self.folder.keep_end(plan.ended)
-            begin_again(self.folder.path / "logs")
+            mark_unfinished(self.folder.path / "logs")
             self.folder.rewrite("epochs", plan.settings.epochs, plan.settings.epochs * views)
 
     def note_place(self) -> None:
-        """Note where the images of a finished run lie now, if it is elsewhere, unless another process works there.
-
-        Raises:
-            PatchloomError: the folder cannot be written.
-        """
+        """Note where the images of a finished run lie now, if it is elsewhere, unless another process works there."""
         if self._elsewhere() and is_first():
-            with suppress(Locked):
+            with suppress(FolderLocked):
                 self.folder.lock()
                 self.folder.rewrite("data", self.asked.data)
                 print(f"  the images have moved, and are the same: {self.folder.config} says so from now on")
@@ -161,15 +141,11 @@ class Planner:
         return self.folder.config.exists() and self.folder.read_config().data != self.asked.data
 
     def _as_begun(self) -> Settings:
-        """Return what is asked for, with the words of the run's first command for what may change since.
-
-        Raises:
-            PatchloomError: fewer epochs than the run has been trained on to.
-        """
+        """Return what is asked for, with the words of the run's first command for what may change since."""
         asked, folder = self.asked, self.folder
         if not (folder.config.exists() and folder.requested.exists()):
             return asked
-        begun, now = read_sealed(folder.requested), folder.read_config()
+        begun, now = folder.read_requested(), folder.read_config()
         first = {name: begun.get(name, default) for name, default in (("epochs", "auto"), ("minutes", None))}
         if not self._elsewhere() or folder.read_data()["fingerprint"] == self.data.train.fingerprint():
             asked = replace(asked, data=begun.get("data", asked.data))
@@ -198,23 +174,15 @@ class Planner:
         )
 
     def forecast(self, plan: Plan) -> Forecast | None:
-        """What the run will take, or what is left of it; None where nothing is known.
-
-        Raises:
-            PatchloomError: what it takes is more than there is; as `foresee`.
-        """
+        """What the run will take, or what is left of it; None where nothing is known."""
         training = plan.held_out.parts(plan.heard(self.data).train)[0]
-        if plan.resumed and (found := resumed(plan.settings, training, self.folder, kept=plan.ended > 0)):
+        if plan.resumed and (found := forecast_rest(plan.settings, training, self.folder, kept=plan.ended > 0)):
             return found
         share = share_of_batch(plan.settings.batch_size, len(training), world())
-        return foresee(plan.settings, training, share, self.here, self.folder)
+        return forecast_run(plan.settings, training, share, self.here, self.folder)
 
     def store(self, plan: Plan) -> None:
-        """Store the plan in the run's folder.
-
-        Raises:
-            PatchloomError: the folder cannot be written, or another process has begun a run there.
-        """
+        """Store the plan in the run's folder."""
         settings, reasons, stats = plan.settings, plan.reasons, plan.stats
         held_out = {**plan.held_out.plain(), "effective_epochs": settings.epochs * plan.views}
         self.folder.begin(self.asked, settings, reasons, stats, plan.fingerprint, held_out, self.record)
@@ -233,10 +201,10 @@ class Planner:
         check_same(self.folder, self.data.train)
         held_out = stored_held_out(self.folder, settings, self.data.train)
         training = held_out.parts(self.data.train)[0]
-        check_images(settings.task, settings.batch_size, len(training))
+        check_step_size(settings.task, settings.batch_size, len(training))
         share_of_batch(settings.batch_size, len(training), world())
         settings = replace(settings, **{name: getattr(self.asked, name) for name in LAUNCH})
-        number, why = workers(settings.device, self.here)
+        number, why = default_workers(settings.device, self.here)
         reasons = {}
         moved, ended = self._elsewhere(), settings.epochs if self.longer() else 0
         if moved:
@@ -251,7 +219,7 @@ class Planner:
         asked, as_there = Start(self.asked).shaped()
         held_out, self.record = choose_held_out(self.asked, self.data.train)
         training = held_out.parts(self.data.train)[0]
-        channels, stats = measured(asked, training)
+        channels, stats = measure_data(asked, training)
         if asked.normalization == "imagenet":
             if channels != 3:
                 raise PatchloomError(
@@ -266,19 +234,19 @@ class Planner:
         settings, reasons = resolve(replace(asked, minutes=None), *found)
         if asked.minutes is not None:
             each = share_of_batch(settings.batch_size, len(training), world())
-            forecast = foresee(settings, training, each, self.here, self.folder)
+            forecast = forecast_run(settings, training, each, self.here, self.folder)
             epochs, why = epochs_in(asked.minutes, forecast, settings, len(training))
             fixed = {name: getattr(settings, name) for name in ("batch_size", "threads")}  # of which the pace is
             reasons = {name: reasons[name] for name in fixed if name in reasons}
             settings, others = resolve(replace(asked, minutes=None, epochs=epochs, **fixed), *found)
             reasons |= {**others, "epochs": why}
-        check_images(settings.task, settings.batch_size, len(training) - len(stats.unreadable))
+        check_step_size(settings.task, settings.batch_size, len(training) - len(stats.unreadable))
         reasons = self.reasons | as_there | share | reasons
         close = near_copies(self.data.train)
         return Plan(
             False,
             settings,
-            {name: in_words(why, stats.sound) for name, why in reasons.items()},
+            {name: reword_for_sound(why, stats.sound) for name, why in reasons.items()},
             stats,
             self.data.train.fingerprint(),
             held_out,
@@ -287,16 +255,12 @@ class Planner:
 
 
 def check_same(folder: RunFolder, images: Source) -> None:
-    """Refuse to go on with other images than those with which a run was begun.
-
-    Raises:
-        PatchloomError: their fingerprint is another one.
-    """
+    """Refuse to go on with other images than those with which a run was begun."""
     if folder.read_data()["fingerprint"] != images.fingerprint():
         name = images.name
         other = (
             f"the {name} are not those with which"
-            if is_given(name)
+            if is_object_name(name)
             else f"the {images.noun} in {name} have changed since"
         )
         raise PatchloomError(
@@ -314,17 +278,7 @@ def announce(
     folder: RunFolder,
     forecast: Forecast | None,
 ) -> list[str]:
-    """Lines on what will be done, what every ``auto`` became, with which weights the task begins, and what it takes.
-
-    Args:
-        plan: of the run.
-        asked: the settings as the user gave them.
-        data: the images.
-        task: with its weights.
-        sentences: about these.
-        folder: of the run.
-        forecast: of what it takes.
-    """
+    """Lines on what will be done, what every ``auto`` became, with which weights the task begins, and what it takes."""
     lines: list[str] = []
     s, say, held, whole = plan.settings, lines.append, plan.held_out, data.train
     training, held_out = held.parts(whole)
@@ -332,9 +286,9 @@ def announce(
     if copies := len(held.copies):
         counts += f", {copies:,} left out as exact copies of those"
     say(f"{label(s.task['name'])} on {whole.name}: {counts}")
-    for line in trains_on(plan, folder):
+    for line in describe_continuation(plan, folder):
         say(f"  {line}")
-    for line in (in_words(line, plan.stats.sound) for line in by_recipe(s, len(training))):
+    for line in (reword_for_sound(line, plan.stats.sound) for line in describe_recipe(s, len(training))):
         say(f"  {line}")
     for line in (*data.notes, *plan.stats.noticed):
         say(f"  {line}")
@@ -344,7 +298,7 @@ def announce(
         say(f"  exact copies among the {whole.noun} were not looked for")
     if held.doubt:
         say(f"  {held.sentence(f'the {whole.noun} of the measures')}")
-    elif (start := held.start) and (more := wanted(asked, whole)) > len(held_out):
+    elif (start := held.start) and (more := held_out_count(asked, whole)) > len(held_out):
         say(f"  not {more:,} are held out: all others are copies, or the weights of {start} were trained on them")
     wide = max([20, *map(len, plan.reasons)])
     for name, why in plan.reasons.items():
@@ -372,7 +326,7 @@ def announce(
     return lines
 
 
-def trains_on(plan: Plan, folder: RunFolder) -> list[str]:
+def describe_continuation(plan: Plan, folder: RunFolder) -> list[str]:
     """Lines on a finished run that is trained on, and on images that have moved."""
     lines = (
         [f"the images have moved, and are the same: the run goes on with {plan.settings.data}"] if plan.moved else []
@@ -403,7 +357,7 @@ def last_blocks(task: Task, count: int) -> list[str]:
     return lines
 
 
-def by_recipe(settings: Settings, n: int) -> list[str]:
+def describe_recipe(settings: Settings, n: int) -> list[str]:
     """Lines on the recipe of a run on ``n`` images: what of it was changed, and how large an update is."""
     if settings.recipe is None:
         return []

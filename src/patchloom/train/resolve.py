@@ -3,29 +3,125 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from patchloom.data import (
-    Source,
-    Stats,
-    channels_of,
-    statistics_of,
-    statistics_of_recordings,
-    steps_of,
-)
-from patchloom.data.sound.features import check_patches
-from patchloom.data.stats import variance_lost
+import torch
+
+from patchloom.audio.config import item_noun
+from patchloom.audio.spectrogram import check_patches
+from patchloom.data.loader import steps_of
+from patchloom.data.source import Source
+from patchloom.data.stats import Stats, channels_of, statistics_of, statistics_of_recordings, variance_lost
 from patchloom.errors import PatchloomError
-from patchloom.machine import Cores, check_device, cores
-from patchloom.nets.build import PRESETS, swin_sizes
+from patchloom.nets import native
+from patchloom.nets.build import PRESETS, EncoderSpec, outline, swin_sizes
+from patchloom.nets.native.blocks import supports_native
+from patchloom.nets.native.choice import NOT_SERVED, choose_kernels
+from patchloom.nets.performance import attention_shape
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import Auto, Settings
-from patchloom.sides import PatchSize, both, in_pixels
-from patchloom.sound import noun_of
-from patchloom.tasks import check_images, encoder_defaults, task_class, training_defaults, updates_needed
-from patchloom.train import device_defaults
+from patchloom.sizes import PatchSize, in_pixels, to_pair
+from patchloom.system import hardware
+from patchloom.system.hardware import (
+    Cores,
+    best_threads,
+    bfloat16_pays,
+    check_device,
+    compile_gain,
+    cores,
+    fused_gain,
+    when,
+)
+from patchloom.tasks import check_step_size, encoder_defaults, task_class, training_defaults, updates_needed
+
+# Defaults by device: what ``auto`` becomes where speed decides, and why.
+
+
+_WORTH = 1.05  # less than that is noise
+_CLEARLY = 0.8  # forms that are nearly alike shall not be chosen by chance: the results differ in their last digits
+
+_MAX_EXPLICIT = 2**28  # numbers: of an explicit softmax of one image, GiB and seconds even to try it
+
+
+def default_device() -> tuple[str, str]:
+    """The best device there is."""
+    if torch.cuda.is_available():
+        return "cuda", "a CUDA GPU is there"
+    if torch.backends.mps.is_available():
+        return "mps", "an Apple GPU is there"
+    return "cpu", "no GPU was found"
+
+
+def default_threads(device: str) -> tuple[int, str]:
+    """As many as multiply fastest."""
+    if device != "cpu":
+        return torch.get_num_threads(), "the device does the work"
+    best, there = best_threads(), cores()
+    of = "there is one core" if there == 1 else f"products are fastest so, of {there} cores{when(best)}"
+    return round(best), of
+
+
+def default_workers(device: str, here: Cores) -> tuple[int, str]:
+    """Processes that read images; where they are in memory, cropping them is still work."""
+    return hardware.choose_workers(device, here, least=1)
+
+
+def default_precision(device: str) -> tuple[str, str]:
+    """Half the bits where products gain from it."""
+    if device == "cuda":
+        good = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ("bfloat16", "the GPU has it") if good else ("float16", "the GPU has no bfloat16")
+    if device == "mps":
+        return "float32", "the safe choice on an Apple GPU"
+    pays, why = bfloat16_pays()
+    return ("bfloat16" if pays else "float32"), why
+
+
+def default_attention(device: str, precision: str, spec: EncoderSpec) -> tuple[str, str]:
+    """The form that is faster for the encoder's shape."""
+    if device != "cpu":
+        return "fused", "the usual choice on a GPU"
+    heads, tokens, side = attention_shape(outline(spec))
+    if heads * tokens**2 > _MAX_EXPLICIT:
+        return "fused", f"an explicit softmax would hold {heads} tables of {tokens:,} x {tokens:,} numbers an image"
+    gain = fused_gain(device, precision, heads, tokens, side)
+    return ("explicit" if gain < _CLEARLY else "fused"), f"the fused kernel is ×{gain:.2f} as fast here{when(gain)}"
+
+
+def default_kernels(device: str, bfloat16: bool, spec: EncoderSpec, images: int) -> tuple[str, str]:
+    """Our own where they can be had, and are faster than torch's for the encoder's attention."""
+    return choose_kernels(outline(spec), device, bfloat16, images)
+
+
+def check_kernels(kernels: str, device: str, bfloat16: bool, spec: EncoderSpec) -> None:
+    """Refuse kernels that cannot be had."""
+    if kernels != "native":
+        return
+    if device != "cpu" or not bfloat16:
+        raise PatchloomError("--kernels native is for bfloat16 on a CPU: add --precision bfloat16, or leave it out")
+    if not supports_native(outline(spec)):
+        raise PatchloomError(f"--kernels native does not fit this model, since {NOT_SERVED}: use --kernels torch")
+    native.library()
+
+
+def default_compile(device: str, precision: str, spec: EncoderSpec, kernels: str, threads: int) -> tuple[bool, str]:
+    """Only where `patchloom bench` found that it pays: trying it takes a minute."""
+    gain = compile_gain(device, precision, spec.model, kernels, threads)
+    if gain is None:
+        return False, "unknown here: patchloom bench --compile true measures what it brings"
+    if not can_compile(device):
+        return False, "there is no C++ compiler"
+    return gain > _WORTH, f"patchloom bench measured ×{gain:.2f}{when(gain)}"
+
+
+def can_compile(device: str) -> bool:
+    """Whether torch.compile finds what it needs: on a CPU, a C++ compiler."""
+    return device != "cpu" or any(map(shutil.which, (os.environ.get("CXX") or "g++", "g++", "clang++")))
+
 
 # Images seen by the end of a run, if epochs is auto: minutes on a CPU, hours on a GPU.
 _SAMPLES = {"cpu": 200_000, "gpu": 20_000_000}
@@ -51,20 +147,7 @@ def resolve(
     here: Cores | None = None,
     images: Source | None = None,
 ) -> tuple[Settings, dict[str, str]]:
-    """Replace every ``auto``.
-
-    Args:
-        settings: as the user gave them.
-        n: training images; of which some are to be held out, if ``held_out`` is still auto.
-        channels: channels found in the data.
-        stats: median size and statistics of the data.
-        world: processes that train together.
-        here: how many of them share the cores of this machine; all of those of a node, if absent.
-        images: to train on, of which some are looked at where they are much larger than what is trained on.
-
-    Returns:
-        Settings without ``auto``, and for each one that was chosen, the reason in a few words.
-    """
+    """Replace every ``auto``."""
     settings, reasons = with_share(settings, n)
     chosen: dict[str, Any] = {}
 
@@ -81,9 +164,9 @@ def resolve(
         asked = getattr(settings, name)
         return auto(name, *find(*about)) if asked == "auto" else asked
 
-    device = auto("device", *device_defaults.device())
+    device = auto("device", *default_device())
     check_device(device)
-    noun = noun_of(stats.sound)
+    noun = item_noun(stats.sound)
     auto("channels", channels, f"what the {noun} have")
     swin = swin_sizes(settings.model.get("name", "auto"), settings.model)
     task_class(settings.task["name"]).refuse_swin(swin is not None)
@@ -114,7 +197,7 @@ def resolve(
         found("crop_scale", _crop_scale, settings, (h, w), (stats.height, stats.width), images)
     else:
         chosen["crop_scale"] = _USUAL_SCALE
-    rows, columns = both(patch)
+    rows, columns = to_pair(patch)
     auto("model", *_model(device, (h // rows) * (w // columns)))
     defaults = encoder_defaults(settings.task)
     usual = ("sincos", "as in the papers") if swin is None else ("none", "a Swin has relative ones of its own")
@@ -127,9 +210,9 @@ def resolve(
     batch = auto(
         "batch_size", *_batch(device, n, world, n * epochs / settings.accumulate, updates_needed(settings.task))
     )
-    check_images(settings.task, batch, n)
+    check_step_size(settings.task, batch, n)
     share_of_batch(batch, n, world)
-    here = here or Cores(cores(), max(1, world // settings.nodes))
+    here = here or Cores(cores(), world)
     if settings.devices == "auto":
         chosen["devices"] = here.processes
     epochs = auto("epochs", epochs, f"{round(n * epochs):,} samples in all from {n:,} training {noun}")
@@ -143,33 +226,24 @@ def resolve(
             chosen[owner] = {**chosen.get(owner, settings.task), option: value}
             reasons[name] = why
     auto("warmup_epochs", round(epochs * 0.1, 4), "a tenth of the epochs")
-    threads = found("threads", device_defaults.threads, device)
-    auto("workers", *device_defaults.workers(device, here))
-    half = found("precision", device_defaults.precision, device)
+    threads = found("threads", default_threads, device)
+    auto("workers", *default_workers(device, here))
+    half = found("precision", default_precision, device)
     spec = replace(settings, **chosen).encoder_spec()
-    found("attention", device_defaults.attention, device, half, spec)
+    found("attention", default_attention, device, half, spec)
     halves = "bfloat16" in (half, settings.teacher_precision)
-    kernels = found("kernels", device_defaults.kernels, device, halves, spec, batch // world)
-    device_defaults.check_kernels(settings.kernels, device, halves, spec)
-    found("compile", device_defaults.compile, device, half, spec, kernels, threads)
-    if settings.compile is True and not device_defaults.can_compile(device):
+    kernels = found("kernels", default_kernels, device, halves, spec, batch // world)
+    check_kernels(settings.kernels, device, halves, spec)
+    found("compile", default_compile, device, half, spec, kernels, threads)
+    if settings.compile is True and not can_compile(device):
         raise PatchloomError("--compile true needs a C++ compiler, such as g++: install one, or leave it out")
     resolved = replace(settings, **chosen)
     resolved.check()  # what was given may not go with what was chosen
     return resolved, reasons
 
 
-def measured(settings: Settings, source: Source, sample: int = 1000) -> tuple[int, Stats]:
-    """What is measured of the training data before a run: its channels, and its statistics.
-
-    Args:
-        settings: as the user gave them.
-        source: images or recordings.
-        sample: how many of them are read.
-
-    Raises:
-        PatchloomError: settings of the other kind of data, or nothing can be read.
-    """
+def measure_data(settings: Settings, source: Source, sample: int = 1000) -> tuple[int, Stats]:
+    """What is measured of the training data before a run: its channels, and its statistics."""
     settings.check_kind(source)
     if source.sound is not None:
         sound = settings.sound()
@@ -180,15 +254,7 @@ def measured(settings: Settings, source: Source, sample: int = 1000) -> tuple[in
 
 
 def _of_swin(device: str, median: int, settings: Settings, patch: int | None, along: int) -> list[tuple[str, Any, str]]:
-    """Sizes for a Swin, each with its reason: sides of even numbers of units, by which it can be masked.
-
-    Args:
-        device: what computes.
-        median: shorter side of the images.
-        settings: as the user gave them.
-        patch: side of a patch that the name of the model tells; None: 8 units a side are aimed at.
-        along: patches along a unit.
-    """
+    """Sizes for a Swin, each with its reason: sides of even numbers of units, by which it can be masked."""
     asked, given = settings.patch_size, settings.img_size
     if isinstance(asked, tuple):
         raise PatchloomError(f"a Swin takes square patches, and these are {in_pixels(asked)} pixels: give their side")
@@ -209,7 +275,7 @@ def _img_size(asked: Any, device: str, median: int, patch: PatchSize | Auto) -> 
             "patches: give larger images, or --img_size to enlarge them"
         )
     ceiling = 96 if device == "cpu" else 224
-    steps = both(_patch(min(median, ceiling)) if patch == "auto" else patch)
+    steps = to_pair(_patch(min(median, ceiling)) if patch == "auto" else patch)
     h, w = (max(1, round(min(median, ceiling) / step)) * step for step in steps)
     why = f"the most that is quick on a {device}" if median > ceiling else f"as the images, {median} at the median"
     return (h, w), why
@@ -256,11 +322,7 @@ def _batch(device: str, n: int, world: int, samples: float, needed: tuple[int, s
 
 
 def share_of_batch(batch: int, n: int, world: int) -> int:
-    """Images of a step of ``batch`` that each of ``world`` processes takes, of ``n`` images in all.
-
-    Raises:
-        PatchloomError: they cannot be shared evenly.
-    """
+    """Images of a step of ``batch`` that each of ``world`` processes takes, of ``n`` images in all."""
     images = min(batch, n)
     if images % world:
         below, above = images // world * world, (images // world + 1) * world

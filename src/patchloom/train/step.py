@@ -8,14 +8,53 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from patchloom.data import Batch, normalize
+from patchloom.data.loader import Batch
+from patchloom.data.stats import normalize
 from patchloom.nets.performance import compile_blocks
-from patchloom.processes import Shared, total, world
 from patchloom.runs.settings import Settings
+from patchloom.system.distributed import Shared, total, world
 from patchloom.tasks.task import Task
-from patchloom.train.optim import build_optimizer, clip_gradients
+
+# The optimiser: AdamW with the usual groups.
+
+
+_FREE = ("pos_embed", "reg_token", "relative_position_bias_table")
+
+
+def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Trainable parameters in two groups: with weight decay, and without (biases, norms, tokens, positions).
+
+    Tokens and positions are recognised by their shape: all their dimensions but the last are 1, or by what their name
+    ends in: ``pos_embed``, or that of a Swin's table of relative position biases.
+    """
+    decayed, free = [], []
+    for name, weight in net.named_parameters():
+        if weight.requires_grad:
+            vector = weight.numel() == weight.shape[-1] or name.endswith(_FREE)
+            (free if vector else decayed).append(weight)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def build_optimizer(
+    net: nn.Module, weight_decay: float, device: str, betas: tuple[float, float] = (0.9, 0.95)
+) -> torch.optim.AdamW:
+    """Build AdamW, fused where the device has it, by default with MAE's betas. The loop sets the rate."""
+    fused = device in ("cpu", "cuda")
+    return torch.optim.AdamW(parameter_groups(net, weight_decay), lr=0.0, betas=betas, fused=fused)
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, scale: float = 1.0) -> Tensor:
+    """Divide the gradient by ``scale``, then shorten it to the norm ``max_norm`` if it is longer (0: never)."""
+    weights = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    gradients = [one.grad for one in weights]
+    if scale != 1:
+        torch._foreach_mul_(gradients, 1 / scale)
+    norm = nn.utils.clip_grad_norm_(weights, max_norm) if max_norm else nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 class Forward(NamedTuple):
@@ -93,15 +132,7 @@ class Stepper:
         return autocast(self.fabric.device.type, self.settings.precision)
 
     def forward(self, batch: Batch, step: int, last: bool, generator: Shared, scale: float = 1.0) -> Forward:
-        """Add a step's gradients to those that wait; with the ``last`` before an update, processes share them.
-
-        Args:
-            batch: on the device.
-            step: its number, from 0, from which everything random in it follows.
-            last: whether the update follows.
-            generator: of the task's draws.
-            scale: by which the loss is multiplied, and so its gradients; the same for all steps of an update.
-        """
+        """Add a step's gradients to those that wait; with the ``last`` before an update, processes share them."""
         seed_step(self.settings.seed, step, self.fabric.global_rank, generator)
         views = [normalize(view, self.task.mean, self.task.std) for view in batch.views]
         with nullcontext() if last else self.fabric.no_backward_sync(self.module):
@@ -113,18 +144,7 @@ class Stepper:
     def update(
         self, done: int, rate: float, forwards: Sequence[Forward], questions: Sequence[bool], scale: float = 1.0
     ) -> Update:
-        """Move the weights by the gradients that wait, if they and the losses are finite in every process.
-
-        Args:
-            done: steps that are done with this one.
-            rate: the learning rate.
-            forwards: of the steps since the last update.
-            questions: which any process may answer with yes.
-            scale: that `forward` was given.
-
-        Returns:
-            How it went, which is the one thing that a device is waited for.
-        """
+        """Move the weights by the gradients that wait, if they and the losses are finite in every process."""
         norm = clip_gradients(self.optimizer.optimizer, self.settings.clip, scale)
         at = self.fabric.device
         values = torch.stack([torch.stack([v.float().to(at) for v in one.values.values()]) for one in forwards])

@@ -11,20 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.data import Source, normalize, plain_batches
-from patchloom.data.crop import cuts_natively
-from patchloom.evaluate import ImageFeatures, classes_of, extract, has_labels, knn_accuracies, pixel_features
-from patchloom.launch import gathered_weights
+from patchloom.data.augment import cuts_natively
+from patchloom.data.loader import plain_batches
+from patchloom.data.source import Source
+from patchloom.data.stats import normalize
+from patchloom.display import StatusMessage
+from patchloom.evaluate.features import ImageFeatures, count_classes, extract, has_labels, pixel_features
+from patchloom.evaluate.protocols.knn import knn_accuracies
+from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_size
-from patchloom.nets.heads import InstanceHead
-from patchloom.nets.hierarchical import Encoder
-from patchloom.nets.pooling import pooled_tokens
-from patchloom.nets.weights import EncoderCard, untrained_twin
+from patchloom.nets.heads import InstanceHead, pooled_tokens
+from patchloom.nets.swin import Encoder
 from patchloom.questions.collapse import centred_rank, deviation, distance_from_mean, effective_rank, output_spread
-from patchloom.questions.measure import Measure
+from patchloom.questions.question import Measure
 from patchloom.runs.settings import Settings
+from patchloom.system.distributed import gathered_weights
 from patchloom.tasks.task import Task
-from patchloom.waiting import Waiting
 
 _BATCH = 250
 _FEATURED = 500  # held-out images whose features tell whether the encoder tells images apart
@@ -52,7 +54,7 @@ class Validation:
         self.batch_size, self.workers = min(_BATCH, 2 * settings.batch_size), settings.workers
         self.size, self.k = input_size(task.encoder), settings.knn_k
         self.gallery = None
-        if has_labels(held_out) and classes_of(training) > 1:
+        if has_labels(held_out) and count_classes(training) > 1:
             with_label = np.flatnonzero(training.labels >= 0)
             order = np.random.default_rng(self.seed).permutation(with_label)
             self.gallery = training.subset(order[: settings.knn_gallery])
@@ -60,25 +62,15 @@ class Validation:
     def run(
         self, device: torch.device, precision: Callable[[], AbstractContextManager[Any]], first: bool = False
     ) -> tuple[Measure, dict[str, float]]:
-        """Measure now. Every process must call it, since each may have a part of the weights only.
-
-        Args:
-            device: where the task is.
-            precision: gives the context in which the task computes its own measure.
-            first: before the first step: also the kNN accuracy of fresh weights and of raw pixels, and how far the
-                images are apart.
-
-        Returns:
-            The task's measure, and columns for ``metrics.csv``.
-        """
-        with Waiting("measuring on held-out images"), gathered_weights(self.task):
+        """Measure now. Every process must call it, since each may have a part of the weights only."""
+        with StatusMessage("measuring on held-out images"), gathered_weights(self.task):
             self.task.eval()
             with torch.inference_mode(), precision():
                 measure = self._measure(device)
             row = self._columns(measure, device)
             self.task.train()
         if first:
-            with Waiting("measuring what needs no training"):
+            with StatusMessage("measuring what needs no training"):
                 row |= self._without_training(row, device)
         return measure, row
 

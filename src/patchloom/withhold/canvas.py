@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
-from patchloom.processes import gathered, rank
-from patchloom.sides import Sides
-from patchloom.withhold.checks import check_images, check_shape, check_sizes
-from patchloom.withhold.draws import table
+from patchloom.sizes import Sides
+from patchloom.system.distributed import gathered, rank
+from patchloom.withhold.degrade import check_images, check_shape, check_sizes, table
 
 Sizes = Sequence[tuple[int, int]]
 
@@ -39,9 +38,6 @@ def zoom_out(
         left: [b] int64, the column of its left edge.
         around: what fills the rest, broadcast to [b c h w]: a colour [c 1 1] or other images (appendix A.3); None:
             mirror images, as in `mirror_canvas`.
-
-    Raises:
-        ValueError: there is no size, one is larger than the images, or there is not one draw per image.
     """
     check_images(images)
     b, _, h, w = images.shape
@@ -63,9 +59,6 @@ def mirror_canvas(small: Tensor, size: tuple[int, int], top: Tensor, left: Tenso
 
     The rest is filled with mirror images, again and again if need be. Mirrors stand between pixels: the pixel at the
     edge comes twice, so that the canvas is continuous.
-
-    Raises:
-        ValueError: the canvas is smaller than the images, or there is not one place per image.
     """
     check_images(small)
     b, _, s, t = small.shape
@@ -107,11 +100,7 @@ def centre_crop(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def crop_at(images: Tensor, size: tuple[int, int], corner: Tensor) -> Tensor:
-    """The part of ``size`` (h, w) of each image [b c H W] whose upper left pixel is ``corner`` [b 2] (row, column).
-
-    Raises:
-        ValueError: there is not one corner per image.
-    """
+    """The part of ``size`` (h, w) of each image [b c H W] whose upper left pixel is ``corner`` [b 2] (row, column)."""
     check_shape("corner", corner, (len(images), 2))
     rows, columns = (corner[:, axis, None] + torch.arange(side, device=images.device) for axis, side in enumerate(size))
     return _pick(images, rows, columns)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from patchloom.patches.partition import random_block
 from patchloom.withhold import canvas, degrade
-from patchloom.withhold.draws import (
+from patchloom.withhold.degrade import (
     KernelInit,
     KernelOf,
     draw_from,
@@ -24,8 +24,8 @@ from patchloom.withhold.draws import (
 )
 from patchloom.withhold.encoder_input import EncoderInput, mask_patches
 
-Kind = Literal["masked", "zoom_in", "zoom_out", "fisheye", "wave", "blur", "decolorize", "none"]
-Place = Literal["centre", "random"]
+DegradationKind = Literal["masked", "zoom_in", "zoom_out", "fisheye", "wave", "blur", "decolorize", "none"]
+CropPlace = Literal["centre", "random"]
 Fill = Literal["mirror", "black", "images", "none"]
 CanvasFit = Literal["resize", "crop"]
 
@@ -50,12 +50,12 @@ class Degradation:
         canvas_fit: how a bent canvas becomes as large as ``size``.
     """
 
-    kind: Kind
+    kind: DegradationKind
     size: tuple[int, int]
     canvas: tuple[int, int]
     strengths: tuple[float, ...]
     patch: tuple[int, int] = (1, 1)
-    zoom_place: Place = "centre"
+    zoom_place: CropPlace = "centre"
     fill: Fill = "mirror"
     kernel_init: KernelInit = "normal"
     kernel_of: KernelOf = "channel"

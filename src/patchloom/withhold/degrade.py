@@ -3,7 +3,7 @@
 What is smaller than its canvas, such as a picture that is zoomed out, is in `patchloom.withhold.canvas`.
 
 Every function takes a batch, works where the batch is, and treats each image by its own draw; no image sees another.
-Draws are arguments: places, centres, kernels, which `patchloom.withhold.draws` makes from a generator. Shapes
+Draws are arguments: places, centres, kernels, which `patchloom.withhold.degrade` makes from a generator. Shapes
 never depend on values and no value is read back, so that a GPU need not stop and wait; for the same reason only shapes
 and plain numbers are checked, never what is inside a tensor.
 
@@ -12,14 +12,46 @@ Letters: b batch, c channels, h w height width of the images, k side of a kernel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import pi
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchloom.withhold.checks import check_images, check_odd, check_shape
+from patchloom.system.distributed import draw, world
+
+# What degradations and their draws refuse. Only shapes and plain numbers are looked at, never inside a tensor.
+
+
+def check_images(images: Tensor) -> None:
+    """Refuse what is not a batch of images."""
+    if images.ndim != 4 or not images.is_floating_point():
+        kind = f"{list(images.shape)} of {str(images.dtype).removeprefix('torch.')}"
+        raise ValueError(f"images to degrade are floating-point numbers [b c h w], not {kind}")
+
+
+def check_shape(name: str, given: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse a tensor, called ``name``, of another shape than ``shape``."""
+    if given.shape != shape:
+        raise ValueError(f"{name} must be {list(shape)}, one for each image, but is {list(given.shape)}")
+
+
+def check_sizes(sizes: Sequence[tuple[int, int]], size: tuple[int, int]) -> None:
+    """Refuse sizes (s, t) that do not fit on a canvas of ``size`` (h, w)."""
+    if not sizes:
+        raise ValueError("zooming out needs at least one size to shrink to")
+    h, w = size
+    for s, t in sizes:
+        if not (1 <= s <= h and 1 <= t <= w):
+            raise ValueError(f"an image of {s}x{t} pixels cannot be placed on a canvas of {h}x{w}")
+
+
+def check_odd(side: int) -> None:
+    """Refuse a kernel's side without a middle."""
+    if side < 1 or side % 2 == 0:
+        raise ValueError(f"a kernel has an odd side, so that it has a centre, not {side}")
 
 
 def zoom_in(images: Tensor, scale: float | Tensor, corner: Tensor | None = None) -> Tensor:
@@ -32,9 +64,6 @@ def zoom_in(images: Tensor, scale: float | Tensor, corner: Tensor | None = None)
         images: [b c h w].
         scale: share of the side that is seen, in (0, 1]; one for all, or [b].
         corner: [b 2] row and column of the part's upper left pixel (appendix A.3); None: the part is the centre.
-
-    Raises:
-        ValueError: the scale is outside (0, 1], or there is not one per image.
     """
     check_images(images)
     b, _, h, w = images.shape
@@ -70,9 +99,6 @@ def fisheye(images: Tensor, centre: Tensor, twist: Tensor) -> Tensor:
         images: [b c h w].
         centre: [b 2], x to the right and y down, in [-1, 1].
         twist: [b]; the paper draws from 0.20 to 0.25.
-
-    Raises:
-        ValueError: there is not one centre or twist per image.
     """
     check_images(images)
     b, _, h, w = images.shape
@@ -97,9 +123,6 @@ def wave(images: Tensor, amplitude: Tensor, phase: Tensor, waves: float = 1.5) -
         amplitude: [b] share of the height.
         phase: [b] share of a wave by which it starts later.
         waves: how many there are from the left edge to the right one.
-
-    Raises:
-        ValueError: there is not one amplitude or phase per image.
     """
     check_images(images)
     b, _, h, w = images.shape
@@ -120,9 +143,6 @@ def blur(images: Tensor, kernels: Tensor) -> Tensor:
     Args:
         images: [b c h w].
         kernels: [b c k k], one for each channel of an image, or [b 1 k k], one for all; k odd. From `random_kernels`.
-
-    Raises:
-        ValueError: the kernel's side is even, or there is not one kernel per channel or per image.
     """
     check_images(images)
     b, c, h, w = images.shape
@@ -146,9 +166,6 @@ def decolorize(images: Tensor, saturation: Tensor) -> Tensor:
     Args:
         images: [b 3 h w], red, green, blue.
         saturation: [b] in [0, 1]; the paper's best is 0.3.
-
-    Raises:
-        ValueError: the images have other than 3 channels, or there is not one saturation per image.
     """
     check_images(images)
     b, c, _, _ = images.shape
@@ -176,3 +193,111 @@ def _enlarged(side: int, seen: Tensor, start: Tensor | None) -> Tensor:
 def _sample(images: Tensor, grid: Tensor, **how: Any) -> Tensor:
     """Images read bilinearly at ``grid`` [b h w 2]; in float32, since bfloat16 cannot tell one pixel from the next."""
     return F.grid_sample(images.float(), grid, mode="bilinear", **how).to(images.dtype)
+
+
+# Draws that say how strongly each image of a batch is degraded, made from a generator.
+
+
+Device = torch.device | str
+KernelInit = Literal["normal", "kaiming", "xavier"]
+KernelOf = Literal["channel", "image"]
+
+
+def draw_uniform(
+    low: float, high: float, shape: Sequence[int], generator: torch.Generator | None = None, device: Device = "cpu"
+) -> Tensor:
+    """Numbers of ``shape`` (b first) uniform from ``low`` to ``high``."""
+    noise = draw(torch.rand, shape, generator, device)
+    return (low + (high - low) * noise).to(device, non_blocking=True)
+
+
+def draw_index(n: int, b: int, generator: torch.Generator | None = None, device: Device = "cpu") -> Tensor:
+    """One of 0 ... ``n`` - 1 for each of ``b`` images: [b] int64. ValueError if there is none."""
+    if n < 1:
+        raise ValueError("there is nothing to draw from")
+    return draw(torch.randint, (b,), generator, device, n).to(device, non_blocking=True)
+
+
+def draw_from(
+    choices: Sequence[float], b: int, generator: torch.Generator | None = None, device: Device = "cpu"
+) -> Tensor:
+    """One of the ``choices`` for each of ``b`` images: [b]. ValueError if there is none."""
+    which = draw_index(len(choices), b, generator, device)
+    return table(choices, device)[which]
+
+
+def random_places(
+    sizes: Sequence[tuple[int, int]],
+    which: Tensor,
+    size: tuple[int, int],
+    generator: torch.Generator | None = None,
+    device: Device | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Row and column, [b] int64 each, of the upper left corner of images shrunk to ``sizes[which]``, (s, t) pixels.
+
+    Every place where the image fits on the canvas of ``size`` (h, w) is as likely. The places are on ``device``, or
+    else where ``which`` [b] is.
+    """
+    check_sizes(sizes, size)
+    device = which.device if device is None else device
+    room = table(size, device) - table(sizes, device)[which.to(device, non_blocking=True)]
+    top, left = random_corners(room, generator).unbind(1)
+    return top, left
+
+
+def random_corners(room: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Row and column [b 2] int64 from 0 to the ``room`` [b 2] that there is; each as likely, where the room is."""
+    return (draw_uniform(0, 1, room.shape, generator, room.device) * (room + 1)).long()
+
+
+def random_others(
+    b: int, n: int, generator: torch.Generator | None = None, device: Device = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """For each of ``n`` patches of ``b`` images, one of the other images of all processes, and one of its patches.
+
+    Returns:
+        ``step`` and ``place`` [b n] int64, as `patchloom.withhold.canvas.patches_of_others` takes them.
+    """
+    others = max(1, world() * b - 1)
+    step, place = (draw(torch.randint, (b, n), generator, device, bound) for bound in (others, n))
+    return step.to(device, non_blocking=True), place.to(device, non_blocking=True)
+
+
+def random_kernels(
+    sizes: Sequence[int],
+    which: Tensor,
+    generator: torch.Generator | None = None,
+    device: Device | None = None,
+    init: KernelInit = "normal",
+    channels: int = 1,
+) -> Tensor:
+    """Draw kernels [b channels k k] of side ``sizes[which]``, each to convolve a channel of an image with.
+
+    Their weights are normal. ``normal``: around 1/side² with deviation 0.02, which blurs (Beyond Masking, degradation
+    d). ``kaiming`` and ``xavier``: around 0, as convolutions are initialised (appendix A.1, where both fail): with
+    deviation sqrt(2 / side²) by He et al. (2015), and sqrt(2 / (side² + side²)) by Glorot and Bengio (2010).
+
+    k is the largest side; a smaller kernel lies in the centre of zeros, so that one convolution serves all. The
+    kernels are float32 and on ``device``, or else where ``which`` [b] is.
+    """
+    if not sizes:
+        raise ValueError("blurring needs at least one kernel side")
+    for side in sizes:
+        check_odd(side)
+    k = max(sizes)
+    device = which.device if device is None else device
+    noise = draw(torch.randn, (len(which), channels, k, k), generator, device).to(device, non_blocking=True)
+    side = table(sizes, device)[which.to(device, non_blocking=True)][:, None, None, None]
+    away = (torch.arange(k, device=device) - k // 2).abs()
+    inside = torch.maximum(away[:, None], away) <= side // 2  # [b 1 k k]
+    weights = (
+        1 / side**2 + 0.02 * noise if init == "normal" else noise * {"kaiming": 2**0.5, "xavier": 1.0}[init] / side
+    )
+    return torch.where(inside, weights, 0)
+
+
+def table(values: Sequence[Any], device: Device) -> Tensor:
+    """Numbers, or equally long rows of them; the device itself writes them, so that no copy is waited for."""
+    if isinstance(values[0], Sequence):
+        return torch.stack([table(row, device) for row in values])
+    return torch.stack([torch.full((), value, device=device) for value in values])

@@ -64,9 +64,6 @@ def mask_patches(given: EncoderInput, keep: Tensor, mask: Tensor | None = None) 
         given: what the encoder was given before.
         keep: [b m] places among its visible patches.
         mask: [b k-m] the other places, in the order in which they shall be asked; None: in their own order.
-
-    Raises:
-        ValueError: the context was limited before.
     """
     if given.context is not None:
         raise ValueError("limit the context after masking patches, not before: it names places among the visible ones")

@@ -7,8 +7,9 @@ import pytest
 import torch
 import torchvision
 
-from patchloom.data import Shapes, open_data
-from patchloom.data.sources.builtin import _TORCHVISION
+from patchloom.data.sources.builtin import FETCHED
+from patchloom.data.sources.open import open_data
+from patchloom.data.sources.synthetic import Shapes
 from patchloom.errors import PatchloomError
 
 
@@ -70,6 +71,6 @@ def test_a_failed_download_says_where_the_files_go(tmp_path, monkeypatch):
 
 
 def test_torchvision_names_and_arguments_exist():
-    for recipe in _TORCHVISION.values():
-        known = inspect.signature(getattr(torchvision.datasets, recipe.dataset)).parameters
-        assert {"root", "download", *recipe.train, *(recipe.test or {})} <= set(known)
+    for dataset, train, test in FETCHED.values():
+        known = inspect.signature(getattr(torchvision.datasets, dataset)).parameters
+        assert {"root", "download", *train, *(test or {})} <= set(known)

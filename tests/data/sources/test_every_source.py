@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data import Data, Unreadable, hold_out, lasting, open_data
+from patchloom.data.decode import Unreadable
+from patchloom.data.source import Data
+from patchloom.data.sources.open import absolute_name, open_data
+from patchloom.data.splits import hold_out
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import labelled
+from patchloom.evaluate.features import only_labelled
 
 PER_CLASS = 5
 
@@ -129,7 +132,7 @@ def test_names_and_parts(kind):
     assert [part.describe(i) for i in (0, 1)] == [source.describe(i) for i in (7, 1)]
     assert torch.equal(part.read(0), source.read(7))
     if kind.labels:
-        assert part.labels.tolist() == source.labels[[7, 1]].tolist() and len(labelled(part)) == 2
+        assert part.labels.tolist() == source.labels[[7, 1]].tolist() and len(only_labelled(part)) == 2
     places = {source.place(i) for i in range(10)}
     assert places == {None} or (len(places) == 10 and part.place(0) == source.place(7))
 
@@ -181,13 +184,13 @@ def test_what_does_not_exist_is_said_in_a_sentence(kind, tmp_path, monkeypatch):
 
 
 def test_its_lasting_name_is_found_from_anywhere(kind, monkeypatch, tmp_path):
-    kept = lasting(kind.make())
+    kept = absolute_name(kind.make())
     before = open_data(kept).train
     elsewhere = tmp_path / "else" / "where"
     elsewhere.mkdir(parents=True)
     monkeypatch.chdir(elsewhere)
     again = open_data(kept).train
-    assert lasting(kept) == kept and again.fingerprint() == before.fingerprint() and again.name == before.name
+    assert absolute_name(kept) == kept and again.fingerprint() == before.fingerprint() and again.name == before.name
 
 
 def test_contents_tell_copies_and_splits_avoid_them(kind, here):

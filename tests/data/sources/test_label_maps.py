@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data import open_data
 from patchloom.data.sources import label_maps
+from patchloom.data.sources.open import open_data
 
 SIDE = 48
 

@@ -11,8 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchloom.data import Shapes, Unreadable, open_data, read_image
-from patchloom.data.sources.files import Names
+from patchloom.data.decode import Unreadable, read_image
+from patchloom.data.sources.files import PackedStrings
+from patchloom.data.sources.open import open_data
+from patchloom.data.sources.synthetic import Shapes
 from patchloom.errors import PatchloomError
 
 
@@ -177,7 +179,7 @@ def test_paths_are_relative_to_the_folder_however_it_is_written(tmp_path, draw, 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)))
 def test_names_in_one_block(names):
-    kept = pickle.loads(pickle.dumps(Names(names)))
+    kept = pickle.loads(pickle.dumps(PackedStrings(names)))
     assert list(kept) == names == [kept[i] for i in range(len(kept))]
     with pytest.raises(IndexError):
         kept[len(names)]

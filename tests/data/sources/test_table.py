@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from patchloom.data import lasting, open_data
+from patchloom.data.sources.open import absolute_name, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import features
 
@@ -172,7 +172,7 @@ def test_what_is_missing_is_said_in_terms_of_columns(table):
         (f"{path}@label=", f"{path}@"),
     ):
         with pytest.raises(PatchloomError, match=f"has no labels: say which column holds them, {asked}label=COLUMN$"):
-            features.labelled(open_data(name).train.subset([0, 1]))
+            features.only_labelled(open_data(name).train.subset([0, 1]))
     with pytest.raises(PatchloomError, match=r"--group dya matches no .*: give a column \(right, day\), a regular"):
         open_data(path, group="dya")
 
@@ -180,6 +180,6 @@ def test_what_is_missing_is_said_in_terms_of_columns(table):
 def test_it_can_be_opened_from_anywhere(table, tmp_path, monkeypatch):
     table("left,right", *rows(IMAGES))
     monkeypatch.chdir(tmp_path)
-    kept = [lasting("m.csv"), lasting("m.csv@path=left")]
+    kept = [absolute_name("m.csv"), absolute_name("m.csv@path=left")]
     monkeypatch.chdir("/")
     assert kept == [str(tmp_path / "m.csv"), f"{tmp_path / 'm.csv'}@path=left"] and len(open_data(kept[1]).train) == 6

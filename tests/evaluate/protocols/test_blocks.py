@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data import open_data
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import evaluate
-from patchloom.evaluate.protocols import blocks
-from patchloom.evaluate.protocols.blocks import Classifier
+from patchloom.evaluate import training
+from patchloom.evaluate.classifier import Classifier
+from patchloom.evaluate.protocols import blocks, evaluate
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 
 QUICK = {"device": "cpu", "epochs": 2, "flip": False}
 
 
 def test_the_encoder_stays_as_it_is(tiny_encoder: Path, record_reads, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, fit = [], blocks.train_and_test
+    made, fit = [], training.train_and_test
 
     class Watched(Classifier):
         def __init__(self, *args, **kwargs):
@@ -32,10 +32,10 @@ def test_the_encoder_stays_as_it_is(tiny_encoder: Path, record_reads, monkeypatc
         "tiny",
         "untrained",
         "majority class",
-    ] and fit is blocks.train_and_test
+    ] and fit is training.train_and_test
     assert {row.protocol for row in report.rows} == {"blocks:2"} and report.headline.startswith("Probe of 2 blocks")
     assert set(record[: record.index("test")]) == {"train"} and record.count("test") == 60
-    vit, _ = load_encoder(tiny_encoder)
+    vit, _ = load_encoder_file(tiny_encoder)
     assert torch.equal(made[0][0].encoder.norm.weight, vit.norm.weight) and len(made) == 2
     for model, before in made:
         changed = {name for name, weight in model.state_dict().items() if not torch.equal(weight, before[name])}

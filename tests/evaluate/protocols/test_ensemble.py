@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data import Data, open_data
+from patchloom.data.source import Data
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import evaluate, settings
-from patchloom.evaluate.answers import Answers
+from patchloom.evaluate import settings
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, save_classifier
+from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.ensemble import agreement_of, average
+from patchloom.evaluate.training import ClassPredictions
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard
+from patchloom.nets.checkpoints.format import EncoderCard
 
 SPEC = EncoderSpec("nano", (8, 8), 4, channels=1, options={"depth": 1, "embed_dim": 32, "num_heads": 2})
 DIGITS = open_data("digits")
@@ -55,8 +57,8 @@ def test_two_models_are_averaged(tmp_path: Path) -> None:
 
 def test_the_mean_is_of_probabilities() -> None:
     labels = torch.tensor([0, 1])
-    sure = Answers(torch.tensor([[9.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), labels, [])
-    unsure = Answers(torch.tensor([[0.0, 1.0, 0.0], [0.0, 9.0, 0.0]]), labels, [])
+    sure = ClassPredictions(torch.tensor([[9.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), labels, [])
+    unsure = ClassPredictions(torch.tensor([[0.0, 1.0, 0.0], [0.0, 9.0, 0.0]]), labels, [])
     mean = average([sure, unsure])
     expected = (sure.logits.softmax(1) + unsure.logits.softmax(1)) / 2
     torch.testing.assert_close(mean.logits.exp().float(), expected)

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data import normalize, open_data
+from patchloom.data.sources.open import open_data
+from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import evaluate
-from patchloom.evaluate.protocols import fewshot
-from patchloom.evaluate.protocols.fewshot import few, projections
-from patchloom.evaluate.protocols.finetune import builder
+from patchloom.evaluate import training
+from patchloom.evaluate.protocols import evaluate, fewshot
+from patchloom.evaluate.protocols.fewshot import projections, subsample_training
+from patchloom.evaluate.protocols.finetune import classifier_builder
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.extra_modules import save_extra_module
-from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder, save_extra_module
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.tasks.lut import LUT
 from patchloom.withhold.encoder_input import all_patches
@@ -49,14 +49,14 @@ def _extrema(folder: Path, class_token: str = "cait") -> tuple[Path, ExtreMA]:
 @pytest.mark.parametrize(("share", "count"), [(0.01, 14), (0.1, 144), (None, 144)])
 def test_a_share_has_every_class(share: float | None, count: int) -> None:
     parts = parts_of("digits", EvalSettings())
-    some, what = few(parts, share, None, 0)
+    some, what = subsample_training(parts, share, None, 0)
     assert len(some.train) == what["labelled"] == count and set(some.train.labels) == set(range(10))
     assert some.test is parts.test and f"a stratified {count} were used (seed 0)" in some.story
-    assert not np.array_equal(few(parts, share, None, 1)[0].train.indices, some.train.indices)
+    assert not np.array_equal(subsample_training(parts, share, None, 1)[0].train.indices, some.train.indices)
 
 
 def test_so_many_of_each_class() -> None:
-    some, what = few(parts_of("digits", EvalSettings()), None, 3, 0)
+    some, what = subsample_training(parts_of("digits", EvalSettings()), None, 3, 0)
     assert np.bincount(some.train.labels).tolist() == [3] * 10 and what == {"per_class": 3, "labelled": 30}
 
 
@@ -72,11 +72,11 @@ def test_so_many_of_each_class() -> None:
 )
 def test_refusals(share: float | None, per_class: int | None, said: str) -> None:
     with pytest.raises(PatchloomError, match=said):
-        few(parts_of("digits", EvalSettings()), share, per_class, 0)
+        subsample_training(parts_of("digits", EvalSettings()), share, per_class, 0)
 
 
 def test_fine_tuning_sees_only_those(tiny_encoder: Path, record_reads, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, train_and_test = [], fewshot.train_and_test
+    seen, train_and_test = [], training.train_and_test
 
     def watched(protocol, title, done, candidates, plan, parts: Parts):
         seen.append(parts.train)
@@ -109,10 +109,10 @@ def test_the_linear_probe_is_that_of_frozen_features(tiny_encoder: Path) -> None
 @pytest.mark.parametrize("class_token", ["cait", "vit", "mean"])
 def test_the_projections_first_layer_is_the_tasks_own(tmp_path: Path, class_token: str) -> None:
     run, task = _extrema(tmp_path, class_token)
-    vit, card = load_encoder(run)
+    vit, card = load_encoder_file(run)
     pretrained, fresh = projections(run, card, 0)
     assert pretrained["pooling"] == {"cait": "instance", "vit": "class"}.get(class_token, "mean")
-    build = builder(vit, card, "auto", 10, **pretrained)
+    build = classifier_builder(vit, card, "auto", 10, **pretrained)
     model, again = build(Recipe()).eval(), build(Recipe())
     digits = open_data("digits").train
     images = normalize(torch.stack([digits.read(i) for i in range(5)]), card.mean, card.std)
@@ -123,7 +123,7 @@ def test_the_projections_first_layer_is_the_tasks_own(tmp_path: Path, class_toke
         assert model(images).shape == (5, 10)
     assert torch.equal(model.stem[0].weight, task.agreement.projection[0].weight)
     assert model.stem[0].weight is not again.stem[0].weight
-    scratch = builder(vit, card, "auto", 10, **fresh)(Recipe())
+    scratch = classifier_builder(vit, card, "auto", 10, **fresh)(Recipe())
     assert not torch.equal(scratch.stem[0].weight, model.stem[0].weight)
     assert scratch.stem[0].weight.shape == model.stem[0].weight.shape and scratch.pooling == model.pooling
     trained = {id(weight) for group in model.groups(0.05, 0.75) for weight in group["params"]}

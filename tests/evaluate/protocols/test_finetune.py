@@ -13,22 +13,24 @@ import timm
 import torch
 from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransformerRelPos
 
-from patchloom import waiting
+from patchloom import display
 from patchloom.cli import main
-from patchloom.data import Data, Source, open_data
+from patchloom.data.source import Data, Source
+from patchloom.data.sources import open
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import EvalSettings, Report, evaluate, features, settings, trained
-from patchloom.evaluate.answers import answers
+from patchloom.evaluate import features, settings, training
 from patchloom.evaluate.classifier import Classifier, load_classifier, read_classifier, variant_of
-from patchloom.evaluate.fit import seeded
-from patchloom.evaluate.loop import Trained
-from patchloom.evaluate.trained import Candidate, fit, plan_for
-from patchloom.evaluate.training import Training
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.results import Report
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.trainer import Trained
+from patchloom.evaluate.training import Candidate, Training, fit, plan_for, predict_classes, temporary_seed
 from patchloom.nets import native
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.nets.encode import grid_size, patch_positions
-from patchloom.nets.variants import RelativeAttention, vary
-from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
+from patchloom.nets.finetune import RelativeAttention, with_variant
 
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 # wider than high, so that rows and columns are not confused
@@ -55,7 +57,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("positions", ["sincos", "learned", "none"])
 def test_keep_is_the_encoder_itself(options: dict, positions: str) -> None:
     vit, card = encoder(options=SMALL | options, positions=positions)
-    copy = vary(vit, card, drop_path=0.5).eval()
+    copy = with_variant(vit, card, drop_path=0.5).eval()
     tokens = vit.forward_features(IMAGES)
     assert torch.equal(copy.forward_features(IMAGES), tokens)
     trained = {name for name, weight in vit.named_parameters() if weight.requires_grad}
@@ -70,15 +72,15 @@ def test_the_mean_is_normed_afterwards() -> None:
     vit.norm.register_forward_hook(lambda _, given, out: seen.append(given[0]))
     vit.forward_features(IMAGES)
     expected = torch.nn.functional.layer_norm(seen[0][:, 1:].mean(1), (32,), eps=vit.norm.eps)
-    torch.testing.assert_close(Classifier(vary(vit, card), 5, "mean").eval().pooled(IMAGES), expected)
+    torch.testing.assert_close(Classifier(with_variant(vit, card), 5, "mean").eval().pooled(IMAGES), expected)
 
 
 @pytest.mark.parametrize("class_token", [True, False])
 def test_relative_positions_begin_as_none_and_are_timms(class_token: bool) -> None:
     vit, card = encoder(options=SMALL | {"class_token": class_token, "qk_norm": True})
-    relative = vary(vit, card, "relative").eval()
+    relative = with_variant(vit, card, "relative").eval()
     tokens = relative.forward_features(IMAGES)
-    torch.testing.assert_close(tokens, vary(vit, card, "none").eval().forward_features(IMAGES))
+    torch.testing.assert_close(tokens, with_variant(vit, card, "none").eval().forward_features(IMAGES))
     tables = [weight for name, weight in relative.named_parameters() if name.endswith("position_bias_table")]
     assert len(tables) == 2 and all(table.requires_grad and not table.any() for table in tables)
     for table in tables:
@@ -93,7 +95,7 @@ def test_relative_positions_begin_as_none_and_are_timms(class_token: bool) -> No
     assert (biased - tokens).abs().max() > 0.01
     with torch.autocast("cpu", torch.bfloat16):
         assert (relative.forward_features(IMAGES).float() - biased).abs().max() < 0.2
-    unfused = vary(vit, card, "relative").eval()
+    unfused = with_variant(vit, card, "relative").eval()
     unfused.load_state_dict(relative.state_dict())
     for module in unfused.modules():
         if isinstance(module, RelativeAttention):
@@ -108,22 +110,22 @@ def test_positions_that_are_given() -> None:
     assert (variant_of("auto", without), variant_of("auto", with_), variant_of("none", with_)) == (
         *("learned", "keep", "none"),
     )
-    fixed = vary(without, card, "fixed", class_token=True)
+    fixed = with_variant(without, card, "fixed", class_token=True)
     assert torch.equal(patch_positions(fixed), sincos) and not fixed.pos_embed.requires_grad
     assert fixed.has_class_token and not fixed.pos_embed[0, 0].any() and fixed.cls_token.std() < 0.05
-    learned = vary(without, card, "learned")
+    learned = with_variant(without, card, "learned")
     assert learned.pos_embed.requires_grad and 0.01 < learned.pos_embed.std() < 0.03
-    on = vary(with_, other, "learned")
+    on = with_variant(with_, other, "learned")
     assert torch.equal(on.pos_embed, with_.pos_embed) and on.pos_embed.requires_grad
-    assert vary(with_, other, "none").pos_embed is None
-    unchanged = vary(*encoder(options=SMALL | {"class_token": False}), "keep", class_token=True)
+    assert with_variant(with_, other, "none").pos_embed is None
+    unchanged = with_variant(*encoder(options=SMALL | {"class_token": False}), "keep", class_token=True)
     assert torch.equal(patch_positions(unchanged), sincos) and not unchanged.pos_embed[0, 0].any()
-    assert [block.drop_path1.drop_prob for block in vary(with_, other, drop_path=0.25).blocks[1:]] == [0.25]
+    assert [block.drop_path1.drop_prob for block in with_variant(with_, other, drop_path=0.25).blocks[1:]] == [0.25]
     with pytest.raises(PatchloomError, match="relative positions cannot be given to register tokens"):
-        vary(*encoder(options=SMALL | {"reg_tokens": 2}), "relative")
+        with_variant(*encoder(options=SMALL | {"reg_tokens": 2}), "relative")
     with pytest.raises(PatchloomError, match="need a width that 4 divides, not 30"):
         narrow = {"embed_dim": 30, "num_heads": 2, "depth": 1}
-        vary(*encoder(positions="none", options=narrow), "fixed")
+        with_variant(*encoder(positions="none", options=narrow), "fixed")
 
 
 def test_an_encoder_of_timms_own_can_be_varied() -> None:
@@ -131,8 +133,8 @@ def test_an_encoder_of_timms_own_can_be_varied() -> None:
     vit = timm.create_model(name, num_classes=0).eval()
     card = EncoderCard(None, (0.5,) * 3, (0.5,) * 3, f"timm:{name}", name)
     images = torch.randn(1, 3, 224, 224)
-    assert torch.equal(vary(vit, card).eval()(images), vit(images))
-    assert grid_size(vary(vit, card, "relative")) == (14, 14)
+    assert torch.equal(with_variant(vit, card).eval()(images), vit(images))
+    assert grid_size(with_variant(vit, card, "relative")) == (14, 14)
 
 
 class Ramps(Source):
@@ -194,7 +196,7 @@ def test_the_rate_is_chosen_without_a_look_at_the_test_images(run: Path, record_
 
 
 def test_the_best_rate_is_chosen_and_of_equals_the_lowest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vit, card = load_encoder(run)
+    vit, card = load_encoder_file(run)
     source = open_data("digits").train.subset(range(60))
     plan = plan_for("small", {"blr": [0.4, 0.1, 0.2, 0.3]}, vit, card, source, EvalSettings(device="cpu"), "float32")
     shares, done = iter((0.3, 0.7, 0.7, 0.1)), []
@@ -203,8 +205,8 @@ def test_the_best_rate_is_chosen_and_of_equals_the_lowest(run: Path, monkeypatch
         done.append((plan.recipe.blr, len(images)))
         return Trained(model, {})
 
-    monkeypatch.setattr(trained, "train", train)
-    monkeypatch.setattr(trained, "answers", lambda *given: SimpleNamespace(accuracy=lambda: next(shares)))
+    monkeypatch.setattr(training, "train_classifier", train)
+    monkeypatch.setattr(training, "predict_classes", lambda *given: SimpleNamespace(accuracy=lambda: next(shares)))
     _, settings = fit(Candidate("one", lambda recipe: None, {"positions": "keep"}), plan, source)
     assert done == [(0.1, 54), (0.2, 54), (0.3, 54), (0.4, 54), (0.2, 60)]
     assert settings.items() >= {"blr": 0.2, "held_out_accuracy": 0.7, "held_out": 6, "positions": "keep"}.items()
@@ -226,11 +228,11 @@ def test_one_seed_one_result(run: Path, record_reads) -> None:
 
 def test_nothing_outside_notices_a_training() -> None:
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    with seeded(2**40):
+    with temporary_seed(2**40):
         drawn = torch.rand(1).item(), np.random.rand(), random.random()
     assert torch.equal(before[0], torch.get_rng_state()) and before[2] == random.getstate()
     assert before[1] == np.random.get_state()[1].tolist()
-    with seeded(2**40):
+    with temporary_seed(2**40):
         assert drawn == (torch.rand(1).item(), np.random.rand(), random.random())
 
 
@@ -244,7 +246,7 @@ def test_what_is_saved_says_the_same_again(run: Path, tmp_path: Path, positions:
     report = _tuned(run, positions=positions, pooling="class", max_train=60, blr=0.05, out=str(out))
     model, card = load_classifier(out)
     data = open_data("digits")
-    found = answers(model, data.test, card.encoder, EvalSettings(device="cpu"))
+    found = predict_classes(model, data.test, card.encoder, EvalSettings(device="cpu"))
     assert found.accuracy() == report.rows[0].value and not model.training
     assert (card.classes, card.data, card.seed, card.pooling) == (data.test.classes, "digits", 0, "class")
     assert card.positions == {"auto": "keep"}.get(positions, positions) == card.settings["positions"]
@@ -310,19 +312,19 @@ def test_wrong_pairs_are_refused_in_a_sentence(run: Path, tmp_path: Path, record
     with pytest.raises(PatchloomError, match="another number of channels"):
         _tuned(tmp_path / "five.safetensors", max_train=40)
     record_reads(30, 20)
-    one = settings.open_data("digits").train
+    one = open.open_data("digits").train
     one.labels = np.zeros(30, np.int64)
     with pytest.raises(PatchloomError, match="images of one class only"):
         _tuned(run)
 
 
 def test_a_loss_that_is_no_number_stops_it(run: Path) -> None:
-    vit, card = load_encoder(run)
+    vit, card = load_encoder_file(run)
     source = open_data("digits").train.subset(range(20))
     plan = plan_for("small", {"epochs": 1}, vit, card, source, EvalSettings(device="cpu"), "float32")
     with torch.no_grad():
         vit.norm.weight[0] = torch.nan
-    candidate = Candidate("bad", lambda recipe: Classifier(vary(vit, card), 10, "mean"), {})
+    candidate = Candidate("bad", lambda recipe: Classifier(with_variant(vit, card), 10, "mean"), {})
     with pytest.raises(PatchloomError, match="not finite after 1 steps: lower --blr"):
         fit(candidate, plan, source)
 
@@ -339,7 +341,7 @@ def test_the_line_has_the_time_left_of_all_trainings(run: Path, monkeypatch: pyt
     lines, step = [], Training._step
 
     def watched(self, *given):
-        lines.append(waiting._teller.under_way[-1].line())
+        lines.append(display._teller.under_way[-1].line())
         return step(self, *given)
 
     monkeypatch.setattr(Training, "_step", watched)
@@ -353,7 +355,7 @@ def test_the_line_has_the_time_left_of_all_trainings(run: Path, monkeypatch: pyt
 def test_auto_is_bfloat16_where_that_is_faster(run: Path, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
     monkeypatch.setattr(features, "bfloat16_pays", lambda: (True, "here"))
     seen, chosen = set(), []
-    monkeypatch.setattr(trained, "choose_kernels", lambda vit, *how: chosen.append(how) or ("torch", ""))
+    monkeypatch.setattr(training, "choose_kernels", lambda vit, *how: chosen.append(how) or ("torch", ""))
     forward = Classifier.forward
 
     def watched(self, images):
@@ -373,7 +375,7 @@ def test_native_kernels_train_as_torchs_do(run: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(features, "bfloat16_pays", lambda: (True, "here"))
     used: list[bool] = []
     for kernels in ("torch", "native"):
-        monkeypatch.setattr(trained, "choose_kernels", lambda *given, kernels=kernels: (kernels, ""))
+        monkeypatch.setattr(training, "choose_kernels", lambda *given, kernels=kernels: (kernels, ""))
         with monkeypatch.context() as patch:
             patch.setattr(Training, "_step", _noting(used))
             report = _tuned(run, max_train=40, out=str(run / f"{kernels}.safetensors"))

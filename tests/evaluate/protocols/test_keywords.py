@@ -12,18 +12,19 @@ import pytest
 import torch
 from spoken import Tones, encoder_of_sound, speech_commands
 
+from patchloom.audio import keywords as spoken
 from patchloom.cli import main
-from patchloom.data import open_data
-from patchloom.data.sound import keywords as spoken
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError, Stopped
-from patchloom.evaluate import EvalSettings, Report, evaluate
-from patchloom.evaluate.answers import answers
 from patchloom.evaluate.classifier import load_classifier
+from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols import keywords as protocol
-from patchloom.evaluate.training import Training
+from patchloom.evaluate.results import Report
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.training import Training, predict_classes
 from patchloom.runs import held_out
 from patchloom.runs.encoder import load_encoder
-from patchloom.runs.record import no_record
+from patchloom.runs.training_set import no_record
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 pytest.importorskip("soundfile")
@@ -75,11 +76,11 @@ def test_the_command_line_from_end_to_end(run: Path, commands: Path, capsys: pyt
 
 def test_the_classifier_says_the_same_again_and_the_matrix_counts_it(run: Path, commands: Path, monkeypatch) -> None:
     drawn = []
-    monkeypatch.setattr("patchloom.look.confusion.draw_confusion", lambda **content: drawn.append(content))
+    monkeypatch.setattr("patchloom.look.charts.draw_confusion", lambda **content: drawn.append(content))
     report = evaluate("keywords", run, commands, **QUICK, control=False, seed=2)
     model, card = load_classifier(run / "finetuned" / "keywords-commands-small-2.safetensors")
     parts = spoken.open_keywords(commands, WORDS.split(","), 2).heard_as(card.encoder.sound)
-    found = answers(model, parts.test, card.encoder, EvalSettings(device="cpu"))
+    found = predict_classes(model, parts.test, card.encoder, EvalSettings(device="cpu"))
     assert found.accuracy() == report.rows[0].value and card.classes == ("yes", "no", "up", "silence", "unknown")
     counts, classes = drawn[0]["counts"], drawn[0]["classes"]
     assert classes == card.classes and counts.sum() == 15 and counts.sum(1).tolist() == [3] * 5

@@ -6,11 +6,13 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from patchloom.data import open_data
+from patchloom.data.sources.open import open_data
 from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import evaluate, extract, knn_accuracies
-from patchloom.nets.weights import load_encoder
+from patchloom.evaluate.features import extract
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.protocols.knn import knn_accuracies
+from patchloom.nets.checkpoints.format import load_encoder_file
 
 IMAGES, LABELS = load_digits(return_X_y=True)
 # noise keeps the accuracies far from 1 and apart from each other, so that a wrong vote shows
@@ -31,7 +33,7 @@ def test_agrees_with_scikit_learn(weighted: bool) -> None:
 @pytest.mark.parametrize("gallery", [1.0, 0.1])
 def test_the_protocol_agrees_with_scikit_learn_on_features_of_an_encoder(tiny_encoder: Path, gallery: float) -> None:
     report = evaluate("knn", tiny_encoder, "digits", device="cpu", ks=(1, 20, 100), gallery=gallery, seed=2)
-    digits, (vit, card) = open_data("digits"), load_encoder(tiny_encoder)
+    digits, (vit, card) = open_data("digits"), load_encoder_file(tiny_encoder)
     voting = np.arange(1437)
     if gallery < 1:
         voting = np.setdiff1d(voting, pick(digits.train.labels, 1437 - 144, 2))

@@ -11,14 +11,29 @@ from spoken import Tones, encoder_of_sound
 from swins import spec_of
 
 from patchloom.cli import main
-from patchloom.data import Data, open_data
+from patchloom.data.source import Data
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import EvalSettings, Report, evaluate, extract, settings
-from patchloom.evaluate.label_free import label_free_rows, rankme
-from patchloom.evaluate.label_free.encoded import AREAS, SHARES, drawn_images
-from patchloom.evaluate.label_free.rows import ALPHA, LIDAR, MEASURES, RANKME, kept, own_crop
+from patchloom.evaluate import settings
+from patchloom.evaluate.features import extract
+from patchloom.evaluate.label_free import (
+    ALPHA,
+    AREAS,
+    LIDAR,
+    MEASURES,
+    RANKME,
+    SHARES,
+    drawn_images,
+    label_free_rows,
+    overlap_measure,
+    own_crop,
+    rankme,
+)
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.results import Report
+from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.build import build_encoder
-from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder, untrained_twin
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder, untrained_twin
 
 ON = EvalSettings(device="cpu", workers=0)
 
@@ -35,7 +50,7 @@ def report(tiny_encoder: Path) -> Report:
 def test_the_whole_of_it_on_digits(report: Report) -> None:
     assert tuple(values(report, "tiny")) == tuple(values(report, "untrained")) == MEASURES
     assert tuple(values(report, "raw pixels")) == tuple(map(own_crop, AREAS))
-    chances = dict.fromkeys(map(own_crop, AREAS), 1 / 100) | dict.fromkeys(map(kept, SHARES), 10 / 99)
+    chances = dict.fromkeys(map(own_crop, AREAS), 1 / 100) | dict.fromkeys(map(overlap_measure, SHARES), 10 / 99)
     assert values(report, "chance") == pytest.approx(chances)
     for row in report.rows:
         if row.unit == "%" and row.encoder != "chance":
@@ -47,7 +62,7 @@ def test_the_whole_of_it_on_digits(report: Report) -> None:
     ours = values(report, "tiny")
     assert 1 < ours[RANKME] < 32 and 1 < ours[LIDAR] < 32 and ours[ALPHA] > 0
     # the less is seen, the less is known again
-    for names in (map(own_crop, AREAS), map(kept, SHARES)):
+    for names in (map(own_crop, AREAS), map(overlap_measure, SHARES)):
         shares = [ours[name] for name in names]
         assert shares == sorted(shares, reverse=True) and shares[0] > shares[-1]
     assert [row.encoder for row in report.quoted] == ["tiny", "untrained", "raw pixels"]
@@ -57,7 +72,7 @@ def test_the_whole_of_it_on_digits(report: Report) -> None:
 
 
 def test_the_rows_are_those_of_the_function_and_of_what_extract_gives(report: Report, tiny_encoder: Path) -> None:
-    vit, card = load_encoder(tiny_encoder)
+    vit, card = load_encoder_file(tiny_encoder)
     test = open_data("digits").test
     rows = label_free_rows("tiny", vit, card, test, ON, images=100)
     assert rows == [row for row in report.rows if row.encoder == "tiny"]
@@ -68,7 +83,7 @@ def test_the_rows_are_those_of_the_function_and_of_what_extract_gives(report: Re
 
 
 def test_neither_labels_nor_the_batch_size_count_and_the_seed_does(tiny_encoder: Path) -> None:
-    vit, card = load_encoder(tiny_encoder)
+    vit, card = load_encoder_file(tiny_encoder)
     test = open_data("digits").test.subset(range(60))
     rows = label_free_rows("tiny", vit, card, test, ON)
     test.labels = None
@@ -86,7 +101,7 @@ def test_what_cannot_be_read_is_left_out(tiny_encoder: Path, tmp_path: Path) -> 
     for i in range(40):
         Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / f"{i:02}.png")
     (tmp_path / "20.png").write_bytes(b"broken")
-    vit, card = load_encoder(tiny_encoder)
+    vit, card = load_encoder_file(tiny_encoder)
     rows = label_free_rows("tiny", vit, card, open_data(str(tmp_path)).train, ON)
     assert {len(row.right) for row in rows if row.right is not None} == {39}
     assert {row.settings["measure"]: row.value for row in rows}[own_crop(0.9)] > 0.5  # crops and images still agree
@@ -95,8 +110,12 @@ def test_what_cannot_be_read_is_left_out(tiny_encoder: Path, tmp_path: Path) -> 
 def test_recordings_have_no_crops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(Tones(4), Tones(12, first=1000)))
     report = evaluate("label-free", encoder_of_sound(tmp_path / "ear"), "tones", device="cpu")
-    assert tuple(values(report, "ear")) == tuple(values(report, "untrained")) == (RANKME, ALPHA, *map(kept, SHARES))
-    assert tuple(values(report, "chance")) == tuple(map(kept, SHARES))
+    assert (
+        tuple(values(report, "ear"))
+        == tuple(values(report, "untrained"))
+        == (RANKME, ALPHA, *map(overlap_measure, SHARES))
+    )
+    assert tuple(values(report, "chance")) == tuple(map(overlap_measure, SHARES))
     said = " ".join(report.text(200).split())
     assert "a crop of a recording would be another sound" in said and "on 36 test recordings" in said
     assert not re.search(r"\bimages?\b|pixels", said), said
@@ -118,7 +137,7 @@ def test_too_few_images_are_refused(tiny_encoder: Path, tmp_path: Path, capsys: 
         Image.fromarray(np.full((8, 8), i, np.uint8)).save(tmp_path / f"{i}.png")
     for i in range(4):
         (tmp_path / f"{i}.png").write_bytes(b"broken")
-    vit, card = load_encoder(tiny_encoder)
+    vit, card = load_encoder_file(tiny_encoder)
     with pytest.raises(PatchloomError, match="30 test images of .* are too few"):
         label_free_rows("tiny", vit, card, open_data(str(tmp_path)).train, ON)
     assert main(["evaluate", "label-free", str(tiny_encoder), "digits", "--images", "5"]) == 2

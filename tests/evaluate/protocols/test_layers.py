@@ -1,25 +1,26 @@
 """Every layer's features are timm's own, and their curve is what scikit-learn finds of them."""
 
 import csv
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from sklearn.neighbors import KNeighborsClassifier
 
 from patchloom.cli import main
-from patchloom.data import normalize, open_data
+from patchloom.data.sources.open import open_data
 from patchloom.data.splits import pick
+from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import Report, Row, evaluate, extract
-from patchloom.look import draw_layers
+from patchloom.evaluate.features import extract
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.results import Report, Row
+from patchloom.look.charts import draw_layers
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file
 from patchloom.nets.encode import layer_names
-from patchloom.nets.weights import EncoderCard, load_encoder
 
 DIGITS = open_data("digits")
 SMALL = {"depth": 3, "embed_dim": 32, "num_heads": 2}
@@ -63,7 +64,7 @@ def _theirs(gallery: np.ndarray, labels: np.ndarray, queries: np.ndarray, truth:
 
 def test_the_curve_and_the_chosen_layer_agree_with_scikit_learn(tiny_encoder: Path) -> None:
     report = evaluate("layers", tiny_encoder, "digits", device="cpu", max_train=400, seed=3)
-    vit, card = load_encoder(tiny_encoder)
+    vit, card = load_encoder_file(tiny_encoder)
     train = DIGITS.train.subset(np.setdiff1d(np.arange(1437), pick(DIGITS.train.labels, 1437 - 400, 3)))
     held = pick(train.labels, 80, 3)
     rest = np.setdiff1d(np.arange(400), held)
@@ -137,6 +138,5 @@ def test_controls_without_layers_stand_in_every_column() -> None:
     rows = [Row.of(name, "mean", "layers", {"layer": "norm"}, 0.5, 10) for name in ("a", "b")]
     pixels = Row.of("raw pixels", "pixels", "layers", {}, 0.9, 10)
     report = Report([*rows, pixels], "", "", (rows[0],), "data", "f" * 16, 0, 10, across="layer", down=True)
-    text = io.StringIO()
-    report.print(Console(file=text, width=120))
-    assert text.getvalue().count("raw pixels") == 1 and text.getvalue().count("90.0 %") == 2
+    text = report.text(120)
+    assert text.count("raw pixels") == 1 and text.count("90.0 %") == 2

@@ -8,12 +8,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from patchloom.data import open_data
+from patchloom.data.sources.open import open_data
 from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import choose_strength, evaluate, extract, linear_probe
-from patchloom.evaluate.logistic import STRENGTHS, fit_path
-from patchloom.nets.weights import load_encoder
+from patchloom.evaluate.features import extract
+from patchloom.evaluate.logistic import L2_STRENGTHS, choose_strength, fit_path, linear_probe
+from patchloom.evaluate.protocols import evaluate
+from patchloom.nets.checkpoints.format import load_encoder_file
 
 IMAGES, LABELS = load_digits(return_X_y=True)
 X, Y = torch.from_numpy(IMAGES.astype(np.float32)), torch.from_numpy(LABELS)
@@ -35,7 +36,7 @@ def test_agrees_with_scikit_learn() -> None:
 def test_the_protocol_agrees_with_scikit_learn_on_features_of_an_encoder(tiny_encoder: Path) -> None:
     report = evaluate("linear", tiny_encoder, "digits", device="cpu", pooling="mean", max_train=400, seed=3)
     row = report.rows[0]
-    digits, (vit, card) = open_data("digits"), load_encoder(tiny_encoder)
+    digits, (vit, card) = open_data("digits"), load_encoder_file(tiny_encoder)
     some = digits.train.subset(np.setdiff1d(np.arange(1437), pick(digits.train.labels, 1437 - 400, 3)))
     train, test = (extract(vit, card, source, device="cpu") for source in (some, digits.test))
     x, y = train.pooled("mean").numpy(), some.labels
@@ -46,7 +47,7 @@ def test_the_protocol_agrees_with_scikit_learn_on_features_of_an_encoder(tiny_en
         theirs = LogisticRegression(C=1 / (strength * len(of)), solver="newton-cg", tol=1e-6, max_iter=500)
         return make_pipeline(StandardScaler(), theirs).fit(of, labels).score(on, truth)
 
-    inner = {strength: score(x[rest], y[rest], x[held], y[held], strength) for strength in STRENGTHS}
+    inner = {strength: score(x[rest], y[rest], x[held], y[held], strength) for strength in L2_STRENGTHS}
     assert row.settings["held_out_accuracy"] == pytest.approx(inner[row.settings["l2"]], abs=1.1 / 80)
     assert inner[row.settings["l2"]] >= max(inner.values()) - 1.1 / 80 > inner[10.0]
     theirs = score(x, y, test.pooled("mean").numpy(), digits.test.labels, row.settings["l2"])

@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from patchloom.cli import main
-from patchloom.data import CentreCrop, open_data
+from patchloom.data.augment import CentreCrop
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import evaluate, extract
+from patchloom.evaluate.features import extract
+from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.order import AS_THEY_ARE, SHUFFLED, ZEROED, ShuffledPatches, without_positions
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.nets.encode import embed, encode
-from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 from patchloom.patches.tokens import patchify
 from patchloom.withhold.encoder_input import all_patches
 
@@ -161,7 +163,7 @@ def test_from_the_command_line(tmp_path: Path, record_reads, capsys: pytest.Capt
 
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     encoder = save(tmp_path / "e.safetensors", "none")
-    assert load_encoder(encoder)[0].has_class_token
+    assert load_encoder_file(encoder)[0].has_class_token
     for words, said in (
         (["--k", "0"], "k = 0 does not fit"),
         (["--pooling", "instance"], "--pooling cannot be instance"),

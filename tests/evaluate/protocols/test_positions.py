@@ -14,10 +14,17 @@ from PIL import Image
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import EvalSettings
-from patchloom.evaluate.position_scores import UNITS, Cell, centre_distance, chance, measure_positions, rows_of
-from patchloom.evaluate.protocols.positions import positions
-from patchloom.evaluate.report import Row
+from patchloom.evaluate.protocols.positions import (
+    UNITS,
+    Cell,
+    centre_distance,
+    chance,
+    measure_positions,
+    position_rows,
+    positions,
+)
+from patchloom.evaluate.results import Row
+from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import PositionPrediction
@@ -158,7 +165,7 @@ def test_a_perfect_placer_finds_everything():
         placer(torch.nn.functional.one_hot), {"ratio": (0.25, 0.95)}, GRID, batches(made("mp3")), 0
     )
     assert all(cell.map(GRID).nan_to_num(1.0).eq(1).all() for cell in cells)
-    rows = [row for row in rows_of("positions", {"perfect": cells}, GRID) if row.encoder == "perfect"]
+    rows = [row for row in position_rows("positions", {"perfect": cells}, GRID) if row.encoder == "perfect"]
     shown = {(row.settings["measure"], row.settings["ratio"]): row.text() for row in rows}
     assert shown == {
         (name, ratio): text
@@ -198,7 +205,7 @@ def test_the_average_is_taken_image_by_image():
         Cell({"ratio": ratio}, dict.fromkeys(UNITS, torch.tensor(values)), chance(GRID, 0), *torch.ones(2, N))
         for ratio, values in ((0.1, [0.0, 1.0, 0.5]), (0.2, [1.0, 0.0, 0.5]))
     ]
-    rows = [row for row in rows_of("positions", {"a": cells}, GRID) if row.settings.get("ratio") == "average"]
+    rows = [row for row in position_rows("positions", {"a": cells}, GRID) if row.settings.get("ratio") == "average"]
     assert [(row.value, row.low, row.high) for row in rows if row.encoder == "a"] == [(0.5, 0.5, 0.5)] * 3
 
 

@@ -10,12 +10,12 @@ from PIL import Image
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import evaluate
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, save_classifier
+from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.sensitivity import PositionProbe, train_probe
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.nets.encode import encode, prefix_count
-from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 from patchloom.withhold.encoder_input import all_patches, drop_positions
 
 SIZES = {"depth": 1, "embed_dim": 32, "num_heads": 2}
@@ -72,7 +72,7 @@ def test_marks_are_read_and_noise_is_not(encoder: Path, images: dict[str, Path],
 
 def test_by_default_a_linear_layer_alone_is_trained(encoder: Path) -> None:
     """DropPos Table 7: a linear head on features of a frozen encoder, and nothing else that learns."""
-    probe = PositionProbe(load_encoder(encoder)[0], "zeros")
+    probe = PositionProbe(load_encoder_file(encoder)[0], "zeros")
     assert {name for name, one in probe.named_parameters() if one.requires_grad} == {"layer.weight", "layer.bias"}
     images = torch.randn(4, 1, 8, 8)
     placed = probe.place(images, torch.Generator().manual_seed(0), 0.75)
@@ -85,7 +85,7 @@ def test_by_default_a_linear_layer_alone_is_trained(encoder: Path) -> None:
 
 @pytest.mark.parametrize("placeholder", ["learned", "zeros"])
 def test_the_encoder_stays_frozen(encoder: Path, placeholder: str) -> None:
-    vit, _ = load_encoder(encoder)
+    vit, _ = load_encoder_file(encoder)
     before = {name: value.clone() for name, value in vit.state_dict().items()}
     probe = PositionProbe(vit, placeholder)
     generator = torch.Generator().manual_seed(0)
@@ -97,7 +97,7 @@ def test_the_encoder_stays_frozen(encoder: Path, placeholder: str) -> None:
 
 def test_masked_positions_are_hidden(encoder: Path) -> None:
     """On patches that are all alike, those without position get one answer wherever they are."""
-    probe = PositionProbe(load_encoder(encoder)[0], "learned").eval()
+    probe = PositionProbe(load_encoder_file(encoder)[0], "learned").eval()
     torch.nn.init.normal_(probe.layer.weight), torch.nn.init.normal_(probe.token)
     with torch.inference_mode():
         placed = probe.place(torch.ones(3, 1, 8, 8), torch.Generator().manual_seed(0), 0.75)
@@ -109,7 +109,7 @@ def test_masked_positions_are_hidden(encoder: Path) -> None:
 
 def test_before_and_after_finetuning(encoder: Path, images: dict[str, Path], tmp_path: Path) -> None:
     other = write_encoder(tmp_path / "other.safetensors", seed=5)
-    vit, card = load_encoder(other)
+    vit, card = load_encoder_file(other)
     settled = ClassifierCard(card, "keep", "mean", ("a", "b"), "photos", "0" * 16, 0, {})
     save_classifier(Classifier(vit, 2, "mean"), settled, tmp_path / "classifier.safetensors")
     files = (other, tmp_path / "classifier.safetensors")

@@ -4,47 +4,38 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torchvision
 from torch import Tensor
 
-from patchloom.data.contents import PIXELS, contents_of, contents_on_disc, pieces_of_file
-from patchloom.data.read import Unreadable, from_pil
-from patchloom.data.sources.base import Data, Source, digest, stamp_of_files
-from patchloom.data.sources.shapes import Shapes
-from patchloom.data.sources.tones import Tones
+from patchloom.data.decode import Unreadable, from_pil
+from patchloom.data.duplicates import PIXEL_KIND, contents_of, contents_on_disc, pieces_of_file
+from patchloom.data.source import Data, Source, digest, stamp_of_files
+from patchloom.data.sources.synthetic import Shapes, Tones
 from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
-from patchloom.files import cache_root
-
-
-class _Recipe(NamedTuple):
-    """A class of torchvision.datasets, and its arguments for training and test images (None: there are none)."""
-
-    dataset: str
-    train: dict[str, Any]
-    test: dict[str, Any] | None
-
+from patchloom.system.files import cache_root
 
 _FLAG = {"train": True}, {"train": False}
 _SPLIT = {"split": "train"}, {"split": "test"}
-_TORCHVISION = {
-    "cifar10": _Recipe("CIFAR10", *_FLAG),
-    "cifar100": _Recipe("CIFAR100", *_FLAG),
-    "stl10": _Recipe("STL10", *_SPLIT),
-    "svhn": _Recipe("SVHN", *_SPLIT),
-    "fashionmnist": _Recipe("FashionMNIST", *_FLAG),
-    "mnist": _Recipe("MNIST", *_FLAG),
-    "flowers102": _Recipe("Flowers102", *_SPLIT),
-    "food101": _Recipe("Food101", *_SPLIT),
-    "oxfordiiitpet": _Recipe("OxfordIIITPet", {"split": "trainval"}, {"split": "test"}),
-    "dtd": _Recipe("DTD", *_SPLIT),
-    "eurosat": _Recipe("EuroSAT", {}, None),
+# by name: a class of torchvision.datasets, and its arguments for training and test images (None: there are none)
+FETCHED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
+    "cifar10": ("CIFAR10", *_FLAG),
+    "cifar100": ("CIFAR100", *_FLAG),
+    "stl10": ("STL10", *_SPLIT),
+    "svhn": ("SVHN", *_SPLIT),
+    "fashionmnist": ("FashionMNIST", *_FLAG),
+    "mnist": ("MNIST", *_FLAG),
+    "flowers102": ("Flowers102", *_SPLIT),
+    "food101": ("Food101", *_SPLIT),
+    "oxfordiiitpet": ("OxfordIIITPet", {"split": "trainval"}, {"split": "test"}),
+    "dtd": ("DTD", *_SPLIT),
+    "eurosat": ("EuroSAT", {}, None),
 }
-BUILTIN = ("shapes", "tones", "digits", *_TORCHVISION)
+BUILTIN = ("shapes", "tones", "digits", *FETCHED)
 
 # Index of the first test image or recording, so large that training ones never reach it.
 _TEST = 2**40
@@ -71,7 +62,7 @@ class Digits(Source):
         return self.images[i]
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
-        return contents_of(PIXELS, ([image.numpy()] for image in self.images[... if chosen is None else chosen]))
+        return contents_of(PIXEL_KIND, ([image.numpy()] for image in self.images[... if chosen is None else chosen]))
 
     def fingerprint(self) -> str:
         return digest(["digits", str(len(self))])
@@ -99,7 +90,7 @@ class Torchvision(Source):
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
         """Hashes of the pixels where they are in memory, otherwise of the files, where torchvision names them."""
         if (pixels := self._pixels()) is not None:
-            return contents_of(PIXELS, ([one] for one in pixels[... if chosen is None else chosen]))
+            return contents_of(PIXEL_KIND, ([one] for one in pixels[... if chosen is None else chosen]))
         files = self._files()
         return None if files is None else contents_on_disc(self, lambda i: pieces_of_file(files[i]), chosen)
 
@@ -127,23 +118,11 @@ class Torchvision(Source):
 
 def is_builtin(data: str) -> bool:
     """Whether ``data`` is the name of a data set of this file."""
-    return data == "digits" or data.partition(":")[0] in _MADE or data.partition("@")[0] in _TORCHVISION
+    return data == "digits" or data.partition(":")[0] in _MADE or data.partition("@")[0] in FETCHED
 
 
 def open_builtin(data: str, seed: int = 0, fetch: bool = True) -> Data | None:
-    """Open data by its name: ``shapes``, ``shapes:N``, ``tones``, ``digits``, ``cifar10``, ``cifar10@ROOT``...
-
-    Args:
-        data: the name.
-        seed: of shapes and tones.
-        fetch: download what is not there.
-
-    Returns:
-        None if no data set has this name.
-
-    Raises:
-        PatchloomError: the number of shapes or tones is not a number, or a download fails.
-    """
+    """Open data by its name: ``shapes``, ``shapes:N``, ``tones``, ``digits``, ``cifar10``, ``cifar10@ROOT``..."""
     made, _, number = data.partition(":")
     if made in _MADE:
         source, usual, tests, noun = _MADE[made]
@@ -154,14 +133,14 @@ def open_builtin(data: str, seed: int = 0, fetch: bool = True) -> Data | None:
     if data == "digits":
         return _open_digits()
     name, _, root = data.partition("@")
-    if name not in _TORCHVISION:
+    if name not in FETCHED:
         return None
     folder = Path(root).expanduser() if root else cache_root()
-    recipe = _TORCHVISION[name]
-    train = Torchvision(data, "train", _download(name, recipe.dataset, folder, recipe.train, fetch))
-    if recipe.test is None:
+    dataset, training, testing = FETCHED[name]
+    train = Torchvision(data, "train", _download(name, dataset, folder, training, fetch))
+    if testing is None:
         return Data(train, None)
-    return Data(train, Torchvision(data, "test", _download(name, recipe.dataset, folder, recipe.test, fetch)))
+    return Data(train, Torchvision(data, "test", _download(name, dataset, folder, testing, fetch)))
 
 
 def _open_digits() -> Data:

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from patchloom.data.contents import contents_on_disc, pieces_of_file
-from patchloom.data.read import read_image
-from patchloom.data.sound.read import read_recording
-from patchloom.data.sources.base import Source, digest, stamp_of_files
-from patchloom.sound import Sound
+from patchloom.audio.config import Sound
+from patchloom.audio.decode import read_recording
+from patchloom.data.decode import read_image
+from patchloom.data.duplicates import contents_on_disc, pieces_of_file
+from patchloom.data.source import Source, digest, stamp_of_files
 
 
-class Names(Sequence[str]):
+class PackedStrings(Sequence[str]):
     """Strings in one block of bytes: small for a million paths, and shared with forked worker processes."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -27,7 +27,7 @@ class Names(Sequence[str]):
         self.letters = "".join(names).encode("utf-8", "surrogateescape")
 
     @classmethod
-    def of(cls, letters: bytes, ends: np.ndarray) -> Names:
+    def of(cls, letters: bytes, ends: np.ndarray) -> PackedStrings:
         """From all strings joined, in UTF-8, and the offset of the end of each, int64 [n]."""
         names = cls.__new__(cls)
         names.letters, names.ends = letters, ends
@@ -51,7 +51,7 @@ class Names(Sequence[str]):
         """The places of those that begin with ``prefix``, which is not empty; all must be sorted."""
         return range(bisect_left(self, prefix), bisect_left(self, prefix[:-1] + chr(ord(prefix[-1]) + 1)))
 
-    def where(self, kept: np.ndarray, cut: int = 0) -> Names:
+    def where(self, kept: np.ndarray, cut: int = 0) -> PackedStrings:
         """Some of them, without their first bytes.
 
         Args:
@@ -62,7 +62,9 @@ class Names(Sequence[str]):
         starts = self.ends - lengths
         letters = np.repeat(kept, lengths)
         letters[(starts[kept][:, None] + np.arange(cut)).ravel()] = False
-        return Names.of(np.frombuffer(self.letters, np.uint8)[letters].tobytes(), np.cumsum(lengths[kept] - cut))
+        return PackedStrings.of(
+            np.frombuffer(self.letters, np.uint8)[letters].tobytes(), np.cumsum(lengths[kept] - cut)
+        )
 
 
 class Files(Source):
@@ -88,8 +90,8 @@ class Files(Source):
         columns: Mapping[str, Sequence[str]] | None = None,
         sound: Sound | None = None,
     ) -> None:
-        names = paths if isinstance(paths, Names) else Names(paths)
-        self.columns = {column: Names(values) for column, values in (columns or {}).items()}
+        names = paths if isinstance(paths, PackedStrings) else PackedStrings(paths)
+        self.columns = {column: PackedStrings(values) for column, values in (columns or {}).items()}
         self.name, self.root, self.paths, self.classes, self.labels = name, root, names, classes, labels
         self.sound = sound
 

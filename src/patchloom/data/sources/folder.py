@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.noticed import some_of
-from patchloom.data.sources.base import TEST_SPLITS, Data, note_on_splits
-from patchloom.data.sources.files import Files, Names
-from patchloom.data.sources.kinds import of_one_kind
+from patchloom.audio.config import Sound
+from patchloom.data.conversions import limit_examples
+from patchloom.data.source import TEST_SPLITS, Data, note_on_splits
+from patchloom.data.sources.files import Files, PackedStrings
 from patchloom.data.sources.label_maps import without_label_maps
-from patchloom.data.sources.listing import images_in, list_files, list_names, note_on_others, some_images, without_runs
+from patchloom.data.sources.media_type import select_kind
+from patchloom.data.sources.scandir import images_in, list_files, list_names, note_on_others, some_images, without_runs
 from patchloom.errors import PatchloomError
-from patchloom.sound import Sound
 
 __all__ = ["images_in", "open_folder"]
 
@@ -36,7 +36,7 @@ class _Part:
     """
 
     root: Path
-    paths: Names
+    paths: PackedStrings
     where: str
     sound: Sound | None
 
@@ -66,19 +66,15 @@ def open_folder(folder: Path, name: str) -> Data:
     test the first is taken, and the others are left out. Label maps are left out, too. First-level sub-folders are
     classes if at least two of them hold images and no image lies beside them. A test split with images directly in it
     has no labels, whatever the training split has.
-
-    Raises:
-        PatchloomError: neither images nor recordings, many of both, or a class in the test split that the training
-            split lacks.
     """
     if any((folder / case(word)).is_dir() for word in _TRAIN for case in (str.lower, str.title, str.upper)):
-        with os.scandir(folder) as entries:  # only now: there may be a million files, whose list is kept
+        with os.scandir(folder) as entries:  # only now: there may be a million files
             seen = [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
         children = sorted(child for child, is_folder in seen if is_folder)
         if splits := _splits(children):
             return _split_here(folder, name, children, splits, [file for file, is_folder in seen if not is_folder])
     found, of_runs = without_runs(folder, list_files(folder))
-    kinds, sound, beside = of_one_kind({"": found}, name)
+    kinds, sound, beside = select_kind({"": found}, name)
     listed = some_images(kinds[""], name)
     paths, notes = without_label_maps(folder, listed) if sound is None else (listed.paths, [])
     whole = _Part(folder, paths, "", sound)
@@ -97,7 +93,7 @@ def open_folder(folder: Path, name: str) -> Data:
         elsewhere = {f"{parent} itself": directly, "other folders": len(whole) - len(within)}
         return _of_splits(name, parts, _splits(inside), elsewhere, [*notes, *others])
     if split_within:
-        where = some_of(split_within, len(split_within))
+        where = limit_examples(split_within, len(split_within))
         notes.append(f"Train and test within other folders are taken for no splits: all are trained on ({where})")
     if notes and whole.only_folder:
         whole = whole.inside(whole.only_folder)
@@ -117,7 +113,7 @@ def _split_here(folder: Path, name: str, children: list[str], splits: tuple[str,
     for child in children:
         here[f"{child}/"], of_runs = without_runs(folder / child, list_files(folder / child), f"{child}/")
         notes += of_runs
-    here, sound, beside = of_one_kind(here, name)
+    here, sound, beside = select_kind(here, name)
     listings = {child: here[f"{child}/"] for child in children}
     for split in splits:
         some_images(listings[split], f"{name} ({split})")
@@ -142,15 +138,7 @@ def _of_splits(
     elsewhere: Mapping[str, int],
     notes: list[str],
 ) -> Data:
-    """Data from the folders that stand side by side.
-
-    Args:
-        name: what the user typed.
-        parts: by name, the splits among them.
-        splits: names of the two that are taken.
-        elsewhere: numbers of images that are in none of them, and where.
-        notes: on what was left out.
-    """
+    """Data from the folders that stand side by side."""
     assert splits is not None
     train, test = (parts[split] for split in splits)
     left = {part.where.rstrip("/"): len(part) for child, part in parts.items() if child not in splits}
@@ -199,6 +187,6 @@ def _test_source(name: str, part: _Part, split: str, classes: tuple[str, ...]) -
     return Files(name, part.root, paths, classes, _labels(paths, classes), sound=part.sound)
 
 
-def _labels(paths: Names, classes: tuple[str, ...]) -> np.ndarray:
+def _labels(paths: PackedStrings, classes: tuple[str, ...]) -> np.ndarray:
     number = {word: i for i, word in enumerate(classes)}
     return np.array([number[path.split("/")[0]] for path in paths], dtype=np.int64)

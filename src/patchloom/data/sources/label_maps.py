@@ -18,10 +18,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from patchloom.data.noticed import EXAMPLES, some_of
-from patchloom.data.read import Unreadable, open_pillow, read_image, silent
-from patchloom.data.sources.files import Names
-from patchloom.data.sources.listing import Listing, files_were
+from patchloom.data.conversions import MAX_EXAMPLES, limit_examples
+from patchloom.data.decode import Unreadable, open_pillow, read_image, silence_decoders
+from patchloom.data.sources.files import PackedStrings
+from patchloom.data.sources.scandir import Listing, count_files_were
 
 _T = TypeVar("_T")
 
@@ -65,11 +65,11 @@ class _Kind(NamedTuple):
 
     @property
     def by_name(self) -> bool:
-        return names_maps(self.maps)
+        return is_map_folder(self.maps)
 
     @property
     def images_by_name(self) -> bool:
-        return names_images(self.images)
+        return is_image_folder(self.images)
 
     @property
     def beyond_doubt(self) -> bool:
@@ -96,14 +96,8 @@ class _Look(NamedTuple):
         return self.values <= _FEW or self.common >= _SHARE
 
 
-def without_label_maps(root: Path, listed: Listing, where: str = "") -> tuple[Names, list[str]]:
-    """The images that are no label maps, and a sentence on those that are, if there are any.
-
-    Args:
-        root: the folder.
-        listed: what lies in it.
-        where: before the names of folders and files in the sentence.
-    """
+def without_label_maps(root: Path, listed: Listing, where: str = "") -> tuple[PackedStrings, list[str]]:
+    """The images that are no label maps, and a sentence on those that are, if there are any."""
     search = _Search(root, listed.paths)
     kept = np.ones(len(listed.paths), bool)
     for kind in _kinds(listed.folders):
@@ -115,20 +109,20 @@ def without_label_maps(root: Path, listed: Listing, where: str = "") -> tuple[Na
     count = len(kept) - int(kept.sum())
     if not count:
         return listed.paths, []
-    examples = [where + listed.paths[int(i)] for i in np.flatnonzero(~kept)[:EXAMPLES]]
+    examples = [where + listed.paths[int(i)] for i in np.flatnonzero(~kept)[:MAX_EXAMPLES]]
     return listed.paths.where(kept), [
-        f"{files_were(count)} left out as label maps: they have few values, and the images beside them many "
-        f"({some_of(examples, count)}); to keep them, name the files by a pattern, such as "
+        f"{count_files_were(count)} left out as label maps: they have few values, and the images beside them many "
+        f"({limit_examples(examples, count)}); to keep them, name the files by a pattern, such as "
         f"'{glob.escape(str(root))}/**/*{Path(examples[0]).suffix}'"
     ]
 
 
-def names_maps(folder: str) -> bool:
+def is_map_folder(folder: str) -> bool:
     """Whether a folder is called as one of label maps."""
     return bool(_MAPS.search(folder.lower())) and not folder.lower().startswith("un")  # as in "unlabelled"
 
 
-def names_images(folder: str) -> bool:
+def is_image_folder(folder: str) -> bool:
     """Whether a folder is called as one of images beside others."""
     return bool(_IMAGES.search(folder.lower()))
 
@@ -148,16 +142,16 @@ def _kinds(folders: Sequence[str]) -> list[_Kind]:
             children.setdefault(parent, []).append(child)
     found: dict[tuple[str, str], list[str]] = {}
     for parent, those in children.items():
-        telling = [child for child in those if names_maps(child)][:_SIBLINGS]
+        telling = [child for child in those if is_map_folder(child)][:_SIBLINGS]
         few = len(those) <= _SIBLINGS
-        others = [child for child in those if not names_maps(child)] if few or telling else []
+        others = [child for child in those if not is_map_folder(child)] if few or telling else []
         others = sorted(others, key=lambda child: not _IMAGES.search(child.lower()))[:_SIBLINGS]
         for maps in those if few else telling:
             for images in others:
                 if maps != images:
                     found.setdefault((maps, images), []).append(parent)
     for parent, those in children.items():  # photos/masks beside photos/*.jpg; last, since images may lie in neither
-        for maps in [child for child in those if names_maps(child)][:_SIBLINGS]:
+        for maps in [child for child in those if is_map_folder(child)][:_SIBLINGS]:
             found.setdefault((maps, ""), []).append(parent)
     kinds = [_Kind(*pair, parents) for pair, parents in found.items()]
     return sorted(kinds, key=lambda kind: (not kind.beyond_doubt, not kind.by_name))[:_KINDS]
@@ -171,7 +165,7 @@ class _Search:
         paths: of its files, sorted.
     """
 
-    def __init__(self, root: Path, paths: Names) -> None:
+    def __init__(self, root: Path, paths: PackedStrings) -> None:
         self.root, self.paths = root, paths
         self._looks: dict[str, _Look | None] = {}
 
@@ -212,12 +206,7 @@ class _Search:
         return np.array(found, np.int64)
 
     def _image_beside(self, path: str, starts: Sequence[str]) -> tuple[str, str]:
-        """Return the word that calls a file a label map, and its image in the same folder; "" twice without either.
-
-        Args:
-            path: of the file.
-            starts: "" and the beginnings of image names, such as ``image_``.
-        """
+        """Return the word that calls a file a label map, and its image in the same folder; "" twice without either."""
         folder, slash, name = path[: path.rfind(".")].rpartition("/")
         ending, start = MAP_ENDING.search(name), _MAP_START.match(name)
         if ending and ending.start():
@@ -297,7 +286,7 @@ def _looked_at(path: Path) -> _Look | None:
     try:
         if path.stat().st_size > _LARGE:
             return None
-        with silent(), open_pillow(path) as image:
+        with silence_decoders(), open_pillow(path) as image:
             mode = image.mode
             if image.width * image.height > _LARGE:
                 return None

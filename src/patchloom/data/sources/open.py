@@ -7,27 +7,25 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from patchloom.calls import checked
-from patchloom.data.groups import grouped
-from patchloom.data.sources.addresses import PIPE, elsewhere, is_address
-from patchloom.data.sources.base import Data
+from patchloom.arguments import validate_arguments
+from patchloom.data.source import Data
 from patchloom.data.sources.builtin import BUILTIN, is_builtin, open_builtin
-from patchloom.data.sources.columns import split_choice
+from patchloom.data.sources.concat import concat_data, join_names, open_concat, split_commas
 from patchloom.data.sources.folder import open_folder
-from patchloom.data.sources.hub import hub_folder, is_hub, lasting_hub, open_hub
-from patchloom.data.sources.list import open_list
-from patchloom.data.sources.objects import DataLike, given_name, is_given, is_object, open_objects
-from patchloom.data.sources.pattern import is_pattern, is_single, lasting_pattern, matches, open_images
-from patchloom.data.sources.several import joined, of_parts, open_several, parted
+from patchloom.data.sources.glob import absolute_pattern, is_pattern, is_single, matches, open_images
+from patchloom.data.sources.huggingface import absolute_hub_name, hub_folder, is_hub, open_hub
+from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name, object_name, open_objects
 from patchloom.data.sources.shards import holds_shards, is_shards, open_shard_folder, open_shards
-from patchloom.data.sources.words import holds_words, open_words
-from patchloom.errors import PatchloomError
-from patchloom.files import similar
-from patchloom.hints import nearest
-from patchloom.waiting import Waiting
+from patchloom.data.sources.speech_commands import is_speech_commands, open_speech_commands
+from patchloom.data.sources.table import open_list, split_choice
+from patchloom.data.sources.urls import PIPE, find_remote, is_address
+from patchloom.data.splits import with_groups
+from patchloom.display import StatusMessage
+from patchloom.errors import PatchloomError, closest_word
+from patchloom.system.files import similar
 
 
-@checked
+@validate_arguments
 def open_data(data: DataLike, seed: int = 0, *, group: str | None = None) -> Data:
     """Open images or recordings by a path, an address or a name, by several of them, or as an object of a program.
 
@@ -39,7 +37,7 @@ def open_data(data: DataLike, seed: int = 0, *, group: str | None = None) -> Dat
             ``./shapes``, or give a `Path`, for the folder. Several are a list, or one text with commas between them;
             files may be given one by one. For objects, see `open_objects`.
         seed: of the built-in shapes.
-        group: which images no split may part, as `patchloom.data.groups.grouped` takes it.
+        group: which images no split may part, as `patchloom.data.splits.with_groups` takes it.
 
     Raises:
         PatchloomError: no such data, no images in it, or no such groups.
@@ -51,17 +49,8 @@ def open_stored(data: DataLike, of: str, instead: str, *, group: str | None = No
     """Open data that a file names, such as a run's configuration, from the files of this machine alone.
 
     A stranger may have written the file: no command is run and nothing is fetched for a name that nobody typed.
-
-    Args:
-        data: as for `open_data`.
-        of: what names it, for the message.
-        instead: what to type to have it opened all the same, for the message.
-        group: as for `open_data`.
-
-    Raises:
-        PatchloomError: it is no file of this machine; or as `open_data`.
     """
-    for name in [] if is_object(data) else map(os.fspath, named(data)):
+    for name in [] if is_object(data) else map(os.fspath, split_names(data)):
         found = untyped(name)
         if found is not None:
             kind = "what a command gives" if PIPE in found.lower() else f"{found[:80]}, which is not on this machine"
@@ -72,48 +61,34 @@ def open_stored(data: DataLike, of: str, instead: str, *, group: str | None = No
 
 
 def untyped(name: str) -> str | None:
-    """The first thing in a name that is opened only for who types it; None if all of it is on this machine.
-
-    Args:
-        name: one name of data, as a file gives it.
-
-    Raises:
-        PatchloomError: its braces stand for more names than anybody means.
-    """
-    found = elsewhere(name)
+    """The first thing in a name that is opened only for who types it; None if all of it is on this machine."""
+    found = find_remote(name)
     return name if found is None and is_hub(name) and not hub_folder(name) else found
 
 
 def _open(data: DataLike, seed: int, group: str | None, fetch: bool) -> Data:
-    names = [] if is_object(data) else named(data)
-    with Waiting(f"looking for the files of {joined(names) if names else given_name(data)}"):
+    names = [] if is_object(data) else split_names(data)
+    with StatusMessage(f"looking for the files of {join_names(names) if names else object_name(data)}"):
         if not names:
             opened = open_objects(data)
         else:
             opened = _open_one(names[0], seed, fetch) if len(names) == 1 else _open_each(names, seed, fetch)
-        return opened if group is None else grouped(opened, group)
+        return opened if group is None else with_groups(opened, group)
 
 
-def lasting(data: DataLike) -> str | list[str]:
+def absolute_name(data: DataLike) -> str | list[str]:
     """``data`` as it can be opened from any working directory: paths and patterns of them become absolute.
 
-    Commands stay as they are, because which of their words are paths is unknown. Objects have a `given_name`.
-
-    Returns:
-        One name, or a list of several.
+    Commands stay as they are, because which of their words are paths is unknown. Objects have a `object_name`.
     """
     if is_object(data):
-        return given_name(data)
-    names = [_lasting_one(name) for name in named(data)]
+        return object_name(data)
+    names = [_lasting_one(name) for name in split_names(data)]
     return names[0] if len(names) == 1 else names
 
 
-def named(data: str | Path | Sequence[str | Path]) -> list[str | Path]:
-    """The names in what the user typed.
-
-    Raises:
-        PatchloomError: there are none.
-    """
+def split_names(data: str | Path | Sequence[str | Path]) -> list[str | Path]:
+    """The names in what the user typed."""
     if not isinstance(data, str | os.PathLike):
         names = list(data)
         if names and all(os.fspath(name).strip() for name in names):
@@ -123,9 +98,9 @@ def named(data: str | Path | Sequence[str | Path]) -> list[str | Path]:
     if not name.strip():
         raise PatchloomError("the data has no name: give a folder of images, a list file, or shapes")
     # commas may be in a path, in an address, and in what stands behind @
-    whole = not isinstance(data, str) or is_address(name) or "@" in name or is_given(name)
+    whole = not isinstance(data, str) or is_address(name) or "@" in name or is_object_name(name)
     whole = whole or os.path.exists(os.path.expanduser(name))
-    parts = [] if whole else parted(name)
+    parts = [] if whole else split_commas(name)
     return [*parts] if len(parts) > 1 else [data]
 
 
@@ -140,9 +115,9 @@ def _open_each(names: Sequence[str | Path], seed: int, fetch: bool) -> Data:
     some = set(images)
     rest = [name for name in names if os.fspath(name) not in some]
     if not images:
-        return open_several(rest, joined(rest), partial(_open_one, seed=seed, fetch=fetch))
-    found = open_several(rest, joined(rest), partial(_open_one, seed=seed, fetch=fetch))
-    return of_parts([found, open_images(images, f"{len(images):,} image files")], joined(names))
+        return open_concat(rest, join_names(rest), partial(_open_one, seed=seed, fetch=fetch))
+    found = open_concat(rest, join_names(rest), partial(_open_one, seed=seed, fetch=fetch))
+    return concat_data([found, open_images(images, f"{len(images):,} image files")], join_names(names))
 
 
 def _may_be_file(name: str) -> bool:
@@ -153,7 +128,7 @@ def _may_be_file(name: str) -> bool:
 
 def _open_one(data: str | Path, seed: int, fetch: bool) -> Data:
     name = os.fspath(data)
-    if is_given(name):
+    if is_object_name(name):
         raise PatchloomError(
             f"{name} cannot be found by that name: give the same object in Python again, or name other images, with "
             "--data where that is an option"
@@ -168,7 +143,7 @@ def _open_one(data: str | Path, seed: int, fetch: bool) -> Data:
     if path.is_dir():
         if holds_shards(path):
             return open_shard_folder(path, name)
-        return open_words(path, name) if holds_words(path) else open_folder(path, name)
+        return open_speech_commands(path, name) if is_speech_commands(path) else open_folder(path, name)
     if is_shards(name):
         return open_shards(name, name)
     file, columns = split_choice(name)
@@ -180,7 +155,7 @@ def _open_one(data: str | Path, seed: int, fetch: bool) -> Data:
     if is_pattern(name):
         return _open_pattern(name, seed, fetch)
     typed = name.lower().partition("@")[0].partition(":")[0].replace("-", "").replace("_", "")
-    if near := nearest(typed, BUILTIN):
+    if near := closest_word(typed, BUILTIN):
         raise PatchloomError(f"{name} does not exist: did you mean the built-in data {near}?")
     if beside := similar(path):
         raise PatchloomError(f"{name} does not exist: did you mean {beside}?")
@@ -191,7 +166,7 @@ def _open_pattern(name: str, seed: int, fetch: bool) -> Data:
     """Folders, if a pattern stands for these alone; shards, likewise; otherwise the images among what matches."""
     found = matches(name)
     if all(map(os.path.isdir, found)):
-        return open_several([*map(Path, found)], name, partial(_open_one, seed=seed, fetch=fetch))
+        return open_concat([*map(Path, found)], name, partial(_open_one, seed=seed, fetch=fetch))
     if all(path.endswith(".tar") for path in found):
         return open_shards(name, name)
     return open_images(found, name)
@@ -202,10 +177,10 @@ def _lasting_one(data: str | Path) -> str:
     if isinstance(data, str) and (is_builtin(name) or is_address(name)):
         return name
     if is_hub(name):
-        return lasting_hub(name)
+        return absolute_hub_name(name)
     if Path(name).exists() or (is_shards(name) and not name.startswith("~")):
         return str(Path(name).absolute())
     file, columns = split_choice(name)
     if columns:
         return f"{Path(file).absolute()}{name.removeprefix(file)}"
-    return lasting_pattern(name) if is_pattern(name) else name
+    return absolute_pattern(name) if is_pattern(name) else name

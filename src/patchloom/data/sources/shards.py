@@ -1,33 +1,142 @@
 """Shards: tar files of images and labels in WebDataset's layout, with random access.
 
-Which images a shard holds, and where, is in its index (`shard_index`).
+Which images a shard holds, and where, is in its index.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
+import tarfile
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from torch import Tensor
 
-from patchloom.data.contents import contents_on_disc
-from patchloom.data.formats import IMAGE_SUFFIXES
-from patchloom.data.read import Unreadable, decode_image
-from patchloom.data.sources.addresses import Shard, addresses_of, is_address, states_of
-from patchloom.data.sources.base import TEST_SPLITS, Data, Source, digest, in_classes, note_on_splits
-from patchloom.data.sources.fetch import check_room, part_of
-from patchloom.data.sources.files import Files, Names
-from patchloom.data.sources.shard_index import ShardIndex, index_of
+from patchloom.data.decode import IMAGE_SUFFIXES, Unreadable, decode_image
+from patchloom.data.duplicates import contents_on_disc
+from patchloom.data.source import TEST_SPLITS, Data, Source, digest, in_classes, note_on_splits
+from patchloom.data.sources.files import Files, PackedStrings
+from patchloom.data.sources.remote_cache import check_cache_room, open_shard, read_range
+from patchloom.data.sources.urls import Shard, addresses_of, error_line, is_address, stat_shards
 from patchloom.data.workers import in_threads
+from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.waiting import Waiting
+from patchloom.system.files import cache_root, write_whole
+
+# The index of a shard: names, offsets, sizes and labels of its images.
+
+
+_FORMAT = "index 1"  # to be raised with changes of the code that makes an index
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """The images in a shard.
+
+    Attributes:
+        names: of the members.
+        starts, sizes: offset and size of the images, in bytes.
+        labels: text of the label, or None.
+        size: of the shard, in bytes.
+    """
+
+    names: list[str]
+    starts: list[int]
+    sizes: list[int]
+    labels: list[str | None]
+    size: int
+
+
+def index_of(shard: Shard) -> ShardIndex:
+    """The index of a shard, from the cache or read from the shard."""
+    cached = cache_root() / "shards" / "index" / f"{digest([_FORMAT, shard.address, shard.state])}.json"
+    try:
+        return ShardIndex(**json.loads(cached.read_text("utf-8")))
+    except (OSError, ValueError, TypeError):  # none there, or damaged
+        pass
+    with open_shard(shard) as file:
+        index = read_index(file, shard.address)
+    write_whole(cached, json.dumps(asdict(index)))
+    return index
+
+
+def read_index(file: BinaryIO, name: str) -> ShardIndex:
+    """The index of an open shard."""
+    samples: dict[str, list[tarfile.TarInfo]] = {}
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                if member.isfile() and not _base(member).startswith("."):
+                    samples.setdefault(member.name.removesuffix(_suffix(member)), []).append(member)
+            end = tar.offset
+    except Exception as error:  # tarfile's own, and whatever wrong numbers in a header lead to
+        file.seek(0)
+        if file.read(8).startswith(_COMPRESSED):
+            raise PatchloomError(
+                f"{name} is compressed, so that no sample can be read alone: unpack it, or give the command that does, "
+                "such as 'pipe:gzip -dc {000..012}.tar.gz'"
+            ) from error
+        raise PatchloomError(f"{name} is no tar file, or is damaged ({error_line(error)}): make it again") from error
+    file.seek(end)
+    rest = file.read(tarfile.RECORDSIZE)
+    if not rest or rest.strip(b"\0"):  # tarfile stops silently where it finds no header
+        raise PatchloomError(f"{name} is cut off or damaged after byte {end:,}: make it again")
+    index = ShardIndex([], [], [], [], file.seek(0, os.SEEK_END))
+    for members in samples.values():
+        image = _image(members, name)
+        if image is not None:
+            index.names.append(image.name)
+            index.starts.append(image.offset_data)
+            index.sizes.append(image.size)
+            index.labels.append(_label(file, members))
+    return index
+
+
+def _base(member: tarfile.TarInfo) -> str:
+    return member.name.rpartition("/")[2]
+
+
+def _suffix(member: tarfile.TarInfo) -> str:
+    """Suffix of a member from its first dot on; the name before it is that of the sample."""
+    return member.name[len(member.name) - len(_base(member).partition(".")[2]) - 1 :] if "." in _base(member) else ""
+
+
+def _image(members: list[tarfile.TarInfo], shard: str) -> tarfile.TarInfo | None:
+    """The image of a sample: NAME.jpg and the like if there is one, else NAME.npy, else NAME.WORD.jpg and the like."""
+    suffixes = [_suffix(member).lower() for member in members]
+    kinds: list[list[tarfile.TarInfo]] = [[], [], []]
+    for member, suffix in zip(members, suffixes, strict=True):
+        if suffix in IMAGE_SUFFIXES:
+            kinds[suffix == ".npy"].append(member)
+        elif os.path.splitext(suffix[1:])[1] in IMAGE_SUFFIXES:
+            kinds[2].append(member)
+    found = next(filter(None, kinds), [])
+    if len(found) > 1:
+        raise PatchloomError(
+            f"{shard} has several images in one sample ({found[0].name}, {found[1].name}): leave one, since names that "
+            "are alike up to their first dot make one sample"
+        )
+    return found[0] if found else None
+
+
+def _label(file: BinaryIO, members: list[tarfile.TarInfo]) -> str | None:
+    """The text of NAME.cls; a number loses its leading zeros."""
+    for member in members:
+        if _suffix(member).lower() == ".cls":
+            file.seek(member.offset_data)
+            text = file.read(member.size).decode("utf-8", "replace").strip()
+            return str(int(text)) if text.isdecimal() else text or None
+    return None
+
 
 WINDOW = 8  # shards whose images are mixed with each other at any time
 
@@ -53,7 +162,7 @@ class Shards(Source):
         classes: tuple[str, ...] = (),
         labels: np.ndarray | None = None,
     ) -> None:
-        self.name, self.shards, self.names, self.at = name, tuple(shards), Names(names), at
+        self.name, self.shards, self.names, self.at = name, tuple(shards), PackedStrings(names), at
         self.classes, self.labels = classes, labels
 
     def __len__(self) -> int:
@@ -62,7 +171,7 @@ class Shards(Source):
     def read(self, i: int) -> Tensor:
         number, start, size = self.at[i].tolist()
         try:
-            content = part_of(self.shards[number], start, size)
+            content = read_range(self.shards[number], start, size)
         except Unreadable as error:
             raise Unreadable(f"{self.describe(i)}: {error}") from error
         if len(content) < size:
@@ -86,7 +195,7 @@ class Shards(Source):
 
     def _pieces(self, i: int) -> list[bytes]:
         number, start, size = self.at[i].tolist()
-        return [part_of(self.shards[number], start, size)]
+        return [read_range(self.shards[number], start, size)]
 
     def describe(self, i: int) -> str:
         return f"{self.shards[self.at[i, 0]].address}:{self.names[i]}"
@@ -103,7 +212,7 @@ class Shards(Source):
         return digest(chain(self.classes, map(str, labels), [self._places()], here, away))
 
     def stamp(self) -> str | None:
-        now = states_of(shard.address for shard in self.shards)
+        now = stat_shards(shard.address for shard in self.shards)
         if not all(shard.certain for shard in now):
             return None
         return digest(chain([self._places()], (f"{shard.address}\t{shard.state}" for shard in now)))
@@ -125,16 +234,7 @@ def holds_shards(folder: Path) -> bool:
 
 
 def open_shards(pattern: str, name: str) -> Data:
-    """Open shards by a pattern.
-
-    Args:
-        pattern: a path, an address for fsspec, or a ``pipe:`` command, with braces and, except for commands, ``*``.
-        name: what the user typed.
-
-    Raises:
-        PatchloomError: there are none; one is missing, damaged or compressed; they hold no images, or several in a
-            sample; labels are partly numbers and partly words; or there is too little space for remote shards.
-    """
+    """Open shards by a pattern."""
     return Data(_source(addresses_of(pattern), name, None), None)
 
 
@@ -142,9 +242,6 @@ def open_shard_folder(folder: Path, name: str) -> Data:
     """Open all tar files of a folder; ``train-*.tar`` and ``test-*``, ``val-*`` or ``validation-*`` are splits.
 
     Beside two of them, those of any other name are left out.
-
-    Raises:
-        PatchloomError: as `open_shards`, or a class in the test split that the training split lacks.
     """
     by_split: dict[str, list[str]] = {}
     for path in sorted(folder.absolute().glob("*.tar")):
@@ -164,17 +261,17 @@ def open_shard_folder(folder: Path, name: str) -> Data:
 
 def _source(addresses: list[str], name: str, classes: tuple[str, ...] | None) -> Shards:
     """Index shards; with ``classes``, those of the training images, no other class may occur."""
-    shards = states_of(addresses)
-    check_room(shards, 2 * WINDOW, name)  # twice, because workers are at different places
+    shards = stat_shards(addresses)
+    check_cache_room(shards, 2 * WINDOW, name)  # twice, because workers are at different places
     indices: list[ShardIndex] = []
-    waiting = Waiting(f"indexing the shards of {name}", len(shards))
+    waiting = StatusMessage(f"indexing the shards of {name}", len(shards))
     with waiting, closing(in_threads(index_of, shards)) as made:  # else threads would continue after an exception
         for number, index in enumerate(made):
             waiting.advance()
             shards[number] = replace(shards[number], size=index.size)
             indices.append(index)
             if shards[number].pipe:  # its size was not known before
-                check_room(shards, 2 * WINDOW, name)
+                check_cache_room(shards, 2 * WINDOW, name)
     names = [image for index in indices for image in index.names]
     if not names:
         some = shards[0].address if len(shards) == 1 else f"the {len(shards)} shards of {name}"

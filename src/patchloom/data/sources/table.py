@@ -5,22 +5,151 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from patchloom.data.formats import IMAGE_SUFFIXES, SOUND_SUFFIXES
-from patchloom.data.sources.base import TEST_SPLITS, Data
-from patchloom.data.sources.columns import LOOKED, PATHS, Roles, plain, read_as, some_of, split_of
+from patchloom.data.decode import IMAGE_SUFFIXES, SOUND_SUFFIXES
+from patchloom.data.source import TEST_SPLITS, Data
 from patchloom.data.sources.files import Files
-from patchloom.data.sources.kinds import sound_of
+from patchloom.data.sources.media_type import detect_sound
 from patchloom.errors import PatchloomError
+
+# What the columns of a table of images are: the path, and the label, the split and the group, where there are such.
+
+
+_SAMPLED_ROWS = 100  # rows by which columns are recognised
+_MAX_NAMED = 5  # columns, or files, in a message
+# names of columns, without spaces, dashes, underscores and capitals
+_PATH_COLUMNS = {"path", "file", "image", "img", "filename", "filepath", "fullpath", "relativepath"}
+_PATH_COLUMNS |= {f"{of}{what}" for of in ("image", "img") for what in ("path", "file", "name", "filename", "filepath")}
+_LABELS = {"label", "class", "category", "target"}
+_LABELS |= {f"{of}{what}" for of in ("label", "class", "category") for what in ("name", "id")}
+_KNOWN = {"path": _PATH_COLUMNS, "label": _LABELS, "split": {"split", "subset", "set", "partition"}, "group": {"group"}}
+# what a split may be called, beside its usual name
+_SPLITS = {"training": "train", "testing": "test", "valid": "val", "dev": "val"}
+
+
+def split_choice(name: str) -> tuple[str, dict[str, str]]:
+    """File and columns of ``FILE@path=COLUMN,label=COLUMN``; a name that is no such thing comes back whole."""
+    file, at, words = name.rpartition("@")
+    if not at or "=" not in words or Path(name).expanduser().exists() or not Path(file).expanduser().is_file():
+        return name, {}
+    chosen = {role: column for role, _, column in (word.partition("=") for word in words.split(","))}
+    for role in chosen:
+        if role not in _KNOWN:
+            raise PatchloomError(f"{name} chooses a column for {role}: after @ stand {', '.join(_KNOWN)}, each with =")
+    return file, chosen
+
+
+def describe_roles(roles: Mapping[str, str], names: Sequence[str], name: str) -> str:
+    """Which column was taken for what."""
+    said = ", ".join(f"{role} from {column}" if role != column else role for role, column in roles.items())
+    left = [column for column in names if column not in roles.values()]
+    more = "" if "label" in roles else f" ({name.partition('@')[0]}@label=COLUMN takes one as the label)"
+    return f"{name}: columns taken: {said}" + (f"; not used: {join_some(left)}{more}" if left else "")
+
+
+class ColumnRoles(NamedTuple):
+    """Finds out which column is what."""
+
+    columns: Mapping[str, list[str]]
+    file: Path
+    name: str
+    chosen: Mapping[str, str]
+
+    def found(self) -> dict[str, str]:
+        """Columns by role: path, and label, split and group where there are such."""
+        for column in self.chosen.values():
+            if column and column not in self.columns:
+                raise PatchloomError(f"{self.name} has no column {column}: it has {join_some(self.columns)}")
+        found = {role: column for role, column in self.chosen.items() if column}
+        rest = [role for role in _KNOWN if role not in self.chosen]
+        taken = set(found.values())
+        for role in rest:
+            candidates = [one for one in self.columns if normalize_column(one) in _KNOWN[role] and one not in taken]
+            if role == "path":
+                candidates = self._of_images(candidates)
+            elif role == "label":
+                candidates = self._different(candidates)
+            elif role == "split":
+                candidates = [one for one in candidates if self._of_splits(one)]
+            if len(candidates) > 1:
+                raise PatchloomError(
+                    f"{self.name} has the columns {' and '.join(candidates)}, and each could be the {role}: say which, "
+                    f"as {self._typed}@{role}={candidates[0]}"
+                )
+            if candidates:
+                found[role] = candidates[0]
+                taken.add(candidates[0])
+        return found
+
+    @property
+    def _typed(self) -> str:
+        return self.name.partition("@")[0]
+
+    def _of_images(self, candidates: list[str]) -> list[str]:
+        """The column of paths; several if that is unclear."""
+        if len(candidates) == 1:
+            return candidates
+        if len(candidates) > 1:
+            there = [one for one in candidates if any(map(self._there, islice(self.columns[one], _SAMPLED_ROWS)))]
+            return there or candidates
+        suffixes = {one: map(os.path.splitext, islice(self.columns[one], _SAMPLED_ROWS)) for one in self.columns}
+        known = IMAGE_SUFFIXES | SOUND_SUFFIXES
+        found = [one for one, each in suffixes.items() if any(suffix.lower() in known for _, suffix in each)]
+        found = found or [
+            one for one in self.columns if any(map(self._there, islice(self.columns[one], _SAMPLED_ROWS)))
+        ]
+        if not found:
+            raise PatchloomError(
+                f"{self.name} has the columns {join_some(self.columns)}, and none is called path, file, image or "
+                f"filename: rename the one with the paths, or say which it is, as {self._typed}@path=COLUMN"
+            )
+        return found
+
+    def _of_splits(self, column: str) -> bool:
+        """Whether a column has names of splits. One that is called split must have."""
+        strange = {split_of(word) for word in self.columns[column]} - {"", "train", *TEST_SPLITS}
+        if strange and normalize_column(column) == "split":
+            raise PatchloomError(
+                f"{self.name} has the split {min(strange)}: write train, val or test, or say that {column} is none, as "
+                f"{self._typed}@split="
+            )
+        return not strange
+
+    def _there(self, cell: str) -> bool:
+        return bool(cell) and (self.file.parent / cell).is_file()
+
+    def _different(self, candidates: list[str]) -> list[str]:
+        """Of columns that tell the same classes, such as a number and a word, the first one with words."""
+        values = [self.columns[one] for one in candidates]
+        if len(candidates) < 2 or len(set(zip(*values, strict=True))) > min(len(set(each)) for each in values):
+            return candidates
+        words = [one for one, each in zip(candidates, values, strict=True) if not all(map(str.isdecimal, each))]
+        return (words or candidates)[:1]
+
+
+def normalize_column(column: str) -> str:
+    return "".join(letter for letter in column.casefold() if letter not in " _-")
+
+
+def join_some(names: Sequence[str] | Mapping[str, object]) -> str:
+    first = ", ".join(islice(names, _MAX_NAMED))
+    return first if len(names) <= _MAX_NAMED else f"{first} and {len(names) - _MAX_NAMED:,} more"
+
+
+def split_of(word: str) -> str:
+    word = word.casefold()
+    return _SPLITS.get(word, word)
+
 
 _SUFFIXES = IMAGE_SUFFIXES | SOUND_SUFFIXES
 
 
-class Table(NamedTuple):
+class SourceTable(NamedTuple):
     """The cells of a table, and what its columns are.
 
     Attributes:
@@ -32,14 +161,11 @@ class Table(NamedTuple):
     names: tuple[str, ...]
 
 
-def table_of(lines: Sequence[str], file: Path) -> Table | None:
+def parse_table(lines: Sequence[str], file: Path) -> SourceTable | None:
     """The table that the lines of a file are; None if they are a plain list of paths, perhaps with labels behind a tab.
 
     A first row is a header if none of its cells is an image, and one has a name that is usual for paths, or those below
     it are images. Without one, a table has commas or semicolons.
-
-    Raises:
-        PatchloomError: a broken table, or one of more than two columns without a header.
     """
 
     def is_image(cell: str) -> bool:
@@ -48,36 +174,29 @@ def table_of(lines: Sequence[str], file: Path) -> Table | None:
     begin = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
     lines = lines[begin:]
     head = [(each, next(iter(_rows(lines[:1], each, 0, file)), [])) for each in ("\t", ",", ";")]
-    head = [(delimiter, first) for delimiter, first in head if len(first) > 1 or plain("".join(first)) in PATHS]
+    head = [
+        (delimiter, first)
+        for delimiter, first in head
+        if len(first) > 1 or normalize_column("".join(first)) in _PATH_COLUMNS
+    ]
     for delimiter, first in head:
-        if PATHS & set(map(plain, first)) and not any(map(is_image, first)):
-            return Table(_rows(lines, delimiter, len(first), file)[1:], tuple(first))
-    if any(os.path.isfile(os.path.join(file.parent, line.strip())) for line in lines[:LOOKED] if line.strip()):
+        if _PATH_COLUMNS & set(map(normalize_column, first)) and not any(map(is_image, first)):
+            return SourceTable(_rows(lines, delimiter, len(first), file)[1:], tuple(first))
+    if any(os.path.isfile(os.path.join(file.parent, line.strip())) for line in lines[:_SAMPLED_ROWS] if line.strip()):
         return None
     for delimiter, first in head:
         if delimiter == "\t" and len(first) == 2:  # a path that is not there, and its label
             continue
-        below = _rows(lines[1:LOOKED], delimiter, 0, file)
+        below = _rows(lines[1:_SAMPLED_ROWS], delimiter, 0, file)
         if any(map(is_image, first)):
-            return None if delimiter == "\t" else Table(_rows(lines, delimiter, len(first), file), ())
+            return None if delimiter == "\t" else SourceTable(_rows(lines, delimiter, len(first), file), ())
         if file.suffix.lower() in (".csv", ".tsv") or any(is_image(cell) for row in below for cell in row):
-            return Table(_rows(lines, delimiter, len(first), file)[1:], tuple(first))
+            return SourceTable(_rows(lines, delimiter, len(first), file)[1:], tuple(first))
     return None
 
 
-def open_table(table: Table, file: Path, name: str, chosen: Mapping[str, str]) -> Data:
-    """Open the images of a table. Paths are relative to the file's folder.
-
-    Args:
-        table: its cells.
-        file: where it stands.
-        name: what the user typed.
-        chosen: the column for path, label, split or group, where its name does not tell; "" for none.
-
-    Raises:
-        PatchloomError: it is empty, or none of its files exists; or it is unclear which column is what; or a class or
-            a split cannot be meant.
-    """
+def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, str]) -> Data:
+    """Open the images of a table. Paths are relative to the file's folder."""
     if not table.cells:
         raise PatchloomError(f"{name} lists no images: write a row for each below its header")
     names = table.names or _unnamed(table, name)
@@ -85,7 +204,7 @@ def open_table(table: Table, file: Path, name: str, chosen: Mapping[str, str]) -
         twice = next(one for one in names if names.count(one) > 1)
         raise PatchloomError(f"{name} has two columns called {twice!r}: rename one")
     columns = {column: [row[i] for row in table.cells] for i, column in enumerate(names)}
-    roles = Roles(columns, file, name, chosen).found()
+    roles = ColumnRoles(columns, file, name, chosen).found()
     kept, notes = _kept(columns[roles["path"]], file, name)
     columns = {column: [values[i] for i in kept] for column, values in columns.items()}
     words = columns[roles["label"]] if "label" in roles else []
@@ -95,7 +214,7 @@ def open_table(table: Table, file: Path, name: str, chosen: Mapping[str, str]) -
     number = {word: i for i, word in enumerate(classes)}
     asked = f"{name}," if chosen and "label" not in chosen else f"{name.rpartition('@')[0] if chosen else name}@"
 
-    sound = sound_of(columns[roles["path"]], name)
+    sound = detect_sound(columns[roles["path"]], name)
 
     def files(chosen: Sequence[int]) -> Files:
         labels = np.array([number.get(words[i], -1) for i in chosen], np.int64) if classes else None
@@ -114,17 +233,13 @@ def open_table(table: Table, file: Path, name: str, chosen: Mapping[str, str]) -
                 f"{name} has the class {words[i]} in test images but not in training images: give both the same "
                 "classes, or take that one out"
             )
-    notes = [read_as(roles, names, name), *notes, *said]
+    notes = [describe_roles(roles, names, name), *notes, *said]
     split_off = {split: files(rows) for split, rows in others.items()}
     return Data(files(train), files(test) if test else None, tuple(notes), split_off)
 
 
 def _rows(lines: Sequence[str], delimiter: str, width: int, file: Path) -> list[list[str]]:
-    """Rows of stripped cells without empty rows; ``width`` cells each, unless that is 0.
-
-    Raises:
-        PatchloomError: a row has more cells, or is no CSV.
-    """
+    """Rows of stripped cells without empty rows; ``width`` cells each, unless that is 0."""
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
     rows: list[list[str]] = []
     try:
@@ -144,7 +259,7 @@ def _rows(lines: Sequence[str], delimiter: str, width: int, file: Path) -> list[
     return rows
 
 
-def _unnamed(table: Table, name: str) -> tuple[str, ...]:
+def _unnamed(table: SourceTable, name: str) -> tuple[str, ...]:
     """Names for the columns of a table without a header: the one of images is the path, another one the label."""
     width = len(table.cells[0])
     suffixes = [os.path.splitext(cell)[1].lower() in _SUFFIXES for cell in table.cells[0]]
@@ -157,11 +272,7 @@ def _unnamed(table: Table, name: str) -> tuple[str, ...]:
 
 
 def _kept(paths: list[str], file: Path, name: str) -> tuple[list[int], list[str]]:
-    """The rows whose files exist, each file once; and what is to be said of the others.
-
-    Raises:
-        PatchloomError: there are none.
-    """
+    """The rows whose files exist, each file once; and what is to be said of the others."""
     rows: list[int] = []
     missing: list[str] = []
     seen: set[str] = set()
@@ -199,7 +310,7 @@ def none_exists(count: int, name: str, file: Path, first: str) -> PatchloomError
 
 def missing_files(missing: Sequence[str], count: int, name: str) -> str:
     """That some listed files do not exist, for a note."""
-    return f"{name}: {len(missing):,} of {count:,} listed files do not exist ({some_of(missing)})"
+    return f"{name}: {len(missing):,} of {count:,} listed files do not exist ({join_some(missing)})"
 
 
 def _parts(splits: list[str], name: str) -> tuple[list[int], list[int], dict[str, list[int]], list[str]]:
@@ -225,3 +336,36 @@ def _parts(splits: list[str], name: str) -> tuple[list[int], list[int], dict[str
 def _ordered(words: set[str]) -> tuple[str, ...]:
     numbers = all(map(str.isdecimal, words))
     return tuple(sorted(words, key=lambda word: (int(word) if numbers else 0, word)))
+
+
+# Images or recordings that a text file lists.
+
+
+def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) -> Data:
+    """Open a text file that lists images or recordings: a table (see `parse_table`), or one path per line.
+
+    Paths are relative to the file's folder. In a plain list, a tab and a label may follow; ``#`` begins a comment.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise PatchloomError(
+            f"{name} is not text: give a folder of images, or a text file with a path a line"
+        ) from error
+    table = parse_table(lines, file)
+    if table is not None:
+        return open_table(table, file, name, chosen or {})
+    if chosen:
+        raise PatchloomError(f"{file} is a plain list, which has no columns to choose: give it without @...")
+    rows = [line.partition("\t") for line in map(str.strip, lines) if line and not line.startswith("#")]
+    paths, words = [row[0].strip() for row in rows], [row[2].strip() for row in rows]
+    if not paths:
+        raise PatchloomError(f"{name} lists no images: write a path a line, relative to the folder of {file.name}")
+    missing = [path for path in paths if not (file.parent / path).is_file()]
+    if len(missing) == len(paths):
+        raise none_exists(len(paths), name, file, paths[0])
+    classes = tuple(sorted(set(words) - {""}))
+    number = {word: i for i, word in enumerate(classes)}
+    labels = np.array([number.get(word, -1) for word in words], dtype=np.int64) if classes else None
+    notes = (missing_files(missing, len(paths), name) + "; they count as files that cannot be read",) if missing else ()
+    return Data(Files(name, file.parent, paths, classes, labels, sound=detect_sound(paths, name)), None, notes)

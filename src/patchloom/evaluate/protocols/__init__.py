@@ -9,18 +9,15 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from patchloom.calls import PathLike, checked
-from patchloom.data import DataLike
-from patchloom.errors import PatchloomError
-from patchloom.evaluate.report import Report
-from patchloom.evaluate.rows import append_rows, check_rows
-from patchloom.evaluate.settings import EvalSettings, telling
-from patchloom.evaluate.unfinished import until_done
-from patchloom.hints import check_options, listing, suggestion
-from patchloom.launch import started
+from patchloom.arguments import PathLike, unknown_option_error, validate_arguments
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.display import is_first
+from patchloom.errors import PatchloomError, check_options, listing, suggestion
+from patchloom.evaluate.results import Report, append_rows, check_rows
+from patchloom.evaluate.settings import EvalSettings, print_notes_once
+from patchloom.evaluate.trainer import keep_until_done
 from patchloom.runs.encoder import check_model
-from patchloom.typos import no_option
-from patchloom.waiting import is_first
+from patchloom.system.distributed import launched_processes
 
 # paths of functions: a protocol is imported when it is needed
 PROTOCOLS: dict[str, str] = {
@@ -36,18 +33,14 @@ PROTOCOLS: dict[str, str] = {
     "few-shot": "patchloom.evaluate.protocols.fewshot.fewshot",
     "keywords": "patchloom.evaluate.protocols.keywords.keywords",
     "ensemble": "patchloom.evaluate.protocols.ensemble.ensemble",
-    "segment": "patchloom.evaluate.protocols.segment.segment",
-    "detect": "patchloom.evaluate.protocols.detect.detect",
+    "segment": "patchloom.dense.segment.segment",
+    "detect": "patchloom.dense.detect.detect",
 }
 _OF_SEVERAL = ("segment", "detect")  # which several processes can share
 
 
 def protocol_of(name: str) -> tuple[Callable[..., Report], dict[str, Any]]:
-    """The function of a protocol, and arguments from its name: ``blocks:2`` is blocks with count=2.
-
-    Raises:
-        PatchloomError: there is none of that name.
-    """
+    """The function of a protocol, and arguments from its name: ``blocks:2`` is blocks with count=2."""
     plain, _, number = name.partition(":")
     if plain not in PROTOCOLS or (number and (plain != "blocks" or not number.isdigit())):
         raise PatchloomError(f"there is no protocol {name}{suggestion(plain, PROTOCOLS)} Choose {listing(PROTOCOLS)}.")
@@ -70,7 +63,7 @@ def _with_readers(report: Report, settings: EvalSettings) -> Report:
     )
 
 
-@checked
+@validate_arguments
 def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Report:
     """Evaluate an encoder by one protocol, beside its controls.
 
@@ -80,7 +73,7 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
         protocol: one of `PROTOCOLS`.
         run: a run's folder, also of one that was stopped; an encoder's ``.safetensors`` file; ``timm:NAME``; or, with
             ``model=NAME``, a file of weights alone by timm's names.
-        data: labelled images, as `patchloom.data.open_data` takes them.
+        data: labelled images, as `patchloom.data.sources.open.open_data` takes them.
         options: the fields of `EvalSettings`, such as ``seeds=3``, and the protocol's own.
 
     Returns:
@@ -95,19 +88,19 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for name in options:
         if name not in common and name not in known:
-            raise no_option(name, [*known, *common], f"patchloom evaluate {protocol} --help all lists them")
+            raise unknown_option_error(name, [*known, *common], f"patchloom evaluate {protocol} --help all lists them")
     check_options(function, options)
     settings = EvalSettings(**{name: options.pop(name) for name in list(options) if name in common})
     settings.check()
     check_model(run, settings.model)
     results = None
-    if started() > 1 and protocol not in _OF_SEVERAL:
+    if launched_processes() > 1 and protocol not in _OF_SEVERAL:
         raise PatchloomError(f"{protocol} is for one process: start it without torchrun (which is for segment, detect)")
     if not str(run).startswith("timm:") and Path(run).is_dir() and is_first():
         results = Path(run) / "results.csv"
         check_rows(results)
     reports: list[Report] = []
-    with telling(), until_done():
+    with print_notes_once(), keep_until_done():
         for seed in range(settings.seed, settings.seed + settings.seeds):
             if settings.seeds > 1 and is_first():
                 print(f"Seed {seed}, {seed - settings.seed + 1} of {settings.seeds}:", flush=True)

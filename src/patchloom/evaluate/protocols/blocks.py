@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer
 
-from patchloom.data import DataLike
-from patchloom.errors import PatchloomError
+from patchloom.arguments import takes_recipe
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import Classifier, class_names, fresh_blocks
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.frozen import UNTRAINED
-from patchloom.evaluate.recipe_options import takes_recipe
 from patchloom.evaluate.recipes import Recipe
-from patchloom.evaluate.report import Report
+from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings, parts_of
-from patchloom.evaluate.trained import Build, Candidate, plan_for, train_and_test
-from patchloom.hints import check_options
-from patchloom.nets.pooling import check_pooling, tokens_of
-from patchloom.nets.variants import vary
-from patchloom.nets.weights import EncoderCard, untrained_twin
+from patchloom.evaluate.training import Build, Candidate, plan_for, train_and_test
+from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
+from patchloom.nets.finetune import with_variant
+from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.runs.encoder import load_encoder
 
 _UNUSED = {
@@ -30,7 +30,7 @@ _UNUSED = {
 }  # values of a recipe without effect on a frozen encoder
 
 
-@takes_recipe
+@partial(takes_recipe, kind=Recipe)
 def blocks(
     run: str | Path,
     data: DataLike,
@@ -45,7 +45,7 @@ def blocks(
     """Train new transformer blocks on the frozen encoder's tokens (blocks:2, blocks:4), beside an untrained encoder.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.evaluate`.
+        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
         count: number of blocks.
         recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
             restore, simmim, extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
@@ -81,6 +81,6 @@ def blocks(
 
 def _builder(vit: VisionTransformer, card: EncoderCard, count: int, classes: int) -> Build:
     def build(recipe: Recipe) -> Classifier:
-        return Classifier(vary(vit, card), classes, recipe.pooling, body=fresh_blocks(vit, count))
+        return Classifier(with_variant(vit, card), classes, recipe.pooling, body=fresh_blocks(vit, count))
 
     return build

@@ -9,18 +9,17 @@ from pathlib import Path
 
 import torch
 
-from patchloom.data import Data, DataLike, Source
-from patchloom.data.sound.hearing import heard_by
-from patchloom.errors import PatchloomError
-from patchloom.evaluate.answers import Answers, answers
+from patchloom.audio.requirements import with_encoder_sound
+from patchloom.data.source import Data, Source
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, load_classifier, read_classifier
 from patchloom.evaluate.features import Precision
-from patchloom.evaluate.report import Report, Row
+from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
-from patchloom.evaluate.trained import report_of
-from patchloom.hints import check_options
+from patchloom.evaluate.training import ClassPredictions, predict_classes, training_report
 
-ENSEMBLE = "ensemble"
+_ENSEMBLE = "ensemble"
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,13 @@ def ensemble(
     fingerprint = parts.test.fingerprint()
     members = [_member(path, parts.test, fingerprint, settings) for path in paths]
     said = [
-        answers(member.model, _heard(parts.test, member), member.card.encoder, settings, precision, member.name)
+        predict_classes(member.model, _heard(parts.test, member), member.card.encoder, settings, precision, member.name)
         for member in members
     ]
     mean, agreement = average(said), agreement_of(said)
     pooling = "-"
     row_settings = {"members": len(members), "agreement": agreement}
-    rows = [Row.of_images(ENSEMBLE, pooling, "ensemble", row_settings, mean.right)]
+    rows = [Row.of_images(_ENSEMBLE, pooling, "ensemble", row_settings, mean.right)]
     for member, found in zip(members, said, strict=True):
         rows.append(Row.of_images(member.name, member.model.pooling, "ensemble", {}, found.right))
     done = (
@@ -75,21 +74,21 @@ def ensemble(
         f"chosen. Two of them name the same class for {agreement:.1%} of the test {parts.test.noun}"
         f"{' on average' if len(members) > 2 else ''}."
     )
-    return report_of("ensemble", f"Ensemble of {len(members)}: ", [done], rows, parts, settings, mean)
+    return training_report("ensemble", f"Ensemble of {len(members)}: ", [done], rows, parts, settings, mean)
 
 
 def _heard(test: Source, member: Member) -> Source:
     card = member.card.encoder
-    return heard_by(Data(test, None), card.sound, card.name).train
+    return with_encoder_sound(Data(test, None), card.sound, card.name).train
 
 
-def average(said: Sequence[Answers]) -> Answers:
+def average(said: Sequence[ClassPredictions]) -> ClassPredictions:
     """Predictions whose logits are the logarithms of the mean softmax outputs."""
     mean = torch.stack([found.logits.double().softmax(1) for found in said]).mean(0)
-    return Answers(mean.log(), said[0].labels, said[0].unreadable)
+    return ClassPredictions(mean.log(), said[0].labels, said[0].unreadable)
 
 
-def agreement_of(said: Sequence[Answers]) -> float:
+def agreement_of(said: Sequence[ClassPredictions]) -> float:
     """Share of the images for which two classifiers predict the same class, averaged over all pairs."""
     named = [found.logits.argmax(1) for found in said]
     shares = [(one == other).double().mean().item() for one, other in combinations(named, 2)]

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from timm.models.vision_transformer import VisionTransformer
 
-from patchloom.data import DataLike, Source
-from patchloom.errors import PatchloomError
+from patchloom.arguments import takes_recipe
+from patchloom.data.source import Source
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
-from patchloom.evaluate.features import Precision, classes_of, labels_of
-from patchloom.evaluate.frozen import compare
-from patchloom.evaluate.protocols.finetune import builder, scratch
+from patchloom.evaluate.features import Precision, count_classes, labels_of
+from patchloom.evaluate.frozen import compare_frozen
+from patchloom.evaluate.protocols.finetune import classifier_builder, scratch_candidate
 from patchloom.evaluate.protocols.linear import LINEAR
-from patchloom.evaluate.recipe_options import takes_recipe
-from patchloom.evaluate.report import Report
-from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
-from patchloom.evaluate.trained import SCRATCH, Candidate, plan_for, train_and_test
-from patchloom.hints import check_options
+from patchloom.evaluate.recipes import Recipe
+from patchloom.evaluate.results import Report
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified_subset
+from patchloom.evaluate.training import SCRATCH, Candidate, plan_for, train_and_test
+from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.heads import Stem
-from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.runs.encoder import load_encoder, load_extra_module
 
 Method = Literal["finetune", "linear"]
@@ -31,7 +33,7 @@ HeadOn = Literal["features", "projection"]
 _DEFAULT_SHARE = 0.1
 
 
-@takes_recipe
+@partial(takes_recipe, kind=Recipe)
 def fewshot(
     run: str | Path,
     data: DataLike,
@@ -50,7 +52,7 @@ def fewshot(
     """Fine-tune, or fit a linear probe, with a small part of the labels.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.evaluate`.
+        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
         labels: share of the training images that is used, stratified, such as 0.01; 0.1, if neither this nor
             per_class is given.
         per_class: number of images per class, instead of a share.
@@ -68,7 +70,7 @@ def fewshot(
     """
     check_options(fewshot, locals())
     vit, card = load_encoder(run, settings.model)
-    parts, what = few(parts_of(data, settings, card=card, run=run), labels, per_class, settings.seed)
+    parts, what = subsample_training(parts_of(data, settings, card=card, run=run), labels, per_class, settings.seed)
     idle = [name for name, value in changes.items() if value is not None]
     if method == "linear":
         usual = {"head_on": (head_on, "features"), "recipe": (recipe, "small"), "positions": (positions, "auto")}
@@ -86,23 +88,23 @@ def fewshot(
         more, fresh = projections(run, card, settings.seed)
         row_settings["pooling"] = more["pooling"]
         on = f"the projection's first layer and a linear head on the {more['pooling']} representation"
-    candidates = [Candidate(card.name, builder(vit, card, positions, classes, **more), row_settings)]
+    candidates = [Candidate(card.name, classifier_builder(vit, card, positions, classes, **more), row_settings)]
     if control:
-        candidates.append(replace(scratch(card, positions, classes, settings, **fresh), settings=row_settings))
+        candidates.append(
+            replace(scratch_candidate(card, positions, classes, settings, **fresh), settings=row_settings)
+        )
     done = f"Few labels: the encoder and {on} were trained together, positions: {variant}."
     if control:
         done += f" {SCRATCH.capitalize()} is the same with fresh weights."
     return train_and_test("few-shot", f"Fine-tuning with {len(parts.train):,} labels", done, candidates, plan, parts)
 
 
-def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> tuple[Parts, dict[str, Any]]:
-    """Parts with a subset of the training images, and its description for the rows.
-
-    Raises:
-        PatchloomError: both a share and a number per class, or fewer images than needed.
-    """
+def subsample_training(
+    parts: Parts, share: float | None, per_class: int | None, seed: int
+) -> tuple[Parts, dict[str, Any]]:
+    """Parts with a subset of the training images, and its description for the rows."""
     train = parts.train
-    n, classes = len(train), classes_of(train)
+    n, classes = len(train), count_classes(train)
     if share is not None and per_class is not None:
         raise PatchloomError("--labels and --per_class exclude each other: give one of them")
     if per_class is not None:
@@ -117,7 +119,7 @@ def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> 
                 f"{share:g} of {n:,} training {train.noun} is {count}, fewer than the {classes} classes: use --labels "
                 f"{classes / n:.2g} or more, or --per_class 1"
             )
-        some, what = stratified(train, count, seed), {"labels": share}
+        some, what = stratified_subset(train, count, seed), {"labels": share}
     story = f"{parts.story} Of {n:,} training {train.noun} a stratified {len(some):,} were used (seed {seed})."
     return replace(parts, train=some, story=story), {**what, "labelled": len(some)}
 
@@ -146,7 +148,9 @@ def _linear(
     what: dict[str, Any],
 ) -> Report:
     """The linear probe, with rows of this protocol."""
-    (report,) = compare((replace(LINEAR, drawn=True),), vit, card, parts, settings, load_extra_module(run, "pooling"))
+    (report,) = compare_frozen(
+        (replace(LINEAR, drawn=True),), vit, card, parts, settings, load_extra_module(run, "pooling")
+    )
     renamed = {
         id(row): replace(row, protocol="few-shot", settings={**row.settings, "method": "linear", **what})
         for row in report.rows
@@ -161,7 +165,8 @@ def _linear(
 
 
 def projections(run: str | Path, card: EncoderCard, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `builder` needs to put a head on the first layer of a run's projection; and the same with fresh weights.
+    """What `classifier_builder` needs to put a head on the first layer of a run's projection; and the same with fresh
+    weights.
 
     The run's card says which module that is, and the module on which representation it stands.
 

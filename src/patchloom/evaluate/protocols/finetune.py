@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from patchloom.data import DataLike
-from patchloom.errors import PatchloomError
+from patchloom.arguments import takes_recipe
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import (
     Classifier,
     ClassifierCard,
@@ -22,19 +24,16 @@ from patchloom.evaluate.classifier import (
     variant_of,
 )
 from patchloom.evaluate.features import Precision
-from patchloom.evaluate.places import place_in_run
-from patchloom.evaluate.recipe_options import takes_recipe
 from patchloom.evaluate.recipes import Recipe
-from patchloom.evaluate.report import Report
-from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
-from patchloom.evaluate.trained import SCRATCH, Build, Candidate, plan_for, train_and_test
-from patchloom.hints import check_options
-from patchloom.nets.variants import vary
-from patchloom.nets.weights import EncoderCard, untrained_twin
+from patchloom.evaluate.results import Report
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run
+from patchloom.evaluate.training import SCRATCH, Build, Candidate, plan_for, train_and_test
+from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
+from patchloom.nets.finetune import with_variant
 from patchloom.runs.encoder import load_encoder
 
 
-@takes_recipe
+@partial(takes_recipe, kind=Recipe)
 def finetune(
     run: str | Path,
     data: DataLike,
@@ -51,7 +50,7 @@ def finetune(
     """Train the whole encoder and a linear head on labelled images, beside the same from scratch.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.evaluate`.
+        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
         recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
             restore, simmim, extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
         positions: keep the encoder's, fixed sine-cosine, learned, relative (a bias in each attention), or none; auto
@@ -72,17 +71,17 @@ def finetune(
     parts = parts_of(data, settings, card=card, run=run)
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
     variant, classes = variant_of(positions, vit), class_names(parts.train)
-    place = None if from_scratch else saved_at(run, data, recipe, settings, out)
-    candidates = [] if from_scratch else [pretrained(vit, card, positions, parts, settings, place)]
+    place = None if from_scratch else classifier_path(run, data, recipe, settings, out)
+    candidates = [] if from_scratch else [pretrained_candidate(vit, card, positions, parts, settings, place)]
     if control or from_scratch:
-        candidates.append(scratch(card, positions, len(classes), settings))
+        candidates.append(scratch_candidate(card, positions, len(classes), settings))
     done = f"Fine-tuning: the encoder and a linear head were trained together, positions: {variant}."
     if len(candidates) > 1:
         done += f" {SCRATCH.capitalize()} is the same with fresh weights."
     return train_and_test("finetune", "Fine-tuning", done, candidates, plan, parts)
 
 
-def pretrained(
+def pretrained_candidate(
     vit: VisionTransformer,
     card: EncoderCard,
     positions: PositionChoice,
@@ -91,13 +90,7 @@ def pretrained(
     place: Path | None,
     more: Mapping[str, Any] | None = None,
 ) -> Candidate:
-    """The encoder, whose classifier is saved when it is trained.
-
-    Args:
-        vit, card, positions, parts, settings: as everywhere.
-        place: where; None if it is not.
-        more: settings of the row besides the positions.
-    """
+    """The encoder, whose classifier is saved when it is trained."""
     variant, classes = variant_of(positions, vit), class_names(parts.train)
 
     def save(model: Classifier, all_settings: dict[str, Any]) -> None:
@@ -109,20 +102,20 @@ def pretrained(
         print(f"  {card.name}: saved as {place}", flush=True)
 
     return Candidate(
-        card.name, builder(vit, card, positions, len(classes)), {"positions": variant, **(more or {})}, save
+        card.name, classifier_builder(vit, card, positions, len(classes)), {"positions": variant, **(more or {})}, save
     )
 
 
-def scratch(
+def scratch_candidate(
     card: EncoderCard, positions: PositionChoice, classes: int, settings: EvalSettings, **more: Any
 ) -> Candidate:
     """The control: the same architecture with new weights."""
     twin, _ = untrained_twin(card, seed=settings.seed)
     variant = variant_of(positions, twin)
-    return Candidate(SCRATCH, builder(twin, card, positions, classes, **more), {"positions": variant})
+    return Candidate(SCRATCH, classifier_builder(twin, card, positions, classes, **more), {"positions": variant})
 
 
-def builder(
+def classifier_builder(
     vit: VisionTransformer,
     card: EncoderCard,
     positions: PositionChoice,
@@ -130,25 +123,17 @@ def builder(
     pooling: Pool | None = None,
     **parts: nn.Module | int | None,
 ) -> Build:
-    """A function that builds a classifier on a copy of an encoder.
-
-    Args:
-        vit, card: the encoder, which is not changed.
-        positions: of the copy.
-        classes: number of classes.
-        pooling: overrides the recipe's.
-        parts: further arguments of `Classifier`; modules are copied.
-    """
+    """A function that builds a classifier on a copy of an encoder."""
 
     def build(recipe: Recipe) -> Classifier:
         pool = pooling or recipe.pooling
-        encoder = vary(vit, card, variant_of(positions, vit), pool == "class", recipe.drop_path, recipe.dropout)
+        encoder = with_variant(vit, card, variant_of(positions, vit), pool == "class", recipe.drop_path, recipe.dropout)
         return Classifier(encoder, classes, pool, **deepcopy(parts))
 
     return build
 
 
-def saved_at(
+def classifier_path(
     run: str | Path, data: DataLike, label: str, settings: EvalSettings, out: str | None, what: str = ""
 ) -> Path | None:
     """Path of the saved classifier, by the recipe or what else tells it apart; None if it is not saved.

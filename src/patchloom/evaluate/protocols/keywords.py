@@ -4,39 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from patchloom.data import Data, DataLike
-from patchloom.data.sound.keywords import KeywordParts, open_keywords
-from patchloom.errors import PatchloomError
-from patchloom.evaluate.answers import Answers
+from patchloom.arguments import takes_recipe
+from patchloom.audio.keywords import KeywordParts, open_keywords
+from patchloom.data.source import Data
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.display import StatusMessage
+from patchloom.errors import PatchloomError, check_options, listing
 from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
-from patchloom.evaluate.features import Precision, labelled
+from patchloom.evaluate.features import Precision, only_labelled
 from patchloom.evaluate.frozen import raw_extractor
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, linear_probe
-from patchloom.evaluate.places import place_in_run
-from patchloom.evaluate.protocols.fewshot import few
-from patchloom.evaluate.protocols.finetune import pretrained, saved_at, scratch
-from patchloom.evaluate.recipe_options import takes_recipe
-from patchloom.evaluate.report import Drawing, Report, Row
-from patchloom.evaluate.settings import EvalSettings, Parts, shortened, tell
-from patchloom.evaluate.trained import SCRATCH, plan_for, recipe_sentence, report_of, trained_and_tested
-from patchloom.hints import check_options, listing
+from patchloom.evaluate.protocols.fewshot import subsample_training
+from patchloom.evaluate.protocols.finetune import classifier_path, pretrained_candidate, scratch_candidate
+from patchloom.evaluate.recipes import Recipe
+from patchloom.evaluate.results import Drawing, Report, Row
+from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_images, place_in_run, print_notes
+from patchloom.evaluate.training import (
+    SCRATCH,
+    ClassPredictions,
+    plan_for,
+    recipe_sentence,
+    train_and_predict,
+    training_report,
+)
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_size
-from patchloom.nets.hierarchical import Encoder
-from patchloom.nets.weights import EncoderCard
+from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.held_out import seen_in_pretraining
-from patchloom.waiting import Waiting
 
 _NAME = "keywords"
-_DRAWN = "patchloom.look.confusion.draw_confusion"
+_DRAWN = "patchloom.look.charts.draw_confusion"
 
 
-@takes_recipe
+@partial(takes_recipe, kind=Recipe)
 def keywords(
     run: str | Path,
     data: DataLike,
@@ -54,8 +61,8 @@ def keywords(
     """Fine-tune on recordings of words, to tell these from one another, from silence and from other words.
 
     Args:
-        run, settings: as in `patchloom.evaluate.evaluate`; the run is of recordings.
-        data: as `patchloom.data.sound.keywords.open_keywords` takes it: Speech Commands' layout, or a folder with a
+        run, settings: as in `patchloom.evaluate.protocols.evaluate`; the run is of recordings.
+        data: as `patchloom.audio.keywords.open_keywords` takes it: Speech Commands' layout, or a folder with a
             folder for each word.
         words: to be told apart, separated by commas; the ten of Speech Commands, or all classes of other data.
         labels: share of the training recordings that is used, stratified, such as 0.1.
@@ -79,20 +86,20 @@ def keywords(
     waves = () if noise is None else tuple(noise.read(i) for i in range(len(noise)))
     parts, what, label = _parts(opened, card, settings, run), {}, recipe
     if labels != 1:
-        parts, what = few(parts, labels, None, settings.seed)
+        parts, what = subsample_training(parts, labels, None, settings.seed)
         parts = replace(parts, story=f"{parts.story} All recordings for validation were used.")
         label = f"{recipe}-{labels:g}"
     own = {"validation": parts.validation, "noise": waves}
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision, **own)
     variant, classes = variant_of(positions, vit), class_names(parts.train)
-    place = saved_at(run, data, label, settings, out, f"{_NAME}-")  # finetune on the same has other classes
-    candidates = [pretrained(vit, card, positions, parts, settings, place, what)]
+    place = classifier_path(run, data, label, settings, out, f"{_NAME}-")  # finetune on the same has other classes
+    candidates = [pretrained_candidate(vit, card, positions, parts, settings, place, what)]
     if control:
         candidates.append(
-            replace(scratch(card, positions, len(classes), settings), settings={"positions": variant, **what})
+            replace(scratch_candidate(card, positions, len(classes), settings), settings={"positions": variant, **what})
         )
     raw_features = _raw_features(vit, card, parts, settings, what)
-    rows, found = trained_and_tested(_NAME, candidates, plan, parts)
+    rows, found = train_and_predict(_NAME, candidates, plan, parts)
     rows.append(raw_features())
     beside = f" {SCRATCH.capitalize()} is the same with fresh weights." if control else ""
     h, w = input_size(vit)
@@ -103,17 +110,13 @@ def keywords(
         f"There are {len(classes)} classes: {listing(classes, 'and')}."
     )
     said = [done, recipe_sentence(plan, parts, rows[0].settings)]
-    report = report_of(_NAME, f"Keyword spotting ({label}): ", said, rows, parts, settings, found[-1])
+    report = training_report(_NAME, f"Keyword spotting ({label}): ", said, rows, parts, settings, found[-1])
     picture = place_in_run(run, data, label, settings.seed, "pictures", ".png", f"{_NAME}-")
     return replace(report.beside(True), drawings=_drawings(picture, found[0], rows[0], classes, parts))
 
 
 def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, settings: EvalSettings) -> KeywordParts:
-    """The recordings, as the encoder hears them.
-
-    Raises:
-        PatchloomError: the encoder is of images, or a grouping is asked for.
-    """
+    """The recordings, as the encoder hears them."""
     if card.sound is None:
         raise PatchloomError(
             f"{card.name} is an encoder of images: keywords needs one that pretrain made of recordings"
@@ -121,19 +124,19 @@ def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, se
     if settings.group is not None:
         raise PatchloomError("keywords takes the parts that the data has: leave --group away")
     named = words.split(",") if isinstance(words, str) else words
-    with Waiting("listing the recordings"):
+    with StatusMessage("listing the recordings"):
         opened = open_keywords(data, None if named is None else [word.strip() for word in named], settings.seed)
-    tell(opened.notes)
+    print_notes(opened.notes)
     return opened.heard_as(card.sound)
 
 
 def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings, run: str | Path) -> Parts:
     """Return the recordings that have a label, and sentences on their origin."""
-    train, validation, test = map(labelled, (opened.train, opened.validation, opened.test))
+    train, validation, test = map(only_labelled, (opened.train, opened.validation, opened.test))
     counts = f"{len(train):,} recordings for training, {len(validation):,} for validation"
     story = " ".join([card.note, f"The data has {counts}, and {len(test):,} for the test."]).strip()
-    with Waiting("looking for copies among the recordings"):
-        parts = shortened(Data(train, test), story + seen_in_pretraining(run, test), settings)
+    with StatusMessage("looking for copies among the recordings"):
+        parts = limit_training_images(Data(train, test), story + seen_in_pretraining(run, test), settings)
     return replace(parts, validation=validation)
 
 
@@ -156,7 +159,7 @@ def _raw_features(
 
 
 def _drawings(
-    place: Path | None, found: Answers, row: Row, classes: tuple[str, ...], parts: Parts
+    place: Path | None, found: ClassPredictions, row: Row, classes: tuple[str, ...], parts: Parts
 ) -> tuple[Drawing, ...]:
     """The confusion matrix of the encoder that was fine-tuned."""
     if place is None:

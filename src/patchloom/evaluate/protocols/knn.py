@@ -7,15 +7,89 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from patchloom.data import DataLike
+from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures, Pooling
-from patchloom.evaluate.frozen import FrozenProtocol, Score, measure_run
-from patchloom.evaluate.neighbours import TEMPERATURE, knn_right
-from patchloom.evaluate.report import Report, Row
+from patchloom.evaluate.frozen import FrozenProtocol, ScoreFunction, measure_run
+from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings
+
+# k-nearest-neighbour classification by cosine similarity, for several k at once.
+
+
+TEMPERATURE = 0.07
+_SIMILARITIES = 2**24  # in memory at once
+
+
+def knn_accuracies(
+    gallery: Tensor,
+    gallery_labels: Tensor,
+    queries: Tensor,
+    query_labels: Tensor,
+    ks: Sequence[int] = (1, 5, 20, 100),
+    *,
+    weighted: bool = True,
+    temperature: float = TEMPERATURE,
+    chunk: int | None = None,
+) -> dict[int, float]:
+    """Top-1 accuracy of weighted k-nearest-neighbour classification by cosine similarity.
+
+    A neighbour's vote has the weight exp(similarity / temperature), as in instance discrimination (Wu et al. 2018,
+    section 3.4) and DINO (Caron et al. 2021, section 4.1; facebookresearch/dino ``eval_knn.py``), both with 0.07. A tie
+    goes to the lower label. One search serves all k.
+
+    Args:
+        gallery: [n d] features, on any device.
+        gallery_labels: [n] int64, at least 0.
+        queries: [m d].
+        query_labels: [m]; a label that is not in the gallery counts as an error.
+        ks: numbers of neighbours; those larger than the gallery are dropped.
+        weighted: False gives every vote the weight 1.
+        temperature: of the weights.
+        chunk: queries per block; by default so many that about 100 MB are needed.
+    """
+    options = {"weighted": weighted, "temperature": temperature, "chunk": chunk}
+    found = knn_right(gallery, gallery_labels, queries, query_labels, ks, **options)
+    return {k: right.double().mean().item() for k, right in found.items()}
+
+
+@torch.no_grad()
+def knn_right(
+    gallery: Tensor,
+    gallery_labels: Tensor,
+    queries: Tensor,
+    query_labels: Tensor,
+    ks: Sequence[int] = (1, 5, 20, 100),
+    *,
+    weighted: bool = True,
+    temperature: float = TEMPERATURE,
+    chunk: int | None = None,
+) -> dict[int, Tensor]:
+    """Which queries are classified rightly [m], by k in ascending order; all else as for `knn_accuracies`."""
+    n = len(gallery)
+    counts = sorted({k for k in ks if k <= n})
+    if not counts or counts[0] < 1:
+        raise PatchloomError(f"k = {', '.join(map(str, ks))} does not fit a gallery of {n} images: choose 1 to {n}")
+    gallery = F.normalize(gallery.float(), dim=1)
+    classes = int(gallery_labels.max()) + 1
+    chunk = chunk or max(1, _SIMILARITIES // n)
+    right: dict[int, list[Tensor]] = {k: [] for k in counts}
+    for part, truth in zip(queries.split(chunk), query_labels.split(chunk), strict=True):
+        similarities, nearest = (F.normalize(part.float(), dim=1) @ gallery.T).topk(counts[-1], dim=1)
+        labels = gallery_labels[nearest]
+        weights = (similarities / temperature).exp() if weighted else torch.ones_like(similarities)
+        votes = weights.new_zeros(len(part), classes)
+        counted = 0
+        for k in counts:
+            votes.scatter_add_(1, labels[:, counted:k], weights[:, counted:k])
+            counted = k
+            right[k].append((votes.argmax(1) == truth).cpu())
+    return {k: torch.cat(hits) for k, hits in right.items()}
+
 
 _USUAL_K = 20
 _KS = (1, 5, 20, 100)
@@ -33,7 +107,7 @@ def knn(
     """Classify by the nearest neighbours among training images, by cosine similarity of frozen features.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.evaluate`.
+        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
         pooling: "class", "mean", "prefix" (mean of class token and registers), "instance" (with an instance head),
             "both" class and mean, or "all" that exist.
         ks: numbers of neighbours.
@@ -59,7 +133,7 @@ def knn_with(ks: Sequence[int], gallery: float = 1.0) -> FrozenProtocol:
 
 def _fit(
     train: ImageFeatures, pooling: str, settings: EvalSettings, *, ks: Sequence[int], gallery: float = 1.0
-) -> Score:
+) -> ScoreFunction:
     searched = {"gallery": gallery} if gallery < 1 else {}
 
     def score(test: ImageFeatures) -> list[tuple[dict[str, float], Tensor]]:

@@ -5,24 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from patchloom.data import DataLike
+from patchloom.data.sources.in_memory import DataLike
 from patchloom.evaluate.frozen import UNTRAINED, raw_name
-from patchloom.evaluate.label_free.encoded import (
+from patchloom.evaluate.label_free import (
     AREAS,
-    CROPS,
+    CROPS_PER_IMAGE,
+    DEFAULT_IMAGES,
+    DELTA,
+    NEIGHBOUR_COUNT,
+    RANKME,
     SHARES,
     LabelFreeFeatures,
+    chance_rows,
     drawn_images,
-    encoded,
-    encoded_pixels,
+    extract_label_free,
+    extract_label_free_pixels,
+    overlap_measure,
+    own_crop,
+    rows_from_features,
 )
-from patchloom.evaluate.label_free.lidar import DELTA
-from patchloom.evaluate.label_free.rows import IMAGES, NEIGHBOURS, RANKME, chance_rows, kept, own_crop, rows_of
-from patchloom.evaluate.report import Report, Row, lost_images
+from patchloom.evaluate.results import Report, Row, note_unreadable
 from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.nets.checkpoints.format import untrained_twin
 from patchloom.nets.encode import input_size
-from patchloom.nets.hierarchical import is_hierarchical
-from patchloom.nets.weights import untrained_twin
+from patchloom.nets.swin import is_hierarchical
 from patchloom.runs.encoder import load_encoder
 
 # by benchmarks/label_free.py
@@ -34,12 +40,12 @@ _WORTH = (
 )
 
 
-def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, images: int = IMAGES) -> Report:
+def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, images: int = DEFAULT_IMAGES) -> Report:
     """Measure an encoder without labels: ranks of its features, and whether crops and few patches find their image.
 
     Args:
-        run, settings: as in `patchloom.evaluate.evaluate`.
-        data: images, as `patchloom.data.open_data` takes them; labels are not needed.
+        run, settings: as in `patchloom.evaluate.protocols.evaluate`.
+        data: images, as `patchloom.data.sources.open.open_data` takes them; labels are not needed.
         images: measure on at most so many test images.
 
     Raises:
@@ -52,18 +58,20 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
         story += f" {len(source):,} of {len(parts.test):,} test {source.noun} were drawn for it (seed {settings.seed})."
     size, of_sound = input_size(vit), source.sound is not None
     twin, _ = untrained_twin(card, seed=settings.seed)
-    ours, fresh = (encoded(name, net, card, source, settings) for name, net in ((card.name, vit), (UNTRAINED, twin)))
-    rows = [rows_of(card.name, ours), rows_of(UNTRAINED, fresh)]
+    ours, fresh = (
+        extract_label_free(name, net, card, source, settings) for name, net in ((card.name, vit), (UNTRAINED, twin))
+    )
+    rows = [rows_from_features(card.name, ours), rows_from_features(UNTRAINED, fresh)]
     if not of_sound:
         name = raw_name(card)
-        rows.append(rows_of(name, encoded_pixels(name, size, card, source, settings)))
+        rows.append(rows_from_features(name, extract_label_free_pixels(name, size, card, source, settings)))
     measured = {row.settings["measure"] for row in rows[0]}
-    measure = next(one for one in (own_crop(AREAS[-1]), kept(SHARES[1]), RANKME) if one in measured)
+    measure = next(one for one in (own_crop(AREAS[-1]), overlap_measure(SHARES[1]), RANKME) if one in measured)
     quoted = tuple(row for each in rows for row in each if row.settings["measure"] == measure)
     report = Report(
         rows=[*sum(rows, []), *chance_rows(ours)],
         protocol=" ".join(
-            [*_sentences(ours, of_sound, is_hierarchical(vit)), story, *lost_images(ours.unreadable, source.noun)]
+            [*_sentences(ours, of_sound, is_hierarchical(vit)), story, *note_unreadable(ours.unreadable, source.noun)]
         ),
         headline=_headline(measure, quoted, f"{ours.n:,} test {source.noun}"),
         quoted=quoted,
@@ -93,7 +101,8 @@ def _sentences(found: LabelFreeFeatures, of_sound: bool, swin: bool) -> list[str
     else:
         areas = _listed(AREAS)
         said.append(
-            f"LiDAR: in how many directions images differ more than {CROPS} random crops of one image (δ {DELTA:g}). "
+            f"LiDAR: in how many directions images differ more than {CROPS_PER_IMAGE} random crops of one image (δ "
+            f"{DELTA:g}). "
             f"Own crop: two crops of each image are cut at random, each of {areas} of its area, and the share is that "
             f"of the images whose first crop is nearest, among the second crops of all {n:,}, to its own."
         )
@@ -101,7 +110,7 @@ def _sentences(found: LabelFreeFeatures, of_sound: bool, swin: bool) -> list[str
         said.append("Neighbours kept is left out: a Swin cannot leave out any of its patches.")
     else:
         said.append(
-            f"Neighbours kept: the share of the {NEIGHBOURS} nearest others that are still so where only "
+            f"Neighbours kept: the share of the {NEIGHBOUR_COUNT} nearest others that are still so where only "
             f"{_listed(SHARES)} of the patches, drawn at random, are seen. Nearest is by cosine."
         )
     return [*said, "Nothing was trained or chosen.", _WORTH]

@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
-from patchloom.data import DataLike
+from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures
 from patchloom.evaluate.frozen import INSTEAD, circumstances, extractors, majority
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
-from patchloom.evaluate.neighbours import TEMPERATURE, knn_right
-from patchloom.evaluate.report import Drawing, Report, Row
+from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
+from patchloom.evaluate.results import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size
-from patchloom.nets.hierarchical import refuse_hierarchical
+from patchloom.nets.swin import refuse_hierarchical
 from patchloom.runs.encoder import load_encoder
 
 
@@ -26,7 +26,7 @@ def layers(
     """Classify by the nearest neighbours among training images, for the features of every layer.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.evaluate`.
+        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
         k: number of neighbours.
         out: picture of the accuracies by layer; by default ``RUN/pictures/layers.png`` if ``run`` is a folder.
 
@@ -138,4 +138,4 @@ def _drawings(
         "name": ours[0].encoder,
         "note": f"accuracy of {ours[0].settings['k']} nearest neighbours, mean patch token, 95 % interval",
     }
-    return (Drawing("patchloom.look.draw_layers", Path(out), content),)
+    return (Drawing("patchloom.look.charts.draw_layers", Path(out), content),)

@@ -7,27 +7,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from patchloom.data import DataLike
-from patchloom.errors import PatchloomError
+from patchloom.arguments import takes_recipe
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import Classifier, Pool, class_names
 from patchloom.evaluate.features import ImageFeatures, Pooling, Precision
-from patchloom.evaluate.fit import FitPlan
-from patchloom.evaluate.frozen import UNTRAINED, FrozenProtocol, Score, measure_run
-from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, STRENGTHS, linear_probe
-from patchloom.evaluate.papers import PROBES, published
-from patchloom.evaluate.probe import Probe
-from patchloom.evaluate.recipe_options import takes_recipe
-from patchloom.evaluate.recipes import ProbeRecipe, Recipe
-from patchloom.evaluate.report import Report, Row
+from patchloom.evaluate.frozen import UNTRAINED, FrozenProtocol, ScoreFunction, measure_run
+from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, L2_STRENGTHS, linear_probe
+from patchloom.evaluate.recipes import PROBES, ProbeRecipe, Recipe, published_recipe
+from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
-from patchloom.evaluate.trained import Build, Candidate, in_words, plan_for, train_and_test
-from patchloom.hints import check_options
+from patchloom.evaluate.training import (
+    Build,
+    Candidate,
+    FitPlan,
+    LinearClassifier,
+    format_recipe_value,
+    plan_for,
+    train_and_test,
+)
+from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import has_class_token
-from patchloom.nets.heads import InstanceHead
-from patchloom.nets.hierarchical import Encoder
-from patchloom.nets.pooling import check_pooling, tokens_of
-from patchloom.nets.variants import vary
-from patchloom.nets.weights import EncoderCard, untrained_twin
+from patchloom.nets.finetune import with_variant
+from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
+from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder, load_extra_module
 
 _LOGISTIC = "logistic"
@@ -35,7 +38,11 @@ _LEAST = 0.5 * 50_000 * 90 * 0.1  # images · epochs · base rate, in which the 
 _PAPERS = {"mae": "MAE (Table 10)", "extrema": "ExtreMA (Table 14)"}
 
 
-@partial(takes_recipe, kind=ProbeRecipe)
+@partial(
+    takes_recipe,
+    kind=ProbeRecipe,
+    only=("epochs", "warmup_epochs", "blr", "weight_decay", "momentum", "crop_scale", "flip"),
+)
 def linear(
     run: str | Path,
     data: DataLike,
@@ -50,7 +57,7 @@ def linear(
     """Train a linear classifier on frozen features.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.evaluate`.
+        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
         pooling: "class", "mean", "instance" (with an instance head), "prefix" (mean of class token and registers),
             "both" class and mean, or "all" that exist. With a paper's recipe one of the first three; "all" is then the
             paper's.
@@ -80,7 +87,7 @@ def linear(
         raise PatchloomError(f"--pooling {pooling} is for --recipe logistic: choose class, mean or instance")
     vit, card = load_encoder(run, settings.model)
     head = load_extra_module(run, "pooling")
-    asked = published(recipe, vit, PROBES).pooling if pooling == "all" else pooling
+    asked = published_recipe(recipe, vit, PROBES).pooling if pooling == "all" else pooling
     stands_in = pooling == "all" and asked == "class" and not has_class_token(vit)
     pool: Pool = "mean" if stands_in else asked
     check_pooling(pool, tokens_of(vit, head))
@@ -92,13 +99,13 @@ def linear(
     if control:
         twin, fresh = untrained_twin(card, head, settings.seed)
         candidates.append(Candidate(UNTRAINED, _builder(twin, card, fresh, classes), {}))
-    done = _done(plan, published(recipe, vit, PROBES), len(parts.train), stands_in)
+    done = _done(plan, published_recipe(recipe, vit, PROBES), len(parts.train), stands_in)
     return train_and_test("linear", f"Linear probe, {pool}", done, candidates, plan, parts)
 
 
 def _builder(vit: Encoder, card: EncoderCard, head: InstanceHead | None, classes: int) -> Build:
     def build(recipe: Recipe) -> Classifier:
-        return Probe(vary(vit, card), classes, recipe.pooling, head)
+        return LinearClassifier(with_variant(vit, card), classes, recipe.pooling, head)
 
     return build
 
@@ -115,7 +122,10 @@ def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
     own = {**own, "warmup_epochs": round(own["warmup_epochs"] * epochs / own["epochs"], 2)}
     # what does not act on recordings is said with the recipe
     changed = [name for name in now if now[name] != own.get(name, now[name]) and name not in ("batch", "pooling")]
-    differs = [f"{name.replace('_', ' ')} {in_words(now[name])}, not {in_words(own[name])}" for name in changed]
+    differs = [
+        f"{name.replace('_', ' ')} {format_recipe_value(now[name])}, not {format_recipe_value(own[name])}"
+        for name in changed
+    ]
     if batch != own["batch"]:
         why = f" (there are {n:,} {'recordings' if plan.recipe.recordings else 'images'})" if n < own["batch"] else ""
         differs.append(f"batch {batch:,}, not {own['batch']:,}{why}, with the rate in proportion")
@@ -135,7 +145,7 @@ def _or(rates: Sequence[float]) -> float | str:
     return rates[0] if len(rates) == 1 else " or ".join(f"{rate:g}" for rate in rates)
 
 
-def _fit(train: ImageFeatures, pooling: str, settings: EvalSettings) -> Score:
+def _fit(train: ImageFeatures, pooling: str, settings: EvalSettings) -> ScoreFunction:
     features, seed = train.pooled(pooling), settings.seed
     probe, choice = linear_probe(features, train.labels, seed=seed, device=settings.at, groups=train.groups)
     row_settings = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out}
@@ -153,8 +163,8 @@ def _title(row: Row) -> str:
 def _sentence(train: ImageFeatures, test: ImageFeatures) -> str:
     return (
         f"Linear probe: a logistic regression on the frozen, standardised features of {len(train.labels):,} training "
-        f"{train.noun}, tested on {len(test.labels):,} others; its L2 strength (of {len(STRENGTHS)} from "
-        f"{min(STRENGTHS):g} to {max(STRENGTHS):g}) and the pooling that is quoted were chosen on a stratified "
+        f"{train.noun}, tested on {len(test.labels):,} others; its L2 strength (of {len(L2_STRENGTHS)} from "
+        f"{min(L2_STRENGTHS):g} to {max(L2_STRENGTHS):g}) and the pooling that is quoted were chosen on a stratified "
         f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, then all of them were fitted again."
     )
 

@@ -12,24 +12,24 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from patchloom.data import DataLike, Source
-from patchloom.data.batches import centre_of
-from patchloom.data.sound.features import pictures
-from patchloom.data.sources.base import digest
+from patchloom.audio.spectrogram import pictures
+from patchloom.data.loader import centre_of
+from patchloom.data.source import Source, digest
+from patchloom.data.sources.in_memory import DataLike
 from patchloom.evaluate.features import ImageFeatures
 from patchloom.evaluate.frozen import INSTEAD, circumstances, extractors, majority
 from patchloom.evaluate.logistic import linear_probe
-from patchloom.evaluate.neighbours import TEMPERATURE, knn_right
-from patchloom.evaluate.report import Report, Row
+from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
+from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size, patch_positions, patch_size
-from patchloom.nets.hierarchical import refuse_hierarchical
-from patchloom.nets.pooling import check_pooling, tokens_of
+from patchloom.nets.heads import check_pooling, tokens_of
+from patchloom.nets.swin import refuse_hierarchical
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
 from patchloom.runs.encoder import load_encoder
-from patchloom.sides import Sides, compact, in_pixels
+from patchloom.sizes import Sides, compact, in_pixels
 
-LINEAR = "linear"
+_LINEAR_PROBE = "linear"
 AS_THEY_ARE, SHUFFLED, ZEROED = "as they are", "patches shuffled", "positions zeroed"
 
 
@@ -44,7 +44,7 @@ def order(
     """Test probes of normal images on images with shuffled patches, and with the position embeddings set to zero.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.evaluate`.
+        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
         pooling: "class", "mean", or "both".
         k: number of neighbours.
 
@@ -73,7 +73,7 @@ def order(
         cached += [name] * any(features.cached for features in (train, *tests.values()))
     test = tests[AS_THEY_ARE]
     n_test = len(test.labels)
-    quoted = tuple(row for row in rows if row.settings["probe"] == LINEAR)
+    quoted = tuple(row for row in rows if row.settings["probe"] == _LINEAR_PROBE)
     return Report(
         rows=[*rows, majority("order", train.labels, test.labels)],
         protocol=_sentences(vit, len(train.labels), n_test, k, train.noun)
@@ -143,7 +143,7 @@ def _probes(
     features, labels = train.pooled(pooled), train.labels
     probe, _ = linear_probe(features, labels, seed=settings.seed, device=settings.at)
     return {
-        LINEAR: lambda test: probe.right(test.pooled(pooled), test.labels),
+        _LINEAR_PROBE: lambda test: probe.right(test.pooled(pooled), test.labels),
         f"kNN, k = {k}": lambda test: knn_right(features, labels, test.pooled(pooled), test.labels, (k,))[k],
     }
 

@@ -2,37 +2,242 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.data import DataLike, Source, plain_batches
-from patchloom.data.crop import cuts_natively
-from patchloom.data.sound.hearing import heard_by
+from patchloom.audio.requirements import with_encoder_sound
+from patchloom.data.augment import cuts_natively
+from patchloom.data.loader import Batch, plain_batches
+from patchloom.data.source import Source
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.data.stats import normalize
+from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import EvalSettings, Report, Row
-from patchloom.evaluate.pace import watched
-from patchloom.evaluate.position_examples import examples_of
-from patchloom.evaluate.position_scores import (
-    AVERAGE,
-    CHANCE,
-    Cell,
-    measure_positions,
-    normalized,
-    rows_of,
-    story_of,
-)
-from patchloom.evaluate.report import Drawing, lost_images
-from patchloom.evaluate.settings import open_and_tell
-from patchloom.look.sheets import brightness, to_pixels
-from patchloom.questions.positions import PositionPrediction, Positions
-from patchloom.runs.folder import plain_name
-from patchloom.runs.held_out import doubt_of_test, stored_held_out
+from patchloom.evaluate.results import Drawing, Report, Row, note_unreadable
+from patchloom.evaluate.settings import EvalSettings, open_with_notes
+from patchloom.look.image_grid import brightness, to_pixels
+from patchloom.look.position_map import Example
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.patches.positions import distances
+from patchloom.questions.positions import PositionPrediction, Positions, chance_accuracy, scores
+from patchloom.runs.folder import data_slug
+from patchloom.runs.held_out import note_test_overlap, stored_held_out
 from patchloom.runs.settings import TaskLike
-from patchloom.runs.task import Loaded, load_task
+from patchloom.runs.task import LoadedTask, load_task
+
+# Patches that tell how an encoder answers where they were: of those it is sure of, and of those it is not.
+
+
+_EACH = 4  # of a kind
+
+
+def choose_examples(
+    placed: PositionPrediction, pictures: Tensor, grid: tuple[int, int], each: int = _EACH
+) -> list[tuple[str, list[Example]]]:
+    """Some patches of each kind, by its name: sure and right, between two places, sure and wrong.
+
+    Args:
+        placed: what was answered.
+        pictures: [b h w 3] of the images, colours uint8.
+        grid: rows and columns of patches.
+        each: at most so many of a kind, of different images.
+    """
+    likely = placed.logits.detach().float().softmax(-1).cpu()
+    visible, dropped = placed.visible.cpu(), placed.dropped.cpu()
+    (best, second), guess = _two_best(likely)
+    right = guess == visible
+    # large for the patches that are shown of a kind
+    kinds = {
+        "sure, and right": torch.where(right, best, -1.0),
+        "between two places": second,
+        "sure, and wrong": torch.where(right, -1.0, best),
+    }
+    found = []
+    for name, worth in kinds.items():
+        worth = torch.where(dropped, worth, -1.0)
+        top, which = worth.max(dim=1)
+        images = [i for i in top.argsort(descending=True, stable=True).tolist() if top[i] > 0][:each]
+        some = [
+            Example(pictures[i].numpy(), int(visible[i, which[i]]), likely[i, which[i]].view(grid).numpy())
+            for i in images
+        ]
+        found.append((name, some))
+    return found
+
+
+def _two_best(likely: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Probabilities [b k] of the likeliest and of the next place, and the likeliest place [b k]."""
+    top = likely.topk(min(2, likely.shape[-1]), dim=-1)
+    return (top.values[..., 0], top.values[..., -1]), top.indices[..., 0]
+
+
+# Accuracy and distance of predicted patch positions, by the shares that are withheld, beside chance.
+
+
+UNITS = {"top-1": "%", "top-5": "%", "distance": "patches"}  # by measure
+_CHANCE, _CENTRE = "chance", "always the centre"
+_AVERAGE = "average"
+
+
+def describe_measures(noun: str) -> str:
+    """What the measures mean, in sentences on images or recordings."""
+    of = "image" if noun == "images" else "picture"
+    return (
+        "Distance is that of the likeliest place from the true one. Chance is exact: a guesser who knows nothing of a "
+        f"patch, but never names a position that was given. A second guesser always names the centre of the {of}: only "
+        f"a distance below both means something. Intervals are normal, of the means of {noun}, since the patches of "
+        "one are not independent."
+    )
+
+
+class PositionPredictor(Protocol):
+    """Predicts the positions of patches of normalised images [b c h w], with the shares ``ratios`` withheld."""
+
+    def __call__(self, images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction: ...
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Results for one combination of withheld shares.
+
+    Attributes:
+        ratios: the shares, by name.
+        values: [m] by measure of `UNITS`: means over each image's patches without position.
+        chance: by measure, exact.
+        found, asked: [n] by position of the grid: patches that were placed correctly, and all that were asked for.
+        offsets: [2 rows - 1, 2 columns - 1] how many patches were put so far from their own place, found ones in the
+            middle.
+    """
+
+    ratios: dict[str, float]
+    values: dict[str, Tensor]
+    chance: dict[str, float]
+    found: Tensor
+    asked: Tensor
+    offsets: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def map(self, grid: tuple[int, int]) -> Tensor:
+        """[rows columns] accuracy by position of the grid; nan where no patch was asked for."""
+        return (self.found / self.asked).view(grid)
+
+    @property
+    def accuracy(self) -> float:
+        """Top-1 accuracy in [0, 1], averaged over images."""
+        return self.values["top-1"].mean().item()
+
+
+def offsets_of(placed: PositionPrediction, grid: tuple[int, int]) -> Tensor:
+    """How many patches were put so far off, as `Cell` has them: [2 rows - 1, 2 columns - 1] float64."""
+    rows, columns = grid
+    guess, own = placed.places().cpu(), placed.visible.cpu()
+    down = guess // columns - own // columns + rows - 1
+    along = guess % columns - own % columns + columns - 1
+    where = (down * (2 * columns - 1) + along)[placed.dropped.cpu()]
+    return where.bincount(minlength=(2 * rows - 1) * (2 * columns - 1)).double().view(2 * rows - 1, 2 * columns - 1)
+
+
+def chance(grid: tuple[int, int], given: int) -> dict[str, float]:
+    """Expected scores of uniform guessing among the positions that are not ``given``."""
+    n = grid[0] * grid[1]
+    others = distances(grid).double().sum().item() / (n * (n - 1))  # between two patches
+    hit = chance_accuracy(n, given)
+    return {"top-1": hit, "top-5": min(5 * hit, 1.0), "distance": (1 - hit) * others}
+
+
+def centre_distance(grid: tuple[int, int]) -> float:
+    """Expected distance, in patches, when the position with the smallest mean distance is always predicted."""
+    return distances(grid).double().mean(0).min().item()
+
+
+def normalized(batches: Iterable[Batch], card: EncoderCard, unreadable: list[str]) -> Iterator[Tensor]:
+    """Yield the normalised images of batches; names of unreadable images are added to ``unreadable``."""
+    for batch in batches:
+        unreadable += batch.unreadable
+        yield normalize(batch.views[0], card.mean, card.std)
+
+
+@torch.inference_mode()
+def measure_positions(
+    place: PositionPredictor,
+    axes: Mapping[str, Sequence[float]],
+    grid: tuple[int, int],
+    batches: Iterable[Tensor],
+    seed: int,
+) -> list[Cell]:
+    """Predict the positions of the patches of all images, once for every combination of the ratios.
+
+    Args:
+        place: predicts positions.
+        axes: ratios by name; the last one varies fastest.
+        grid: rows and columns of patches.
+        batches: normalised images [b c h w].
+        seed: of what is withheld, the same for every combination.
+    """
+    settings = [dict(zip(axes, ratios, strict=True)) for ratios in product(*axes.values())]
+    generators = [torch.Generator().manual_seed(seed) for _ in settings]
+    n = grid[0] * grid[1]
+    values: list[dict[str, list[Tensor]]] = [{name: [] for name in UNITS} for _ in settings]
+    found, asked = torch.zeros(2, len(settings), n, dtype=torch.float64)
+    off = torch.zeros(len(settings), 2 * grid[0] - 1, 2 * grid[1] - 1, dtype=torch.float64)
+    given = [0] * len(settings)
+    for images in batches:
+        for i, (ratios, generator) in enumerate(zip(settings, generators, strict=True)):
+            placed = place(images, generator, **ratios)
+            if placed.visible.shape[1] < 2:
+                raise PatchloomError(
+                    f"of {n} patches only one would be visible ({_said(ratios)}), with nothing to be placed by: "
+                    "train a run with smaller patches or larger images"
+                )
+            dropped = placed.dropped.cpu()
+            # float64 from here on, which not every device has
+            each = {name: score.cpu().double() * dropped for name, score in scores(placed, grid).items()}
+            for name, score in each.items():
+                values[i][name].append(score.sum(1) / dropped.sum(1))
+            where = placed.visible.flatten().cpu()
+            found[i].index_add_(0, where, each["top-1"].flatten())
+            asked[i].index_add_(0, where, dropped.double().flatten())
+            off[i] += offsets_of(placed, grid)
+            given[i] = int(placed.known()[0])
+    return [
+        Cell(ratios, {name: torch.cat(parts) for name, parts in values[i].items()}, chance(grid, given[i]), *counts)
+        for i, (ratios, *counts) in enumerate(zip(settings, found, asked, off, strict=True))
+    ]
+
+
+def position_rows(protocol: str, cells_of: Mapping[str, Sequence[Cell]], grid: tuple[int, int]) -> list[Row]:
+    """Rows of every measure: for each encoder its cells, and their average if there are several; then for guessing."""
+    rows = []
+    for name, unit in UNITS.items():
+        for encoder, cells in cells_of.items():
+            for ratios, values in _with_average(cells, [cell.values[name] for cell in cells]):
+                rows.append(Row.of_means(encoder, protocol, {"measure": name, **ratios}, values.tolist(), unit))
+        cells = next(iter(cells_of.values()))
+        levels = [torch.tensor(cell.chance[name], dtype=torch.float64) for cell in cells]
+        for ratios, level in _with_average(cells, levels):
+            rows.append(Row.exact(_CHANCE, protocol, {"measure": name, **ratios}, level.item(), unit))
+        if name == "distance":
+            rows.append(Row.exact(_CENTRE, protocol, {"measure": name}, centre_distance(grid), unit))
+    return rows
+
+
+def _with_average(cells: Sequence[Cell], values: list[Tensor]) -> list[tuple[dict[str, Any], Tensor]]:
+    """The ratios of each cell with its values [m] or []; with several cells also their average per image."""
+    found: list[tuple[dict[str, Any], Tensor]] = [(c.ratios, v) for c, v in zip(cells, values, strict=True)]
+    if len(cells) > 1:
+        found.append((dict.fromkeys(cells[0].ratios, _AVERAGE), torch.stack(values).mean(0)))
+    return found
+
+
+def _said(ratios: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {ratio:g}" for name, ratio in ratios.items())
+
 
 _SYMBOLS = {"mask_ratio": "γ", "position_mask_ratio": "γ_pos", "context_mask_ratio": "η"}
 _PICTURED = 64  # images among which patches are chosen for the picture
@@ -50,7 +255,7 @@ def positions(
 
     Args:
         run: the folder of a run that asked for positions: droppos, mp3, or a mixture.
-        data: images, as `patchloom.data.open_data` takes them; labels are not needed.
+        data: images, as `patchloom.data.sources.open.open_data` takes them; labels are not needed.
         settings: common to all protocols.
         images: measure on at most so many test images.
         task: FILE.py:CLASS, or the class, of a task of your own that the run does not find again, or that has changed.
@@ -89,16 +294,16 @@ def positions(
     drawn = plain_batches(source, size, **reading, channels=channels, device=settings.at, native=native)
     count = settings.batches(source)
     batches = normalized(
-        watched(drawn, count, f"{card.name}: positions in {len(source):,} {source.noun}"), card, unreadable
+        track_progress(drawn, count, f"{card.name}: positions in {len(source):,} {source.noun}"), card, unreadable
     )
     pretext.to(settings.at)
     cells = measure_positions(predict, axes, grid, batches, settings.seed)
-    rows = rows_of("positions", {card.name: cells}, grid)
+    rows = position_rows("positions", {card.name: cells}, grid)
     found = [row for row in rows if row.settings["measure"] == "top-1"]
-    quoted = tuple(row for row in found if len(cells) == 1 or AVERAGE in row.settings.values())
+    quoted = tuple(row for row in found if len(cells) == 1 or _AVERAGE in row.settings.values())
     n_test, n = len(cells[0].values["top-1"]), pretext.geometry.n
     withheld = ", ".join(_WITHHELD.get(name, f"the share {_symbol(name)} varied") for name in axes)
-    out = folder.pictures / f"position_map-{plain_name(data)}.png"
+    out = folder.pictures / f"position_map-{data_slug(data)}.png"
     pictured, ratios = source.subset(np.arange(min(_PICTURED, len(source)))), _plainest(axes)
     drawn = plain_batches(pictured, size, _PICTURED, channels=channels, device=settings.at, native=native)
     with torch.inference_mode():
@@ -109,7 +314,7 @@ def positions(
     content = {
         "shares": (sum(cell.found for cell in cells) / sum(cell.asked for cell in cells)).view(grid).numpy(),
         "offsets": sum(cell.offsets for cell in cells).numpy(),
-        "examples": examples_of(placed, pictures, grid),
+        "examples": choose_examples(placed, pictures, grid),
         "title": f"{card.name}: {quoted[0].number()} of positions found, chance {quoted[1].number()}",
         "caption": (
             f"Left: {n_test:,} test {source.noun}, all ratios together; grey: too few to tell. Right"
@@ -128,7 +333,17 @@ def positions(
     return Report(
         rows=rows,
         protocol=" ".join(
-            filter(None, [card.note, done, story_of(source.noun), story, *lost_images(unreadable, source.noun), table])
+            filter(
+                None,
+                [
+                    card.note,
+                    done,
+                    describe_measures(source.noun),
+                    story,
+                    *note_unreadable(unreadable, source.noun),
+                    table,
+                ],
+            )
         ),
         headline=_headline(cells, *quoted, f"{n_test:,} test {source.noun}"),
         quoted=quoted,
@@ -140,15 +355,15 @@ def positions(
         across=list(axes)[-1] if axes else "measure",
         short=True,
         symbols=_SYMBOLS,
-        drawings=(Drawing("patchloom.look.draw_position_map", out, content),),
+        drawings=(Drawing("patchloom.look.position_map.draw_position_map", out, content),),
     )
 
 
-def _test_images(loaded: Loaded, data: DataLike) -> tuple[Source, str]:
+def _test_images(loaded: LoadedTask, data: DataLike) -> tuple[Source, str]:
     """The images to measure on, and in words whether they were trained on."""
-    opened = heard_by(open_and_tell(data), loaded.card.sound, loaded.card.name)
+    opened = with_encoder_sound(open_with_notes(data), loaded.card.sound, loaded.card.name)
     if opened.test is not None:
-        doubt = doubt_of_test(loaded.folder, loaded.settings, opened.test)
+        doubt = note_test_overlap(loaded.folder, loaded.settings, opened.test)
         return opened.test, f"The data brings its own test {opened.test.noun}.{doubt}"
     if opened.train.fingerprint() == loaded.folder.read_data()["fingerprint"]:
         held_out = stored_held_out(loaded.folder, loaded.settings, opened.train)
@@ -160,7 +375,7 @@ def _test_images(loaded: Loaded, data: DataLike) -> tuple[Source, str]:
 
 
 def _headline(cells: Sequence[Cell], ours: Row, guessed: Row, tested: str) -> str:
-    found = f"Positions found: {ours.text()} against {guessed.text()} {CHANCE}"
+    found = f"Positions found: {ours.text()} against {guessed.text()} {_CHANCE}"
     if len(cells) == 1:
         return f"{found}{_at(cells[0].ratios)} on {tested}."
     ends = [f"{cell.accuracy:.1%}{_at(cell.ratios)}" for cell in (cells[0], cells[-1])]

@@ -11,16 +11,16 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.data import DataLike, plain_batches, training_batches
-from patchloom.data.batches import centre_of
-from patchloom.errors import PatchloomError
+from patchloom.data.loader import centre_of, plain_batches, training_batches
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.display import track_progress
+from patchloom.errors import PatchloomError, check_type
 from patchloom.evaluate.classifier import load_classifier
 from patchloom.evaluate.frozen import UNTRAINED
-from patchloom.evaluate.pace import watched
-from patchloom.evaluate.position_scores import Cell, measure_positions, normalized, rows_of, story_of
-from patchloom.evaluate.report import Report, lost_images
+from patchloom.evaluate.protocols.positions import Cell, describe_measures, measure_positions, normalized, position_rows
+from patchloom.evaluate.results import Report, note_unreadable
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
-from patchloom.hints import check
+from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import (
     encode,
     entry_width,
@@ -32,15 +32,14 @@ from patchloom.nets.encode import (
     prefix_count,
     width,
 )
-from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import PositionPrediction
 from patchloom.runs.encoder import load_encoder
 from patchloom.withhold.encoder_input import all_patches, drop_positions
 
-Placeholder = Literal["learned", "zeros"]
+PositionPlaceholder = Literal["learned", "zeros"]
 
-FINETUNED = "fine-tuned"
+_FINETUNED = "fine-tuned"
 _BATCH, _RATE = 64, 1e-2
 
 
@@ -51,7 +50,7 @@ def position_sensitivity(
     *,
     finetuned: str | Path | None = None,
     ratio: float = 0.75,
-    placeholder: Placeholder = "zeros",
+    placeholder: PositionPlaceholder = "zeros",
     standardize: bool = False,
     steps: int = 1000,
 ) -> Report:
@@ -59,7 +58,7 @@ def position_sensitivity(
 
     Args:
         run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: images, as `patchloom.data.open_data` takes them; labels are not needed.
+        data: images, as `patchloom.data.sources.open.open_data` takes them; labels are not needed.
         settings: common to all protocols.
         finetuned: file of a classifier or encoder fine-tuned from it, which is evaluated too.
         ratio: share of the position embeddings that is masked.
@@ -71,7 +70,7 @@ def position_sensitivity(
     Raises:
         PatchloomError: no such encoder or data, or an encoder without position embeddings.
     """
-    check("placeholder", placeholder, Placeholder)
+    check_type("placeholder", placeholder, PositionPlaceholder)
     if not 0 < ratio <= 1:
         raise PatchloomError(f"--ratio is the share of position embeddings to mask, above 0 and up to 1, not {ratio:g}")
     if steps < 1:
@@ -79,7 +78,7 @@ def position_sensitivity(
     vit, card = load_encoder(run, settings.model)
     encoders = {card.name: (vit, card)}
     if finetuned is not None:
-        encoders[FINETUNED] = _load_finetuned(finetuned)
+        encoders[_FINETUNED] = _load_finetuned(finetuned)
     for name, (one, _) in encoders.items():
         if patch_positions(one) is None:
             raise PatchloomError(
@@ -95,7 +94,7 @@ def position_sensitivity(
     for name, encoder in encoders.items():
         cells[name], lost = _measure(name, *encoder, parts, settings, placeholder, standardize, ratio, steps)
         unreadable |= dict.fromkeys(lost)
-    rows = rows_of("position-sensitivity", cells, grid)
+    rows = position_rows("position-sensitivity", cells, grid)
     quoted = tuple(row for row in rows if row.settings["measure"] == "top-1")
     ours, *others = quoted
     n, n_test = len(parts.train), len(cells[card.name][0].values["top-1"])
@@ -104,7 +103,7 @@ def position_sensitivity(
     return Report(
         rows=rows,
         protocol=" ".join(
-            [done, story_of(parts.test.noun), parts.story, *lost_images(list(unreadable), parts.test.noun)]
+            [done, describe_measures(parts.test.noun), parts.story, *note_unreadable(list(unreadable), parts.test.noun)]
         ),
         headline=f"Position sensitivity: {ours.text()} against {against} on {n_test:,} test {parts.test.noun}.",
         quoted=quoted,
@@ -119,7 +118,7 @@ def position_sensitivity(
 
 def _sentences(
     ratio: float,
-    placeholder: Placeholder,
+    placeholder: PositionPlaceholder,
     standardize: bool,
     steps: int,
     grid: tuple[int, int],
@@ -158,7 +157,7 @@ class PositionProbe(nn.Module):
         standardize: whether the linear layer is given features of mean 0 and deviation 1.
     """
 
-    def __init__(self, vit: VisionTransformer, placeholder: Placeholder, standardize: bool = False) -> None:
+    def __init__(self, vit: VisionTransformer, placeholder: PositionPlaceholder, standardize: bool = False) -> None:
         super().__init__()
         self.vit = vit.requires_grad_(False).eval()
         self.n, d = patch_count(vit), width(vit)
@@ -200,7 +199,7 @@ def _measure(
     card: EncoderCard,
     parts: Parts,
     settings: EvalSettings,
-    placeholder: Placeholder,
+    placeholder: PositionPlaceholder,
     standardize: bool,
     ratio: float,
     steps: int,
@@ -211,9 +210,9 @@ def _measure(
     probe = PositionProbe(vit, placeholder, standardize).to(settings.at)
     reading = settings.seed, 0, steps, settings.workers_for(parts.train, steps), channels
     drawn = training_batches(parts.train, centre_of(parts.train, size), _BATCH, *reading, device=settings.at)
-    seen = normalized(watched(drawn, steps, f"{name}: steps of training"), card, unreadable)
+    seen = normalized(track_progress(drawn, steps, f"{name}: steps of training"), card, unreadable)
     train_probe(probe, seen, ratio, torch.Generator().manual_seed(settings.seed), steps)
     tested = plain_batches(parts.test, size, **settings.reading(parts.test), channels=channels, device=settings.at)
     count = settings.batches(parts.test)
-    asked = normalized(watched(tested, count, f"{name}: test {parts.test.noun}"), card, unreadable)
+    asked = normalized(track_progress(tested, count, f"{name}: test {parts.test.noun}"), card, unreadable)
     return measure_positions(probe.place, {"ratio": (ratio,)}, grid_size(vit), asked, settings.seed), unreadable

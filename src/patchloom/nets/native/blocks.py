@@ -23,7 +23,7 @@ def use_native(net: nn.Module, wanted: bool = True) -> None:
             module.native = wanted and _plain(module)
 
 
-def serves(vit: nn.Module) -> bool:
+def supports_native(vit: nn.Module) -> bool:
     """Whether every block of an encoder would run on the kernels; none of a Swin would."""
     return isinstance(vit, VisionTransformer) and all(map(_plain, vit.blocks))
 
@@ -58,7 +58,7 @@ def runs_native(block: Block, tokens: Tensor) -> bool:
     )
 
 
-def added(tokens: Tensor, more: Tensor, shift: Tensor) -> Tensor:
+def sum_parts(tokens: Tensor, more: Tensor, shift: Tensor) -> Tensor:
     """What the parts that `native_block` gives stand for: [b t d] float32."""
     return tokens + (more + shift)
 
@@ -80,9 +80,6 @@ def native_block(
         shift: [d]; both None: nothing is.
         keys_values: [b m] indices of the tokens that alone are keys and values; None: all are.
         first: what the block makes of the tokens before it is left out.
-
-    Returns:
-        Such parts of [b t-first d]; `added` adds them.
     """
     attn, mlp = block.attn, block.mlp
     tokens, normed = ops.add_norm(tokens, more, shift, block.norm1)

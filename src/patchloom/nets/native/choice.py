@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from timm.models.vision_transformer import VisionTransformer
 
-from patchloom.machine import attention_gain, fused_gain, when
-from patchloom.memory import memory
 from patchloom.nets import native
-from patchloom.nets.native.blocks import serves
+from patchloom.nets.native.blocks import supports_native
 from patchloom.nets.performance import attention_shape, weights_bytes
+from patchloom.system.hardware import attention_gain, fused_gain, memory, when
 
 _WORTH = 1.05  # less than that is noise
 _MAX_STORED = 0.25  # of the memory, by attention weights that a fused kernel would not store
@@ -16,17 +15,10 @@ NOT_SERVED = "native ones are for plain blocks, whose heads have a multiple of 1
 
 
 def choose_kernels(vit: VisionTransformer, device: str, bfloat16: bool, images: int) -> tuple[str, str]:
-    """ "torch" or "native", and why: our own where they can be had, and are faster for the encoder's attention.
-
-    Args:
-        vit: the encoder; only its shapes matter.
-        device: where it is trained.
-        bfloat16: whether anything is computed in it.
-        images: of a step.
-    """
+    """ "torch" or "native", and why: our own where they can be had, and are faster for the encoder's attention."""
     if device != "cpu" or not bfloat16:
         return "torch", "native ones are for bfloat16 on a CPU"
-    if not serves(vit):
+    if not supports_native(vit):
         return "torch", NOT_SERVED
     stored = weights_bytes(vit, images) / 2**30
     if stored > _MAX_STORED * memory(device)[1]:

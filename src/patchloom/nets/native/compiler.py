@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
+from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.files import cache_root, write_whole
-from patchloom.machine import processor
-from patchloom.waiting import Waiting
+from patchloom.system.files import cache_root, write_whole
+from patchloom.system.hardware import processor
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
@@ -65,11 +65,7 @@ def missing() -> str | None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The kernels, loaded; compiled first where that was not done with this source and torch, or is damaged.
-
-    Raises:
-        PatchloomError: they cannot be had here, or the compiler fails.
-    """
+    """The kernels, loaded; compiled first where that was not done with this source and torch, or is damaged."""
     if reason := lacking():
         raise PatchloomError(f"native kernels cannot be had here, since {reason}: use --kernels torch")
     path, command = _place(), compiler()
@@ -78,7 +74,7 @@ def library() -> ctypes.CDLL:
             return ctypes.CDLL(str(path))
     if command is None:
         raise PatchloomError(f"{path} cannot be loaded, and g++ was not found: use --kernels torch")
-    with Waiting("compiling the native kernels once"):
+    with StatusMessage("compiling the native kernels once"):
         write_whole(path, lambda unfinished: _compile(command, unfinished))
     try:
         return ctypes.CDLL(str(path))

@@ -53,10 +53,6 @@ def attention(q: Tensor, kv: Tensor | None = None) -> Tensor:
 
     Returns:
         [b n h d].
-
-    Raises:
-        ValueError: other numbers, a d that 16 does not divide, or heads that are not in one piece.
-        PatchloomError: from here and below, the kernels cannot be had on this machine.
     """
     parts = _parts(q, kv)
     if any(part.stride(-1) != 1 or any(step % 2 for step in part.stride()[:-1]) for part in parts):
@@ -140,11 +136,7 @@ _attention.register_autograd(_through_attention, setup_context=_keep_attention)
 
 
 def gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """GELU of bfloat16 ``x`` [... d] plus float32 ``bias`` [d]; exact but for 3e-7 in the normal distribution.
-
-    Raises:
-        ValueError: other numbers, or a d that 16 does not divide.
-    """
+    """GELU of bfloat16 ``x`` [... d] plus float32 ``bias`` [d]; exact but for 3e-7 in the normal distribution."""
     _check(torch.bfloat16, x)
     _check(torch.float32, bias)
     return _gelu(x, bias)
@@ -184,9 +176,6 @@ def add_norm(x: Tensor, more: Tensor | None, shift: Tensor | None, layer: nn.Lay
         more: [... d] bfloat16; None: the sum is ``x`` itself.
         shift: [d] float32; None with ``more``.
         layer: with weight and bias.
-
-    Raises:
-        ValueError: other numbers, or a d that 16 does not divide.
     """
     _check(torch.float32, x, layer.weight, layer.bias)
     if more is not None:

@@ -1,0 +1,127 @@
+"""Excerpts of recordings, which all have one length: what crops are to images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchloom.audio.config import Sound
+from patchloom.data.augment import RandomCrop, Sharing, TwoViews
+from patchloom.errors import PatchloomError
+
+SHIFT = 0.1  # seconds
+_LEAST, _MOST = -(2**15), 2**15 - 1
+
+
+class RandomExcerpt:
+    """A random excerpt of a recording: a place in a longer one, a shift of it, and perhaps noise behind it.
+
+    Shift and noise are those of the public program of TC-ResNet, whose preparation of the data MP3 keeps (section 4.1).
+
+    Args:
+        sound: the length.
+        shift: largest shift to either side in seconds; what comes in is silence.
+        noise: int16 [1 1 n] each, of which an excerpt is added.
+        noise_share: of the recordings to which noise is added.
+        noise_volume: the largest factor of the noise; it is drawn evenly from 0.
+
+    Attributes:
+        size: of the picture that is made of an excerpt.
+        crops: different excerpts of a recording that a call takes.
+    """
+
+    crops = 1
+
+    def __init__(
+        self,
+        sound: Sound,
+        shift: float = SHIFT,
+        noise: Sequence[Tensor] = (),
+        noise_share: float = 0.8,
+        noise_volume: float = 0.1,
+    ) -> None:
+        self.sound, self.size, self.shift, self.noise = sound, sound.size, shift, tuple(noise)
+        self.noise_share, self.noise_volume = noise_share, noise_volume
+
+    def __call__(self, wave: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
+        """One excerpt, int16 [1 1 ``sound.samples``], of a recording, int16 [1 1 n]."""
+        return (self._drawn(wave, rng),)
+
+    def _drawn(self, wave: Tensor, rng: np.random.Generator) -> Tensor:
+        n, length = wave.shape[-1], self.sound.samples
+        most = round(self.shift * self.sound.rate)
+        start = int(rng.integers(n - length + 1)) if n > length else -((length - n) // 2)
+        excerpt = excerpt_at(wave, start + int(rng.integers(-most, most + 1)), length)
+        if self.noise and rng.random() < self.noise_share:
+            excerpt = self._with_noise(excerpt, rng)
+        return excerpt
+
+    def _with_noise(self, excerpt: Tensor, rng: np.random.Generator) -> Tensor:
+        noise, length = self.noise[int(rng.integers(len(self.noise)))], self.sound.samples
+        behind = excerpt_at(noise, int(rng.integers(max(1, noise.shape[-1] - length + 1))), length)
+        mixed = excerpt.float() + float(rng.uniform(0, self.noise_volume)) * behind.float()
+        return mixed.round().clamp(_LEAST, _MOST).to(torch.int16)
+
+
+class TwoExcerpts(RandomExcerpt):
+    """Two excerpts of a recording, for a student and a teacher.
+
+    Args:
+        sound: the length.
+        crop: the centre for both (none), one random excerpt for both (shared), or one for each (own).
+        options: of `RandomExcerpt`.
+    """
+
+    def __init__(self, sound: Sound, crop: Sharing, **options: Any) -> None:
+        super().__init__(sound, **options)
+        self.crop, self.crops = crop, 2 if crop == "own" else 1
+
+    def __call__(self, wave: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
+        """Two excerpts, each int16 [1 1 ``sound.samples``], of a recording, int16 [1 1 n]."""
+        if self.crop == "own":
+            return self._drawn(wave, rng), self._drawn(wave, rng)
+        return (centre_excerpt(wave, self.sound) if self.crop == "none" else self._drawn(wave, rng),) * 2
+
+
+class CentreExcerpt:
+    """The middle of a recording. Nothing is random."""
+
+    def __init__(self, sound: Sound) -> None:
+        self.sound, self.size = sound, sound.size
+
+    def __call__(self, wave: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor]:
+        """One excerpt, int16 [1 1 ``sound.samples``], of a recording, int16 [1 1 n]; ``rng`` is not used."""
+        return (centre_excerpt(wave, self.sound),)
+
+
+def centre_excerpt(wave: Tensor, sound: Sound) -> Tensor:
+    """The middle of a recording [1 1 n], with silence around a shorter one: [1 1 ``sound.samples``]."""
+    n, length = wave.shape[-1], sound.samples
+    return excerpt_at(wave, (n - length) // 2 if n > length else -((length - n) // 2), length)
+
+
+def excerpt_at(wave: Tensor, start: int, length: int) -> Tensor:
+    """``length`` samples of a recording [1 1 n] from ``start``; silence where it has none, before it or behind."""
+    inside = wave[..., max(0, start) : max(0, start + length)]
+    before = min(length, max(0, -start))
+    excerpt = wave.new_zeros((1, 1, length))
+    excerpt[..., before : before + inside.shape[-1]] = inside
+    return excerpt
+
+
+def for_recordings(augment: Any, sound: Sound) -> RandomExcerpt:
+    """What cuts recordings, in place of a task's ``augment``, which cuts images."""
+    if isinstance(augment, TwoViews):
+        if augment.color != "none":
+            raise PatchloomError("recordings have no colours: give --task.color none")
+        return TwoExcerpts(sound, augment.crop)
+    if type(augment) is not RandomCrop or tuple(augment.size) != sound.size:
+        raise PatchloomError(
+            "this task needs more of an image than its encoder is given, and recordings have one length: choose "
+            "another --task, or another --task.degradation, such as mask"
+        )
+    return RandomExcerpt(sound)

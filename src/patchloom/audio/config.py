@@ -1,0 +1,106 @@
+"""How recordings become pictures: rate, length, and the features of which a picture is made."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from patchloom.errors import typed_fields
+
+FeatureKind = Literal["mfcc", "logmel"]
+
+# A picture shows the mean of a row as middle grey, and black and white three standard deviations from it. With these
+# numbers as the mean and the deviation of its one channel, an encoder is given standardised features.
+GREY, SIXTH = 0.5, 1 / 6
+
+_OF_RECORDINGS = {"image": "recording", "images": "recordings", "pixels": "values"}
+# no part of a path, and a deep image prior is called so of recordings, too
+_WORD = re.compile(rf"(?<![\w./-])({'|'.join(_OF_RECORDINGS)})(?![\w/-]| prior)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Sound:
+    """What a recording is to an encoder: a picture of ``bins`` rows and a column a frame.
+
+    Attributes:
+        rate: samples a second to which recordings are resampled.
+        seconds: length to which they are cut or padded.
+        features: mel-frequency cepstral coefficients, or the logarithm of the mel spectrogram.
+        bins: rows of the picture: coefficients, or bands.
+        bands: of the mel spectrogram of which the coefficients are made; for logmel these are ``bins``.
+        window: length of a frame in seconds.
+        hop: seconds from a frame to the next.
+        low: lower edge of the first band in Hz; the last one ends at half the rate.
+        mean, std: of each row over the training recordings; () before they are measured.
+    """
+
+    rate: int = 16_000
+    seconds: float = 1.0
+    features: FeatureKind = "mfcc"
+    bins: int = 40
+    bands: int = 64
+    window: float = 0.03
+    hop: float = 0.01
+    low: float = 20.0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    @property
+    def samples(self) -> int:
+        """Of a recording."""
+        return round(self.rate * self.seconds)
+
+    @property
+    def window_samples(self) -> int:
+        """Of a frame."""
+        return round(self.rate * self.window)
+
+    @property
+    def hop_samples(self) -> int:
+        """From a frame to the next."""
+        return max(1, round(self.rate * self.hop))
+
+    @property
+    def frames(self) -> int:
+        """Columns of the picture; the last samples, which fill no frame, are left out."""
+        return 1 + (self.samples - self.window_samples) // self.hop_samples
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the picture."""
+        return self.bins, self.frames
+
+
+def item_noun(sound: Sound | None) -> str:
+    """What data is called that ``sound`` makes pictures of: recordings, or images where it is None."""
+    return "images" if sound is None else "recordings"
+
+
+def reword_for_sound(text: str, sound: Sound | None) -> str:
+    """A text on images, of what ``sound`` makes pictures of; paths and names that are longer than the word stay."""
+
+    def other(found: re.Match[str]) -> str:
+        word = _OF_RECORDINGS[found[0].lower()]
+        return word.capitalize() if found[0][0].isupper() else word
+
+    return text if sound is None else _WORD.sub(other, text)
+
+
+_RANGES = {
+    **{"rate": (1, 10**6), "seconds": (0, 3600), "bins": (1, 4096), "bands": (1, 4096)},
+    **{"window": (0, 60), "hop": (0, 60), "low": (0, 10**6), "mean": (-1e9, 1e9), "std": (0, 1e9)},
+}
+_LARGEST = 2**28  # samples of a recording, and numbers of its picture
+
+
+def sound_from(plain: Any) -> Sound | None:
+    """A `Sound` from what ``asdict`` and JSON or YAML made of it, checked; None of None."""
+    if plain is None:
+        return None
+    sound = Sound(**typed_fields(Sound, plain, _RANGES))
+    if not 1 <= sound.window_samples <= sound.samples <= _LARGEST or sound.bins * sound.frames > _LARGEST:
+        raise ValueError(f"no picture is made of {sound.seconds:g} s in frames of {sound.window:g} s")
+    if not len(sound.mean) == len(sound.std) or len(sound.mean) not in (0, sound.bins):
+        raise ValueError(f"mean and std of {sound.bins} rows are {len(sound.mean)} and {len(sound.std)} numbers")
+    return sound

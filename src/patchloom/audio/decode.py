@@ -1,0 +1,171 @@
+"""Decoding: one file of sound, or its bytes, into one channel of 16 bits at the rate that is asked for."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Callable
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchloom.data.conversions import record_conversion
+from patchloom.data.decode import Unreadable
+from patchloom.errors import PatchloomError, pip_install
+
+_FULL = 2**15  # of 16 bits
+# of the low-pass filter: zero crossings on either side, Kaiser's beta (65 dB), and the middle of its edge as a share of
+# the lower Nyquist frequency, so that the edge ends there
+_ZEROS, _BETA, _EDGE = 32, 6.2, 0.95
+_MOST_HERTZ = 768_000  # recorders of ultrasound have less; the filter of a larger, odd one would fill the memory
+_UNKNOWN = (0, 0xFFFFFFFF)  # the size that a program gives who writes WAV into a pipe
+_LAST_PAGE = 4  # the flag of an Ogg page that ends a stream
+
+
+class AudioHeader(NamedTuple):
+    """What the header of a file of sound says.
+
+    Attributes:
+        kind: its format, such as "WAV 24 bits".
+        rate: samples a second.
+        channels: their number.
+        samples: of one channel.
+    """
+
+    kind: str
+    rate: int
+    channels: int
+    samples: int
+
+
+def read_recording(path: str | Path, rate: int) -> Tensor:
+    """Decode a file of sound: WAV, FLAC, Ogg (Vorbis, Opus) or MP3, of any rate, number of channels and depth.
+
+    Channels are mixed to one by their mean. Floating-point samples beyond +-1 are clipped.
+    `patchloom.data.conversions` tells which of this was done.
+
+    Returns:
+        int16 [1 1 n], as long as the recording.
+    """
+    return _read(lambda: _content(Path(path)), str(path), rate)
+
+
+def decode_recording(content: bytes, name: str, rate: int) -> Tensor:
+    """Decode the bytes of a file of sound, as `read_recording`."""
+    return _read(lambda: content, name, rate)
+
+
+def head_of(path: str | Path) -> AudioHeader:
+    """What the header of a file of sound says, which `read_recording` can read."""
+    info = soundfile().info(os.fspath(path))
+    depth = {"PCM_U8": "8", "PCM_S8": "8", "PCM_16": "16", "PCM_24": "24", "PCM_32": "32"}.get(info.subtype)
+    depth = f" {depth} bits" if depth else " float" * (info.subtype in ("FLOAT", "DOUBLE"))
+    return AudioHeader(f"{info.format.replace('MPEG', 'MP3')}{depth}", info.samplerate, info.channels, info.frames)
+
+
+def soundfile() -> ModuleType:
+    """The library that decodes."""
+    try:
+        import soundfile as library  # an extra
+    except (ImportError, OSError) as error:  # OSError: without the library that it wraps
+        raise PatchloomError(f"recordings are read by soundfile: {pip_install('audio')}") from error
+    return library
+
+
+def _content(path: Path) -> bytes:
+    if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe could block for ever
+        raise ValueError("it is no file")
+    return path.read_bytes()
+
+
+def _read(content_of: Callable[[], bytes], name: str, rate: int) -> Tensor:
+    library = soundfile()
+    try:
+        wave = _decoded(library, content_of(), rate)
+    except Exception as error:  # OSError, ValueError; MemoryError for a length that a header makes up
+        reason = getattr(error, "strerror", None) or str(error)
+        raise Unreadable(
+            f"{name} cannot be read as a recording: {reason.rstrip('.') or type(error).__name__}"
+        ) from error
+    return torch.from_numpy(wave)[None, None]
+
+
+def _decoded(library: ModuleType, content: bytes, rate: int) -> np.ndarray:
+    """Samples, int16 [n]."""
+    if not content:
+        raise ValueError("the file is empty")
+    _refuse_cut(content)
+    try:
+        with library.SoundFile(BytesIO(content)) as file:
+            samples = file.read(dtype="float32", always_2d=True)
+            missing = file.frames - len(samples)
+            floating = file.subtype in ("FLOAT", "DOUBLE")
+            own = file.samplerate
+    except library.LibsndfileError as error:
+        raise ValueError(f"it is no WAV, FLAC, Ogg or MP3, or broken ({error.error_string.rstrip('.')})") from error
+    if missing > 0:
+        raise ValueError(f"it is cut short: {missing:,} of {missing + len(samples):,} samples are missing")
+    if own > _MOST_HERTZ:
+        raise ValueError(f"its header says {own:,} samples a second, and {_MOST_HERTZ:,} are the most that is read")
+    if not len(samples):
+        raise ValueError("it has no samples, only a header")
+    if floating and not np.isfinite(samples).all():
+        raise ValueError("it has samples that are no numbers")
+    if floating and np.abs(samples).max() > 1:  # lossy formats overshoot, too, and are meant to be clipped
+        record_conversion("clipped")
+        samples = samples.clip(-1, 1)
+    if samples.shape[1] > 1:
+        record_conversion("mixed")
+    wave = samples.mean(1) if samples.shape[1] > 1 else samples[:, 0]
+    if own != rate:
+        record_conversion("resampled")
+        wave = resample(wave, own, rate)
+    return np.round(wave * _FULL).clip(-_FULL, _FULL - 1).astype(np.int16)
+
+
+def resample(wave: np.ndarray, own: int, rate: int) -> np.ndarray:
+    """A recording at another rate, by a polyphase filter: what lies above half of either rate is left out.
+
+    Args:
+        wave: float32 [n] at ``own`` samples a second.
+        own, rate: samples a second, before and after.
+    """
+    from scipy.signal import resample_poly  # takes long to import, and most recordings have the rate
+
+    shared = math.gcd(own, rate)
+    up, down = rate // shared, own // shared
+    return resample_poly(wave, up, down, window=_low_pass(max(up, down)))
+
+
+@lru_cache(maxsize=8)
+def _low_pass(times: int) -> np.ndarray:
+    """A low-pass filter of linear phase, float32 [2 * _ZEROS * times + 1], that leaves the last 1/``times``."""
+    from scipy.signal import firwin
+
+    return firwin(2 * _ZEROS * times + 1, _EDGE / times, window=("kaiser", _BETA)).astype(np.float32)
+
+
+def _refuse_cut(content: bytes) -> None:
+    """Refuse a WAV or Ogg file whose end is missing, which libsndfile would read as a shorter one."""
+    if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
+        at = 12
+        while at + 8 <= len(content):
+            size = int.from_bytes(content[at + 4 : at + 8], "little")
+            if content[at : at + 4] == b"data":
+                there = len(content) - at - 8
+                if size > there and size not in _UNKNOWN:
+                    raise ValueError(f"it is cut short: {there:,} of {size:,} bytes of samples are there")
+                return
+            at += 8 + size + size % 2
+    elif content[:4] == b"OggS":
+        page = content[content.rfind(b"OggS") :]
+        whole = 27 + page[26] + sum(page[27 : 27 + page[26]]) if len(page) > 26 else 27
+        if len(page) < whole or not page[5] & _LAST_PAGE:
+            raise ValueError("it is cut short: its last page is missing")

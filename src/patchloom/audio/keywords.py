@@ -1,0 +1,269 @@
+"""Keyword spotting: some words to be told apart, from silence, and from all other words.
+
+The task is that of Warden, "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition" (2018), section 7:
+ten words, silence made from recorded noise, and unknown words, each of the two as many as an average word.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchloom.audio.config import Sound
+from patchloom.data.duplicates import DRAWN_KIND, contents_of
+from patchloom.data.source import Source, digest
+from patchloom.data.sources.concat import ConcatSource
+from patchloom.data.sources.files import Files
+from patchloom.data.sources.folder import open_folder
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.data.sources.open import open_data
+from patchloom.data.sources.speech_commands import (
+    NOISE_FOLDER,
+    SpeechCommands,
+    is_speech_commands,
+    read_speech_commands,
+)
+from patchloom.data.splits import hold_out, pick, split_for_test
+from patchloom.errors import PatchloomError, closest_word
+
+TEN = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
+SILENCE_CLASS, UNKNOWN_CLASS = "silence", "unknown"
+
+_FIXED = 0  # seed of what is drawn for validation and test
+# which part of each recording of noise is for what, so that no silence of the test was heard in training
+_STRETCHES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
+_FOR = {"train": "training", "validation": "validation", "test": "the test"}
+_VALIDATION = ("val", "validation", "valid", "dev")
+_SHARE = 0.1  # for validation, where the data does not say
+
+
+@dataclass(frozen=True)
+class KeywordParts:
+    """Recordings for keyword spotting. The three parts have the same classes.
+
+    Attributes:
+        train, validation, test: recordings with labels.
+        noise: to be mixed with training recordings: those of no word, as far as the test does not use them; None if
+            there are none.
+        notes: a line for each thing that was left out, or taken otherwise than its name says.
+    """
+
+    train: Source
+    validation: Source
+    test: Source
+    noise: Source | None
+    notes: tuple[str, ...] = ()
+
+    def heard_as(self, sound: Sound) -> KeywordParts:
+        """The same recordings by another `Sound`, as `Source.heard_as`."""
+        train, validation, test = (one.heard_as(sound) for one in (self.train, self.validation, self.test))
+        return KeywordParts(
+            train, validation, test, None if self.noise is None else self.noise.heard_as(sound), self.notes
+        )
+
+
+class Noise(Source):
+    """Recordings of noise: a stretch of each, or excerpts of these at random volume, which stand for silence.
+
+    Args:
+        source: the recordings, a few, which are kept in memory.
+        stretch: which part of each, as shares of its length.
+        count: number of excerpts, each as long as `Sound.samples` says; None: each stretch as it is.
+        seed: of the excerpts.
+    """
+
+    def __init__(self, source: Source, stretch: tuple[float, float], count: int | None = None, seed: int = 0) -> None:
+        self.source, self.stretch, self.count, self.seed = source, stretch, count, seed
+        self.name, self.sound = source.name, source.sound
+        self._waves: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.source) if self.count is None else self.count
+
+    def read(self, i: int) -> Tensor:
+        if self.count is None:
+            return self._stretch(i)
+        assert self.sound is not None
+        rng = np.random.default_rng((self.seed, round(1000 * self.stretch[0]), i))  # each part draws its own
+        wave = self._stretch(int(rng.integers(len(self.source))))
+        begin = int(rng.integers(max(1, wave.shape[-1] - self.sound.samples + 1)))
+        excerpt = wave[..., begin : begin + self.sound.samples]
+        return (excerpt * rng.random()).round().to(torch.int16)
+
+    def _stretch(self, i: int) -> Tensor:
+        if i not in self._waves:
+            self._waves[i] = self.source.read(i)
+        wave = self._waves[i]
+        begin, end = (round(share * wave.shape[-1]) for share in self.stretch)
+        return wave[..., begin:end]
+
+    def heard_as(self, sound: Sound) -> Source:
+        heard = copy(self)  # with the classes and labels that it has by now
+        heard.source, heard.sound, heard._waves = self.source.heard_as(sound), sound, {}
+        return heard
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        which = range(len(self)) if chosen is None else chosen.tolist()
+        return contents_of(DRAWN_KIND, ([f"{self.fingerprint()} {i}".encode()] for i in which))
+
+    def describe(self, i: int) -> str:
+        return self.source.describe(i) if self.count is None else f"{self.name} {SILENCE_CLASS} #{i}"
+
+    def fingerprint(self) -> str:
+        return self._digest(self.source.fingerprint())
+
+    def stamp(self) -> str | None:
+        stamp = self.source.stamp()
+        seconds = "" if self.sound is None else str(self.sound.seconds)
+        return None if stamp is None else self._digest(f"{stamp} {seconds}")
+
+    def _digest(self, recordings: str) -> str:
+        return digest(["noise", recordings, *map(str, (*self.stretch, self.count, self.seed))])
+
+
+def open_keywords(data: DataLike, words: Sequence[str] | None = None, seed: int = 0) -> KeywordParts:
+    """Open recordings of words for keyword spotting.
+
+    A folder in Speech Commands' layout gives the words, then ``silence`` and ``unknown``. Of silence and of unknown
+    words there are as many as of an average word, in each part. Any other data with labels is taken as it is, its
+    classes being the classes; what it lacks of validation and test is drawn from its training recordings.
+    """
+    if isinstance(data, str | Path) and is_speech_commands(folder := Path(data).expanduser()):
+        return _of_words(read_speech_commands(folder, os.fspath(data)), words, seed)
+    return _of_classes(data, words)
+
+
+def _of_words(found: SpeechCommands, words: Sequence[str] | None, seed: int) -> KeywordParts:
+    train, notes = found.train, [*found.notes]
+    chosen = _chosen(words, train.classes, train.name)
+    rest = tuple(word for word in train.classes if word not in chosen)
+    classes = (*chosen, *[SILENCE_CLASS] * (found.noise is not None), *[UNKNOWN_CLASS] * bool(rest))
+    if found.noise is None:
+        notes.append(
+            f"{train.name} has no folder {NOISE_FOLDER}, so {SILENCE_CLASS} is no class, and nothing is mixed in"
+        )
+    if not rest:
+        notes.append(f"{train.name} has no other words, so {UNKNOWN_CLASS} is no class")
+    test, validation = (part if len(part) else None for part in (found.test, found.validation))
+    parts: dict[str, Source] = {}
+    for name, source in zip(_STRETCHES, _whole(train, validation, test, notes), strict=True):
+        drawn = seed if name == "train" else _FIXED
+        known = _spoken(source, chosen, name)
+        average = round(len(known) / len(chosen))
+        pieces = [_labelled(known, classes, known.labels)]
+        if found.noise is not None:
+            silence = Noise(found.noise, _STRETCHES[name], average, drawn)
+            pieces.append(_labelled(silence, classes, np.full(average, classes.index(SILENCE_CLASS))))
+        if rest:
+            others = _only(source, rest)
+            unknown = others.subset(pick(others.labels, average, drawn))
+            pieces.append(_labelled(unknown, classes, np.full(len(unknown), classes.index(UNKNOWN_CLASS))))
+        parts[name] = ConcatSource(source.name, pieces, classes)
+    noise = None if found.noise is None else Noise(found.noise, _STRETCHES["train"])
+    return KeywordParts(parts["train"], parts["validation"], parts["test"], noise, tuple(notes))
+
+
+def _chosen(words: Sequence[str] | None, there: Sequence[str], name: str) -> tuple[str, ...]:
+    """The words to be told apart."""
+    chosen = tuple(TEN if words is None else words)
+    missing = [word for word in chosen if word not in there]
+    if missing and words is None:
+        raise PatchloomError(
+            f"{name} lacks {', '.join(missing)} of the ten words that are told apart where nobody says which: name "
+            f"others by --words, of {', '.join(there)}"
+        )
+    if missing:
+        near = closest_word(missing[0], there)
+        mean = f"did you mean {near}?" if near else f"choose of {', '.join(there)}"
+        raise PatchloomError(f"{name} has no folder of the word {missing[0]}: {mean}")
+    if len({*chosen}) < max(2, len(chosen)):
+        raise PatchloomError(f"--words {','.join(chosen)}: name two or more words, each once")
+    return chosen
+
+
+def _labelled(source: Source, classes: tuple[str, ...], labels: np.ndarray) -> Source:
+    labelled = copy(source)
+    labelled.classes, labelled.labels = classes, labels.astype(np.int64)
+    return labelled
+
+
+def _of_classes(data: DataLike, words: Sequence[str] | None) -> KeywordParts:
+    opened = open_data(data)
+    train, test, notes = opened.train, opened.test, [*opened.notes]
+    if train.sound is None:
+        raise PatchloomError(f"{train.name} holds images: give recordings, in a folder a word")
+    if train.labels is None:
+        why = f" ({train.no_labels})" if train.no_labels else ""
+        raise PatchloomError(f"{train.name} has no labels{why}: put each word's recordings in a folder")
+    known = np.flatnonzero(train.labels >= 0)
+    if 0 < len(known) < len(train):  # before a test or validation part is drawn from them
+        notes.append(f"{len(train) - len(known):,} training recordings without a label are left out")
+        train = train.subset(known)
+    validation = None
+    if isinstance(test, Files) and isinstance(data, str | Path):
+        validation = _validation(Path(data).expanduser(), train, test)
+        if validation is not None:  # the note on splits says that it is left out
+            notes = [note for note in notes if not note.startswith("Of ")]
+    if test is not None and test.labels is None:
+        raise PatchloomError(f"the test recordings of {train.name} have no labels: put each word's in a folder there")
+    train, validation, test = _whole(train, validation, test, notes)
+    if words is not None:
+        chosen = _chosen(words, train.classes, train.name)
+        parts = zip(_STRETCHES, (train, validation, test), strict=True)
+        train, validation, test = (_spoken(source, chosen, name) for name, source in parts)
+        notes.append(f"{train.name}: recordings of other words than {', '.join(chosen)} are left out")
+    return KeywordParts(train, validation, test, None, tuple(notes))
+
+
+def _whole(train: Source, validation: Source | None, test: Source | None, notes: list[str]) -> list[Source]:
+    """The three parts; what is missing is drawn from ``train``, and a note on it added to ``notes``."""
+    if test is None:
+        train, test = split_for_test(train)
+        notes.append(f"{train.name} brings no test: {len(test):,} recordings are drawn for it")
+    if validation is None:
+        train, validation = hold_out(train, _SHARE)
+        notes.append(f"{train.name} brings no validation: {len(validation):,} training recordings are drawn for it")
+    return [train, validation, test]
+
+
+def _spoken(source: Source, words: tuple[str, ...], part: str) -> Source:
+    """The recordings of some words in a part, which are the classes."""
+    found = _only(source, words)
+    missing = [word for i, word in enumerate(words) if i not in found.labels]
+    if len(missing) == len(words) or part == "train" and missing:
+        raise PatchloomError(
+            f"{source.name} has no recordings of {', '.join(missing)} for {_FOR[part]}: take some out of another part, "
+            "or name other --words"
+        )
+    return found
+
+
+def _only(source: Source, words: tuple[str, ...]) -> Source:
+    """The recordings of some words, which are the classes."""
+    assert source.labels is not None
+    number = [words.index(word) if word in words else -1 for word in source.classes]
+    labels = np.array([*number, -1])[source.labels]
+    return _labelled(source.subset(np.flatnonzero(labels >= 0)), words, labels[labels >= 0])
+
+
+def _validation(folder: Path, train: Source, test: Files) -> Source | None:
+    """What lies in a sub-folder for validation, beside one for the test; None if there is none."""
+    taken = {test.root, *test.root.parents}
+    children = sorted(child for child in folder.iterdir() if child.is_dir()) if folder.is_dir() else []
+    found = next((child for child in children if child.name.lower() in _VALIDATION and child not in taken), None)
+    if found is None:
+        return None
+    part = open_folder(found, train.name).train
+    if strange := sorted({*part.classes} - {*train.classes}):
+        raise PatchloomError(
+            f"{train.name} has the class {strange[0]} in {found.name} but not in train: name both alike"
+        )
+    assert part.labels is not None
+    return _labelled(part, train.classes, np.array([train.classes.index(word) for word in part.classes])[part.labels])

@@ -1,0 +1,349 @@
+"""``compare``: which pretext task suits some images, at equal time, and whether that can be told at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from patchloom.arguments import validate_arguments
+from patchloom.compare.outcome import Comparison, compare_labelled
+from patchloom.compare.plan import (
+    USUAL,
+    USUAL_TOP,
+    ComparisonPlan,
+    ComparisonRequest,
+    name_tasks,
+    new_plan,
+    store,
+    stored_plan,
+    to_option_values,
+)
+from patchloom.compare.runner import Job, lock_folder, run_all
+from patchloom.compare.scores import LabelledData, all_scores, contenders, labelled_parts
+from patchloom.compare.timing import TimeAfterTraining, time_after_training
+from patchloom.compare.unlabelled import compare_unlabelled, held_out_of, note_too_few_images
+from patchloom.data.source import Data
+from patchloom.data.sources.in_memory import DataLike, is_object
+from patchloom.data.sources.open import open_data, split_names
+from patchloom.display import StatusMessage, duration
+from patchloom.errors import PatchloomError, listing
+from patchloom.evaluate.features import count_classes, only_labelled
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.nets.checkpoints.format import stock_encoder
+from patchloom.report.page import Page, Table, render
+from patchloom.report.report import page_of
+from patchloom.runs.encoder import check_place, load_encoder
+from patchloom.runs.folder import RunFolder, data_slug
+from patchloom.runs.held_out import unchanged_held_out
+from patchloom.sizes import PatchSize, in_pixels
+from patchloom.system.files import write_whole
+from patchloom.tasks import TASKS, task_class
+
+# The page of a comparison: its verdict and tables, before what each of its runs has to tell.
+
+
+def write_page(found: Comparison, runs: Sequence[Path]) -> Path:
+    """Write ``report.html`` to a comparison's folder."""
+    path = found.folder / "report.html"
+    page = comparison_page(found, page_of(runs))
+    with StatusMessage("writing the page"):
+        write_whole(path, render(page))
+    return path
+
+
+def comparison_page(found: Comparison, page: Page) -> Page:
+    """The page of its runs, headed by what the comparison found."""
+    tables = []
+    for title, grid, note in found.tables:
+        tables.append(Table(title, grid.heading, grid.rows, note))
+    if found.about:
+        tables.append(Table("What was compared", ("", ""), list(found.about)))
+    return replace(
+        page,
+        title=f"Comparison {found.folder.name}",
+        lead=found.verdict,
+        tone="good" if found.winner else "plain",
+        tables=tables,
+        notes=[*found.notes, *page.notes],
+    )
+
+
+def comparison_metadata(
+    plan: ComparisonPlan, folder: Path, labels: str | None, few: Sequence[float], beside: Sequence[str], run: Path
+) -> tuple[tuple[str, str], ...]:
+    """What was asked for, and the command that repeats it, as pairs of a name and a text."""
+    asked, its = plan.asked, RunFolder(run).read_config()
+    budget = {"minutes": f"{asked.minutes:g}"} if asked.samples is None else {"samples": str(asked.samples)}
+    given = {"tasks": ",".join(asked.tasks), **budget, "seeds": str(asked.seeds), "labels": labels or ""}
+    given |= {"few": ",".join(f"{one:g}" for one in few), "beside": ",".join(beside)}
+    given |= to_option_values(asked.given)
+    words = [f"--{name}={value}" for name, value in given.items() if value]
+    equal = f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} min of training"
+    return (
+        ("command", shlex.join(["patchloom", "compare", *asked.data, *words, f"--out={folder}"])),
+        ("runs", f"{len(plan.epochs)} tasks, {asked.seeds} of each, with {equal} each"),
+        *((name, f"{plan.epochs[task]:,g} epochs") for task, name in name_tasks(plan.epochs).items()),
+        (
+            "encoder",
+            f"{its.model.get('name', '')}, images of {in_pixels(its.img_size)}, patches of {in_pixels(its.patch_size)}",
+        ),
+    )
+
+
+MEASURING = "measuring how fast this machine trains {}, and what a run takes on top: about a minute"
+ESTIMATING = "trying a few steps of {}: seconds for each"
+DRY = "This was a dry run: nothing is trained, and nothing is written."
+_LABELLED = 5000  # training images by which encoders are scored, at most
+
+
+@validate_arguments
+def compare(
+    data: DataLike,
+    *,
+    tasks: Sequence[str] | str | None = None,
+    minutes: float | None = None,
+    samples: int | None = None,
+    seeds: int = 2,
+    labels: str | Path | None = None,
+    few: Sequence[float] = (0.01, 0.1),
+    beside: Sequence[str] | str = (),
+    model: str | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    patch_size: PatchSize | None = None,
+    batch_size: int | None = None,
+    device: Literal["cpu", "cuda", "mps"] | None = None,
+    threads: int | None = None,
+    workers: int | None = None,
+    group: str | None = None,
+    parallel: int = 1,
+    out: str | Path | None = None,
+    dry_run: bool = False,
+) -> Comparison:
+    """Pre-train by several tasks for equal time, and tell which of them suits the images, if that can be told.
+
+    Args:
+        data: images, as pretrain takes them: with labels (sub-folders), or without.
+        tasks: names with commas between, or a list; mae, droppos, mp3, restore, extrema and lut, if left out.
+        minutes: of training of each run; 20, if left out.
+        samples: images that each run sees, as often as it sees them; equal samples take the place of equal minutes.
+        seeds: runs of each task.
+        labels: other, labelled images by which the encoders are compared; the data's own labels, if left out.
+        few: how few labels are tried, too: shares of them below 1, or labels a class.
+        beside: other encoders that are scored, too: timm:NAME, a run, or a file; with commas between, or a list.
+        model: of all runs; what is left open, of this and the following, is as pretrain would choose.
+        img_size: pixels of a side; 64x128 is height x width.
+        patch_size: side of a patch in pixels; 40x1 is rows x columns.
+        batch_size: images a step.
+        device: what computes.
+        threads: CPU threads of each run.
+        workers: processes that read images, of each run.
+        group: which images are held out together, as in pretrain.
+        parallel: runs at the same time, each on a GPU of its own where there are several.
+        out: folder of the comparison (default comparisons/DATA); one that was stopped there goes on.
+        dry_run: say what would be trained, and how long it would take, and end there.
+
+    Returns:
+        The comparison: verdict, tables, and where the report is.
+
+    Raises:
+        PatchloomError: something cannot be used; the sentence says what to do.
+    """
+    # ---- what is asked for
+    given = {"model": model, "img_size": img_size, "patch_size": patch_size, "device": device, "threads": threads}
+    given |= {"batch_size": batch_size, "workers": workers, "group": group}
+    asked = _make_request(
+        data, tasks, minutes, samples, seeds, {k: v for k, v in given.items() if v is not None}, parallel
+    )
+    others = _names(beside)
+    for one in others:
+        if one.startswith("timm:"):
+            stock_encoder(one.removeprefix("timm:"))
+        else:
+            check_place(one)
+    if bad := [share for share in few if share <= 0 or (share > 1 and share != int(share))]:
+        raise PatchloomError(f"--few takes shares below 1 or whole numbers of labels a class, not {bad[0]:g}")
+    folder = Path(out or Path("comparisons") / data_slug(asked.source))
+    devices = _devices(parallel, device)
+    with StatusMessage("listing the images"):
+        opened = open_data(asked.source, group=group)
+        other = None if labels is None else _labels_of(str(labels), group)  # a slip in it is told now
+    settings = EvalSettings(device=device or "auto", max_train=_LABELLED, group=group)
+
+    def parts(run: Path) -> LabelledData | None:
+        card = load_encoder(run)[1]
+        return labelled_parts(opened, None if labels is None else str(labels), run, card, settings, few)
+
+    def ending(run: Path) -> TimeAfterTraining:
+        return time_after_training(run, parts(run), held_out_of(opened, run), settings)
+
+    # ---- alone in the folder, once it is known to be nobody else's
+    stored_plan(asked, folder)
+    with contextlib.nullcontext() if dry_run else lock_folder(folder):
+        # ---- the plan: that of a comparison that was stopped, or a new one
+        plan = stored_plan(asked, folder)
+        if plan is None:
+            print((ESTIMATING if dry_run else MEASURING).format(", ".join(asked.tasks)), flush=True)
+            plan = new_plan(asked, opened, tasks is not None, devices, None if dry_run else ending)
+        for line in _describe_plan(plan, opened, folder, other, len(others)):
+            print(line, flush=True)
+        if dry_run:
+            return Comparison(folder, [DRY], [], None)
+        if not plan.resumed:
+            store(plan, folder)
+
+        # ---- the runs
+        jobs = plan.jobs(folder)
+        for job in jobs if labels is None or not all(job.finished for job in jobs) else ():
+            if RunFolder(job.folder).config.exists():
+                unchanged_held_out(job.folder, opened.train)
+        begun = time.monotonic()
+        taken = run_all(jobs, parallel, devices, _tell)
+        failed = [f"{job.name} failed: {job.failure}" for job in jobs if job.failure]
+        complete = [job for job in jobs if _complete(job, jobs)]
+        if len({job.task for job in complete}) < 2:
+            raise PatchloomError(f"fewer than two tasks could be trained: {'; '.join(failed)}")
+        if taken:
+            print(f"trained in {duration(time.monotonic() - begun)}", flush=True)
+
+        # ---- what they learnt
+        first = next(job for job in jobs if job.finished)
+        on = parts(first.folder)
+        notes = [*plan.notes, *failed]
+        those = contenders(complete, asked.seeds, others)
+        if on is None:
+            found = compare_unlabelled(those, opened, first.folder, settings, folder, notes)
+        else:
+            pairs = list(_scored(all_scores(those, on, settings, folder), len(those)))
+            found = compare_labelled(pairs, on, folder, [*notes, *on.notes])
+        about = comparison_metadata(plan, folder, None if labels is None else str(labels), few, others, first.folder)
+        found = replace(found, about=about)
+        found.write()
+        write_page(found, _one_of_each(jobs, found.order))
+        return found
+
+
+def _one_of_each(jobs: Sequence[Job], order: Sequence[str]) -> list[Path]:
+    """The run of the first seed of each task that was trained, the best task first."""
+    folders = {job.task: job.folder for job in reversed(jobs) if job.finished}
+    return [folders[task] for task in dict.fromkeys((*order, *folders)) if task in folders]
+
+
+def _complete(job: Job, jobs: Sequence[Job]) -> bool:
+    """Whether all seeds of a job's task are there: means over other seeds would not be comparable."""
+    return all(one.finished for one in jobs if one.task == job.task)
+
+
+def _make_request(
+    data: DataLike,
+    tasks: Sequence[str] | str | None,
+    minutes: float | None,
+    samples: int | None,
+    seeds: int,
+    given: dict[str, Any],
+    parallel: int,
+) -> ComparisonRequest:
+    if is_object(data):
+        raise PatchloomError("compare starts processes of its own, which have to read the images: give it a folder")
+    names = _names(USUAL if tasks is None else tasks)
+    for name in names:
+        task_class(name)
+        if name in TASKS and TASKS[name].needs:
+            raise PatchloomError(
+                f"{name} needs the option {TASKS[name].needs}, which compare cannot give: leave it out"
+            )
+    words = tuple(map(str, split_names(data)))
+    if stray := [word for word in words[1:] if word in TASKS]:
+        raise PatchloomError(
+            f"{listing(stray, 'and')} was read as data: put commas between tasks, --tasks={','.join([*names, *stray])}"
+        )
+    if len(set(names)) < 2 or len(set(names)) < len(names):
+        raise PatchloomError("--tasks needs two tasks or more, each once, as in --tasks mae,droppos")
+    if minutes is not None and samples is not None:
+        raise PatchloomError("--minutes and --samples both say how long to train: give one of them")
+    minutes = 20.0 if minutes is None and samples is None else minutes
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise PatchloomError(f"--minutes must be above 0 and finite, not {minutes:g}")
+    for name, value in {"samples": samples, "seeds": seeds, "parallel": parallel}.items():
+        if value is not None and value < 1:
+            raise PatchloomError(f"--{name} must be 1 or more, not {value}")
+    return ComparisonRequest(words, tuple(names), seeds, minutes, samples, given, parallel)
+
+
+def _labels_of(labels: str, group: str | None) -> Data:
+    """The images of --labels."""
+    found = open_data(labels, group=group)
+    if count_classes(only_labelled(found.train)) < 2:
+        raise PatchloomError(f"--labels {labels} has one class only, by which nothing can be told apart: add another")
+    return found
+
+
+def _names(given: Sequence[str] | str) -> list[str]:
+    """Names from a list, or from a word with commas."""
+    return [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else list(given)
+
+
+def _devices(parallel: int, device: str | None) -> list[str]:
+    """The numbers of the GPUs among which runs at the same time are dealt; none where one process has them all."""
+    if parallel == 1 or device == "cpu" or not torch.cuda.is_available():
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+
+
+def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Data | None, beside: int) -> list[str]:
+    asked, noun, n = plan.asked, opened.train.noun, len(opened.train)
+    by = labels.train.name if labels is not None else "the data's own" if count_classes(opened.train) > 1 else "no"
+    equal = f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} min of training"
+    said = [f"comparing {len(plan.epochs)} tasks on {n:,} {noun} of {opened.train.name}, by {by} labels"]
+    said += [f"  {note}" for note in (*opened.notes, *plan.notes)]
+    few = note_too_few_images(plan.held_out, noun) if by == "no" else ""
+    if few:
+        said.append(f"  {few.removesuffix('.')}")
+    said += plan.lines(n, noun)
+    runs = len(plan.epochs) * asked.seeds
+    begun = [job for job in plan.jobs(folder) if job.done()]
+    said += [f"  {runs} runs, {asked.seeds} of each task, with {equal} each, take about {duration(plan.left(folder))}"]
+    if begun:
+        there = sum(job.finished for job in begun)
+        more = f", and {len(begun) - there} begun" if there < len(begun) else ""
+        said[-1] += f" from here on: {there} of them are there{more}"
+    else:
+        training = sum(map(plan.training, plan.epochs)) * asked.seeds / asked.at_once
+        over = duration(plan.left(folder) - training)
+        said[-1] += f": {duration(training)} of training, and {over} of starts, measures and pictures"
+    if plan.after is None:
+        said += [
+            f"  estimated: steps by a few of each task, all else of a run as {duration(USUAL_TOP)}; without --dry_run "
+            "both are measured before anything is trained"
+        ]
+    if asked.at_once > 1:
+        said += [f"  steps are timed one run at a time: {asked.at_once} at once may each be slower"]
+    encoders = 0 if few else runs + asked.seeds + beside + (by != "no")  # with untrained ones, and raw pixels
+    still = max(0, encoders - len([*(folder / "scores").glob("*.json")]))
+    what = f"{still} encoders are scored and the page is written" if still else "the page is written"
+    takes = ", which was not timed" if plan.after is None else f", in some {duration(plan.lasts(still))}"
+    said += [f"  then {what}{takes}"]
+    said += [f"  everything goes to {folder}" + (", where it goes on" if plan.resumed else "")]
+    return said
+
+
+def _tell(job: Job, seconds: float) -> None:
+    if job.failure:
+        print(f"  {job.name} failed after {duration(seconds)}: {job.failure} (all of it in {job.log})", flush=True)
+    else:
+        print(f"  {job.name}: {duration(seconds)}, planned {duration(job.seconds)}", flush=True)
+
+
+def _scored(pairs: Any, total: int) -> Any:
+    with StatusMessage("scoring encoders", total) as waiting:
+        for pair in pairs:
+            yield pair
+            waiting.advance()

@@ -1,0 +1,209 @@
+"""How fast each task trains here, so that all of them can be given the same time."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from patchloom.compare.scores import LabelledData, Way, score_encoder
+from patchloom.data.loader import steps_per_epoch
+from patchloom.data.source import Source
+from patchloom.display import StatusMessage
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.frozen import extractors
+from patchloom.evaluate.label_free import DEFAULT_IMAGES, MIN_LABEL_FREE_IMAGES, label_free_rows
+from patchloom.evaluate.settings import EvalSettings, Parts, stratified_subset
+from patchloom.report.page import render
+from patchloom.report.report import page_of
+from patchloom.runs.encoder import load_encoder, load_extra_module
+from patchloom.runs.settings import Settings
+from patchloom.system.hardware import Cores, cores, keep_freed_memory
+from patchloom.train.estimate import Step, reading_rate, refuse_too_large, rounded, seconds_with_reading, try_steps
+
+_SECONDS = 3.0  # of steps that are timed, in each of the rounds
+_ROUNDS = 2  # the tasks in turns, since no machine is equally fast for long
+_LEAST = 3  # steps in each round, after one that finds its memory
+
+
+class TrainingSpeed(NamedTuple):
+    """How fast one task trains.
+
+    Attributes:
+        step: seconds of a step, with the time for which it waits for its images.
+        images: of a step.
+        epoch: steps of an epoch.
+    """
+
+    step: float
+    images: int
+    epoch: int
+
+    def epochs_in(self, seconds: float) -> float:
+        """Epochs that fit into so many seconds, which need not be whole; at least one step."""
+        return rounded(max(1 / self.epoch, seconds / (self.step * self.epoch)))
+
+    def epochs_of(self, samples: int) -> float:
+        """Epochs in which so many images are seen, one as often as it is seen; at least one step."""
+        return rounded(max(1 / self.epoch, samples / (self.images * self.epoch)))
+
+    def seconds_of(self, epochs: float) -> float:
+        """Seconds of a training of so many epochs."""
+        return self.step * max(1, round(epochs * self.epoch))
+
+
+def measure_training_speeds(settings: Mapping[str, Settings], training: Source) -> dict[str, TrainingSpeed]:
+    """The pace of each task, measured.
+
+    One task is in memory at a time. What is measured has each step's images ready; where processes read them beside
+    it, a step takes as long as the slower of both.
+    """
+    keep_freed_memory()  # as the runs do
+    steps: dict[str, list[float]] = {name: [] for name in settings}
+    waits: dict[str, float] = {}
+    threads = torch.get_num_threads()
+    try:
+        with StatusMessage("timing the tasks' steps", _ROUNDS * len(settings)) as waiting:
+            for turn in range(_ROUNDS):
+                for name, one in settings.items():
+                    batch = min(one.batch_size, len(training))
+                    if one.device == "cpu":
+                        torch.set_num_threads(one.threads)
+                    if not turn:
+                        refuse_too_large(one, batch)
+                    step = Step(one, one.compile, batch, training.sound)
+                    steps[name] += time_steps(step)
+                    if not turn:
+                        waits[name] = batch / reading_rate(training, step.task, one)
+                    del step
+                    gc.collect()
+                    if one.device == "cuda":  # the runs are other processes, and need it
+                        torch.cuda.empty_cache()
+                    waiting.advance()
+    finally:
+        torch.set_num_threads(threads)
+    found = {}
+    for name, one in settings.items():
+        seconds = statistics.median(steps[name])
+        each = max(seconds, waits[name]) if one.workers else seconds + waits[name]
+        batch = min(one.batch_size, len(training))
+        found[name] = TrainingSpeed(each, batch, steps_per_epoch(len(training), one.batch_size))
+    return found
+
+
+def estimated_paces(settings: Mapping[str, Settings], training: Source) -> dict[str, TrainingSpeed]:
+    """The pace of each task from a few steps, as ``pretrain`` estimates it: a second or two for each."""
+    found: dict[str, TrainingSpeed] = {}
+    threads = torch.get_num_threads()
+    try:
+        with StatusMessage("trying a few steps of each task", len(settings)) as waiting:
+            for name, one in settings.items():
+                batch = min(one.batch_size, len(training))
+                if one.device == "cpu":
+                    torch.set_num_threads(one.threads)
+                tried = try_steps(one, batch, refuse_too_large(one, batch), training)
+                if tried.step is None:
+                    raise PatchloomError(f"the pace of {name} cannot be estimated here: compare without --dry_run")
+                seconds = seconds_with_reading(one, tried, Cores(cores()))
+                found[name] = TrainingSpeed(seconds, batch, steps_per_epoch(len(training), one.batch_size))
+                waiting.advance()
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+def time_steps(step: Step) -> list[float]:
+    """Seconds of each of some steps, after one that is not counted."""
+    step()
+    taken: list[float] = []
+    while len(taken) < _LEAST or sum(taken) < _SECONDS:
+        begun = time.perf_counter()
+        step()
+        taken.append(time.perf_counter() - begun)
+    return taken
+
+
+# How long what comes after training will take: the scoring of an encoder, and a run's part of the page.
+
+
+_FEW, _SOME = (
+    MIN_LABEL_FREE_IMAGES,
+    320,
+)  # images on which it is timed: what does not depend on them shows in the difference
+_LONG = 6.0  # seconds that few may take for some more to be tried
+
+
+class TimeAfterTraining(NamedTuple):
+    """Seconds of what comes after training.
+
+    Attributes:
+        scoring: of an encoder.
+        page: of a run's part.
+    """
+
+    scoring: float
+    page: float
+
+
+def time_after_training(
+    run: Path, on: LabelledData | None, held_out: Source, settings: EvalSettings
+) -> TimeAfterTraining:
+    """What comes after training, timed on a small share of the images, and scaled by their number."""
+    if on is not None:
+        scoring = scaled(partial(_by_labels, run, on, settings), len(on.parts.train) + len(on.parts.test))
+    else:
+        n = min(len(held_out), DEFAULT_IMAGES)
+        scoring = scaled(partial(_without_labels, run, held_out, settings), n) if n >= MIN_LABEL_FREE_IMAGES else 0.0
+    return TimeAfterTraining(scoring, _seconds(lambda _: render(page_of([run])), 1))
+
+
+def scaled(work: Callable[[int], object], n: int) -> float:
+    """Seconds of ``work`` on n images: what it takes on few, and what each of some more adds.
+
+    What does not depend on the images, such as the steps of a probe, is in both and is not multiplied. Where few
+    already take long, some more are twice as many.
+    """
+    few = min(n, _FEW)
+    first = _seconds(work, few)  # with the loading of what is needed
+    if few == n:
+        return first
+    some = min(n, _SOME if first <= _LONG else 2 * few)
+    least, more = _seconds(work, few), _seconds(work, some)
+    return more + max(0.0, more - least) * (n - some) / (some - few)
+
+
+def _seconds(work: Callable[[int], object], count: int) -> float:
+    begun = time.perf_counter()
+    work(count)
+    return time.perf_counter() - begun
+
+
+def _by_labels(run: Path, on: LabelledData, settings: EvalSettings, count: int) -> None:
+    vit, card = load_encoder(run)
+    its = replace(settings, cache=False)
+    share = count / (len(on.parts.train) + len(on.parts.test))
+    train, test = (_some(one, share) for one in (on.parts.train, on.parts.test))
+    # few labels cost what their share does, which may be too few to be drawn from this part
+    ways: Sequence[Way] = [way for way in on.ways if way.few is None]
+    score_encoder(
+        extractors(vit, card, its, load_extra_module(run, "pooling"))[0], ways, Parts(train, test, ""), its, 0
+    )
+
+
+def _some(source: Source, share: float) -> Source:
+    count = max(2, round(share * len(source)))
+    return source if count >= len(source) else stratified_subset(source, count, 0)
+
+
+def _without_labels(run: Path, held_out: Source, settings: EvalSettings, count: int) -> None:
+    vit, card = load_encoder(run)
+    with suppress(PatchloomError):  # too few can be read, or its few steps diverged: what came of it is said later
+        label_free_rows("pilot", vit, card, held_out, replace(settings, seed=0), images=count)

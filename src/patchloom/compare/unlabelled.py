@@ -1,0 +1,150 @@
+"""A comparison of encoders without labels: what each measures on images that no run trained on, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from patchloom.audio.requirements import with_encoder_sound
+from patchloom.compare.outcome import Comparison, health_tables
+from patchloom.compare.scores import PIXELS, TASK, UNTRAINED, Contender, file_of, load_or_compute, measurement_key
+from patchloom.data.source import Data, Source
+from patchloom.display import StatusMessage, TextTable
+from patchloom.errors import PatchloomError, listing
+from patchloom.evaluate.label_free import MIN_LABEL_FREE_IMAGES, RANKME, label_free_rows
+from patchloom.evaluate.results import Row
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.nets.checkpoints.format import untrained_twin
+from patchloom.runs.encoder import load_encoder
+from patchloom.runs.held_out import unchanged_held_out
+
+NO_BEST_TASK = (
+    "There are no labels, so none of the tasks is named the best one: no number below says what the features are good "
+    "for. A few hundred labelled images would (--labels FOLDER; what was trained is not trained again)."
+)
+
+
+def note_too_few_images(held_out: int, noun: str) -> str:
+    """A sentence where so many held-out images are not enough for measures without labels; "" where they are."""
+    if held_out >= MIN_LABEL_FREE_IMAGES:
+        return ""
+    return (
+        f"The table of measures without labels is left out: each run holds out {held_out} {noun}, and "
+        f"{MIN_LABEL_FREE_IMAGES} are "
+        "needed to measure neighbours among."
+    )
+
+
+def held_out_of(opened: Data, run: Path) -> Source:
+    """The images that a run held out, as its encoder hears them where they are recordings."""
+    card = load_encoder(run)[1]
+    source = with_encoder_sound(opened, card.sound, card.name).train
+    return unchanged_held_out(run, source).parts(source)[1]
+
+
+def compare_unlabelled(
+    those: Sequence[Contender],
+    opened: Data,
+    run: Path,
+    settings: EvalSettings,
+    folder: Path,
+    notes: Sequence[str],
+) -> Comparison:
+    """What may be said without labels."""
+    held_out = held_out_of(opened, run)
+    said = [few] if (few := note_too_few_images(len(held_out), held_out.noun)) else []
+    found: dict[str, list[list[Row]]] = {}
+    measured = [] if few else [one for one in those if one.name != PIXELS]  # which have no patches, nor such a rank
+    with StatusMessage("measuring encoders without labels", len(measured)) as waiting:
+        for number, one in enumerate(measured):
+            try:
+                found.setdefault(one.name, []).append(_kept_rows(one, number, held_out, settings, folder))
+            except PatchloomError as problem:  # it has diverged, or too few images can be read
+                said.append(f"{one.name}, seed {one.seed}, has no measures without labels: {problem}.")
+            waiting.advance()
+    found = {name: rows for name, rows in found.items() if rows}
+    tasks = {one.name for one in those if one.kind == TASK}
+    said += _by_rankme({name: rows for name, rows in found.items() if name in tasks})
+    note = f"On {len(held_out):,} {held_out.noun} that no run was trained on; mean over seeds (lowest to highest)."
+    tables = [("Measures without labels", _table(found), note)] if found else []
+    return Comparison(
+        folder, [NO_BEST_TASK, *said], [*tables, *health_tables(those)], None, tuple(notes), (), _csv(found)
+    )
+
+
+def _by_rankme(found: dict[str, list[list[Row]]]) -> list[str]:
+    """The order of tasks by RankMe, which alone went with kNN on both data sets of benchmarks/label_free.py."""
+    ranks = {name: [row.value for row in _values(rows).get(RANKME, ())] for name, rows in found.items()}
+    means = {name: sum(values) / len(values) for name, values in ranks.items() if values}
+    if len(means) < 2:
+        return []
+    order = listing([f"{name} ({means[name]:.1f})" for name in sorted(means, key=lambda name: -means[name])], "and")
+    return [
+        f"A hint, no verdict: by RankMe the order is {order}. Among tasks trained equally long, the higher it was the "
+        "better was kNN on two data sets (Spearman's ρ 0.5 to 0.6); a linear probe not clearly."
+    ]
+
+
+def _kept_rows(one: Contender, number: int, source: Source, settings: EvalSettings, out: Path) -> list[Row]:
+    key = measurement_key(one.place, [one.name, str(one.seed), "without labels"], [source])
+    make = partial(_rows, one, source, settings)
+    return load_or_compute(file_of(one, number, out, "-free"), key, make, _plain, _of_plain)
+
+
+def _plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [
+        {one.name: getattr(row, one.name) for one in fields(Row) if one.name not in ("right", "pseudo")} for row in rows
+    ]
+
+
+def _of_plain(values: Sequence[dict[str, Any]]) -> list[Row]:
+    return [Row(**row) for row in values]
+
+
+def _rows(one: Contender, source: Source, settings: EvalSettings) -> list[Row]:
+    vit, card = load_encoder(one.place)
+    if one.name == UNTRAINED:
+        vit = untrained_twin(card, None, one.seed)[0]
+    return label_free_rows(one.name, vit, card, source, replace(settings, seed=0))
+
+
+def _values(rows: Sequence[Sequence[Row]]) -> dict[str, list[Row]]:
+    """The rows of each measure, one a seed."""
+    found: dict[str, list[Row]] = {}
+    for seed in rows:
+        for row in seed:
+            found.setdefault(row.settings["measure"], []).append(row)
+    return found
+
+
+def _table(found: dict[str, list[list[Row]]]) -> TextTable:
+    names = [*found]
+    by = {name: _values(rows) for name, rows in found.items()}
+    measures = list(dict.fromkeys(measure for values in by.values() for measure in values))
+    rows = [(measure, *(_cell(by[name].get(measure, ())) for name in names)) for measure in measures]
+    return TextTable(("measure", *names), tuple(rows), names=frozenset({0}))
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    values = [row.value for row in rows]
+    mean, low, high = (rows[0].number(one) for one in (sum(values) / len(values), min(values), max(values)))
+    low, high = low.partition(" ")[0], high.partition(" ")[0]
+    return mean if len(values) == 1 else f"{mean}\n({low}-{high})"
+
+
+def _csv(found: dict[str, list[list[Row]]]) -> list[tuple[str, ...]]:
+    rows = []
+    for name, seeds in found.items():
+        for measure, its in _values(seeds).items():
+            values = [row.value for row in its]
+            numbers = [f"{one:.6f}" for one in (sum(values) / len(values), min(values), max(values))]
+            # an interval over images is of one seed, not of a mean over several, of which there is the range
+            numbers += [f"{one:.6f}" for one in (its[0].low, its[0].high)] if len(its) == 1 else ["", ""]
+            cells = (*numbers, "", "", "", its[0].unit)
+            rows.append((measure, name, "without labels", str(len(values)), *cells))
+    return rows

@@ -1,0 +1,99 @@
+"""What reading an image made of it otherwise than its file says: a word for each such thing, and its sentence.
+
+`read_image` notes the words while somebody watches. So whoever reads images can say what became of them, whatever
+source they came from, and nobody has to open a file twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+MAX_EXAMPLES = 3  # files that a sentence names
+
+# what follows "12 of 300 images", or recordings; of one, "have" becomes "has", and "are" becomes "is"
+CONVERSIONS = {
+    "alpha": "have an alpha channel, laid over white",
+    "doubtful alpha": "have an alpha channel, laid over white, that varies as a picture does: if it is a band of data, "
+    "write it without that mark (tifffile: extrasamples=['unspecified'], GDAL: ALPHA=NO), or as .npy",
+    "bands": "have four bands, taken as data",
+    "colours": "are in CMYK or another colour space, and turned into RGB",
+    "palette": "have a palette, and become its colours",
+    "turned": "are turned, as the EXIF orientation says",
+    "deep": "have more than 8 bits: 16-bit values are divided by 65,535",
+    "bits": "are DICOM: stored values are divided by the largest that their bits can hold",
+    "CT": "are CT: -1,024 to 3,071 Hounsfield units become 0 to 1",
+    "inverted": "are stored with white as 0, and inverted",
+    "frames": "have several frames: only the first is read",
+    "pages": "have several pages: only the first is read",
+    "mixed": "have several channels, mixed to one by their mean",
+    "resampled": "have another rate, and are resampled",
+    "clipped": "have floating-point samples beyond +-1, which are clipped",
+}
+
+_watched: ContextVar[set[str] | None] = ContextVar("watched", default=None)
+
+
+@contextmanager
+def collect_conversions() -> Iterator[set[str]]:
+    """Watch what is read inside: the words of `CONVERSIONS` that apply."""
+    found: set[str] = set()
+    before = _watched.set(found)
+    try:
+        yield found
+    finally:
+        _watched.reset(before)
+
+
+def is_collecting() -> bool:
+    """Whether anybody watches, for what takes time to find out."""
+    return _watched.get() is not None
+
+
+def record_conversion(word: str) -> None:
+    """Note one of the words of `CONVERSIONS` on the image that is being read."""
+    if (found := _watched.get()) is not None:
+        found.add(word)
+
+
+class ConversionCounts:
+    """Counts what was noticed, and keeps the first images of each kind.
+
+    Attributes:
+        counts: number of images by word.
+        first: indices of the first of them.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.first: dict[str, list[int]] = {}
+
+    def add(self, i: int, words: set[str]) -> None:
+        """Add what was noticed on image i."""
+        for word in words:
+            self.counts[word] = self.counts.get(word, 0) + 1
+            self.first[word] = sorted([*self.first.get(word, []), i])[:MAX_EXAMPLES]
+
+    def join(self, other: ConversionCounts) -> None:
+        """Add what was noticed on other images."""
+        for word, count in other.counts.items():
+            self.counts[word] = self.counts.get(word, 0) + count
+            self.first[word] = sorted([*self.first.get(word, []), *other.first[word]])[:MAX_EXAMPLES]
+
+    def sentences(self, name: Callable[[int], str], of: int, images: str = "images") -> list[str]:
+        """A sentence for each word, the commonest first."""
+        said = []
+        for word, count in sorted(self.counts.items(), key=lambda one: (-one[1], one[0])):
+            verb, _, rest = CONVERSIONS[word].partition(" ")
+            verb = {"have": "has", "are": "is"}[verb] if count == 1 else verb
+            said.append(
+                f"{count:,} of {of:,} {images} {verb} {rest} ({limit_examples(map(name, self.first[word]), count)})"
+            )
+        return said
+
+
+def limit_examples(examples: Iterable[str], of: int) -> str:
+    """Up to three names, and an ellipsis if there are more; bytes that are no UTF-8 are escaped for the terminal."""
+    names = [name.encode("utf-8", "backslashreplace").decode() for name in examples][:MAX_EXAMPLES]
+    return ", ".join([*names, *["..."] * (of > len(names))])

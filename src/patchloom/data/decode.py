@@ -1,0 +1,357 @@
+"""Decoding: one image file, or its bytes, into one tensor."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+import imagecodecs
+import numpy as np
+import tifffile
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from patchloom.data.conversions import is_collecting, record_conversion
+from patchloom.errors import PatchloomError, one_line
+
+# What decoders give, as images: depth, orientation, transparency.
+
+
+def channels_first(array: np.ndarray) -> Tensor:
+    """An array [h w] or [h w c] as a tensor [c h w]."""
+    # A view, not a copy: memory stays channels-last, for which torchvision's uint8 resize is fastest.
+    return torch.from_numpy(array if array.ndim == 3 else array[..., None]).permute(2, 0, 1)
+
+
+def refuse_bomb(height: int, width: int) -> None:
+    """Refuse an image that may be a decompression bomb."""
+    # PIL refuses at the same size; this serves the formats that do not pass through PIL.
+    if Image.MAX_IMAGE_PIXELS is not None and height * width > 2 * Image.MAX_IMAGE_PIXELS:
+        raise ValueError(f"{height} x {width} pixels could be a decompression bomb; cut it into smaller images")
+
+
+def from_array(array: np.ndarray) -> Tensor:
+    """An array [h w] or [h w c] of uint8, uint16 or floats in [0, 1] as a tensor [c h w]."""
+    if array.size == 0:
+        raise ValueError("it holds no pixels")
+    refuse_bomb(*array.shape[:2])
+    if array.dtype == np.uint8:
+        return channels_first(np.array(array))
+    if array.dtype.kind == "u" and array.dtype.itemsize == 2:  # of either byte order
+        record_conversion("deep")
+        return channels_first(array.astype(np.float32) / np.float32(65535))
+    if array.dtype.kind == "f":
+        low, high = float(array.min()), float(array.max())  # NaN anywhere makes both NaN, and so fails the comparison
+        if not (low >= 0 and high <= 1):
+            raise ValueError(f"its values run from {low:g} to {high:g}; scale floating-point images to [0, 1]")
+        return channels_first(array.astype(np.float32))
+    raise ValueError(f"values of type {array.dtype} are not supported; save them as uint8, uint16 or floats in [0, 1]")
+
+
+def over_white(array: np.ndarray, premultiplied: bool) -> np.ndarray:
+    """Composite [h w c+1] in [0, 1], alpha last, over white: [h w c]."""
+    colour, alpha = array[..., :-1], array[..., -1:]
+    return np.clip((colour if premultiplied else colour * alpha) + (1 - alpha), 0, 1)
+
+
+def apply_orientation(array: np.ndarray, orientation: int) -> np.ndarray:
+    """Undo an EXIF orientation (1 to 8) of an array [h w ...]."""
+    if orientation in (5, 6, 7, 8):
+        array = array.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        array = array[::-1]
+    if orientation in (2, 3, 6, 7):
+        array = array[:, ::-1]
+    # np.ascontiguousarray would leave negative strides, which torch refuses, to sides of one pixel
+    return array.copy() if orientation in range(2, 9) else array
+
+
+def record_alpha(alpha: np.ndarray, tiff: bool) -> None:
+    """Notice an alpha channel in [0, 1] that hides anything; and, in a TIFF, one that may be data."""
+    if (alpha < 1).any():
+        between = ((alpha > 0) & (alpha < 1)).mean()
+        record_conversion("doubtful alpha" if tiff and between > 0.5 else "alpha")
+
+
+# Which files are images, and which recordings, by the end of their names.
+
+
+_ALWAYS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".npy"})
+HEIF = frozenset({".heic", ".heif", ".hif"})
+DICOM = frozenset({".dcm", ".dicom"})
+SOUND = frozenset({".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3"})
+# the extra by which each is read, and the module that it installs
+_MODULES = {"heic": "pillow_heif", "dicom": "pydicom", "audio": "soundfile"}
+EXTRAS = dict.fromkeys(HEIF, "heic") | dict.fromkeys(DICOM, "dicom") | dict.fromkeys(SOUND, "audio")
+_READ = {suffix for suffix, extra in EXTRAS.items() if find_spec(_MODULES[extra]) is not None}
+
+SOUND_SUFFIXES = SOUND & _READ
+IMAGE_SUFFIXES = _ALWAYS | _READ - SOUND
+
+# not read, but somebody who put them into a folder of images or recordings may expect it: they are counted
+_PICTURES = """.avif .jxl .jp2 .j2k .jpx .jpf .jfif .jpe .apng .svg .psd .xcf .ico .tga .ppm .pgm .pbm .pnm .pfm .exr
+    .hdr .pcx .sgi .qoi .dds"""
+_RAW = ".raw .dng .cr2 .cr3 .nef .arw .orf .rw2 .raf .srw .pef"
+_SCIENCE = """.nii .mha .mhd .nrrd .svs .ndpi .mrxs .scn .bif .czi .lif .nd2 .vsi .oib .oir .ims .fits .fit
+    .h5 .hdf5 .npz"""
+_FILMS = ".mp4 .mov .m4v .avi .mkv .webm .mpg .mpeg .wmv .3gp .mts"
+_OTHER_SOUND = ".m4a .aac .wma .amr .aif .aiff .au .caf .sph .ape .wv"
+LOOK_ALIKES = frozenset(f"{_PICTURES} {_RAW} {_SCIENCE} {_FILMS} {_OTHER_SOUND}".split())
+
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # it logs broken files, which are reported by name here
+
+_ORIENTATION = 274  # the tag, in EXIF as in TIFF
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
+# the first bytes of formats that are read without PIL, or with more than PIL alone
+_BEGINNINGS = {
+    b"\xff\xd8\xff": ".jpg",
+    b"\x89PNG": ".png",
+    b"\x93NUMPY": ".npy",
+    b"II*\0": ".tif",
+    b"MM\0*": ".tif",
+    b"II+\0": ".tif",
+    b"MM\0+": ".tif",
+}
+
+
+# of Pillow's formats; it knows them by their content, whatever a file is called, and has other programs run some
+_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "MPO", "DIB", "HEIF", "AVIF", "JPEG2000", "PPM", "TGA", "ICO")
+
+
+class Unreadable(PatchloomError):
+    """An image that cannot be decoded; the message begins with its path."""
+
+
+def read_image(path: str | Path) -> Tensor:
+    """Decode an image file: JPEG, PNG, WebP, BMP, TIFF, the first frame of a GIF, or a ``.npy`` array [h w (c)].
+
+    HEIC and DICOM need their extras. The EXIF orientation is applied, and transparency is composited over white. A grey
+    image has 1 channel. Pages of a TIFF are channels where its metadata says so; otherwise the first page is the image.
+    `patchloom.data.conversions` tells which of this was done.
+
+    Returns:
+        [c h w], uint8 for 8-bit files, float32 in [0, 1] for deeper ones (16 bits are divided by 65535).
+    """
+    path = Path(path)
+    return _read(path, path.suffix.lower(), str(path))
+
+
+def decode_image(content: bytes, name: str) -> Tensor:
+    """Decode the bytes of an image file, whose format is recognised by its first bytes."""
+    suffix = next((suffix for begin, suffix in _BEGINNINGS.items() if content.startswith(begin)), "")
+    if content[4:8] == b"ftyp":  # a container of many formats: the next four letters say which
+        suffix = ".heic"
+    elif content[128:132] == b"DICM":
+        suffix = ".dcm"
+    return _read(BytesIO(content), suffix, name)
+
+
+def _read(source: Path | BytesIO, suffix: str, name: str) -> Tensor:
+    try:
+        with silence_decoders():
+            return _decoded(source, suffix)
+    except Exception as error:  # decoders raise nearly anything on broken bytes: OSError, SyntaxError, struct.error...
+        reason = one_line(error, str(source)).replace("image file it", "it")
+        raise Unreadable(f"{name} cannot be read as an image: {reason}") from error
+
+
+@contextmanager
+def silence_decoders() -> Iterator[None]:
+    """Suppress the warnings of decoders, which name no file; broken files are reported by name elsewhere."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def open_pillow(source: Path | BinaryIO) -> Image.Image:
+    """Open an image file by Pillow, if it is of a format that is only decoded: PostScript would be run."""
+    Image.init()
+    return Image.open(source, formats=[name for name in _FORMATS if name in Image.OPEN])
+
+
+def _decoded(source: Path | BytesIO, suffix: str) -> Tensor:
+    if isinstance(source, Path) and not stat.S_ISREG(os.stat(source).st_mode):  # reading a pipe could block for ever
+        raise ValueError("it is no file")
+    if suffix == ".npy":
+        array = np.load(source, mmap_mode="r" if isinstance(source, Path) else None, allow_pickle=False)
+        if array.ndim not in (2, 3):
+            raise ValueError(f"an array of {array.ndim} dimensions is no image; save it as [h w] or [h w c]")
+        return _bands(from_array(array))
+    if suffix in (".tif", ".tiff"):
+        return _read_tiff(source)
+    if suffix == ".png" and _is_16_bit_png(source):
+        return _read_deep_png(source)
+    if suffix in DICOM:
+        from patchloom.data.dicom import read_dicom  # an extra
+
+        return from_array(read_dicom(source))
+    if suffix in HEIF:
+        from pillow_heif import register_heif_opener  # an extra
+
+        register_heif_opener()
+    quick = _read_jpeg(source) if suffix in (".jpg", ".jpeg") else None
+    if quick is not None:
+        return quick
+    with open_pillow(source) as image:
+        return from_pil(image)
+
+
+def _opened(source: Path | BytesIO) -> AbstractContextManager[BinaryIO]:
+    """The bytes from their beginning. A buffer in memory is not closed, so that it can be read again."""
+    if isinstance(source, Path):
+        return source.open("rb")
+    source.seek(0)
+    return nullcontext(source)
+
+
+def from_pil(image: Image.Image) -> Tensor:
+    """An 8-bit PIL image as uint8 [c h w] with c 1 or 3, its orientation applied and composited over white."""
+    if is_collecting():
+        _notice_of(image)
+    ImageOps.exif_transpose(image, in_place=True)
+    if image.has_transparency_data:
+        grey = image.mode in ("L", "LA")
+        tiff, image = image.format == "TIFF", image.convert("RGBA")
+        if is_collecting():
+            record_alpha(np.asarray(image.getchannel("A")) / np.float32(255), tiff)
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("L" if grey else "RGB")
+    elif image.mode == "1":
+        image = image.convert("L")
+    elif image.mode not in ("L", "RGB"):
+        if image.mode == "F" or image.mode.startswith("I"):
+            raise ValueError(f"pixels of mode {image.mode} are not supported; save it as 8 or 16-bit PNG or TIFF")
+        image = image.convert("RGB")
+    return channels_first(np.array(image))
+
+
+def _notice_of(image: Image.Image) -> None:
+    """Notice what the head of an image says."""
+    if image.getexif().get(_ORIENTATION, 1) in range(2, 9):
+        record_conversion("turned")
+    if image.mode in ("P", "PA") and image.format != "GIF":
+        record_conversion("palette")
+    elif image.mode not in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBa", "P", "PA"):
+        record_conversion("colours")
+    if image.format not in ("TIFF", "MPO") and getattr(image, "is_animated", False):
+        record_conversion("frames")
+
+
+def to_channels(image: Tensor, channels: int) -> Tensor:
+    """Convert an image [c h w] to ``channels`` channels: grey is repeated, colour becomes its luma (ITU-R BT.601)."""
+    have = image.shape[0]
+    if have == channels:
+        return image
+    if have == 1 and channels == 3:
+        return image.expand(3, -1, -1)
+    if have == 3 and channels == 1:
+        luma = torch.einsum("chw,c->hw", image.float(), torch.tensor(_LUMA))[None]
+        return luma.round_().to(torch.uint8) if image.dtype == torch.uint8 else luma.clamp_(0, 1)
+    raise PatchloomError(
+        f"an image has {have} channels where {channels} are expected: only 1 and 3 can be turned into each other, "
+        f"so take the others out or train on images of {have} channels alone"
+    )
+
+
+def has_colours(image: Tensor) -> bool:
+    """Whether an image [c h w] is not grey."""
+    return len(image) == 3 and not (torch.equal(image[0], image[1]) and torch.equal(image[1], image[2]))
+
+
+def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
+    """A baseline grey or RGB JPEG, with the same pixels as PIL in 0.6 of its time; None: leave it to PIL."""
+    try:
+        with (
+            _opened(source) as file,
+            open_pillow(file) as image,
+        ):  # reads the header, and refuses decompression bombs
+            if image.format not in ("JPEG", "MPO") or image.mode not in ("L", "RGB"):
+                return None
+            if "progressive" in image.info:  # little to gain, and only PIL notices missing scans
+                return None
+            orientation, (width, height) = image.getexif().get(_ORIENTATION, 1), image.size
+            file.seek(0)
+            content = file.read()
+        if not content.endswith(b"\xff\xd9"):  # no end: this decoder would fill what is missing with grey
+            return None
+        array = imagecodecs.jpeg8_decode(content)
+    except Exception:  # PIL will fail too, and its message is the one to show
+        return None
+    if array.dtype != np.uint8 or array.shape[:2] != (height, width) or array.shape[2:] not in ((), (3,)):
+        return None
+    if orientation in range(2, 9):
+        record_conversion("turned")
+    return channels_first(apply_orientation(array, orientation))
+
+
+def _is_16_bit_png(source: Path | BytesIO) -> bool:
+    with _opened(source) as file:
+        head = file.read(25)
+    return head[:8] == b"\x89PNG\r\n\x1a\n" and head[12:16] == b"IHDR" and head[24:25] == b"\x10"
+
+
+def _read_deep_png(source: Path | BytesIO) -> Tensor:
+    # PIL would silently drop the low byte of 16-bit colour.
+    with _opened(source) as file, open_pillow(file) as image:  # reads the head alone, and refuses bombs
+        orientation = image.getexif().get(_ORIENTATION, 1)
+        file.seek(0)
+        content = file.read()
+    array = imagecodecs.png_decode(content).astype(np.float32) / np.float32(65535)
+    record_conversion("deep")
+    if orientation in range(2, 9):
+        record_conversion("turned")
+    if array.ndim == 3 and array.shape[2] in (2, 4):
+        record_alpha(array[..., -1], tiff=False)
+        array = over_white(array, premultiplied=False)
+    return channels_first(apply_orientation(array, orientation))
+
+
+def _read_tiff(source: Path | BytesIO) -> Tensor:
+    with tifffile.TiffFile(source) as tiff:
+        page, series = tiff.pages.first, tiff.series[0]
+        refuse_bomb(page.imagelength, page.imagewidth)
+        alpha = [int(kind) for kind in page.extrasamples][-1:] in ([1], [2])
+        plain = page.samplesperpixel - alpha in (1, 3) or page.photometric == tifffile.PHOTOMETRIC.SEPARATED
+        channel_pages = len(series.axes) == 3 and series.axes[0] in "CQ"
+        if is_collecting() and not channel_pages and len(series.pages) > 1:
+            record_conversion("pages")
+        inverted = page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and page.bitspersample > 1
+        if inverted:
+            record_conversion("inverted")
+        if page.bitspersample <= 8 and plain and not channel_pages:
+            # PIL knows palettes, CMYK and transparency. It gets an open file, since from a path it would map the pixels
+            # into memory and, as of Pillow 13, scramble those of a file whose orientation tag swaps its sides.
+            with _opened(source) as file, open_pillow(file) as image:
+                return from_pil(image)
+        array = series.asarray() if channel_pages else page.asarray()
+        if channel_pages or (page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and page.samplesperpixel > 1):
+            array = np.moveaxis(array, 0, -1)
+        if array.ndim not in (2, 3):
+            raise ValueError(f"axes {series.axes} are not an image; save it as [h w] or [h w c]")
+        if inverted and array.dtype.kind == "u":
+            array = np.iinfo(array.dtype).max - array
+        orientation = int(page.tags.valueof(_ORIENTATION, 1))
+        if orientation in range(2, 9):
+            record_conversion("turned")
+        decoded = from_array(apply_orientation(array, orientation))
+        if alpha and not channel_pages:
+            deep = decoded.is_floating_point()
+            unit = decoded.permute(1, 2, 0).numpy() / np.float32(1 if deep else 255)
+            record_alpha(unit[..., -1], tiff=True)
+            over = over_white(unit, premultiplied=int(page.extrasamples[-1]) == 1)
+            decoded = channels_first(over if deep else np.round(over * 255).astype(np.uint8))
+        return _bands(decoded)
+
+
+def _bands(image: Tensor) -> Tensor:
+    if len(image) == 4:
+        record_conversion("bands")
+    return image

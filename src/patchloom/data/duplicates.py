@@ -1,0 +1,167 @@
+"""Finding exact copies among images by a hash of their content, whatever their file names.
+
+An image's content is 16 bytes: a letter for what was hashed (`FILE_KIND`, `PIXEL_KIND`, `DRAWN_KIND`), and 15 bytes of
+its SHA-256. The bytes of files are hashed, which takes far less time than decoding them; so the same picture in another
+encoding is another content. Hashes of files are cached in ``cache_root()/contents`` under a digest of the state of the
+files, and may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import numpy as np
+
+from patchloom.data.decode import Unreadable
+from patchloom.data.source import CONTENT, Source, digest
+from patchloom.data.workers import in_threads
+from patchloom.display import StatusMessage
+from patchloom.errors import PatchloomError
+from patchloom.system.files import add_checksum, cache_root, strip_checksum, write_whole
+
+FILE_KIND, PIXEL_KIND, DRAWN_KIND = (
+    b"f",
+    b"p",
+    b"d",
+)  # the bytes of files, pixels in memory, and the numbers of drawn images
+
+_FORMAT = "contents 1"
+_EACH = 64  # files that a thread reads in a row
+_BLOCK = 2**20
+_PAUSE = 10  # seconds after which an unfinished pass is saved
+
+
+def contents_of(kind: bytes, parts: Iterable[Iterable[bytes | memoryview | np.ndarray]]) -> np.ndarray:
+    """Hash images: contents [n] of ``kind`` from each image's bytes, which come in pieces."""
+    digests = bytearray()
+    for pieces in parts:
+        total = hashlib.sha256()
+        for piece in pieces:
+            total.update(piece)
+        digests += kind + total.digest()[: CONTENT.itemsize - 1]
+    return np.frombuffer(bytes(digests), CONTENT)
+
+
+def contents_on_disc(
+    source: Source,
+    pieces_of: Callable[[int], Iterable[bytes]],
+    chosen: np.ndarray | None = None,
+) -> np.ndarray:
+    """The contents of a source's images [n], or of the ``chosen`` ones, for `Source.contents`.
+
+    All files are read once and their hashes cached until a file changes; with ``chosen``, only those are read, unless
+    all are cached already.
+    """
+    known = source._contents
+    if known is None:
+        stamp = _stamp(source)
+        place = None if stamp is None else cache_root() / "contents" / digest([_FORMAT, stamp])
+        known = None if place is None else _read(place)
+        known = known if known is not None and len(known) == len(source) else None
+    if known is None:
+        indices = np.arange(len(source)) if chosen is None else chosen
+        part = None if place is None or chosen is not None else place.with_suffix(".part")
+        known = _digested(source, pieces_of, indices, part)
+        if chosen is not None:
+            return known
+        if place is not None and _stamp(source) == stamp:  # otherwise files changed during the pass
+            with suppress(PatchloomError):  # a full or read-only disc only costs another pass
+                write_whole(place, add_checksum(known.tobytes()))
+        if part is not None:
+            with suppress(OSError):  # there is none, or it may not be removed
+                part.unlink()
+    source._contents = known
+    return known if chosen is None else known[chosen]
+
+
+def pieces_of_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The bytes of a file in pieces of 1 MiB, since a whole-slide image may be larger than the memory."""
+    if not os.path.isfile(path):  # to open a pipe would wait for whoever writes into it
+        raise FileNotFoundError(path)
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(_BLOCK):
+            yield piece
+
+
+def comparable(some: np.ndarray, others: np.ndarray) -> bool:
+    """Whether copies of images with ``some`` contents [n] would be found among ``others`` [m].
+
+    Hashes of files cannot be compared with hashes of pixels. Drawn images have no copies elsewhere.
+    """
+    kinds, others_kinds = ({*contents.view(np.uint8)[:: CONTENT.itemsize].tolist()} for contents in (some, others))
+    return all(a == b or DRAWN_KIND[0] in (a, b) for a in kinds for b in others_kinds)
+
+
+def copies_among(source: Source, contents: np.ndarray) -> int | None:
+    """How many images of ``source`` have one of ``contents`` [n]; None if the two cannot be compared."""
+    own = source.contents()
+    return None if own is None or not comparable(own, contents) else int(np.isin(own, contents).sum())
+
+
+def copies_sentence(test: Source, contents: np.ndarray) -> str:
+    """The sentence on test images whose contents are among those of training images, after a space; "" without any."""
+    copies = copies_among(test, contents)
+    if not copies:
+        return ""
+    return (
+        f" {copies:,} of {len(test):,} test images are exact copies of training images and could be known by heart: "
+        "scores say less about new images until they are taken out."
+    )
+
+
+def _digested(
+    source: Source,
+    pieces_of: Callable[[int], Iterable[bytes]],
+    indices: np.ndarray,
+    part: Path | None,
+) -> np.ndarray:
+    """The contents of the images ``indices``; an unfinished pass is saved to ``part`` and continued from there."""
+
+    def digested(block: np.ndarray) -> np.ndarray:
+        return np.concatenate([_content(source, pieces_of, i) for i in block.tolist()])
+
+    begun = None if part is None else _read(part)
+    found = [np.empty(0, CONTENT) if begun is None else begun]
+    saved = time.monotonic()
+    left = indices[len(found[0]) :]
+    blocks = np.array_split(left, -(-len(left) // _EACH)) if len(left) else []
+    waiting = StatusMessage(f"looking for exact copies among the files of {source.name}", len(indices))
+    waiting.advance(len(found[0]))
+    with waiting, closing(in_threads(digested, blocks)) as made:
+        for contents in made:
+            found.append(contents)
+            waiting.advance(len(contents))
+            if part is not None and time.monotonic() - saved > _PAUSE:
+                with suppress(PatchloomError):
+                    write_whole(part, add_checksum(np.concatenate(found).tobytes()))
+                saved = time.monotonic()
+    return np.concatenate(found)
+
+
+def _content(source: Source, pieces_of: Callable[[int], Iterable[bytes]], i: int) -> np.ndarray:
+    try:
+        return contents_of(FILE_KIND, [pieces_of(i)])
+    except (OSError, ValueError, Unreadable):  # ValueError: a path with a zero byte
+        name = f"{i} {source.describe(i)} cannot be read"
+        return contents_of(FILE_KIND, [[name.encode("utf-8", "surrogateescape")]])
+
+
+def _stamp(source: Source) -> str | None:
+    try:
+        return source.stamp()
+    except PatchloomError:  # a shard is gone, which costs its images, and nothing else
+        return None
+
+
+def _read(place: Path) -> np.ndarray | None:
+    """The contents in a cached file; None if there is none, or it is damaged."""
+    try:
+        content = strip_checksum(place.read_bytes())
+    except OSError:
+        return None
+    return None if content is None or len(content) % CONTENT.itemsize else np.frombuffer(content, CONTENT)

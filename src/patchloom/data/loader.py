@@ -1,0 +1,338 @@
+"""Batches as a function of the step alone, so that an interrupted run continues with the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from patchloom.audio.augment import CentreExcerpt
+from patchloom.audio.config import Sound
+from patchloom.audio.spectrogram import pictures
+from patchloom.data.augment import CentreCrop, ColorPlan, plan_colors, recolor
+from patchloom.data.decode import Unreadable, to_channels
+from patchloom.data.source import Source
+from patchloom.data.workers import in_workers
+from patchloom.errors import PatchloomError
+
+# Batches and their transfer to the device, which overlaps with its work on earlier ones.
+
+
+class Batch(NamedTuple):
+    """A batch of images.
+
+    Attributes:
+        views: each uint8 [b c h w], or float32 in [0, 1] if any image of the batch has more than 8 bits; of recordings
+            int16 [b 1 1 n].
+        indices: int64 [b], of the images in the source; always on the CPU.
+        unreadable: names of images that could not be read on the way.
+        colors: for each view the colour changes that `recolor` has still to apply, or None.
+        truths: of each image what its annotation became with its views; always on the CPU; () without annotations.
+        sound: how recordings become pictures, which they still are to become; None of images.
+    """
+
+    views: tuple[Tensor, ...]
+    indices: Tensor
+    unreadable: list[str]
+    colors: tuple[ColorPlan, ...] | None = None
+    truths: tuple[Any, ...] = ()
+    sound: Sound | None = None
+
+    def on(self, device: torch.device | str) -> Batch:
+        """The same with its views on a device; recordings become pictures, and changed colours float32 in [0, 1].
+
+        Pixels and samples are copied before the conversion, asynchronously.
+        """
+        views = tuple(view.to(device, non_blocking=True) for view in self.views)
+        if self.colors is not None:
+            views = tuple(recolor(view, plan.to(device)) for view, plan in zip(views, self.colors, strict=True))
+        if self.sound is not None:
+            views = tuple(pictures(view, self.sound) for view in views)
+        return self._replace(views=views, colors=None, sound=None)
+
+    def first(self, count: int) -> Batch:
+        """The first ``count`` images."""
+        if count == len(self.indices):
+            return self
+        colors = None if self.colors is None else tuple(plan.first(count) for plan in self.colors)
+        return self._replace(
+            views=tuple(view[:count] for view in self.views),
+            indices=self.indices[:count],
+            colors=colors,
+            truths=self.truths[:count],
+        )
+
+
+class Prefetcher(Iterator[Batch]):
+    """Batches on a device. Copies to a GPU run on a CUDA stream of their own, while it computes on earlier batches.
+
+    Args:
+        batches: on the CPU; in pinned memory if they go to a GPU.
+        device: where they go.
+    """
+
+    def __init__(self, batches: Iterator[Batch], device: torch.device | str) -> None:
+        self.batches, self.device = batches, torch.device(device)
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.coming: Batch | None = None
+
+    def send(self) -> None:
+        """Start copying the next batch, unless one is being copied. Call it when the device has work queued."""
+        if self.coming is None and (batch := next(self.batches, None)) is not None:
+            with torch.cuda.stream(self.stream):  # without a stream this does nothing
+                self.coming = batch.on(self.device)
+
+    def close(self) -> None:
+        """Drop the batches, which ends the processes that read."""
+        self.batches, self.coming = iter(()), None
+
+    def __next__(self) -> Batch:
+        self.send()
+        if self.coming is None:
+            raise StopIteration
+        batch, self.coming = self.coming, None
+        if self.stream is not None:
+            working = torch.cuda.current_stream(self.device)
+            working.wait_stream(self.stream)  # the stream waits, not the program
+            for view in batch.views:
+                view.record_stream(working)  # otherwise its memory could be reused while it is read
+        return batch
+
+
+_MAX_TRIES = 100
+
+Augment = Callable[[Tensor, np.random.Generator], tuple[Tensor, ...]]
+# the same for an image and what is known of it, such as its label map
+AnnotatedAugment = Callable[[Tensor, Any, np.random.Generator], tuple[tuple[Tensor, ...], Any]]
+
+
+def steps_per_epoch(n: int, batch_size: int, world: int = 1) -> int:
+    """Steps in one epoch over ``n`` images, with ``world`` processes of ``batch_size`` images each; at least 1.
+
+    An incomplete last batch is dropped. A set smaller than one batch makes one smaller batch; no batch ever repeats an
+    image.
+    """
+    return max(1, n // (batch_size * world))
+
+
+def steps_of(epochs: float, n: int, batch_size: int) -> int:
+    """Steps of a training of so many epochs, which need not be whole, over ``n`` images; at least 1."""
+    return max(1, round(epochs * steps_per_epoch(n, batch_size)))
+
+
+def training_batches(
+    source: Source,
+    augment: Augment | AnnotatedAugment,
+    batch_size: int,
+    seed: int,
+    first_step: int,
+    steps: int,
+    workers: int = 0,
+    channels: int = 3,
+    rank: int = 0,
+    world: int = 1,
+    device: torch.device | str | None = None,
+    prepare: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
+    truth: Callable[[int], Any] | None = None,
+) -> Iterator[Batch]:
+    """The batches of steps ``first_step`` ... ``steps`` - 1 of a run.
+
+    Every epoch is a new permutation of the images, and an image's augmentation is drawn from (seed, epoch, index). So a
+    step's batch depends on neither ``first_step`` nor ``workers``. An unreadable image is reported and replaced by one
+    from further along the permutation; where none is left that is not in the step already, this process's batch is
+    smaller.
+    """
+    if len(source) < world:
+        raise PatchloomError(
+            f"{source.name} holds {len(source)} images for {world} processes: use at most one per image"
+        )
+    batches = _TrainingBatches(source, augment, batch_size, seed, channels, rank, world, truth)
+    made = prepare(in_workers(batches, range(first_step, steps), workers, _on_gpu(device)))
+    return _arriving(made, device, source)
+
+
+def plain_batches(
+    source: Source,
+    size: tuple[int, int],
+    batch_size: int,
+    workers: int = 0,
+    channels: int = 3,
+    device: torch.device | str | None = None,
+    first: int = 0,
+    native: bool = False,
+) -> Iterator[Batch]:
+    """Every image once, in order, centre-cropped to ``size``. Unreadable images are left out; no batch is empty."""
+    batches = _PlainBatches(source, centre_of(source, size, native), batch_size, channels)
+    made = in_workers(batches, range(first, -(-len(source) // batch_size)), workers, _on_gpu(device))
+    return _arriving(_without_empty(made, source, may_be_none=first > 0), device, source)
+
+
+def centre_of(source: Source, size: tuple[int, int], native: bool = False) -> CentreCrop | CentreExcerpt:
+    """What cuts the middle out of an image, or out of a recording, whose picture has to be of ``size`` (h, w)."""
+    if source.sound is None:
+        return CentreCrop(size, native)
+    if source.sound.size != tuple(size):
+        h, w = source.sound.size
+        raise PatchloomError(
+            f"pictures of {source.name} are of {h}x{w}, and the encoder is for {size[0]}x{size[1]}: give the "
+            "--seconds, --rate and --bins of its own training"
+        )
+    return CentreExcerpt(source.sound)
+
+
+def _on_gpu(device: torch.device | str | None) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def _arriving(batches: Iterator[Batch], device: torch.device | str | None, source: Source) -> Iterator[Batch]:
+    # without a device the colours stay as they are, but nobody can use a recording before it is a picture
+    return batches if device is None and source.sound is None else Prefetcher(batches, device or "cpu")
+
+
+class _TrainingBatches(Dataset[Batch | PatchloomError]):
+    """Step -> Batch. One worker makes a whole batch, so that a replacement cannot be an image that it already has."""
+
+    def __init__(
+        self,
+        source: Source,
+        augment: Augment | AnnotatedAugment,
+        batch_size: int,
+        seed: int,
+        channels: int,
+        rank: int,
+        world: int,
+        truth: Callable[[int], Any] | None,
+    ) -> None:
+        self.source, self.augment, self.seed, self.channels, self.truth = source, augment, seed, channels, truth
+        self.rank, self.world = rank, world
+        self.batch_size = min(batch_size, len(source) // world)
+        self.steps = steps_per_epoch(len(source), batch_size, world)
+        self._order: tuple[int, np.ndarray] | None = None
+
+    def __getitem__(self, step: int) -> Batch | PatchloomError:
+        try:
+            return self._batch(*divmod(step, self.steps))
+        except PatchloomError as error:
+            # Returned, because a DataLoader puts a traceback into the message of what a worker raises.
+            return error
+
+    def _batch(self, epoch: int, step: int) -> Batch:
+        order, n = self._permutation(epoch), len(self.source)
+        start = (step * self.world + self.rank) * self.batch_size
+        end = (step + 1) * self.world * self.batch_size
+        mine = range(start, start + self.batch_size)
+        # Replacements lie after the global batch, every process with its own stride, so that none takes another's.
+        spare = range(end + self.rank, end + n - self.world * self.batch_size, self.world)
+        views, truths, draws, indices, unreadable, failed = [], [], [], [], [], 0
+        split = getattr(self.augment, "split", None)
+        for position in (*mine, *spare):
+            if len(indices) == self.batch_size:
+                break
+            index = int(order[position % n])
+            try:
+                image = _read(self.source, index, self.channels)
+                truth = None if self.truth is None else self.truth(index)
+            except Unreadable as error:
+                unreadable.append(self.source.describe(index))
+                failed += 1
+                if failed > _MAX_TRIES:
+                    raise PatchloomError(
+                        f"{failed} images of {self.source.name} in a row cannot be read; the last one: {error}"
+                    ) from error
+                continue
+            failed = 0
+            rng = np.random.default_rng((self.seed, epoch, index))
+            if self.truth is not None:
+                some, changed = cast(AnnotatedAugment, self.augment)(image, truth, rng)
+                views.append(some)
+                truths.append(changed)
+            elif split is None:
+                views.append(cast(Augment, self.augment)(image, rng))
+            else:
+                some, draw = split(image, rng)
+                views.append(some)
+                draws += [] if draw is None else [draw]
+            indices.append(index)
+        if not indices:
+            shared = self.world > 1
+            by, fewer = (f" by process {self.rank}", ", or use fewer processes") if shared else ("", "")
+            raise PatchloomError(
+                f"nothing in {self.source.name} could be read{by}, beginning with {unreadable[0]}: mend what "
+                f"patchloom check names{fewer}"
+            )
+        batch = _stack(views, indices, unreadable)._replace(truths=tuple(truths), sound=self.source.sound)
+        if not draws:
+            return batch
+        return batch._replace(colors=tuple(plan_colors(one, self.channels) for one in torch.stack(draws, dim=1)))
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if self._order is None or self._order[0] != epoch:
+            n = len(self.source)
+            # To numpy the seeds (s, e) and (s, e, 0) are the same; with n, no image shares the permutation's stream.
+            self._order = epoch, self.source.order(np.random.default_rng((self.seed, epoch, n)))
+        return self._order[1]
+
+
+class _PlainBatches(Dataset[Batch | PatchloomError]):
+    def __init__(self, source: Source, augment: CentreCrop | CentreExcerpt, batch_size: int, channels: int) -> None:
+        self.source, self.augment, self.batch_size, self.channels = source, augment, batch_size, channels
+
+    def __getitem__(self, step: int) -> Batch | PatchloomError:
+        views, indices, unreadable = [], [], []
+        for index in range(step * self.batch_size, min((step + 1) * self.batch_size, len(self.source))):
+            try:
+                image = _read(self.source, index, self.channels)
+            except Unreadable:
+                unreadable.append(self.source.describe(index))
+                continue
+            except PatchloomError as error:
+                return error
+            views.append(self.augment(image))
+            indices.append(index)
+        return _stack(views, indices, unreadable)._replace(sound=self.source.sound)
+
+
+def _read(source: Source, index: int, channels: int) -> Tensor:
+    image = source.read(index)
+    try:
+        return image if source.sound is not None else to_channels(image, channels)
+    except PatchloomError as error:
+        raise PatchloomError(f"{source.describe(index)}: {error}") from error
+
+
+def _stack(views: Sequence[tuple[Tensor, ...]], indices: list[int], unreadable: list[str]) -> Batch:
+    return Batch(
+        tuple(map(_stack_view, zip(*views, strict=True))), torch.tensor(indices, dtype=torch.int64), unreadable
+    )
+
+
+def _stack_view(images: Sequence[Tensor]) -> Tensor:
+    if any(image.is_floating_point() for image in images):
+        images = [image if image.is_floating_point() else image.float() / 255 for image in images]
+    if all(image.stride(0) == 1 for image in images):  # channels-last after resizing: the device reorders faster
+        return torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)
+    return torch.stack(tuple(images))
+
+
+def _without_empty(batches: Iterator[Batch], source: Source, may_be_none: bool = False) -> Iterator[Batch]:
+    """Drop empty batches; the names of their unreadable images go to a neighbouring batch."""
+    held: Batch | None = None
+    names: list[str] = []
+    for batch in batches:
+        if len(batch.indices) == 0:
+            names += batch.unreadable
+            continue
+        if held is not None:
+            yield held
+        held, names = batch._replace(unreadable=names + batch.unreadable), []
+    if held is None and may_be_none:
+        return
+    if held is None:
+        raise PatchloomError(
+            f"nothing in {source.name} could be read, beginning with {names[0] if names else 'no image'}"
+        )
+    yield held._replace(unreadable=held.unreadable + names)

@@ -1,0 +1,230 @@
+"""Read every image or recording of a source once: size, format, statistics, broken files and copies.
+
+About forty bytes are stored per image, so that a source of a million images needs little memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from patchloom.audio.decode import head_of
+from patchloom.data.conversions import ConversionCounts, collect_conversions
+from patchloom.data.decode import Unreadable, open_pillow, silence_decoders
+from patchloom.data.source import Source
+from patchloom.data.stats import Moments, Stats, sample_indices
+from patchloom.data.workers import in_workers
+from patchloom.display import StatusMessage
+from patchloom.errors import PatchloomError
+from patchloom.system.hardware import cores
+
+_EACH = 64  # images in a part, at most
+_SILENT = 2**15 // 1000  # largest distance of the samples of a silent recording from their middle
+_ROW = np.dtype(
+    [
+        ("index", np.int64),
+        ("height", np.int32),
+        ("width", np.int32),
+        ("channels", np.int32),
+        ("deep", np.bool_),
+        ("flat", np.bool_),
+        ("digest", "V16"),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What was found by reading the images of a source, or its recordings.
+
+    Attributes:
+        source: the images.
+        rows: one for each image that could be read, in the order of the source: its index, height, width and channels,
+            whether it is deep (more than 8 bits) and flat (of one colour), and the digest of its pixels. Of a recording
+            the width is its samples at the rate at which it is read, and it is flat if it is silent.
+        moments: of the pixels, by number of channels.
+        kinds: number of readable files by PIL's format and mode, such as "PNG RGB"; by suffix where PIL knows neither.
+        broken: index and reason of the images that could not be read.
+        noticed: what reading made of some of them, such as laying an alpha channel over white.
+        heads: number of readable files of sound by their kind, rate and channels.
+    """
+
+    source: Source
+    rows: np.ndarray
+    moments: dict[int, Moments]
+    kinds: dict[str, int]
+    broken: tuple[tuple[int, str], ...]
+    noticed: ConversionCounts
+    heads: dict[tuple[str, int, int], int] = field(default_factory=dict)
+
+    @property
+    def tried(self) -> int:
+        """Number of images tried: all of them, or a sample."""
+        return len(self.rows) + len(self.broken)
+
+    @cached_property
+    def copies(self) -> tuple[tuple[int, ...], ...]:
+        """Groups of images with the same size, depth and pixels, by index."""
+        _, group, count = np.unique(self.rows["digest"], return_inverse=True, return_counts=True)
+        places = np.flatnonzero(count[group] > 1)
+        order = places[np.argsort(group[places], kind="stable")]
+        ends = np.flatnonzero(np.diff(group[order])) + 1
+        groups = np.split(self.rows["index"][order], ends) if len(order) else []
+        return tuple(sorted(tuple(group.tolist()) for group in groups))
+
+    def name(self, i: int) -> str:
+        """Name of image i, with bytes that are no UTF-8 escaped for the terminal."""
+        return self.source.describe(i).encode("utf-8", "backslashreplace").decode()
+
+    @property
+    def repeated(self) -> int:
+        """Number of images that are copies of an earlier one."""
+        return sum(map(len, self.copies)) - len(self.copies)
+
+    @property
+    def flat(self) -> list[int]:
+        """Indices of the images in which all pixels are equal, or of the recordings that are silent."""
+        return self.rows["index"][self.rows["flat"]].tolist()
+
+    def shared_with(self, other: Survey) -> list[tuple[int, int]]:
+        """Images with the same pixels in another survey: pairs of an index here, and the first such index there."""
+        there, first = np.unique(other.rows["digest"], return_index=True)
+        mine = self.rows[np.isin(self.rows["digest"], there)]
+        place = first[np.searchsorted(there, mine["digest"])] if len(mine) else []
+        return list(zip(mine["index"].tolist(), other.rows["index"][place].tolist(), strict=True))
+
+    def smaller_than(self, height: float, width: float) -> int:
+        """How many images have fewer pixels in height or in width."""
+        return int(((self.rows["height"] < height) | (self.rows["width"] < width)).sum())
+
+    def examples(self) -> dict[int, str]:
+        """For each number of channels the name of the first image, and how many others there are."""
+        found = {}
+        for channels in sorted(self.moments):
+            those = self.rows["index"][self.rows["channels"] == channels]
+            others = f" and {len(those) - 1:,} more" if len(those) > 1 else ""
+            found[channels] = self.name(int(those[0])) + others
+        return found
+
+    def stats(self, channels: int) -> Stats:
+        """As `statistics_of`, but of all images that were read; grey counts for each of `channels`."""
+        moments = Moments(channels)
+        for part in self.moments.values():
+            moments.join(part)
+        height, width = (round(float(np.median(self.rows[side]))) for side in ("height", "width"))
+        names = [self.source.describe(i) for i, _ in self.broken]
+        return Stats(*moments.mean_and_std(), height, width, len(self.rows), names)
+
+
+def survey(source: Source, max_images: int | None = None, workers: int | None = None) -> Survey:
+    """Read and decode the images or recordings of a source, and record what they are like."""
+    n = len(source)
+    indices = range(n) if max_images is None or max_images >= n else sample_indices(n, max_images, seed=0)
+    if source.in_memory or len(indices) < _EACH:
+        workers = 0  # starting them would take longer
+    elif workers is None:
+        workers = cores()
+    made = _Parts(source, indices, max(1, min(_EACH, len(indices) // (4 * workers or 1))))
+    rows: list[np.ndarray] = []
+    moments: dict[int, Moments] = {}
+    kinds: Counter[str] = Counter()
+    heads: Counter[tuple[str, int, int]] = Counter()
+    broken: list[tuple[int, str]] = []
+    noticed = ConversionCounts()
+    with StatusMessage(f"reading the {source.noun} of {source.name}", len(indices)) as waiting:
+        for part in in_workers(made, range(len(made)), workers):
+            rows.append(part.rows)
+            noticed.join(part.noticed)
+            for channels, some in part.moments.items():
+                moments.setdefault(channels, Moments(channels)).join(some)
+            kinds.update(part.kinds)
+            heads.update(part.heads)
+            broken += [(i, sys.intern(reason)) for i, reason in part.broken]  # a thousand files have few reasons
+            waiting.advance(len(part.rows) + len(part.broken))
+    whole = np.concatenate([*rows, np.empty(0, _ROW)])
+    found = Survey(source, whole, moments, dict(kinds.most_common()), tuple(broken), noticed, dict(heads.most_common()))
+    if not len(found.rows):
+        first = f"{source.describe(broken[0][0])} {broken[0][1]}" if broken else "it is empty"
+        raise PatchloomError(f"nothing could be read in {source.name}: {first}")
+    return found
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What some consecutive images are like. No NamedTuple, into which a DataLoader would look to pin tensors."""
+
+    rows: np.ndarray
+    moments: dict[int, Moments]
+    kinds: dict[str, int]
+    heads: dict[tuple[str, int, int], int]
+    broken: list[tuple[int, str]]
+    noticed: ConversionCounts
+
+
+class _Parts(Dataset[_Part]):
+    """Number of a part -> `_Part`."""
+
+    def __init__(self, source: Source, indices: Sequence[int], each: int) -> None:
+        self.source, self.indices, self.each = source, indices, each
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.each)
+
+    def __getitem__(self, number: int) -> _Part:
+        rows: list[tuple[int | bool | bytes, ...]] = []
+        moments: dict[int, Moments] = {}
+        kinds: Counter[str] = Counter()
+        heads: Counter[tuple[str, int, int]] = Counter()
+        broken: list[tuple[int, str]] = []
+        noticed = ConversionCounts()
+        for i in self.indices[number * self.each : (number + 1) * self.each]:
+            try:
+                with collect_conversions() as words:
+                    image = self.source.read(i)
+            except Unreadable as error:
+                broken.append((i, re.split(" cannot be read as an? [a-z]+: ", str(error))[-1]))
+                continue
+            noticed.add(i, words)
+            rows.append(_row(i, image))
+            path = Path(self.source.describe(i))
+            in_a_file = path.is_file()  # and not something in a container
+            if self.source.sound is not None:
+                if in_a_file:
+                    heads[head_of(path)[:3]] += 1
+                continue
+            moments.setdefault(len(image), Moments(len(image))).add(image)
+            if in_a_file:
+                kinds[_kind(path)] += 1
+        return _Part(np.array(rows, _ROW), moments, dict(kinds), dict(heads), broken, noticed)
+
+
+def _row(i: int, image: Tensor) -> tuple[int | bool | bytes, ...]:
+    pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+    digest = hashlib.blake2b(f"{pixels.shape} {pixels.dtype}".encode(), digest_size=16)
+    digest.update(pixels)
+    c, h, w = image.shape
+    if image.dtype == torch.int16:
+        samples = pixels.astype(np.int32)  # a constant offset (DC) is no sound
+        return i, h, w, c, False, bool(samples.max() - samples.min() <= 2 * _SILENT), digest.digest()
+    flat = bool((pixels[0] == pixels[0, 0]).all() and (pixels == pixels[0, 0]).all())
+    return i, h, w, c, image.dtype != torch.uint8, flat, digest.digest()
+
+
+def _kind(path: Path) -> str:
+    """Format and mode from the file's header, such as "PNG RGB", or the suffix."""
+    try:
+        with silence_decoders(), open_pillow(path) as image:
+            return f"{image.format} {image.mode}"
+    except Exception:  # any exception means that PIL does not read this file
+        return path.suffix[1:].upper()

@@ -1,0 +1,216 @@
+"""What a source of images or recordings is: the interface that all of them implement, and the subset of one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+import numpy as np
+from torch import Tensor
+
+from patchloom.audio.config import Sound, item_noun
+from patchloom.errors import PatchloomError
+
+TEST_SPLITS = ("test", "val", "validation")  # names of a test split, in order of preference
+CONTENT = np.dtype("V16")  # the hash of an image's content
+
+
+class Source(ABC):
+    """A finite, ordered collection of images, or of recordings, which become images of their spectrum.
+
+    Attributes:
+        name: what the user typed.
+        classes: names of the classes, () without labels.
+        labels: int64 [n], -1 for images without a label, or None if no image has one.
+        no_labels: why there are none, where that is known.
+        to_label: what gives such images labels.
+        groups: int64 [n], equal for images that no split may part, such as frames of one video; None: any may be.
+        in_memory: reading an image decodes nothing.
+        sound: how its recordings become pictures; None: it holds images.
+    """
+
+    name: str
+    classes: tuple[str, ...] = ()
+    labels: np.ndarray | None = None
+    no_labels: str = ""
+    to_label: str = "put each class's images in a sub-folder of its own"
+    groups: np.ndarray | None = None
+    in_memory: bool = False
+    sound: Sound | None = None
+    _contents: np.ndarray | None = None  # of `contents_on_disc`
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, i: int) -> Tensor:
+        """Image i: uint8 [c h w], or float32 [c h w] in [0, 1]. Do not write into it.
+
+        Recording i: int16 [1 1 n], mono, at the rate of ``sound``, as long as it is.
+        """
+
+    @property
+    def noun(self) -> str:
+        """What its items are called: images or recordings."""
+        return item_noun(self.sound)
+
+    def heard_as(self, sound: Sound) -> Source:
+        """The same recordings, read and made into pictures as another `Sound` says."""
+        if self.sound is None:
+            raise PatchloomError(f"{self.name} holds images, which have no rate or length: give a folder of recordings")
+        heard = copy(self)
+        heard.sound = sound
+        return heard
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """16 hex digits that change when the content does."""
+
+    def stamp(self) -> str | None:
+        """16 hex digits that change whenever any pixel may have changed, for caches; None if changes cannot be noticed.
+
+        Stricter than `fingerprint`, which stays the same when a folder is moved, or copied with its modification times.
+        """
+        return self.fingerprint()
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
+        """A hash of each image, `CONTENT` [n], equal for exact copies and only for them."""
+        return None
+
+    def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
+        """The order of the images in one epoch: a random permutation, int64 [n]."""
+        return rng.permutation(len(self) if chosen is None else len(chosen))
+
+    def describe(self, i: int) -> str:
+        """Name of image i in messages: its path, or its number."""
+        return f"{self.name} #{i}"
+
+    def place(self, i: int) -> str | None:
+        """Path of image i within what was given, with forward slashes; None if it is no file and has no name."""
+        return None
+
+    def column(self, name: str) -> Sequence[str] | None:
+        """What a table of images says of each in the column ``name``, [n]; None if there is no such column."""
+        return None
+
+    def subset(self, indices: Sequence[int] | np.ndarray) -> Source:
+        """Only these images, in this order."""
+        return Subset(self, indices)
+
+
+class Subset(Source):
+    """Some images of another source, in the order of ``indices``. Labels keep their meaning."""
+
+    def __init__(self, source: Source, indices: Sequence[int] | np.ndarray) -> None:
+        self.source, self.indices = source, np.asarray(indices, dtype=np.int64)
+        self.name, self.classes, self.no_labels = source.name, source.classes, source.no_labels
+        self.to_label, self.in_memory, self.sound = source.to_label, source.in_memory, source.sound
+        self.labels = None if source.labels is None else source.labels[self.indices]
+        self.groups = None if source.groups is None else source.groups[self.indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, i: int) -> Tensor:
+        return self.source.read(int(self.indices[i]))
+
+    def heard_as(self, sound: Sound) -> Source:
+        heard = copy(self)  # with the groups that it has by now
+        heard.source, heard.sound = self.source.heard_as(sound), sound
+        return heard
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
+        return self.source.contents(self.indices if chosen is None else self.indices[chosen])
+
+    def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
+        return self.source.order(rng, self.indices if chosen is None else self.indices[chosen])
+
+    def describe(self, i: int) -> str:
+        return self.source.describe(int(self.indices[i]))
+
+    def place(self, i: int) -> str | None:
+        return self.source.place(int(self.indices[i]))
+
+    def column(self, name: str) -> Sequence[str] | None:
+        whole = self.source.column(name)
+        return None if whole is None else [whole[i] for i in self.indices.tolist()]
+
+    def fingerprint(self) -> str:
+        return digest(chain([self.source.fingerprint()], map(str, self.indices)))
+
+    def stamp(self) -> str | None:
+        whole = self.source.stamp()
+        return None if whole is None else digest(chain([whole], map(str, self.indices)))
+
+
+@dataclass(frozen=True)
+class Data:
+    """What `open_data` returns.
+
+    Attributes:
+        train: training images.
+        test: test images, if the data brings its own.
+        notes: a line for each thing that was left out or taken otherwise than its name says: how many, which, why.
+        others: splits that are neither trained on nor the test, such as val, by their names.
+    """
+
+    train: Source
+    test: Source | None
+    notes: tuple[str, ...] = ()
+    others: Mapping[str, Source] = field(default_factory=dict)
+
+    def heard_as(self, sound: Sound) -> Data:
+        """The same recordings by another `Sound`, as `Source.heard_as`."""
+        test = None if self.test is None else self.test.heard_as(sound)
+        others = {name: source.heard_as(sound) for name, source in self.others.items()}
+        return replace(self, train=self.train.heard_as(sound), test=test, others=others)
+
+
+def note_on_splits(train: str, test: str, left: Mapping[str, str], move: str) -> str:
+    """A sentence on a data set with splits that are neither trained on nor the test."""
+    places = " and ".join(f"{name} ({size})" for name, size in left.items())
+    are, them = ("is", "it") if len(left) == 1 else ("are", "them")
+    taken = f"{train} is trained on, {test} is the test, and" if test else f"{train} is trained on, and"
+    choice = f"choose between runs by {them}, or {move.format(them)} to train on {them}"
+    return f"{taken} {places} {are} {'neither' if test else 'not'}: {choice}"
+
+
+def in_classes(source: Source, classes: tuple[str, ...]) -> Source:
+    """Return the source with labels that are numbers in ``classes``; an image of any other class has none."""
+    found = copy(source)
+    if source.labels is not None:
+        number = {word: i for i, word in enumerate(classes)}
+        labels = np.array([*(number.get(word, -1) for word in source.classes), -1], np.int64)[source.labels]
+        found.labels, found.classes = (labels, classes) if classes else (None, ())
+    return found
+
+
+def digest(parts: Iterable[str]) -> str:
+    """16 hex digits of a sequence of strings."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part.encode("utf-8", "surrogateescape") + b"\0")
+    return total.hexdigest()[:16]
+
+
+def stamp_of_files(paths: Iterable[str | os.PathLike[str]]) -> str:
+    """16 hex digits that change when a file is written, replaced or touched, even if its modification time is set back.
+
+    The files are not read: inode, size, mtime and ctime are compared. Of a file's name only the suffix counts, by which
+    its format is recognised.
+    """
+    return digest(map(_state, paths))
+
+
+def _state(path: str | os.PathLike[str]) -> str:
+    try:
+        s = os.stat(path)
+        known = f"{s.st_ino}\t{s.st_size}\t{s.st_mtime_ns}\t{s.st_ctime_ns}"
+    except OSError:
+        known = "missing"
+    return f"{os.path.splitext(path)[1]}\t{known}"

@@ -1,0 +1,191 @@
+"""Several sources as one: folders, lists, names and shards, one behind the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from copy import copy
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from patchloom.audio.config import Sound
+from patchloom.data.source import Data, Source, digest
+from patchloom.errors import PatchloomError
+
+
+class ConcatSource(Source):
+    """Several sources, one behind the other. Classes of the same name are one class.
+
+    Args:
+        name: what the user typed.
+        sources: the parts.
+        classes: names of the classes, those of all parts among them; () without labels.
+    """
+
+    def __init__(self, name: str, sources: Sequence[Source], classes: tuple[str, ...] = ()) -> None:
+        self.name, self.sources, self.classes = name, tuple(sources), classes
+        self.ends = np.cumsum([len(source) for source in sources])
+        if classes and any(source.labels is not None for source in sources):
+            self.labels = np.concatenate([_labels(source, classes) for source in sources])
+        self.no_labels = next((source.no_labels for source in sources if source.no_labels), "")
+        self.to_label = sources[0].to_label if sources else self.to_label
+        self.sound = sources[0].sound if sources else None
+        if any(source.groups is not None for source in sources):
+            self.groups = _groups(sources)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def _at(self, i: int) -> tuple[Source, int]:
+        part = int(np.searchsorted(self.ends, i, side="right"))
+        return self.sources[part], int(i - (self.ends[part - 1] if part else 0))
+
+    def _in_each(self, chosen: np.ndarray | None) -> list[tuple[Source, np.ndarray | None, np.ndarray]]:
+        """For each part (it, the images of it among ``chosen``, their places in ``chosen``); None stands for all."""
+        starts = [0, *self.ends[:-1].tolist()]
+        if chosen is None:
+            return [(one, None, np.arange(a, a + len(one))) for one, a in zip(self.sources, starts, strict=True)]
+        part = np.searchsorted(self.ends, chosen, side="right")
+        places = [np.flatnonzero(part == number) for number in range(len(self.sources))]
+        return [(one, chosen[at] - a, at) for one, a, at in zip(self.sources, starts, places, strict=True)]
+
+    def read(self, i: int) -> Tensor:
+        source, inside = self._at(i)
+        return source.read(inside)
+
+    def heard_as(self, sound: Sound) -> Source:
+        heard = copy(self)  # with the groups that it has by now
+        heard.sources, heard.sound = tuple(source.heard_as(sound) for source in self.sources), sound
+        return heard
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
+        parts = [(source.contents(some), places) for source, some, places in self._in_each(chosen)]
+        found = [contents for contents, _ in parts if contents is not None]
+        if len(found) < len(parts):  # copies would be found in a part of the images only
+            return None
+        contents = np.concatenate(found)
+        ordered = np.empty_like(contents)
+        ordered[np.concatenate([places for _, places in parts])] = contents
+        return ordered
+
+    def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
+        """The parts' own orders, mixed at random: uniform where theirs are."""
+        parts = [places[source.order(rng, some)] for source, some, places in self._in_each(chosen)]
+        turn = rng.permutation(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
+        mixed = np.empty(len(turn), np.int64)
+        for number, part in enumerate(parts):
+            mixed[turn == number] = part
+        return mixed
+
+    def describe(self, i: int) -> str:
+        source, inside = self._at(i)
+        return source.describe(inside)
+
+    def place(self, i: int) -> str | None:
+        source, inside = self._at(i)
+        return source.place(inside)
+
+    def column(self, name: str) -> Sequence[str] | None:
+        each = [source.column(name) for source in self.sources]
+        found = [values for values in each if values is not None]
+        return None if len(found) < len(each) else [value for values in found for value in values]
+
+    def fingerprint(self) -> str:
+        return digest(["several", *self.classes, *(source.fingerprint() for source in self.sources)])
+
+    def stamp(self) -> str | None:
+        stamps = [source.stamp() for source in self.sources]
+        known = [stamp for stamp in stamps if stamp is not None]
+        return None if len(known) < len(stamps) else digest(["several", *known])
+
+
+def open_concat(names: Sequence[str | Path], name: str, open_one: Callable[[str | Path], Data]) -> Data:
+    """Open several sources as one: the training images of all, and the test images of those that bring some."""
+    _refuse_twice(names)
+    parts = [open_one(one) for one in names]
+    return concat_data(parts, name)
+
+
+def concat_data(parts: Sequence[Data], name: str) -> Data:
+    """Several sources that are open already as one, called ``name``."""
+    if len(parts) == 1:
+        return parts[0]
+    training = [part.train for part in parts]
+    kinds = {source.noun: source.name for source in training}
+    if len(kinds) > 1:
+        raise PatchloomError(
+            f"{kinds['recordings']} holds recordings and {kinds['images']} holds images: an encoder learns from one "
+            "kind, so name data of one kind"
+        )
+    classes = tuple(dict.fromkeys(word for source in training for word in source.classes))
+    notes = [note for part in parts for note in part.notes]
+    with_labels = [source for source in training if source.labels is not None]
+    if with_labels and len(with_labels) < len(training):
+        without = [source.name for source in training if source.labels is None]
+        notes.append(f"{_said(without)}: images without labels, beside others that have some")
+    tests = [part.test for part in parts if part.test is not None]
+    if tests and len(tests) < len(parts):
+        without = [part.train.name for part in parts if part.test is None]
+        notes.append(f"{_said(without)}: no test images; those of {_said([test.name for test in tests])} are the test")
+    test = ConcatSource(name, tests, classes) if tests else None
+    others: dict[str, list[Source]] = {}
+    for split, source in (each for part in parts for each in part.others.items()):
+        others.setdefault(split, []).append(source)
+    rest = {split: ConcatSource(name, sources, classes) for split, sources in others.items()}
+    return Data(ConcatSource(name, training, classes), test, tuple(notes), rest)
+
+
+def join_names(names: Sequence[str | Path]) -> str:
+    """What several sources are called together."""
+    return ",".join(map(os.fspath, names)) if len(names) <= 3 else f"{os.fspath(names[0])} and {len(names) - 1:,} more"
+
+
+def split_commas(name: str) -> list[str]:
+    """The parts of a text between commas that are in no braces: ``a,b-{0,1}`` has two."""
+    parts, depth = [""], 0
+    for letter in name:
+        depth += (letter == "{") - (letter == "}")
+        if letter == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in map(str.strip, parts) if part]
+
+
+def _said(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def _labels(source: Source, classes: tuple[str, ...]) -> np.ndarray:
+    if source.labels is None:
+        return np.full(len(source), -1, np.int64)
+    number = {word: i for i, word in enumerate(classes)}
+    # the last is for images without a label, which is -1
+    return np.array([*(number[word] for word in source.classes), -1], np.int64)[source.labels]
+
+
+def _groups(sources: Sequence[Source]) -> np.ndarray:
+    """Those of the sources, apart from each other; images of a source without any are groups of their own."""
+    found: list[np.ndarray] = []
+    start = 0
+    for source in sources:
+        groups = np.arange(len(source)) if source.groups is None else np.unique(source.groups, return_inverse=True)[1]
+        found.append(groups.astype(np.int64) + start)
+        start += len(source)
+    return np.concatenate(found)
+
+
+def _refuse_twice(names: Sequence[str | Path]) -> None:
+    there: dict[str, str] = {}
+    for name in map(os.fspath, names):
+        real = os.path.realpath(os.path.expanduser(name))
+        if real in there:
+            raise PatchloomError(f"{name} and {there[real]} are the same: give it once")
+        if os.path.exists(real):
+            there[real] = name
+    for real, name in there.items():
+        outer = next((there[str(one)] for one in Path(real).parents if str(one) in there), None)
+        if outer is not None:
+            raise PatchloomError(f"{name} lies within {outer}, so its images would count twice: leave it out")

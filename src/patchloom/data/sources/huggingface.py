@@ -1,0 +1,204 @@
+"""Hugging Face data sets: a folder of parquet or arrow files, or a name on the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from patchloom.audio.config import Sound
+from patchloom.audio.decode import decode_recording, read_recording, soundfile
+from patchloom.data.decode import Unreadable, decode_image, read_image
+from patchloom.data.duplicates import contents_on_disc, pieces_of_file
+from patchloom.data.source import TEST_SPLITS, Data, Source, digest, note_on_splits, stamp_of_files
+from patchloom.data.sources.files import Files
+from patchloom.data.sources.urls import error_line
+from patchloom.errors import PatchloomError, pip_install
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+_BEGIN = "hf:"
+_STORED = (".parquet", ".arrow")
+_SAVED = ("dataset_dict.json", "state.json")
+_CONFIGURED = ("README.md", ".huggingface.yaml")  # where the library looks for addresses of files
+
+
+class Hub(Source):
+    """The images of one split of a map-style data set, or, where it has none, its recordings.
+
+    Args:
+        name: what the user typed.
+        split: name of the split.
+        dataset: of the library datasets.
+        state: a digest of the files, or of the hub's version, from which the data set was made.
+    """
+
+    def __init__(self, name: str, split: str, dataset: Dataset, state: str) -> None:
+        from datasets import Audio, ClassLabel, Image
+
+        self.name, self.split, self.state = name, split, state
+        self.column, kind = _column(dataset, Image, "image"), Image
+        if self.column is None and (column := _column(dataset, Audio, "audio")) is not None:
+            soundfile()
+            self.column, kind, self.sound = column, Audio, Sound()
+        if self.column is None:
+            raise PatchloomError(
+                f"{name} has the columns {', '.join(dataset.column_names)}, and not one of images, or several that are "
+                "not called image: store them as datasets.Image(), and recordings as datasets.Audio()"
+            )
+        # undecoded, so that images are decoded, and refused, by the same code as from any other source
+        self.images = dataset.select_columns([self.column]).cast_column(self.column, kind(decode=False))
+        label = _column(dataset, ClassLabel, "label")
+        if label is not None:
+            self.classes = tuple(dataset.features[label].names)
+            numbers = dataset.data.column(label).to_pylist()
+            self.labels = np.array([-1 if number is None else number for number in numbers], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, i: int) -> Tensor:
+        stored = self.stored(i)
+        if self.sound is not None:
+            rate, name = self.sound.rate, self.describe(i)
+            return decode_recording(stored, name, rate) if isinstance(stored, bytes) else read_recording(stored, rate)
+        return decode_image(stored, self.describe(i)) if isinstance(stored, bytes) else read_image(stored)
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        return contents_on_disc(self, self._pieces, chosen)
+
+    def _pieces(self, i: int) -> Iterable[bytes]:
+        stored = self.stored(i)
+        return [stored] if isinstance(stored, bytes) else pieces_of_file(stored)
+
+    def stored(self, i: int) -> str | bytes:
+        """Path of image i, or the bytes of its file."""
+        return stored_file(self.images, self.column, i, self.describe(i))
+
+    def describe(self, i: int) -> str:
+        return f"{self.name} {self.split} #{i}"
+
+    def fingerprint(self) -> str:
+        """Of the state of the files (or the hub's version), the split and the labels."""
+        return digest(
+            [self.state, self.split, str(len(self)), str(None if self.labels is None else self.labels.tolist())]
+        )
+
+    def stamp(self) -> str | None:
+        inside = all(chunk.field("bytes").null_count == chunk.null_count for chunk in self.images.data.column(0).chunks)
+        files = [file["filename"] for file in self.images.cache_files]
+        rate = [] if self.sound is None else [str(self.sound.rate)]
+        return digest([stamp_of_files(files), *files, *rate]) if files and inside else None
+
+
+def stored_file(dataset: Dataset, column: str, i: int, name: str) -> str | bytes:
+    """Path of the file in row i of a column that is not decoded, or the bytes of its file."""
+    try:
+        image = dataset[i][column]
+    except Exception as error:  # pyarrow's own, on files that are damaged
+        raise Unreadable(f"{name} cannot be read: {error_line(error)}") from error
+    if image is None or image["bytes"] is None and image["path"] is None:
+        raise Unreadable(f"{name} has no image")
+    stored: str | bytes = image["path"] if image["bytes"] is None else image["bytes"]
+    return stored
+
+
+def is_hub(name: str) -> bool:
+    """Whether the user typed a Hugging Face data set: ``hf:...``, but not an address ``hf://...``."""
+    return name.startswith(_BEGIN) and not name.startswith(f"{_BEGIN}//")
+
+
+def hub_folder(name: str) -> bool:
+    """Whether this is a folder of this machine that holds data alone, and not a name on the hub.
+
+    With a card or a script beside the data, the library would fetch what that names, or run it.
+    """
+    folder = Path(_parts(name)[0]).expanduser()
+    return folder.is_dir() and not any(
+        (folder / one).exists() for one in (*_CONFIGURED, f"{folder.absolute().name}.py")
+    )
+
+
+def absolute_hub_name(name: str) -> str:
+    """The name with an absolute folder, if it names one."""
+    place, config = _parts(name)
+    here = str(Path(place).absolute()) if Path(place).exists() else place
+    return f"{_BEGIN}{here}{'@' if config else ''}{config or ''}"
+
+
+def open_hub(name: str) -> Data:
+    """Open ``hf:FOLDER`` (parquet or arrow files, or what ``save_to_disk`` wrote) or ``hf:NAME``, with ``@CONFIG``.
+
+    Training images are those of the split ``train``, or of the only split; test images those of ``test``, ``val`` or
+    ``validation``, the first that exists.
+    """
+    splits, state = splits_of(name)
+    first = "train" if "train" in splits else next(iter(splits))
+    if first != "train" and len(splits) > 1:
+        raise PatchloomError(f"{name} has the splits {', '.join(splits)}, and none is called train: rename one")
+
+    def source(split: str) -> Hub:
+        return Hub(name, split, splits[split], state(split))
+
+    train = source(first)
+    second = next((split for split in TEST_SPLITS if split in splits and split != first), None)
+    test = None if second is None else source(second)
+    if test is not None and test.classes != train.classes:
+        raise PatchloomError(f"{name} has other classes in {second} than in {first}: give both the same ClassLabel")
+    sizes = {split: f"{len(rows):,}" for split, rows in splits.items()}
+    taken = ["" if split is None else f"{split} ({sizes.pop(split)})" for split in (first, second)]
+    notes = (note_on_splits(*taken, sizes, "join {} with train by concatenate_datasets"),) if sizes else ()
+    # others of other columns are no reason to refuse what is trained on
+    alike = [split for split in sizes if splits[split].features == splits[first].features]
+    return Data(train, test, notes, {split: source(split) for split in alike})
+
+
+def splits_of(name: str) -> tuple[dict[str, Dataset], Callable[[str], str]]:
+    """The splits of a data set, named as by `open_hub`, and what gives the state of each for `Hub`."""
+    place, config = _parts(name)
+    try:
+        import datasets
+    except ImportError as error:
+        raise PatchloomError(f"{name} needs the library datasets: {pip_install('hf')}") from error
+    folder = Path(place).expanduser()
+    if not place:
+        raise PatchloomError(f"{name} names no data set: write hf:FOLDER, or hf:NAME as on the hub")
+    stored: list[str] = []
+    if folder.is_dir():
+        stored = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in _STORED)
+        if not stored:
+            raise PatchloomError(f"{name} holds no {' or '.join(_STORED)} files: give a folder of images without hf:")
+    try:
+        if stored and any((folder / mark).is_file() for mark in _SAVED):
+            found = datasets.load_from_disk(str(folder))
+        else:
+            found = datasets.load_dataset(str(folder) if stored else place, config)
+    except Exception as error:  # no network, no such name, a full disc, damaged files: each with its own exception
+        raise PatchloomError(f"{name} cannot be opened: {error_line(error)}") from error
+    splits = found if isinstance(found, dict) else {str(found.split or "train"): found}
+
+    def state(split: str) -> str:
+        versions = sorted({Path(file["filename"]).parent.name for file in splits[split].cache_files})
+        return Files(name, folder, stored).fingerprint() if stored else digest([place, str(config), *versions])
+
+    return dict(splits), state
+
+
+def _parts(name: str) -> tuple[str, str | None]:
+    """Folder or name, and configuration."""
+    place = name.removeprefix(_BEGIN)
+    if "@" not in place or Path(place).expanduser().is_dir():
+        return place, None
+    place, _, config = place.rpartition("@")
+    return place, config
+
+
+def _column(dataset: Dataset, kind: type, name: str) -> str | None:
+    """The only column of a type, or of several the one with this name."""
+    found = [column for column, feature in dataset.features.items() if isinstance(feature, kind)]
+    return found[0] if len(found) == 1 else name if name in found else None

@@ -1,0 +1,465 @@
+"""Images that a program gives as objects: arrays, tensors, PIL images, paths, or a torch Dataset.
+
+Their name leads nowhere (`object_name`): only who has the object can open them again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image, ImageOps
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
+from torch.utils.data import Subset as TorchSubset
+
+from patchloom.data.conversions import record_conversion
+from patchloom.data.decode import Unreadable, from_array, from_pil
+from patchloom.data.duplicates import PIXEL_KIND, contents_of, contents_on_disc, pieces_of_file
+from patchloom.data.source import TEST_SPLITS, Data, Source, digest, in_classes
+from patchloom.data.sources.files import Files
+from patchloom.data.sources.media_type import detect_sound
+from patchloom.errors import PatchloomError
+
+# One item of a list or Dataset that a program gives: its image, its label, and which axis of an array is which.
+
+
+KINDS = (
+    "give a folder, a list of paths, arrays or PIL images, an array [n h w c] or [n c h w], or a Dataset with a length"
+)
+ImageObject = np.ndarray | Tensor | Image.Image  # an image as programs have it
+_SAMPLED_ITEMS = 16  # items by which all are judged
+_LABEL_HINT = "give tuples of an image and its label, or dicts with the keys image and label"
+
+
+def image_of(item: Any) -> Any:
+    """The image of an item: the first of a tuple, the one called ``image`` in a dict, or the item itself."""
+    if isinstance(item, Mapping):
+        return item["image"] if "image" in item else next(iter(item.values()), None)
+    if isinstance(item, tuple | list):
+        return item[0] if item else None
+    return item
+
+
+def label_of(item: Any) -> int | str | None:
+    """The label of an item, a whole number or a word: the second of a tuple, the one called ``label`` in a dict."""
+    found = None
+    if isinstance(item, Mapping):
+        found = item.get("label")
+    elif isinstance(item, tuple | list) and len(item) > 1:
+        found = item[1]
+    if isinstance(found, Tensor | np.generic) and tuple(found.shape) == ():
+        found = found.item()
+    return found if isinstance(found, int | str) and not isinstance(found, bool) else None
+
+
+def encode_labels(labels: Sequence[int | str | None]) -> tuple[tuple[str, ...], np.ndarray | None]:
+    """Names of the classes, and the labels as their numbers, int64 [n], -1 for none. Words are sorted."""
+    known = {label for label in labels if label is not None}
+    if not known:
+        return (), None
+    words = sorted(label for label in known if isinstance(label, str))
+    if len(words) not in (0, len(known)):
+        raise PatchloomError(f"some labels are numbers and some are words, such as {words[0]}: write all in one way")
+    numbers = {label: i for i, label in enumerate(words)} if words else {i: i for i in known if i >= 0}
+    classes = tuple(words) if words else tuple(map(str, range(max(numbers, default=-1) + 1)))
+    return classes, np.array([numbers.get(label, -1) for label in labels], dtype=np.int64)
+
+
+def to_image_object(image: Any, name: str) -> ImageObject:
+    """An image in memory, as programs have it; ``name`` is for the error."""
+    if isinstance(image, Tensor):
+        return image.detach().cpu()
+    if isinstance(image, Image.Image):
+        try:
+            image.load()  # a file that is still open cannot be shared by processes that read
+        except Exception as error:  # decoders raise nearly anything
+            raise Unreadable(f"{name} cannot be read as an image: {error}") from error
+        return image
+    if isinstance(image, np.ndarray) and image.dtype.kind not in "OUS":
+        return image
+    raise PatchloomError(f"{name} is of type {type(image).__name__}, and no image: {KINDS}")
+
+
+def is_channels_first(images: Iterable[ImageObject], kind: str) -> bool:
+    """Whether arrays are [c h w], and not [h w c]: there are fewer channels than pixels on either side.
+
+    Args:
+        images: in memory; PIL's and arrays [h w] say nothing about it.
+        kind: what the program calls all of them, for the error.
+    """
+    shapes = dict.fromkeys(tuple(one.shape) for one in images if not isinstance(one, Image.Image))
+    for shape in shapes:
+        if len(shape) not in (2, 3):
+            raise PatchloomError(
+                f"an image of this {kind} is an array {format_shape(shape)}: give [h w], [h w c] or [c h w]"
+            )
+    fits = {(c, h, w): (c < min(h, w), w < min(c, h)) for c, h, w in (one for one in shapes if len(one) == 3)}
+    unclear = next((shape for shape, fit in fits.items() if not any(fit)), None)
+    if unclear:
+        raise PatchloomError(
+            f"an image of this {kind} is an array {format_shape(unclear)}, in which channels cannot be told from "
+            f"rows and "
+            "columns: give fewer channels than pixels on a side, or PIL images"
+        )
+    if len(set(fits.values())) > 1:
+        one, other = (next(shape for shape, fit in fits.items() if fit[0] is first) for first in (True, False))
+        raise PatchloomError(
+            f"this {kind} has images {format_shape(one)} with channels first and {format_shape(other)} with channels "
+            f"last: turn all "
+            "into one of them"
+        )
+    return any(first for first, _ in fits.values())
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    """A shape in messages."""
+    return f"[{' '.join(map(str, shape))}]"
+
+
+def to_image_tensor(image: Any, first: bool, name: str) -> Tensor:
+    """An image as a tensor [c h w], uint8, or float32 in [0, 1]."""
+    try:
+        picture = to_image_object(image, name)
+        if isinstance(picture, Image.Image):
+            deep = picture.mode == "F" or picture.mode.startswith("I;16")
+            if picture.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9):
+                record_conversion("turned")
+            upright = ImageOps.exif_transpose(picture)  # a copy: the program's own stays as it is
+            return from_array(np.asarray(upright)) if deep else from_pil(upright)
+        if isinstance(picture, Tensor):
+            picture = (picture.float() if picture.dtype == torch.bfloat16 else picture).numpy()
+        if picture.dtype == bool:
+            picture = picture.astype(np.uint8) * 255
+        return from_array(np.moveaxis(picture, 0, -1) if picture.ndim == 3 and first else picture)
+    except Unreadable:
+        raise
+    except (ValueError, PatchloomError) as error:
+        raise Unreadable(f"{name} cannot be read as an image: {error}") from error
+
+
+def fingerprint_images(source: Source, contents: np.ndarray) -> str:
+    """A fingerprint of images and their labels, from the contents of all images or of a sample."""
+    labels = [] if source.labels is None else source.labels.tolist()
+    return digest([str(len(source)), contents.tobytes().hex(), *source.classes, *map(str, labels)])
+
+
+def read_or_refuse(source: Source, i: int) -> Tensor:
+    """Image i, one of those that are looked at before all others."""
+    try:
+        return source.read(i)
+    except Unreadable as problem:
+        raise PatchloomError(str(problem)) from problem
+
+
+def pixels_of(source: Source, i: int) -> list[np.ndarray | bytes]:
+    """The pixels [h w c] of image i, to be hashed; what it is called if it cannot be read."""
+    try:
+        return [np.ascontiguousarray(source.read(i).permute(1, 2, 0).numpy())]
+    except Unreadable:
+        return [source.describe(i).encode()]
+
+
+def evenly_spaced(n: int, count: int) -> list[int]:
+    """Up to ``count`` of n indices, evenly spread."""
+    return np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(int)).tolist()
+
+
+# A torch Dataset, or another object that gives an image by its number.
+
+
+_LABELS = ("targets", "labels", "_labels")  # as torchvision calls them
+_SAMPLED = 64  # items whose pixels make the fingerprint
+_PAUSE = 10  # seconds between two lines of progress
+
+
+class DatasetSource(Source):
+    """The images of a torch Dataset, or of any object with ``__len__`` and ``__getitem__``.
+
+    Its labels are its attribute ``targets``, as torchvision has it. Where there is none, and items have labels, all
+    items are read once for them.
+
+    Args:
+        name: as `object_name` says it.
+        dataset: whose items are an image each, alone or with a label.
+    """
+
+    def __init__(self, name: str, dataset: Any) -> None:
+        self.name, self.dataset, self.kind = name, dataset, type(dataset).__name__
+        self.to_label = _LABEL_HINT
+        items: dict[int, Any] = {}
+        problem: Unreadable | None = None
+        for i in evenly_spaced(len(dataset), _SAMPLED_ITEMS):
+            try:
+                items[i] = self._item(i)
+            except Unreadable as error:  # it is skipped like a broken file, if there are others
+                problem = error
+        if not items:
+            raise PatchloomError(str(problem)) from problem
+        self.first = is_channels_first(
+            [to_image_object(image_of(one), self.describe(i)) for i, one in items.items()], self.kind
+        )
+        for i in items:
+            if not torch.equal(read_or_refuse(self, i), read_or_refuse(self, i)):
+                raise PatchloomError(
+                    f"{self.describe(i)} is another image whenever it is read, so a run could not be resumed: leave "
+                    "random transforms out of the dataset, since patchloom crops and flips by itself"
+                )
+        self.classes, self.labels = _labels_told(dataset) or ((), None)
+        if self.labels is None and any(label_of(item) is not None for item in items.values()):
+            self.classes, self.labels = encode_labels([*self._labels_read()])
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(self, i: int) -> Tensor:
+        return to_image_tensor(image_of(self._item(i)), self.first, self.describe(i))
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
+        """Hashes of the files where the dataset names them, as torchvision's do; else all items would be made."""
+        files = getattr(self.dataset, "samples", None)
+        if not (isinstance(files, list) and len(files) == len(self) and isinstance(image_of(files[0]), str)):
+            return None
+        return contents_on_disc(self, lambda i: pieces_of_file(image_of(files[i])), chosen)
+
+    def stamp(self) -> None:
+        """None: what becomes of an item between two readings cannot be noticed."""
+
+    def describe(self, i: int) -> str:
+        return f"{self.kind}[{i}]"
+
+    def fingerprint(self) -> str:
+        """Of a sample of the images, their number and the labels: for more, all of them would have to be made."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint_images(
+            self, contents_of(PIXEL_KIND, (pixels_of(self, i) for i in evenly_spaced(len(self), _SAMPLED)))
+        )
+
+    def _item(self, i: int) -> Any:
+        try:
+            return self.dataset[i]
+        except Exception as error:  # a dataset may raise anything
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise Unreadable(f"{self.describe(i)} cannot be read as an image: {reason}") from error
+
+    def _labels_read(self) -> Iterator[int | str | None]:
+        reported = time.monotonic()
+        for i in range(len(self)):
+            try:
+                yield label_of(self._item(i))
+            except Unreadable:  # which training reports
+                yield None
+            if time.monotonic() - reported > _PAUSE:
+                print(
+                    f"  {i + 1:,} of {len(self):,} items are read for their labels, which no targets tell", flush=True
+                )
+                reported = time.monotonic()
+
+
+def _labels_told(dataset: Any) -> tuple[tuple[str, ...], np.ndarray] | None:
+    """Names of the classes and labels [n] that a dataset tells without making items; None if it does not."""
+    if isinstance(dataset, TorchSubset):
+        classes, labels = _labels_told(dataset.dataset) or ((), None)
+        return None if labels is None else (classes, labels[np.asarray(dataset.indices, dtype=np.int64)])
+    if isinstance(dataset, ConcatDataset):
+        parts = [_labels_told(one) for one in dataset.datasets]
+        if None in parts or len({classes for classes, _ in parts}) > 1:
+            return None
+        return parts[0][0], np.concatenate([labels for _, labels in parts])
+    for attribute in _LABELS:
+        found = getattr(dataset, attribute, None)
+        if isinstance(found, list | tuple | np.ndarray | Tensor) and len(found) == len(dataset):
+            labels = np.asarray(found)
+            if labels.ndim == 1 and labels.dtype.kind in "iu":
+                names, count = getattr(dataset, "classes", ()), int(labels.max()) + 1
+                classes = names if isinstance(names, list | tuple) and len(names) >= count else range(count)
+                return tuple(map(str, classes)), labels.astype(np.int64)
+    return None
+
+
+# what verbs take for images in Python: a name or a path, or objects
+DataLike = (
+    str | os.PathLike[str] | Source | Data | Dataset[Any] | np.ndarray | Tensor | Sequence[Any] | Mapping[str, Any]
+)
+
+_GIVEN = re.compile(r"[\d,]+ images? given in Python")
+
+
+def is_object(data: DataLike) -> bool:
+    """Whether images are given as an object, and not by names or paths."""
+    if isinstance(data, list | tuple) and data:
+        return not all(isinstance(one, str | os.PathLike) for one in data)
+    return not isinstance(data, str | os.PathLike)
+
+
+def object_name(data: DataLike) -> str:
+    """What images that are given as an object are called, in a run's settings, too."""
+    if isinstance(data, Data):
+        data = data.train
+    elif isinstance(data, Mapping):
+        data = _split(data, ("train",))
+    n = len(_sized(data))
+    return f"{n:,} image{'s' * (n != 1)} given in Python"
+
+
+def is_object_name(name: Any) -> bool:
+    """Whether this, of whatever a run's settings call its images, is a `object_name`."""
+    return isinstance(name, str) and _GIVEN.fullmatch(name) is not None
+
+
+def open_objects(data: DataLike) -> Data:
+    """Open images that are given as an object.
+
+    Args:
+        data: arrays or tensors [h w], [h w c] or [c h w] in a list, or all in one array with n in front; PIL images;
+            paths; a Dataset; or a dict of the splits train, test and val. Each item may also be a tuple of an image
+            and a label, or a dict with the keys image and label.
+    """
+    if isinstance(data, Data):
+        return data
+    name = object_name(data)
+    if not isinstance(data, Mapping):
+        return Data(_source(data, name), None)
+    train = _source(_split(data, ("train",)), name)
+    tests = {split: _source(data[split], f"{name} ({split})") for split in TEST_SPLITS if split in data}
+    second = next(iter(tests), None)
+    test = None if second is None else _as_named(tests.pop(second), train)
+    return Data(train, test, (), {split: in_classes(source, train.classes) for split, source in tests.items()})
+
+
+def _split(data: Mapping[str, Any], names: Iterable[str]) -> Any:
+    for name in names:
+        if name in data:
+            return data[name]
+    raise PatchloomError("a dict of images has the key train, and may have the key test: name its splits so")
+
+
+def _as_named(test: Source, train: Source) -> Source:
+    """Test images whose labels mean what those of the training images do."""
+    if test.labels is None or not train.classes:
+        return test
+    strange = [
+        test.classes[i] for i in np.unique(test.labels[test.labels >= 0]) if test.classes[i] not in train.classes
+    ]
+    if strange:
+        raise PatchloomError(f"the test images have the class {strange[0]}, which those of train lack: take it out")
+    return in_classes(test, train.classes)
+
+
+def _sized(data: Any) -> Any:
+    """The object, if its images can be counted, and taken in any order."""
+    kind = type(data).__name__
+    if isinstance(data, DataLoader):
+        raise PatchloomError(f"a {kind} gives batches in an order of its own: give its dataset, as loader.dataset")
+    if isinstance(data, IterableDataset | Iterator):
+        raise PatchloomError(
+            f"the images of a {kind} come in one order, and a run has to read any of them at any time: give a list, or "
+            "a Dataset with __len__ and __getitem__"
+        )
+    if isinstance(data, Image.Image):
+        raise PatchloomError("that is a single image: give a list of images")
+    if isinstance(data, bytes | bytearray) or not (isinstance(data, Sized | Source) and hasattr(data, "__getitem__")):
+        if not isinstance(data, Source):
+            raise PatchloomError(f"an object of type {kind} is no set of images: {KINDS}")
+    try:
+        len(data)
+    except (TypeError, NotImplementedError) as problem:  # an array without dimensions, and torch's own Dataset
+        raise PatchloomError(f"this {kind} does not tell its length: {KINDS}") from problem
+    return data
+
+
+def _source(data: Any, name: str) -> Source:
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, np.ndarray) and data.dtype.kind in "UO":  # paths, or arrays of several sizes
+        data = data.tolist()
+    if not len(_sized(data)):
+        raise PatchloomError("the list of images is empty: put images into it")
+    kind = type(data).__name__
+    if isinstance(data, np.ndarray | Tensor):
+        return InMemorySource(name, _rows(data), kind)
+    if not isinstance(data, list | tuple):
+        return DatasetSource(name, data)
+    paths = [isinstance(image_of(item), str | os.PathLike) for item in data]
+    if all(paths):
+        return _files(data, name)
+    if any(paths):
+        path, other = paths.index(True), paths.index(False)
+        raise PatchloomError(f"{kind}[{path}] is a path and {kind}[{other}] is none: give paths alone, or images alone")
+    return InMemorySource(name, data, kind)
+
+
+def _rows(array: np.ndarray | Tensor) -> np.ndarray | Tensor:
+    """An array of images, n in front."""
+    shape = tuple(array.shape)
+    if len(shape) == 3 and min(shape[0], shape[-1]) <= 4:
+        raise PatchloomError(
+            f"an array {format_shape(shape)} looks like one image: give [n h w c] or [n c h w], n images"
+        )
+    if len(shape) not in (3, 4):
+        raise PatchloomError(
+            f"an array {format_shape(shape)} is no set of images: give [n h w], [n h w c] or [n c h w]"
+        )
+    return array
+
+
+def _files(data: Sequence[Any], name: str) -> Files:
+    paths = [os.path.abspath(os.path.expanduser(image_of(item))) for item in data]
+    if folder := next((path for path in paths if os.path.isdir(path)), None):
+        raise PatchloomError(f"{folder} is a folder among image files: give folders alone, or files alone")
+    if not any(map(os.path.isfile, paths)):
+        raise PatchloomError(f"none of the {len(paths):,} files of the list exists: the first is {paths[0]}")
+    labels = encode_labels([label_of(item) for item in data])
+    return Files(name, Path(os.sep), paths, *labels, sound=detect_sound(paths, name))
+
+
+class InMemorySource(Source):
+    """Images in memory.
+
+    Args:
+        name: as `object_name` says it.
+        items: an array with n in front, or a list of images, each alone or with a label.
+        kind: what the program calls it, for messages.
+    """
+
+    in_memory = True
+
+    def __init__(self, name: str, items: Sequence[Any] | np.ndarray | Tensor, kind: str) -> None:
+        self.name, self.kind, self.to_label = name, kind, _LABEL_HINT
+        self.images: Any
+        if isinstance(items, np.ndarray | Tensor):
+            self.images = items.detach().cpu() if isinstance(items, Tensor) else items
+        else:
+            self.images = [to_image_object(image_of(item), self.describe(i)) for i, item in enumerate(items)]
+            self.classes, self.labels = encode_labels([label_of(item) for item in items])
+        self.first = is_channels_first(self.images if isinstance(self.images, list) else self.images[:1], kind)
+        for i in evenly_spaced(len(self), _SAMPLED_ITEMS):  # what is wrong with all of them is said at once
+            read_or_refuse(self, i)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, i: int) -> Tensor:
+        return to_image_tensor(self.images[i], self.first, self.describe(i))
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        if self._contents is None:
+            self._contents = contents_of(PIXEL_KIND, (pixels_of(self, i) for i in range(len(self))))
+        return self._contents if chosen is None else self._contents[chosen]
+
+    def describe(self, i: int) -> str:
+        return f"{self.kind}[{i}]"
+
+    def fingerprint(self) -> str:
+        """Of the pixels and labels, in whatever kind of array they are."""
+        return fingerprint_images(self, self.contents())

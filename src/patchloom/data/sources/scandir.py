@@ -1,0 +1,186 @@
+"""The files of a folder at any depth."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from patchloom.data.conversions import MAX_EXAMPLES, limit_examples
+from patchloom.data.decode import EXTRAS, IMAGE_SUFFIXES, LOOK_ALIKES, SOUND_SUFFIXES
+from patchloom.data.sources.files import PackedStrings
+from patchloom.errors import PatchloomError, pip_install
+
+_RUNS = ("requested.yaml", "config.yaml"), ("compare.yaml", "comparison.csv")  # files of a run, of a comparison
+
+
+@dataclass(frozen=True)
+class UnreadFiles:
+    """The files of one suffix that are not read.
+
+    Attributes:
+        count: of the files.
+        examples: paths of the first of them.
+    """
+
+    count: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What lies in a folder. All paths are relative to it, with forward slashes.
+
+    Attributes:
+        paths: of the images, sorted.
+        folders: all of them, the folder itself, "", among them.
+        others: files that are not read, by suffix ("" without one).
+        recordings: their paths, sorted.
+    """
+
+    paths: PackedStrings
+    folders: tuple[str, ...]
+    others: Mapping[str, UnreadFiles]
+    recordings: PackedStrings
+
+
+def list_files(root: Path) -> Listing:
+    """List a folder. Hidden files are skipped, and a folder that links reach twice is read once."""
+    found = _Found()
+    folders: list[str] = []
+    seen: set[str] = set()
+    start = len(os.path.join(root, ""))
+    for folder, subfolders, files in os.walk(root, followlinks=True):
+        inside = os.path.join(folder, "")[start:].replace(os.sep, "/")
+        folders.append(inside.rstrip("/"))
+        real = os.path.realpath(folder)
+        if real in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
+        subfolders[:] = sorted(sub for sub in subfolders if not sub.startswith("."))
+        for file in sorted(files):
+            if not file.startswith("."):
+                found.add(inside + file)
+    return found.listing(folders)
+
+
+def list_names(names: Iterable[str]) -> Listing:
+    """The listing of some files in one folder, by their names alone."""
+    found = _Found()
+    for name in sorted(names):
+        found.add(name)
+    return found.listing([""])
+
+
+class _Found:
+    """Parts files by what they are. Of those that are not read it counts each suffix, and keeps the first."""
+
+    def __init__(self) -> None:
+        self._images: list[str] = []
+        self._recordings: list[str] = []
+        self._counts: dict[str, int] = {}
+        self._examples: dict[str, list[str]] = {}
+
+    def add(self, path: str) -> None:
+        suffix = os.path.splitext(path)[1].lower()
+        if suffix in IMAGE_SUFFIXES:
+            self._images.append(path)
+        elif suffix in SOUND_SUFFIXES:
+            self._recordings.append(path)
+        else:
+            self._counts[suffix] = self._counts.get(suffix, 0) + 1
+            some = self._examples.setdefault(suffix, [])
+            if len(some) < MAX_EXAMPLES:
+                some.append(path)
+
+    def listing(self, folders: Sequence[str]) -> Listing:
+        others = {suffix: UnreadFiles(count, tuple(self._examples[suffix])) for suffix, count in self._counts.items()}
+        images, recordings = PackedStrings(sorted(self._images)), PackedStrings(sorted(self._recordings))
+        return Listing(images, tuple(folders), others, recordings)
+
+
+def images_in(root: Path, name: str) -> PackedStrings:
+    """Sorted paths of the images under a folder, as `list_files` finds them."""
+    return some_images(list_files(root), name).paths
+
+
+def some_images(listed: Listing, name: str) -> Listing:
+    """The same listing, if there are images in it."""
+    if len(listed.paths):
+        return listed
+    if len(listed.recordings):
+        raise PatchloomError(f"{name} holds {len(listed.recordings):,} recordings and no images: name others")
+    if not listed.others:
+        raise PatchloomError(f"{name} is an empty folder: put images into it, at any depth")
+    common = sorted(listed.others, key=lambda suffix: (-listed.others[suffix].count, not suffix, suffix))[:5]
+    types = ", ".join(map(_with_remedy, common))
+    raise PatchloomError(f"{name} holds no images, only files of other types ({types}): {endings()}")
+
+
+def without_runs(root: Path, listed: Listing, where: str = "") -> tuple[Listing, list[str]]:
+    """Leave out the files of runs and comparisons: their pictures are no data."""
+    if ".yaml" not in listed.others:
+        return listed, []
+    found: list[str] = []
+    for folder in sorted(folder for folder in listed.folders if folder or where):
+        inside = any(f"{folder}/".startswith(f"{run}/" if run else "") for run in found)
+        if not inside and any(all((root / folder / file).is_file() for file in files) for files in _RUNS):
+            found.append(folder)
+    if not found:
+        return listed, []
+
+    def kept(paths: PackedStrings) -> PackedStrings:
+        those = np.ones(len(paths), bool)
+        for run in found:
+            there = paths.under(f"{run}/") if run else range(len(paths))
+            those[there.start : there.stop] = False
+        return paths.where(those)
+
+    paths, recordings = kept(listed.paths), kept(listed.recordings)
+    folders = tuple(
+        folder for folder in listed.folders if not any(f"{folder}/".startswith(f"{run}/") or not run for run in found)
+    )
+    count = len(listed.paths) + len(listed.recordings) - len(paths) - len(recordings)
+    names = limit_examples((f"{where}{run}".rstrip("/") for run in found), len(found))
+    notes = [f"{count_files_were(count)} left out: they lie in the folder of a run ({names})"] if count else []
+    return replace(listed, paths=paths, folders=folders, recordings=recordings), notes
+
+
+def note_on_others(listings: Mapping[str, Listing]) -> list[str]:
+    """A sentence on the files that look like images and are not read; none if there are no such files."""
+    counts: dict[str, int] = {}
+    examples: list[str] = []
+    for before, listed in listings.items():
+        for suffix, some in listed.others.items():
+            if suffix in LOOK_ALIKES or suffix in EXTRAS:
+                counts[suffix] = counts.get(suffix, 0) + some.count
+                examples += [before + path for path in some.examples]
+    if not counts:
+        return []
+    total = sum(counts.values())
+    by_suffix = (
+        f"{counts[suffix]:,} {_with_remedy(suffix)}" for suffix in sorted(counts, key=lambda s: (-counts[s], s))
+    )
+    listed, names = ", ".join(by_suffix), limit_examples(sorted(examples), 0)
+    such = "such as " if total > MAX_EXAMPLES else ""
+    return [f"{count_files_were(total)} left out, in formats that are not read: {listed} ({such}{names})"]
+
+
+def endings() -> str:
+    """How the names of files that are read end."""
+    sound = f", and recordings in {', '.join(sorted(SOUND_SUFFIXES))}" if SOUND_SUFFIXES else ""
+    return f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}{sound}"
+
+
+def count_files_were(count: int) -> str:
+    """As "12 files were"."""
+    return "1 file was" if count == 1 else f"{count:,} files were"
+
+
+def _with_remedy(suffix: str) -> str:
+    extra = EXTRAS.get(suffix)
+    return (suffix or "no suffix") if extra is None else f"{suffix} ({pip_install(extra)} to read them)"

@@ -1,0 +1,358 @@
+"""Synthetic images, drawn from a seed: one of ten shapes on a textured background with clutter."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchloom.audio.config import Sound
+from patchloom.data.duplicates import DRAWN_KIND, contents_of
+from patchloom.data.source import Source, digest
+from patchloom.errors import PatchloomError
+
+SHAPES = ("disc", "ring", "triangle", "square", "hexagon", "star", "cross", "outlined triangle", "half disc", "arc")
+
+_BLOCK = 64  # images drawn at once: few calls of numpy, and small enough for the processor's cache
+_BITS, _LINES, _WAVES = 4, 1, 3
+_COLOURS, _CONTRAST = 24, 0.6  # candidates for a shape's colour, and its wanted distance from the background's, in RGB
+_BIT = 0.04  # largest half side of a rectangle of clutter, as a share of the image
+_NOISE = 0.04  # width of the uniform noise on every pixel
+_CYCLES, _SPREAD = (8, 20), 0.1  # of the background's waves: cycles across the image, and distance of their colours
+_RADIUS = (0.2, 0.36)  # range of a shape's radius, as a share of the image
+_SHAPE_STREAM = 0x5A9E  # separates these random streams from those of the loader for the same seed
+
+
+class Annotation(NamedTuple):
+    """Ground truth of a drawn image.
+
+    Attributes:
+        label: index into `SHAPES`.
+        box: x0 y0 x1 y1 in pixels, x1 and y1 exclusive.
+        mask: bool [h w].
+    """
+
+    label: int
+    box: tuple[int, int, int, int]
+    mask: np.ndarray
+
+
+class Shapes(Source):
+    """Images uint8 [3 size size]; image i depends only on (seed, first + i, size).
+
+    Ten consecutive images, from a multiple of ten, hold each class once. Images are drawn on first use and then stay in
+    memory.
+
+    Args:
+        count: number of images.
+        seed: of an endless sequence of images.
+        size: height and width in pixels.
+        first: index of the first image in that sequence.
+        name: what the user typed.
+    """
+
+    classes = SHAPES
+    in_memory = True
+
+    def __init__(self, count: int, seed: int = 0, size: int = 64, first: int = 0, name: str = "shapes") -> None:
+        if count < 1:
+            raise PatchloomError(f"shapes:{count} asks for no images: ask for at least 1, as in shapes:5000")
+        if size < 16:
+            raise PatchloomError(f"shapes of {size} pixels cannot be told apart: ask for a size of at least 16")
+        self.count, self.seed, self.size, self.first, self.name = count, seed, size, first, name
+        numbers = np.arange(first, first + count)
+        orders = {ten: _rng(_SHAPE_STREAM, seed, 1, ten).permutation(10) for ten in np.unique(numbers // 10)}
+        self.labels = np.array([orders[i // 10][i % 10] for i in numbers], dtype=np.int64)
+        self._blocks: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, i: int) -> Tensor:
+        block, place = divmod(range(self.count)[i], _BLOCK)
+        if block not in self._blocks:
+            scenes = [self._scene(j) for j in range(block * _BLOCK, min((block + 1) * _BLOCK, self.count))]
+            self._blocks[block] = torch.from_numpy(_draw(scenes, self.size))
+        return self._blocks[block][place].permute(2, 0, 1)
+
+    def annotation(self, i: int) -> Annotation:
+        """Class, box and mask of image i; the mask has the pixels that the shape covers by half or more."""
+        scene = self._scene(range(self.count)[i])
+        mask = _distance([scene], self.size)[0] <= 0
+        ys, xs = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+        return Annotation(scene.label, (int(xs[0]), int(ys[0]), int(xs[-1]) + 1, int(ys[-1]) + 1), mask)
+
+    def fingerprint(self) -> str:
+        return digest(["shapes 2", *map(str, (self.count, self.seed, self.size, self.first))])
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        """Hashes of (seed, size, number), from which the images follow; nothing is drawn."""
+        numbers = range(self.count) if chosen is None else chosen.tolist()
+        about = f"shapes 2 {self.seed} {self.size}"
+        return contents_of(DRAWN_KIND, ([f"{about} {self.first + i}".encode()] for i in numbers))
+
+    def _scene(self, i: int) -> _Scene:
+        return _imagine(_rng(_SHAPE_STREAM, self.seed, 0, self.first + i), int(self.labels[i]), self.size)
+
+
+class _Scene(NamedTuple):
+    """All random values of one image. Lengths in pixels, colours in [0, 1]."""
+
+    label: int
+    place: np.ndarray  # [4]: x, y, radius, angle
+    colours: np.ndarray  # [3 3]: shape, and two of the background
+    bits: np.ndarray  # [_BITS 7]: x, y, half width, half height, then a colour
+    lines: np.ndarray  # [_LINES 7]: angle, offset, half thickness, half length, then a colour
+    waves: np.ndarray  # [_WAVES 3]: frequency in x, in y (radians a pixel), phase
+    noise: np.ndarray  # float32 [h w]
+
+
+def _rng(stream: int, seed: int, kind: int, number: int) -> np.random.Generator:
+    return np.random.default_rng((stream, kind, seed, number))
+
+
+def _imagine(rng: np.random.Generator, label: int, size: int) -> _Scene:
+    radius = size * rng.uniform(*_RADIUS)
+    x, y = rng.uniform(radius + 1, size - radius - 1, 2)
+    ground = rng.random(3)
+    second = np.clip(ground + rng.uniform(-_SPREAD, _SPREAD, 3), 0, 1)
+    # Of random colours the one whose distance from the background is nearest to _CONTRAST: the shape is easy to see,
+    # yet distances between the pixels of two images are dominated by the background's colour.
+    colours = rng.random((_COLOURS, 3))
+    apart = np.sqrt(np.minimum(((colours - ground) ** 2).sum(1), ((colours - second) ** 2).sum(1)))
+    shape = colours[np.abs(apart - _CONTRAST).argmin()]
+    bits = np.hstack(
+        [rng.uniform(0, size, (_BITS, 2)), size * rng.uniform(0.01, _BIT, (_BITS, 2)), rng.random((_BITS, 3))]
+    )
+    lines = np.hstack(
+        [
+            rng.uniform(0, np.pi, (_LINES, 1)),
+            size * rng.uniform(-0.5, 0.5, (_LINES, 1)),
+            np.full((_LINES, 1), 0.008 * size),
+            size * rng.uniform(0.1, 0.5, (_LINES, 1)),
+            rng.random((_LINES, 3)),
+        ]
+    )
+    turn, frequency = rng.uniform(0, 2 * np.pi, _WAVES), rng.uniform(*_CYCLES, _WAVES) * 2 * np.pi / size
+    waves = np.stack([frequency * np.cos(turn), frequency * np.sin(turn), rng.uniform(0, 2 * np.pi, _WAVES)], 1)
+    place = np.array([x, y, radius, rng.uniform(0, 2 * np.pi)])
+    return _Scene(
+        label, place, np.stack([shape, ground, second]), bits, lines, waves, rng.random((size, size), np.float32)
+    )
+
+
+def _grid(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pixel centres: x [1 1 size] and y [1 size 1]."""
+    line = np.arange(size, dtype=np.float32) + 0.5
+    return line[None, None], line[None, :, None]
+
+
+def _columns(values: np.ndarray) -> list[np.ndarray]:
+    """Columns of [b k], as k arrays [b 1 1]."""
+    return [column[:, None, None] for column in values.astype(np.float32).T]
+
+
+def _fold(x: np.ndarray, y: np.ndarray, corners: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rotate points into the sector around the x axis of a figure with ``corners``-fold symmetry."""
+    step = 2 * np.pi / corners
+    angle = np.arctan2(y, x)
+    angle -= step * np.round(angle / step)
+    length = np.hypot(x, y)
+    return length * np.cos(angle), length * np.abs(np.sin(angle))
+
+
+def _signed(label: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Signed distance to the edge of a shape of radius 1 at the origin, negative inside; exact near the edge."""
+    match SHAPES[label]:
+        case "disc":
+            return np.hypot(x, y) - 0.9
+        case "ring":
+            return np.abs(np.hypot(x, y) - 0.75) - 0.2
+        case "triangle":
+            return _fold(x, y, 3)[0] - 0.5
+        case "square":
+            return np.maximum(np.abs(x), np.abs(y)) - 0.7
+        case "hexagon":
+            return _fold(x, y, 6)[0] - 0.85
+        case "star":
+            along, across = _fold(x, y, 5)
+            inner = 0.4 * np.cos(np.pi / 5), 0.4 * np.sin(np.pi / 5)
+            edge = np.array([inner[1], 1 - inner[0]]) / np.hypot(inner[1], 1 - inner[0])
+            return (along - 1) * np.float32(edge[0]) + across * np.float32(edge[1])
+        case "cross":
+            long, short = np.maximum(np.abs(x), np.abs(y)), np.minimum(np.abs(x), np.abs(y))
+            return np.maximum(long - 0.95, short - 0.28)
+        case "outlined triangle":
+            return np.abs(_fold(x, y, 3)[0] - 0.38) - 0.12
+        case "half disc":
+            return np.maximum(np.hypot(x - 0.45, y) - 0.95, x - 0.45)
+        case _:
+            return np.maximum(np.abs(np.hypot(x, y) - 0.75) - 0.2, x - 0.1)
+
+
+def _distance(scenes: list[_Scene], size: int) -> np.ndarray:
+    """Signed distance to each scene's shape, in pixels: float32 [b h w]."""
+    px, py = _grid(size)
+    out = np.empty((len(scenes), size, size), np.float32)
+    labels = np.array([scene.label for scene in scenes])
+    for label in np.unique(labels):
+        which = np.flatnonzero(labels == label)
+        x0, y0, radius, angle = _columns(np.stack([scenes[i].place for i in which]))
+        cos, sin = np.cos(angle) / radius, np.sin(angle) / radius
+        x, y = (px - x0) * cos + (py - y0) * sin, (py - y0) * cos - (px - x0) * sin
+        out[which] = _signed(int(label), x, y) * radius
+    return out
+
+
+def _paint(canvas: np.ndarray, distance: np.ndarray, colour: np.ndarray) -> None:
+    """Paint colour [b 3] on canvas [b 3 h w] where distance [b h w] is negative, anti-aliased over one pixel."""
+    cover = np.clip(0.5 - distance, 0, 1)[:, None]
+    canvas += cover * (colour.astype(np.float32)[:, :, None, None] - canvas)
+
+
+def _sprinkle(canvas: np.ndarray, bits: np.ndarray) -> None:
+    """Paint small upright rectangles [_BITS b 7] onto canvas [b 3 h w], touching only the pixels around each."""
+    size = canvas.shape[-1]
+    window = np.arange(-int(_BIT * size) - 2, int(_BIT * size) + 3)
+    image, channel = np.arange(len(canvas))[:, None, None, None], np.arange(3)[None, :, None, None]
+    for bit in bits:
+        x, y = bit[:, 0], bit[:, 1]
+        # Clamped to the border: window pixels that fall on the same image pixel have the same value.
+        xs = np.clip(x.astype(int)[:, None] + window, 0, size - 1)
+        ys = np.clip(y.astype(int)[:, None] + window, 0, size - 1)
+        far_x, far_y = np.abs(xs + 0.5 - x[:, None]) - bit[:, 2:3], np.abs(ys + 0.5 - y[:, None]) - bit[:, 3:4]
+        place = image, channel, ys[:, None, :, None], xs[:, None, None, :]
+        part = canvas[place]
+        _paint(part, np.maximum(far_x[:, None, :], far_y[:, :, None]).astype(np.float32), bit[:, 4:])
+        canvas[place] = part
+
+
+def _draw(scenes: list[_Scene], size: int) -> np.ndarray:
+    """Draw images uint8 [b h w 3]. Clutter lies behind the shape, so that mask and box are exact."""
+    px, py = _grid(size)
+    waves = [_columns(wave) for wave in np.stack([scene.waves for scene in scenes], 1)]
+    mix = 0.5 + sum(np.sin(px * fx + py * fy + phase) for fx, fy, phase in waves) / (2 * _WAVES)
+    shape, ground, second = np.stack([scene.colours for scene in scenes], 1).astype(np.float32)[..., None, None]
+    canvas = ground + mix[:, None] * (second - ground)
+    for line in np.stack([scene.lines for scene in scenes], 1):
+        angle, offset, thick, length = _columns(line[:, :4])
+        x, y = px - size / 2, py - size / 2
+        across = np.abs(x * np.cos(angle) + y * np.sin(angle) - offset) - thick
+        along = np.abs(y * np.cos(angle) - x * np.sin(angle)) - length
+        _paint(canvas, np.maximum(across, along), line[:, 4:])
+    _sprinkle(canvas, np.stack([scene.bits for scene in scenes], 1))
+    _paint(canvas, _distance(scenes, size), shape[..., 0, 0])
+    canvas += _NOISE * (np.stack([scene.noise for scene in scenes])[:, None] - 0.5)
+    np.clip(canvas, 0, 1, out=canvas)
+    return np.ascontiguousarray((canvas * 255 + 0.5).astype(np.uint8).transpose(0, 2, 3, 1))
+
+
+# Synthetic recordings, made from a seed: a hum, a hiss and a glide, whose order is the class.
+
+
+# What a recording holds tells no class: a fall is the pitches of a rise the other way round.
+TONES = tuple(" ".join(order) for glide in ("rise", "fall") for order in permutations(("hum", "hiss", glide)))
+
+_LENGTH = (0.06, 0.14)  # of a sound, in seconds
+_GAP = (-0.01, 0.12)  # seconds from the end of a sound to the next one
+_EDGES = (0.008, 0.05)  # seconds in which a sound comes and goes: they tell the direction of time
+_PITCH, _DETUNED = (90.0, 280.0), 1.4  # Hz of a voice, and by how much a sound of it is higher or lower at most
+_GLIDE = (1.5, 2.1)  # the highest pitch of a glide over its lowest
+_BRIGHT = 0.85  # a harmonic's amplitude over that of the one below
+_FORMANTS, _WIDTH = ((350.0, 900.0), (1000.0, 2600.0)), 120.0  # Hz of a voice's resonances, and their bandwidth
+_LOUD, _HISS = (0.3, 1.0), 0.3  # amplitudes of sounds, and of a hiss beside the others
+_TONE_NOISE, _DULL = (0.001, 0.05), 0.95  # amplitude of the background, and its smoothing at most
+_LOUDEST, _FULL = 0.5, 2**15 - 1
+_TONE_STREAM = 0x70E5  # as `_SHAPE_STREAM`
+
+
+class Tones(Source):
+    """Recordings of one second, int16 [1 1 rate]; recording i depends only on (seed, first + i) and the rate.
+
+    Each has a voice of its own (pitch and timbre), which hums and glides, and a hiss; onset, lengths, loudness and
+    background are random. The class is the order of the three, and whether the pitch rises or falls: what is in a
+    recording, however it is counted, tells nothing of it. Twelve consecutive recordings, from a multiple of twelve,
+    hold each class once. They are made on first use and then stay in memory.
+
+    Args:
+        count: number of recordings.
+        seed: of an endless sequence of recordings.
+        first: index of the first recording in that sequence.
+        name: what the user typed.
+    """
+
+    classes = TONES
+    in_memory = True
+
+    def __init__(self, count: int, seed: int = 0, first: int = 0, name: str = "tones") -> None:
+        if count < 1:
+            raise PatchloomError(f"tones:{count} asks for no recordings: ask for at least 1, as in tones:5000")
+        self.count, self.seed, self.first, self.name, self.sound = count, seed, first, name, Sound()
+        numbers, n = np.arange(first, first + count), len(TONES)
+        orders = {block: _rng(_TONE_STREAM, seed, 1, block).permutation(n) for block in np.unique(numbers // n)}
+        self.labels = np.array([orders[i // n][i % n] for i in numbers], dtype=np.int64)
+        self._made: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, i: int) -> Tensor:
+        i = range(self.count)[i]
+        if i not in self._made:
+            wave = _synthesised(self.seed, self.first + i, TONES[self.labels[i]].split(), self.sound.rate)
+            self._made[i] = torch.from_numpy(wave)[None, None]
+        return self._made[i]
+
+    def heard_as(self, sound: Sound) -> Source:
+        heard = super().heard_as(sound)
+        assert isinstance(heard, Tones)
+        if sound.rate != self.sound.rate:
+            heard._made = {}
+        return heard
+
+    def fingerprint(self) -> str:
+        return digest(["tones 1", *map(str, (self.count, self.seed, self.first))])
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        """Hashes of (seed, number), from which the recordings follow; nothing is made."""
+        numbers = range(self.count) if chosen is None else chosen.tolist()
+        return contents_of(DRAWN_KIND, ([f"tones 1 {self.seed} {self.first + i}".encode()] for i in numbers))
+
+
+def _synthesised(seed: int, number: int, order: list[str], rate: int) -> np.ndarray:
+    """One second of the sounds in this ``order``, int16 [rate]."""
+    from scipy.signal import lfilter  # takes long to import
+
+    # what is drawn from the first is the same at every rate
+    rng, noise = (_rng(_TONE_STREAM, seed, kind, number) for kind in (0, 2))
+    pitch, background = (np.exp(rng.uniform(*np.log(ends))) for ends in (_PITCH, _TONE_NOISE))
+    ratio, dull, rough = rng.uniform(*_GLIDE), rng.uniform(0, _DULL), rng.uniform(-0.6, 0.6)
+    formants = [rng.uniform(*ends) for ends in _FORMANTS]
+    lengths, gaps, loud = rng.uniform(*_LENGTH, 3), rng.uniform(*_GAP, 2), rng.uniform(*_LOUD, 3)
+    own = pitch * rng.uniform(1 / _DETUNED, _DETUNED, 3)
+    onsets = rng.uniform(0, 1 - lengths.sum() - gaps.sum()) + np.cumsum([0, *(lengths[:2] + gaps)])
+
+    voice = np.zeros(rate)
+    for k, sound in enumerate(order):
+        n = round(lengths[k] * rate)
+        seconds = np.arange(n) / rate
+        if sound == "hiss":
+            part = _HISS * lfilter([1], [1, rough], noise.standard_normal(n))
+        else:
+            way = {"hum": 0, "rise": 1, "fall": -1}[sound]
+            bent = own[k] * ratio ** (way * (np.arange(n) / n - 0.5))
+            # the sum of all harmonics, each weaker than the one below
+            part = (1 / (1 - _BRIGHT * np.exp(2j * np.pi * np.cumsum(bent) / rate))).real - 1
+        part *= np.minimum(1, seconds / _EDGES[0]) * np.clip((lengths[k] - seconds) / _EDGES[1], 0, 1)
+        room = voice[round(onsets[k] * rate) :][:n]
+        room += loud[k] * part[: len(room)]
+    for formant in formants:
+        radius, angle = np.exp(-np.pi * _WIDTH / rate), 2 * np.pi * min(formant / rate, 0.45)
+        resonance = lfilter([1 - radius], [1, -2 * radius * np.cos(angle), radius**2], voice)
+        voice = 4 * resonance + 0.3 * voice
+    voice *= _LOUDEST / np.abs(voice).max()
+    wave = voice + lfilter([1 - dull], [1, -dull], background * noise.standard_normal(rate))
+    return np.round(_FULL * wave.clip(-1, 1)).astype(np.int16)

@@ -1,0 +1,215 @@
+"""Addresses of shards: expanding patterns, and the state of each shard."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fsspec.core import url_to_fs
+
+from patchloom.data.source import stamp_of_files
+from patchloom.data.workers import in_threads
+from patchloom.errors import PatchloomError, one_line
+
+PIPE = "pipe:"
+_FILE = re.compile(r"file:///(?!.*://)")  # an address that is a path
+_MOST = 10**6  # names that braces may stand for
+_DEEPEST = 50  # braces within each other
+# names that file systems give to a property that changes with the content, the most reliable first
+_VERSION_KEYS = (
+    "etag",
+    "checksum",
+    "md5hash",
+    "content_md5",
+    "digest",
+    "crc32c",
+    "crc",
+    "blob_id",
+    "mtime",
+    "lastmodified",
+    "last_modified",
+    "modified",
+    "updated",
+    "created",
+)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One tar file.
+
+    Attributes:
+        address: an absolute path, an address for fsspec, or a ``pipe:`` command.
+        state: what is known of the content: size, and an etag, checksum or modification time.
+        size: in bytes, 0 if unknown.
+        certain: whether another content would surely have another state.
+    """
+
+    address: str
+    state: str
+    size: int
+    certain: bool
+
+    @property
+    def local(self) -> bool:
+        """Whether the address is a path."""
+        return os.path.isabs(self.address)
+
+    @property
+    def pipe(self) -> bool:
+        """Whether the address is a command."""
+        return self.address.startswith(PIPE)
+
+
+def is_address(name: str) -> bool:
+    """Whether this is an address for fsspec or a shell command, and not a path."""
+    return name.startswith(PIPE) or "://" in name
+
+
+def find_remote(name: str) -> str | None:
+    """The first thing in a name that is no file of this machine: a command, or an address.
+
+    Braces are expanded before anything is judged, and every part between commas is, since a list may be split there.
+    """
+    for whole in expand_braces(name):
+        for one in {whole.strip(), *map(str.strip, whole.split(","))}:
+            if PIPE in one.lower() or "::" in one or ("://" in one and not _FILE.match(one)):
+                return one
+    return None
+
+
+def addresses_of(pattern: str) -> list[str]:
+    """Expand a pattern to addresses, in order: braces as in a shell, and ``*`` for all existing ones."""
+    found: list[str] = []
+    for one in expand_braces(pattern):
+        found += [one] if one.startswith(PIPE) else _remote(one) if "://" in one else _local(one)
+    return list(dict.fromkeys(found))
+
+
+def stat_shards(addresses: Iterable[str]) -> list[Shard]:
+    """The shards at the addresses, with their present state."""
+    return list(in_threads(_state, addresses))
+
+
+def connect(address: str) -> tuple[Any, str]:
+    """File system and path of an address, to be used at once: forked processes cannot share connections."""
+    try:
+        return url_to_fs(address)
+    except ImportError as error:
+        raise PatchloomError(f"{address} needs another package ({error}): install it with pip") from error
+    except Exception as error:  # each file system has exceptions of its own
+        raise _unreachable(address, error) from error
+
+
+def error_line(error: BaseException) -> str:
+    """The message of an exception in one line."""
+    if isinstance(error, FileNotFoundError) and error.errno is None:  # fsspec's, which repeats the address
+        return (
+            f"nothing was found there ({error_line(error.__cause__)})" if error.__cause__ else "nothing was found there"
+        )
+    return one_line(error)
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Expand braces as a shell does: ``{000..012}``, ``{0..8..2}``, ``{a,b}``, also nested; other braces stay."""
+    return _expanded(pattern, 0)
+
+
+def _expanded(pattern: str, within: int) -> list[str]:
+    if within > _DEEPEST:
+        raise PatchloomError(f"braces are nested more than {_DEEPEST} deep in {pattern[:60]}...: write them flat")
+    found, at = [""], 0
+    while (group := _group(pattern, at)) is not None:
+        begin, end, parts = group
+        if len(parts) > 1:
+            words = [word for part in parts for word in _expanded(part, within + 1)]
+        else:
+            words = _counted(parts[0], within)
+        if len(found) * len(words) > _MOST:
+            raise PatchloomError(
+                f"{pattern[:60]}... stands for more than {_MOST:,} names: give a folder, or a list in a file"
+            )
+        found = [before + pattern[at:begin] + word for before in found for word in words]
+        at = end + 1
+    return [before + pattern[at:] for before in found]
+
+
+def _group(pattern: str, at: int) -> tuple[int, int, list[str]] | None:
+    """The first braces from ``at`` on that are closed: where they begin and end, and what stands between commas."""
+    depth, cuts = 0, list[int]()
+    for place in range(at, len(pattern)):
+        letter = pattern[place]
+        if letter == "{":
+            depth += 1
+            cuts = [place] if depth == 1 else cuts
+        elif letter == "," and depth == 1:
+            cuts.append(place)
+        elif letter == "}" and depth:
+            depth -= 1
+            if depth == 0:
+                return cuts[0], place, [pattern[a + 1 : b] for a, b in zip(cuts, [*cuts[1:], place], strict=True)]
+    return None
+
+
+def _counted(inside: str, within: int) -> list[str]:
+    numbers = re.fullmatch(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?(\d{1,18}))?", inside)
+    if numbers is None:
+        return [f"{{{word}}}" for word in _expanded(inside, within + 1)]
+    first, last, step = numbers[1], numbers[2], int(numbers[3] or 1) or 1
+    if abs(int(first) - int(last)) // step >= _MOST:
+        raise PatchloomError(f"{{{inside}}} stands for more than {_MOST:,} names: give a folder, or a list in a file")
+    width = max(len(first), len(last)) if re.match("-?0.", first) or re.match("-?0.", last) else 0
+    way = 1 if int(first) <= int(last) else -1
+    return [f"{number:0{width}d}" for number in range(int(first), int(last) + way, way * step)]
+
+
+def _local(pattern: str) -> list[str]:
+    path = os.path.abspath(os.path.expanduser(pattern))
+    found = [path] if os.path.exists(path) else sorted(glob.glob(path))
+    if not found:
+        raise PatchloomError(f"there is no shard {path}: check the folder, and the numbers in the pattern")
+    return found
+
+
+def _remote(address: str) -> list[str]:
+    fs, path = connect(address)
+    if "file" in fs.protocol:
+        return _local(path)
+    if not ("*" in path or "[" in path):  # a ? is common in web addresses
+        return [address]
+    try:
+        found = sorted(fs.glob(path))
+    except Exception as error:  # each file system has exceptions of its own
+        raise _unreachable(address, error) from error
+    before, here, after = address.partition(path)
+    if not (found and here):
+        raise PatchloomError(f"there is no shard {address}: check it, or count the shards in braces, as {{000..012}}")
+    return [before + one + after for one in found]
+
+
+def _state(address: str) -> Shard:
+    if address.startswith(PIPE):
+        return Shard(address, "", 0, certain=False)
+    if os.path.isabs(address):
+        if not os.path.isfile(address):
+            raise PatchloomError(f"{address} is no file: check the folder, and the numbers in the pattern")
+        return Shard(address, stamp_of_files([address]), os.path.getsize(address), certain=True)
+    fs, path = connect(address)
+    try:
+        fs.invalidate_cache()
+        info = {key.lower().replace("-", "_"): value for key, value in fs.info(path).items()}
+    except Exception as error:  # each file system has exceptions of its own
+        raise _unreachable(address, error) from error
+    if info.get("type") == "directory":
+        raise PatchloomError(f"{address} is a folder: name the shards in it, as {address.rstrip('/')}/*.tar")
+    known = next((f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key)), "")
+    size = info.get("size") or 0
+    return Shard(address, f"{size} {known}", size, certain=bool(known))
+
+
+def _unreachable(address: str, error: Exception) -> PatchloomError:
+    return PatchloomError(f"{address} cannot be opened: {error_line(error)}")

@@ -1,0 +1,461 @@
+"""What annotated images are: the interface that all of them implement, and the subset of one."""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from itertools import chain
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from patchloom.data.conversions import limit_examples
+from patchloom.data.decode import Unreadable, decode_image, open_pillow, read_image, silence_decoders
+from patchloom.data.source import Source, digest
+from patchloom.errors import PatchloomError
+
+IGNORED = -1  # in label maps: pixels that do not count
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The annotated objects of an image. Letters: m objects, h w height and width of the image in pixels.
+
+    Attributes:
+        boxes: float32 [m 4], x0 y0 x1 y1 in pixels, x1 and y1 exclusive.
+        labels: int64 [m], numbers of classes, from 0.
+        masks: bool [m h w]; None where the data has boxes alone.
+        crowd: bool [m], groups or doubtful objects: whatever is found there is neither right nor wrong.
+        decode: returns the mask of object k, bool [h w]; in the place of ``masks``, so that not all are in memory.
+    """
+
+    boxes: Tensor
+    labels: Tensor
+    masks: Tensor | None
+    crowd: Tensor
+    decode: Callable[[int], Tensor] | None = None
+
+    @property
+    def has_masks(self) -> bool:
+        """True if objects have masks, decoded or not."""
+        return self.masks is not None or self.decode is not None
+
+    def mask(self, k: int) -> Tensor:
+        """Return the mask of object k, bool [h w]."""
+        if self.decode is not None:
+            return self.decode(k)
+        assert self.masks is not None
+        return self.masks[k]
+
+
+T = TypeVar("T", Tensor, Objects)
+
+
+class Annotated(ABC, Generic[T]):
+    """Images with what is known of their parts: a label map, int16 [h w] with `IGNORED`, or `Objects`.
+
+    Attributes:
+        images: the images alone, in the same order.
+        classes: names of the classes.
+    """
+
+    images: Source
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @abstractmethod
+    def truth(self, i: int) -> T:
+        """What is known of image i."""
+
+    def outlined(self, i: int) -> T:
+        """Return `truth`, with masks that are decoded one at a time where the data store outlines."""
+        return self.truth(i)
+
+    def size(self, i: int) -> tuple[int, int]:
+        """(h, w) of image i in pixels."""
+        height, width = self.images.read(i).shape[1:]
+        return height, width
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """16 hex digits that change when an image or an annotation does."""
+
+    def subset(self, indices: Sequence[int] | np.ndarray) -> Annotated[T]:
+        """Only these images, in this order."""
+        return AnnotatedSubset(self, indices)
+
+
+class AnnotatedSubset(Annotated[T]):
+    """Some images of others, in the order of ``indices``, with the same classes."""
+
+    def __init__(self, whole: Annotated[T], indices: Sequence[int] | np.ndarray) -> None:
+        self.whole, self.indices = whole, np.asarray(indices, dtype=np.int64)
+        self.images, self.classes = whole.images.subset(self.indices), whole.classes
+
+    def truth(self, i: int) -> T:
+        return self.whole.truth(int(self.indices[i]))
+
+    def outlined(self, i: int) -> T:
+        return self.whole.outlined(int(self.indices[i]))
+
+    def size(self, i: int) -> tuple[int, int]:
+        return self.whole.size(int(self.indices[i]))
+
+    def fingerprint(self) -> str:
+        return digest(chain([self.whole.fingerprint()], map(str, self.indices)))
+
+
+@dataclass(frozen=True)
+class AnnotatedData(Generic[T]):
+    """The parts into which annotated images come.
+
+    Attributes:
+        train: images to train on.
+        validation: images to choose by; None if the data brings none.
+        test: images to test on; None if the data brings none.
+        notes: a line for each thing that was left out or taken otherwise than its name says.
+    """
+
+    train: Annotated[T]
+    validation: Annotated[T] | None
+    test: Annotated[T] | None
+    notes: tuple[str, ...] = ()
+
+
+# The names of classes, and the numbers by which label maps mean them: ``classes.txt``, ADE20K's list, or numbers.
+
+
+CLASSES, ADE_CLASSES = "classes.txt", "objectInfo150.txt"
+ADE_COUNT = 150
+
+_NUMBERED = re.compile(r"(\d+)(?:\s*[:,;=]\s*|\s+)(\S.*)")  # "7 road", "7: road"
+_COLOURED = re.compile(r"(\d+)[\s,]+(\d+)[\s,]+(\d+)[\s,:]+(\S.*)")  # "128 64 128 road"
+_SPARSE = 32  # numbers from which on a list of classes is asked for where few of them occur
+_MOST = 2**15 - 1  # classes, as label maps become int16
+
+
+@dataclass(frozen=True)
+class ClassList:
+    """Classes in order.
+
+    Attributes:
+        names: of the classes.
+        ids: the number of each in label maps as they are stored.
+        colours: uint8 [k 3], the colour of each in colour-coded label maps, where the list gives them.
+        source: the file, or in words what the names are taken from.
+    """
+
+    names: tuple[str, ...]
+    ids: tuple[int, ...]
+    colours: np.ndarray | None
+    source: str
+
+    def without(self, ignored: Collection[int]) -> ClassList:
+        """The same without the classes that have these numbers in label maps."""
+        kept = [place for place, number in enumerate(self.ids) if number not in ignored]
+        return replace(self, names=tuple(self.names[i] for i in kept), ids=tuple(self.ids[i] for i in kept))
+
+
+def read_classes(file: Path) -> ClassList:
+    """Read ``classes.txt``: a name a line, line i (from 0) being class i; or ``ID NAME``, ``ID: NAME``, ``R G B
+    NAME``.
+    """
+    lines = _lines(file)
+    if not lines:
+        raise PatchloomError(f"{file} is empty: write the name of a class a line")
+    if "" in lines:
+        raise PatchloomError(
+            f"line {lines.index('') + 1} of {file} is empty: write the name of a class in every line, as they count"
+        )
+    numbers: Sequence[int] = range(len(lines))
+    colours = None
+    if all(rows := [_COLOURED.fullmatch(line) for line in lines]):
+        names = [row[4] for row in rows if row]
+        values = [tuple(map(int, row.groups()[:3])) for row in rows if row]
+        if wrong := next((line for line, value in zip(lines, values, strict=True) if max(value) > 255), None):
+            raise PatchloomError(f"{file} has the line {wrong}: colours are three numbers from 0 to 255")
+        _refuse_twice(file, values, "colour")
+        colours = np.array(values, np.uint8)
+    elif all(rows := [_NUMBERED.fullmatch(line) for line in lines]):
+        names, numbers = [row[2] for row in rows if row], [int(row[1]) for row in rows if row]
+        _refuse_twice(file, numbers, "number")
+    else:
+        names = lines
+    _refuse_twice(file, names, "name")
+    if max(numbers) > 65535 or len(names) > _MOST:
+        raise PatchloomError(f"{file} has classes up to {max(numbers):,}: label maps hold numbers up to 65,535")
+    return ClassList(tuple(names), tuple(numbers), colours, str(file))
+
+
+def read_ade_classes(file: Path) -> ClassList:
+    """Read ADE20K's ``objectInfo150.txt``: a table whose last column is the name, the first being the number."""
+    rows = [line.split("\t") for line in _lines(file)[1:] if line]
+    firsts = [row[0].strip() for row in rows]
+    if firsts != [str(number + 1) for number in range(ADE_COUNT)]:
+        raise PatchloomError(f"{file} is not ADE20K's list of 150 classes: give it as it was published, or none")
+    full = [row[-1].strip() for row in rows]
+    short = [re.split("[,;]", name)[0].strip() for name in full]
+    names = [brief if short.count(brief) == 1 else whole for brief, whole in zip(short, full, strict=True)]
+    return ClassList(tuple(names), tuple(range(1, ADE_COUNT + 1)), None, str(file))
+
+
+def numbered_classes(occurring: Collection[int], ignored: Collection[int], name: str) -> ClassList:
+    """The classes of label maps without a list: all numbers from 0 to the largest that counts, called so."""
+    counted = sorted({number for number in occurring if number not in ignored})
+    ids = [number for number in range(counted[-1] + 1 if counted else 0) if number not in ignored]
+    if len(ids) > _SPARSE and 4 * len(counted) < len(ids):
+        raise PatchloomError(
+            f"label maps of {name} hold {len(counted)} numbers up to {counted[-1]:,}: say in {CLASSES} which are "
+            f"classes, a line for each, such as {counted[-1]} NAME"
+        )
+    return ClassList(tuple(map(str, ids)), tuple(ids), None, "the numbers in label maps")
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise PatchloomError(f"{file} cannot be read as text: write the name of a class a line") from problem
+    return [line.strip() for line in text.rstrip().splitlines()]
+
+
+def _refuse_twice(file: Path, those: Sequence[object], what: str) -> None:
+    if len(set(those)) < len(those):
+        twice = next(one for i, one in enumerate(those) if one in those[:i])
+        raise PatchloomError(f"{file} has the {what} {twice} twice: give each class its own")
+
+
+# How folders of annotated images are laid out: what lies there, to which part it belongs, and what goes together.
+
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+PARTS = (TRAIN, VALIDATION, TEST)
+_WORDS = {
+    TRAIN: ("train", "training", "trainval"),
+    VALIDATION: ("val", "valid", "validation", "dev"),
+    TEST: ("test", "testing"),
+}
+_PART = {word: part for part, words in _WORDS.items() for word in words}
+_FEW_LOST = 0.05  # share of the annotation files that may have no image
+# folders that say what kind of file they hold, and nothing about which image
+_ROLES = frozenset(
+    "images image imgs img jpegimages photos frames annotations annotation annots xmls xml labels label".split()
+)
+
+
+def parse_part(word: str) -> str | None:
+    """The part that a word, such as ``val`` or ``train2017``, stands for; None if it is no such word."""
+    return _PART.get(word.lower().rstrip("0123456789"))
+
+
+def part_from_path(path: str) -> str | None:
+    """The part to which a file belongs, by the innermost of its folders that is called so."""
+    return next(filter(None, map(parse_part, reversed(path.split("/")[:-1]))), None)
+
+
+def by_folder(root: Path, images: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The images of each part, by the names of their folders, and a note on those in none.
+
+    Without such folders, all are for training.
+    """
+    parts: dict[str, list[str]] = {}
+    nowhere: list[str] = []
+    for image in images:
+        part = part_from_path(image)
+        (nowhere if part is None else parts.setdefault(part, [])).append(image)
+    if not parts:
+        return {TRAIN: nowhere}, []
+    if not nowhere:
+        return parts, []
+    names = limit_examples((str(root / image) for image in nowhere), len(nowhere))
+    return parts, [f"{count_images_are(len(nowhere))} left out, in no folder such as train or test ({names})"]
+
+
+def count_images(count: int) -> str:
+    """As "12 images"."""
+    return "1 image" if count == 1 else f"{count:,} images"
+
+
+def count_images_are(count: int) -> str:
+    """As "12 images are"."""
+    return f"{count_images(count)} {'is' if count == 1 else 'are'}"
+
+
+def is_role(word: str) -> bool:
+    """Whether a folder of this name says what kind of file it holds, as ``images`` and ``annotations`` do."""
+    return word.lower() in _ROLES
+
+
+def annotation_key(path: str) -> str:
+    """What an image and its annotation have in common.
+
+    It is the path without its suffix and without folders such as ``images`` and ``annotations``.
+    """
+    *folders, name = path.split("/")
+    return "/".join([*(one for one in folders if not is_role(one)), os.path.splitext(name)[0]])
+
+
+class ImageMatcher:
+    """Finds the image of an annotation file, and remembers which were asked for.
+
+    Args:
+        root: to which the paths are relative, for messages.
+        images: their paths.
+    """
+
+    def __init__(self, root: Path, images: Sequence[str]) -> None:
+        self.root, self.images = root, images
+        self._by_key: dict[str, list[str]] = {}
+        self._by_stem: dict[str, list[str]] = {}
+        for image in images:
+            key = annotation_key(image)
+            self._by_key.setdefault(key, []).append(image)
+            self._by_stem.setdefault(key.rpartition("/")[2], []).append(image)
+        self._taken: dict[str, str] = {}
+
+    def image_of(self, annotation: str, named: str = "") -> str | None:
+        """The image of an annotation file; None if there is none.
+
+        It has the same `annotation_key`; or else, alone among all images, the same name; or else the name that the
+        file says.
+        """
+        key = annotation_key(annotation)
+        stem = key.rpartition("/")[2]
+        also = os.path.splitext(named.replace("\\", "/").rpartition("/")[2])[0]
+        beside = f"{key[: len(key) - len(stem)]}{also}"
+        for known, word in ((self._by_key, key), (self._by_stem, stem), (self._by_key, beside), (self._by_stem, also)):
+            found = known.get(word, [])
+            if len(found) > 1:
+                raise PatchloomError(
+                    f"{self.root / annotation} may be of {self.root / found[0]} or of {self.root / found[1]}: give "
+                    "each image a name of its own"
+                )
+            if found:
+                if (other := self._taken.setdefault(found[0], annotation)) != annotation:
+                    raise PatchloomError(
+                        f"{self.root / found[0]} has two annotations, {self.root / other} and "
+                        f"{self.root / annotation}: take one of them away"
+                    )
+                return found[0]
+        return None
+
+    def others(self) -> list[str]:
+        """The images that no annotation has asked for."""
+        return [image for image in self.images if image not in self._taken]
+
+
+def note_on_unnamed(root: Path, images: Sequence[str], count: int) -> list[str]:
+    """A sentence on images that no annotation names; none if there are none."""
+    if not images:
+        return []
+    names = limit_examples((str(root / image) for image in images), len(images))
+    return [f"{count_images_are(len(images))} left out (of {count:,}), as no annotation names them ({names})"]
+
+
+def note_on_lost(root: Path, lost: Sequence[str], count: int, files: str) -> list[str]:
+    """A sentence on annotation files without an image; none if there are none."""
+    if len(lost) > _FEW_LOST * count:
+        raise PatchloomError(
+            f"{root / lost[0]} has no image of its name ({len(lost):,} of {count:,} {files} have none): put the images "
+            "beside them, or into images/"
+        )
+    names = limit_examples((str(root / file) for file in lost), len(lost))
+    return [f"{len(lost):,} of {count:,} {files} are left out, as they have no image ({names})"] if lost else []
+
+
+def files_in(root: Path, folders: Iterable[str], suffixes: Iterable[str]) -> list[str]:
+    """Sorted paths, relative to ``root``, of the files with these suffixes directly in some of its folders."""
+    ends = tuple(suffixes)
+    return sorted(
+        f"{folder}/{entry.name}" if folder else entry.name
+        for folder in folders
+        for entry in _entries(root / folder)
+        if entry.name.lower().endswith(ends) and not entry.name.startswith(".") and entry.is_file()
+    )
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [*entries]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def named_parts(there: Mapping[str, int]) -> tuple[dict[str, str], list[str]]:
+    """Which of the parts that data brings are trained on, chosen by and tested on."""
+    if VALIDATION in there and TEST not in there:
+        return (
+            {TRAIN: TRAIN, VALIDATION: TEST},
+            [f"The validation part ({count_images(there[VALIDATION])}) is the test, as there is no other"],
+        )
+    return {part: part for part in there}, []
+
+
+# The size of an image from the head of its file, without decoding it.
+
+
+_ORIENTATION = 274  # EXIF's tag
+_SWAPPED = range(5, 9)  # orientations that exchange height and width
+_ARRAYS = (".npy", ".tif", ".tiff", ".dcm", ".dicom", ".heic", ".heif", ".hif")  # PIL alone does not read all of them
+
+
+class Header(NamedTuple):
+    """What the head of an image file says.
+
+    Attributes:
+        size: (h, w) of the image as it is read, upright.
+        turned: its EXIF orientation turns or mirrors it.
+        swapped: the file's own rows are the columns of the upright image.
+    """
+
+    size: tuple[int, int]
+    turned: bool = False
+    swapped: bool = False
+
+
+def header_of(stored: Path | bytes, name: str) -> Header:
+    """The header of an image file."""
+    if isinstance(stored, Path) and stored.suffix.lower() in _ARRAYS:
+        return _of_array(stored)
+    try:
+        with silence_decoders(), open_pillow(stored if isinstance(stored, Path) else BytesIO(stored)) as image:
+            width, height = image.size
+            orientation = 1 if image.format == "TIFF" else orientation_of(image)  # of a TIFF PIL has turned the size
+    except FileNotFoundError:
+        raise
+    except Exception:  # whatever it is, decoding says it better, or can do it
+        size = read_image(stored).shape[1:] if isinstance(stored, Path) else decode_image(stored, name).shape[1:]
+        return Header((int(size[0]), int(size[1])))
+    swapped = orientation in _SWAPPED
+    return Header((width, height) if swapped else (height, width), orientation in range(2, 9), swapped)
+
+
+def orientation_of(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8, of a file that PIL has opened."""
+    # of a PNG without this in its head, PIL would decode all pixels to look behind them
+    if image.format == "PNG" and not {"exif", "XML:com.adobe.xmp"} & set(image.info):
+        return 1
+    return int(image.getexif().get(_ORIENTATION, 1))
+
+
+def _of_array(path: Path) -> Header:
+    if not path.exists():
+        raise FileNotFoundError(path)
+    if path.suffix.lower() == ".npy":
+        try:
+            shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
+        except Exception as error:  # NumPy raises several on broken files
+            raise Unreadable(f"{path} cannot be read as an image: {error}") from error
+    else:
+        shape = tuple(read_image(path).shape[1:])
+    return Header((int(shape[0]), int(shape[1])))

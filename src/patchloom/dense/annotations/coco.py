@@ -1,0 +1,185 @@
+"""Boxes and masks in COCO JSON (Lin et al. 2014, arXiv 1405.0312): one file for the images of a part."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from patchloom.data.sources.scandir import Listing
+from patchloom.dense.annotations.base import (
+    TRAIN,
+    by_folder,
+    files_in,
+    is_role,
+    note_on_unnamed,
+    parse_part,
+    part_from_path,
+)
+from patchloom.dense.annotations.boxes import AnnotatedFiles, Annotations, ImageAnnotation, part_of_files
+from patchloom.errors import PatchloomError, listing
+
+_SAMPLED = 20  # images of a file by which the folder of all is found
+
+
+def json_files(root: Path, listed: Listing) -> list[str]:
+    """The JSON files of a folder that may be COCO's, sorted: in it, or in ``annotations``, ``train`` and the like.
+
+    Where some are called ``instances_...``, as COCO's own are, the others (keypoints, captions) are none of them.
+    """
+    folders = [
+        one for one in listed.folders if all(is_role(word) or parse_part(word) for word in one.split("/") if one)
+    ]
+    files = files_in(root, folders, (".json",))
+    return [file for file in files if os.path.basename(file).startswith("instances")] or files
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """What a JSON file holds; None if it is no COCO JSON, which has a list of images."""
+    try:
+        content = path.read_bytes()
+        found = json.loads(content)
+    except (OSError, ValueError, RecursionError) as error:
+        why = "it is empty" if not isinstance(error, OSError) and not content.strip() else error
+        raise PatchloomError(f"{path} cannot be read as JSON: {why}") from error
+    return found if isinstance(found, dict) and isinstance(found.get("images"), list) else None
+
+
+def find_coco(
+    name: str, root: Path, listed: Listing, files: Mapping[str, dict[str, Any]], alone: bool = False
+) -> Annotations:
+    """The images, boxes and masks of a folder.
+
+    A file is of the part that its name or its folder says, as in ``instances_val2017.json``; a single one that says
+    none is of the parts in whose folders its images lie, or else for training. Categories are numbered in the order of
+    their ids. ``iscrowd`` is taken as `Objects.crowd`.
+    """
+    parts: dict[str, AnnotatedFiles] = {}
+    notes: list[str] = []
+    known, named = set(listed.paths), set()
+    categories: list[dict[str, Any]] = []
+    first: Path | None = None
+    for part, file in ({None: next(iter(files))} if alone else _parts(name, [*files])).items():
+        path, content = root / file, files[file]
+        if "annotations" not in content and part not in (TRAIN, None):
+            notes.append(f"{path} is left out, as it has images without annotations")
+            continue
+        here = _categories(path, content)
+        if first is not None and here != categories:
+            raise PatchloomError(f"{path} has other categories than {first}: give both the same ids and names")
+        categories, first = here, path
+        images, sheets = _sheets(path, content, {one["id"]: k for k, one in enumerate(here)})
+        paths = _found(images, file, part, listed.folders, known)
+        if repeated := [image for image, count in Counter(paths).items() if count > 1]:
+            raise PatchloomError(f"{path} has {repeated[0]} more than once: give each image one entry")
+        of = dict(zip(paths, sheets, strict=True))
+        within, said = by_folder(root, paths) if part is None else ({part: paths}, [])
+        if alone and TRAIN not in within:
+            within, said = {TRAIN: paths}, []
+        notes += said
+        parts |= {key: part_of_files(name, root, those, [of[one] for one in those]) for key, those in within.items()}
+        named.update(paths)
+    notes += note_on_unnamed(root, sorted(known - named), len(known | named))
+    return Annotations(tuple(str(one["name"]) for one in categories), parts, notes)
+
+
+def _parts(name: str, files: Sequence[str]) -> dict[str | None, str]:
+    """The file of each part; of a single one that does not say its part, it is None."""
+    found: dict[str | None, list[str]] = {}
+    for file in files:
+        words = re.split(r"[^A-Za-z]+", os.path.splitext(os.path.basename(file))[0])
+        found.setdefault(next(filter(None, map(parse_part, words)), part_from_path(file)), []).append(file)
+    several = next((those for those in found.values() if len(those) > 1), [])
+    if None in found and len(found) > 1 or several:
+        which = listing(several or files, "and")
+        raise PatchloomError(
+            f"{name} holds {which}, and it is not clear which is for training: call them train.json, val.json and "
+            "test.json, or give one of them instead of the folder"
+        )
+    return {part: those[0] for part, those in found.items()}
+
+
+def _categories(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Ids and names of the categories, in the order of their ids."""
+    found = _entries(path, content, "categories", {"id": int, "name": str})
+    if not found:
+        raise PatchloomError(f"{path} has no categories: name the classes of its annotations")
+    for key in ("id", "name"):
+        _refuse_repeated(path, "categories", [one[key] for one in found], key)
+    return sorted(({"id": one["id"], "name": one["name"]} for one in found), key=lambda one: one["id"])
+
+
+def _sheets(path: Path, content: dict[str, Any], number: Mapping[int, int]) -> tuple[list[str], list[ImageAnnotation]]:
+    """The names of the images of a file, and their sheets."""
+    images = _entries(path, content, "images", {"id": int, "file_name": str})
+    annotations = _entries(path, content, "annotations", {"image_id": int, "category_id": int, "bbox": list})
+    if not annotations:
+        raise PatchloomError(f"{path} has no annotations: annotate some of its images")
+    _refuse_repeated(path, "images", [one["id"] for one in images], "id")
+    _refuse_repeated(path, "annotations", [one["id"] for one in annotations if "id" in one], "id")
+    sheets: dict[int, ImageAnnotation] = {}
+    for image in images:
+        size = image.get("height"), image.get("width")
+        known = all(isinstance(side, int) and side > 0 for side in size)
+        sheets[image["id"]] = ImageAnnotation(f"{path}, image {image['file_name']},", size if known else None)
+    for one in annotations:
+        sheet, label = sheets.get(one["image_id"]), number.get(one["category_id"])
+        if sheet is None or label is None:
+            what = f"category {one['category_id']}" if label is None else f"image {one['image_id']}"
+            raise PatchloomError(f"{path} has an annotation (id {one.get('id')}) of {what}, which it does not list")
+        try:
+            x, y, w, h = map(float, one["bbox"])
+        except (TypeError, ValueError):
+            raise PatchloomError(
+                f"{path} has an annotation (id {one.get('id')}) whose bbox {one['bbox']} is not four numbers x y w h"
+            ) from None
+        sheet.add((x, y, x + w, y + h), label, bool(one.get("iscrowd")), one.get("segmentation") or None)
+    return [image["file_name"] for image in images], [*sheets.values()]
+
+
+def _entries(path: Path, content: dict[str, Any], what: str, needed: Mapping[str, type]) -> list[dict[str, Any]]:
+    """One of the lists of a file, each of whose entries has what is needed."""
+    found = content.get(what, [])
+    if not isinstance(found, list):
+        raise PatchloomError(f"{path} is not as COCO JSON is: its {what} are no list")
+    for one in found:
+        for key, kind in needed.items():
+            value = one.get(key) if isinstance(one, dict) else None
+            if not isinstance(value, kind) or isinstance(value, bool):
+                known = f" (id {one['id']})" if isinstance(one, dict) and "id" in one else ""
+                raise PatchloomError(
+                    f"{path} is not as COCO JSON is: an entry of its {what}{known} has {key} {json.dumps(value)[:50]}"
+                )
+    return found
+
+
+def _refuse_repeated(path: Path, what: str, values: Sequence[Any], key: str) -> None:
+    if repeated := [value for value, count in Counter(values).items() if count > 1]:
+        raise PatchloomError(f"{path} has several {what} with the {key} {repeated[0]}: give each one of its own")
+
+
+def _found(images: Sequence[str], file: str, part: str | None, folders: Iterable[str], known: set[str]) -> list[str]:
+    """Where the images of a file lie: paths relative to the root of all.
+
+    Files name them relative to a folder that they do not say. It is the one in which most of a sample are: the file's
+    own, before those of its part, before others. If none is in any, folders in the names are left out.
+    """
+    plain = [os.path.normpath(image.replace("\\", "/")).replace(os.sep, "/") for image in images]
+    bare = [image.rpartition("/")[2] for image in plain]
+    own = os.path.dirname(file)
+    ranked = sorted(folders, key=lambda one: (one != own, part_from_path(f"{one}/") != part, one.count("/"), one))
+    step = max(1, len(images) // _SAMPLED)
+    for names in (plain, bare):
+        there = [sum(_joined(folder, one) in known for one in names[::step]) for folder in ranked]
+        if any(there):
+            folder = ranked[there.index(max(there))]
+            return [_joined(folder, one) for one in names]
+    return [_joined(own, one) for one in plain]
+
+
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name

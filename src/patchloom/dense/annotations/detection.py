@@ -1,0 +1,446 @@
+"""Opening images with boxes: the format is known by what lies there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from patchloom.data.conversions import limit_examples
+from patchloom.data.decode import Unreadable
+from patchloom.data.sources.builtin import is_builtin, open_builtin
+from patchloom.data.sources.files import PackedStrings
+from patchloom.data.sources.huggingface import Hub, is_hub, splits_of
+from patchloom.data.sources.in_memory import DataLike, is_object
+from patchloom.data.sources.scandir import list_files
+from patchloom.data.sources.synthetic import Shapes
+from patchloom.dense.annotations.base import (
+    PARTS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    AnnotatedData,
+    Header,
+    Objects,
+    count_images,
+    header_of,
+    is_role,
+    named_parts,
+    parse_part,
+)
+from patchloom.dense.annotations.boxes import AnnotatedFiles, Annotations, BoxedImages, ImageAnnotation
+from patchloom.dense.annotations.coco import find_coco, json_files, read_json
+from patchloom.dense.annotations.synthetic import DrawnObjects
+from patchloom.dense.annotations.voc import find_voc, xml_files
+from patchloom.dense.annotations.yolo import find_yaml, find_yolo, text_files, yaml_files
+from patchloom.display import StatusMessage
+from patchloom.errors import PatchloomError, listing
+from patchloom.system.files import similar
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+# Boxes of Hugging Face data sets with columns ``image`` and ``objects``.
+
+
+_OBJECTS = "objects"
+_LABEL = ("category", "label", "category_id", "categories", "labels", "class")
+_CROWD = ("iscrowd", "is_crowd")
+
+
+def find_hub(name: str) -> Annotations:
+    """The images and boxes of ``hf:FOLDER`` or ``hf:NAME``, as `open_hub` takes them.
+
+    The column ``objects`` has for each image a list of objects, or a dict of lists, with ``bbox``, COCO's x y w h in
+    pixels, and ``category`` or ``label``: a ClassLabel, text, or a number.
+    """
+    splits, state = splits_of(name)
+    parts: dict[str, AnnotatedFiles] = {}
+    notes: list[str] = []
+    names: list[list[str | int]] = []  # of the objects of each sheet
+    classes: tuple[str, ...] = ()
+    for split, dataset in splits.items():
+        part = parse_part(split) or (TRAIN if len(splits) == 1 else None)
+        if part is None or part in parts:
+            notes.append(f"The split {split} is left out: only train, validation and test are taken")
+            continue
+        if _OBJECTS not in dataset.column_names:
+            raise PatchloomError(
+                f"{name} has no column {_OBJECTS} in {split}, but {listing(dataset.column_names, 'and')}: each image "
+                "needs its objects, with bbox and category"
+            )
+        told = _classes(dataset.features[_OBJECTS])
+        if parts and told != classes:
+            raise PatchloomError(f"{name} has other classes in {split} than before: give all the same ClassLabel")
+        classes = told
+        sheets: list[ImageAnnotation] = []
+        with StatusMessage(f"reading the boxes of {name} {split}", len(dataset)) as waiting:
+            for i, row in enumerate(_rows(dataset)):
+                waiting.advance()
+                sheet, those = _sheet(f"{name} {split} #{i}", row)
+                sheets.append(sheet)
+                names.append(those)
+        images = Hub(name, split, dataset, state(split))
+        parts[part] = AnnotatedFiles(images, sheets, lambda i, images=images: _stored(images, i))
+    number = _numbered(classes, names)
+    if not classes:
+        classes = tuple(str(one) for one in number)
+        if classes and all(isinstance(one, int) for one in number):
+            notes.append(f"Classes are called by their numbers, as {name} has no ClassLabel for them")
+    for sheet, those in zip((sheet for part in parts.values() for sheet in part.sheets), names, strict=True):
+        for one in those:
+            if one not in number:
+                raise PatchloomError(f"{sheet.file} has an object of class {one}, and there are {len(classes)} classes")
+        sheet.labels = [number[one] for one in those]
+    return Annotations(classes, parts, notes)
+
+
+def _numbered(classes: tuple[str, ...], names: list[list[str | int]]) -> dict[str | int, int]:
+    """The number of a class by what objects say."""
+    if classes:
+        return dict(zip([*range(len(classes)), *classes], [*range(len(classes))] * 2, strict=True))
+    said = {one for those in names for one in those}
+    return {one: k for k, one in enumerate(sorted(said, key=lambda one: (isinstance(one, str), one)))}
+
+
+def _classes(feature: Any) -> tuple[str, ...]:
+    """The names of the ClassLabel within a feature, however deep; () if there is none."""
+    from datasets import ClassLabel
+
+    if isinstance(feature, ClassLabel):
+        return tuple(feature.names)
+    within = [*feature.values()] if isinstance(feature, Mapping) else feature if isinstance(feature, list) else []
+    inner = getattr(feature, "feature", None)
+    return next(filter(None, map(_classes, [*within, *([] if inner is None else [inner])])), ())
+
+
+def _rows(dataset: Dataset) -> Iterator[dict[str, Any]]:
+    wanted = [column for column in (_OBJECTS, "width", "height") if column in dataset.column_names]
+    yield from dataset.with_format(None).select_columns(wanted)
+
+
+def _sheet(where: str, row: dict[str, Any]) -> tuple[ImageAnnotation, list[str | int]]:
+    """What a row says, and the class of each object."""
+    size = row.get("height"), row.get("width")
+    known = all(isinstance(side, int) and side > 0 for side in size)
+    sheet = ImageAnnotation(where, size if known else None)
+    objects = row[_OBJECTS] or []
+    if isinstance(objects, dict):
+        lists = {key: values for key, values in objects.items() if isinstance(values, list)}
+        counts = {len(values) for values in lists.values()}
+        if len(counts) > 1:
+            raise PatchloomError(f"{where} has lists of {listing(sorted(counts), 'and')} in its objects: one a box")
+        objects = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+    names: list[str | int] = []
+    for one in objects:
+        label = next((one[key] for key in _LABEL if one.get(key) is not None), None)
+        try:
+            x, y, w, h = map(float, one["bbox"])
+        except (KeyError, TypeError, ValueError):
+            raise PatchloomError(f"{where} has an object whose bbox is not x y w h: {one.get('bbox')}") from None
+        if not isinstance(label, str | int):
+            raise PatchloomError(f"{where} has an object without a class: give it a category")
+        sheet.add((x, y, x + w, y + h), -1, any(bool(one.get(key)) for key in _CROWD))
+        names.append(label)
+    return sheet, names
+
+
+def _stored(images: Hub, i: int) -> Path | bytes:
+    stored = images.stored(i)
+    return stored if isinstance(stored, bytes) else Path(stored)
+
+
+# What can be wrong with boxes, found before anything is trained on them: a sentence that names the file, or a note.
+
+
+_ROUNDING = 2  # pixels by which a box may reach out of its image, and is clipped
+_CLIPPED = 0.05  # pixels: less than that is no news
+_FEW_LOST = 0.05  # share of the images that may be missing or unreadable
+_FEW_BAD = 1e-4  # share of the boxes that may be of no area or outside, and are left out: COCO's own has two such
+
+
+def check_annotations(found: Annotations) -> AnnotatedData[Objects]:
+    """What was found, compared with its images."""
+    _refuse_shared(found)
+    masks, notes = _outlined(found)
+    parts: dict[str, BoxedImages] = {}
+    for name, part in found.parts.items():
+        parts[name], said = _boxed(part, found.classes, masks)
+        before = f"{name.capitalize()}: " if len(found.parts) > 1 else ""
+        notes += [f"{before}{sentence}" for sentence in said]
+    if TRAIN not in parts:
+        there = ", ".join(f"{name} ({count_images(len(part))})" for name, part in parts.items())
+        raise PatchloomError(f"the data has no part to train on, only {there}: call a folder or file of it train")
+    if not len(parts[TRAIN].labels):
+        first = found.parts[TRAIN].sheets[0].file
+        raise PatchloomError(f"{first} and all others to train on hold no objects: annotate some")
+    seen = np.bincount(parts[TRAIN].labels, minlength=len(found.classes))
+    if unseen := [name for name, count in zip(found.classes, seen, strict=True) if not count]:
+        many = "1 class has" if len(unseen) == 1 else f"{len(unseen):,} classes have"
+        notes.append(f"{many} no object to train on ({limit_examples(unseen, len(unseen))})")
+    becomes, said = named_parts({name: len(part) for name, part in parts.items()})
+    by_name = {becomes[name]: part for name, part in parts.items()}
+    return AnnotatedData(by_name[TRAIN], by_name.get(VALIDATION), by_name.get(TEST), (*found.notes, *said, *notes))
+
+
+def _refuse_shared(found: Annotations) -> None:
+    """Refuse an image that is in two parts: what is trained on tests nothing."""
+    seen: dict[str, str] = {}
+    for name, part in found.parts.items():
+        for i in range(len(part.sheets)):
+            image = part.images.describe(i)
+            if (other := seen.setdefault(image, name)) != name:
+                both = listing(sorted((other, name), key=PARTS.index), "and")
+                raise PatchloomError(f"{image} is in two parts, {both}: leave it in one of them alone")
+
+
+def _outlined(found: Annotations) -> tuple[bool, list[str]]:
+    """Whether there are masks: where all objects have an outline."""
+    sheets = [sheet for part in found.parts.values() for sheet in part.sheets]
+    total = sum(len(sheet.boxes) for sheet in sheets)
+    without = sum(outline is None for sheet in sheets for outline in sheet.outlines)
+    if not 0 < without < total:
+        return without < total, []
+    first = next(sheet.file for sheet in sheets if None in sheet.outlines)
+    return False, [
+        f"Masks are left out, and boxes alone are taken: {without:,} of {total:,} objects have no segmentation (the "
+        f"first in {first})"
+    ]
+
+
+def _boxed(part: AnnotatedFiles, classes: tuple[str, ...], masks: bool) -> tuple[BoxedImages, list[str]]:
+    """The images of a part that are there, with their objects, and notes."""
+    headers, notes = _headers(part)
+    kept = [i for i, header in enumerate(headers) if header is not None]
+    sheets = [part.sheets[i] for i in kept]
+    images = part.images if len(kept) == len(part.sheets) else part.images.subset(kept)
+    sizes = np.array([headers[i].size for i in kept], np.int64).reshape(-1, 2)
+    counts = np.array([len(sheet.boxes) for sheet in sheets], np.int64)
+    owner = np.repeat(np.arange(len(sheets)), counts)
+    boxes = np.array([box for sheet in sheets for box in sheet.boxes], np.float64).reshape(-1, 4)
+    labels = np.array([label for sheet in sheets for label in sheet.labels], np.int64)
+    crowd = np.array([crowd for sheet in sheets for crowd in sheet.crowd], bool)
+    relative = np.array([sheet.relative for sheet in sheets], bool)[owner]
+    sides = sizes[owner][:, [1, 0, 1, 0]].astype(np.float64)  # w h w h of each box's image
+    boxes[relative] *= sides[relative]
+    boxes, fine, said = _within(boxes, sides, [sheets[i] for i in owner])
+    notes += said
+    if empty := int((counts == 0).sum()):
+        first = images.describe(int(np.flatnonzero(counts == 0)[0]))
+        notes.append(f"{empty:,} of {len(sheets):,} images are without objects (the first is {first})")
+    outlines = None
+    if masks:
+        texts = [
+            _outline(outline, sheet, (int(h), int(w)))
+            for sheet, (h, w) in zip(sheets, sizes, strict=True)
+            for outline in sheet.outlines
+        ]
+        outlines = PackedStrings([text for text, good in zip(texts, fine, strict=True) if good])
+    counts = np.bincount(owner[fine], minlength=len(sheets)).astype(np.int64)
+    packed = boxes[fine].astype(np.float32), labels[fine], crowd[fine]
+    return BoxedImages(images, classes, sizes, counts, *packed, outlines), notes
+
+
+def _headers(part: AnnotatedFiles) -> tuple[list[Header | None], list[str]]:
+    """The header of each image, None for one that is left out; and notes on these, and on those that are turned."""
+    headers: list[Header | None] = []
+    missing: list[int] = []
+    broken: dict[int, str] = {}
+    turned: list[int] = []
+    with StatusMessage("reading the sizes of annotated images", len(part.sheets)) as waiting:
+        for i, sheet in enumerate(part.sheets):
+            waiting.advance()
+            try:
+                header = header_of(part.stored(i), part.images.describe(i))
+            except FileNotFoundError:
+                missing.append(i)
+                headers.append(None)
+                continue
+            except Unreadable as error:
+                broken[i] = str(error)
+                headers.append(None)
+                continue
+            _compare(sheet, header, part.images.describe(i))
+            turned += [i] if header.turned else []
+            headers.append(header)
+    allowed = _FEW_LOST * len(part.sheets)
+    if len(missing) > allowed:
+        raise PatchloomError(
+            f"{part.images.describe(missing[0])} is not there, and {part.sheets[missing[0]].file} names it "
+            f"({len(missing):,} of {len(part.sheets):,} images are missing): put the images where the annotations name "
+            "them"
+        )
+    if len(broken) > allowed:
+        raise PatchloomError(f"{broken[min(broken)]} ({len(broken):,} of {len(part.sheets):,} images)")
+    notes = []
+    for what, those in (("are not there", missing), ("cannot be read", sorted(broken))):
+        if those:
+            names = limit_examples(map(part.images.describe, those), len(those))
+            notes.append(f"{len(those):,} of {len(headers):,} images {what}, and are left out ({names})")
+    if turned:
+        names = limit_examples(map(part.images.describe, turned), len(turned))
+        notes.append(
+            f"{len(turned):,} of {len(headers):,} images are turned by their EXIF orientation: their boxes are taken "
+            f"to be those of the upright image ({names})"
+        )
+    return headers, notes
+
+
+def _compare(sheet: ImageAnnotation, header: Header, image: str) -> None:
+    """Refuse an image of another size than its annotation says."""
+    if sheet.size is None or sheet.size == header.size:
+        return
+    (h, w), (have_h, have_w) = sheet.size, header.size
+    if header.swapped and sheet.size == (have_w, have_h):
+        raise PatchloomError(
+            f"{sheet.file} has boxes of {image} as it is stored ({w} x {h}), but its EXIF orientation makes it "
+            f"{have_w} x {have_h}: take that mark away (exiftool -Orientation= FILE), or annotate the upright image"
+        )
+    raise PatchloomError(
+        f"{sheet.file} says that {image} has {w} x {h} pixels, but it has {have_w} x {have_h}: put the image that was "
+        "annotated in its place, or annotate this one"
+    )
+
+
+def _within(
+    boxes: np.ndarray, sides: np.ndarray, sheets: Sequence[ImageAnnotation]
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Boxes clipped to their images, which of them are fine (bool [m]), and notes.
+
+    Args:
+        boxes: float64 [m 4].
+        sides: [m 4], w h w h of the image of each.
+        sheets: that of each.
+    """
+    if not np.isfinite(boxes).all():
+        bad = int(np.flatnonzero(~np.isfinite(boxes).all(1))[0])
+        raise PatchloomError(f"{sheets[bad].file} has a box with a number that is not finite: mend it or take it out")
+    inside = np.clip(boxes, 0, sides)
+    beyond = np.abs(inside - boxes).max(1, initial=0)
+    outside = beyond > _ROUNDING
+    flat = (inside[:, 2:] <= inside[:, :2]).any(1)
+    wrong = outside | flat
+    notes = []
+    if wrong.any():
+        bad = int(np.flatnonzero(wrong)[0])
+        said = "[" + ", ".join(f"{side:g}" for side in boxes[bad]) + "]"
+        why = "of no area" if (boxes[bad, 2:] <= boxes[bad, :2]).any() else "that reaches out of its image"
+        w, h = sides[bad, :2].astype(int)
+        sentence = f"{sheets[bad].file} has a box {why} (x0 y0 x1 y1 {said}, in an image of {w} x {h} pixels)"
+        count = int(wrong.sum())
+        if count > _FEW_BAD * len(boxes):
+            more = f"; {count:,} of {len(boxes):,} boxes are of no area or outside" if count > 1 else ""
+            raise PatchloomError(f"{sentence}: mend it or take it out{more}")
+        notes.append(f"{count:,} of {len(boxes):,} boxes are of no area or outside, and left out: {sentence}")
+    clipped = ~wrong & (beyond > _CLIPPED)
+    if clipped.any():
+        first = sheets[int(np.flatnonzero(clipped)[0])].file
+        notes.append(
+            f"{int(clipped.sum()):,} of {len(boxes):,} boxes reach out of their image by up to {_ROUNDING} pixels, and "
+            f"are clipped (the first in {first})"
+        )
+    return inside, ~wrong, notes
+
+
+def _outline(outline: Any, sheet: ImageAnnotation, size: tuple[int, int]) -> str:
+    """An outline in JSON, in pixels."""
+    if isinstance(outline, dict):
+        if [*outline.get("size", ())] != [*size] or not isinstance(outline.get("counts"), list | str):
+            raise PatchloomError(
+                f"{sheet.file} has a mask whose size is {outline.get('size')} [h, w], in an image of {[*size]}: mend "
+                "it or take it out"
+            )
+        return json.dumps(outline, separators=(",", ":"))
+    try:
+        good = all(len(one) >= 6 and len(one) % 2 == 0 and all(map(isfinite, one)) for one in outline)
+    except TypeError:
+        good = False
+    if not (good and outline):
+        raise PatchloomError(
+            f"{sheet.file} has a segmentation that is no list of polygons of at least three points: mend it or take it "
+            "out"
+        )
+    if sheet.relative:
+        height, width = size
+        outline = [[one * (width, height)[k % 2] for k, one in enumerate(polygon)] for polygon in outline]
+    return json.dumps(outline, separators=(",", ":"))
+
+
+_LAYOUTS = (
+    "COCO JSON, Pascal VOC XML or YOLO text, such as images/ beside annotations/ or labels/, or the JSON or data.yaml"
+)
+
+
+def open_boxes(data: DataLike, seed: int = 0) -> AnnotatedData[Objects]:
+    """Open images with boxes and, where the data has them, masks."""
+    if is_object(data) or not isinstance(data, str | os.PathLike):
+        raise PatchloomError(
+            f"boxes are read from one place, and not from objects or a list: give a folder with {_LAYOUTS}"
+        )
+    name = os.fspath(data)
+    if isinstance(data, str) and is_builtin(name):
+        if name.partition(":")[0] != "shapes":
+            raise PatchloomError(f"{name} has no boxes: of the built-in data, only shapes has")
+        opened = open_builtin(name, seed)
+        assert opened is not None and isinstance(opened.train, Shapes) and isinstance(opened.test, Shapes)
+        return AnnotatedData(DrawnObjects(opened.train), None, DrawnObjects(opened.test))
+    with StatusMessage(f"looking for the boxes of {name}"):
+        return check_annotations(find_hub(name) if is_hub(name) else _found(name))
+
+
+def _found(name: str) -> Annotations:
+    path = Path(name).expanduser()
+    if path.is_file():
+        return _of_file(name, path)
+    if not path.is_dir():
+        beside = similar(path)
+        hint = f"did you mean {beside}?" if beside else f"give a folder with {_LAYOUTS}, or shapes"
+        raise PatchloomError(f"{name} does not exist: {hint}")
+    listed = list_files(path)
+    read = {file: read_json(path / file) for file in json_files(path, listed)}
+    coco = {file: content for file, content in read.items() if content is not None}
+    voc, yamls = xml_files(path, listed), yaml_files(path)
+    text = [] if yamls else text_files(path, listed)
+    there = {"COCO JSON": [*coco], "Pascal VOC XML": voc, "YOLO text": yamls or text}
+    there = {kind: files for kind, files in there.items() if files}
+    if len(there) > 1:
+        which = listing([f"{kind} ({files[0]})" for kind, files in there.items()], "and")
+        raise PatchloomError(
+            f"{name} holds {which}: move all but one away, or give the JSON or data.yaml instead of the folder"
+        )
+    if len(yamls) > 1:
+        raise PatchloomError(f"{name} holds {listing(yamls, 'and')}: give one of them instead of the folder")
+    if coco:
+        return find_coco(name, path, listed, coco)
+    if voc:
+        return find_voc(name, path, listed, voc)
+    if yamls:
+        return find_yaml(name, path / yamls[0])
+    if text:
+        return find_yolo(name, path, listed, text)
+    strange = next(iter(read), None)
+    if strange is not None:
+        raise PatchloomError(
+            f"{path / strange} is no COCO JSON, as it has no list of images: give a folder with {_LAYOUTS}"
+        )
+    raise PatchloomError(f"{name} holds no annotations that are known: give a folder with {_LAYOUTS}")
+
+
+def _of_file(name: str, path: Path) -> Annotations:
+    """The images that a JSON or YAML file names; those of a JSON lie in its folder, or beside it."""
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return find_yaml(name, path)
+    if path.suffix.lower() != ".json":
+        raise PatchloomError(f"{name} is no JSON and no YAML file: give a folder with {_LAYOUTS}")
+    content = read_json(path)
+    if content is None:
+        raise PatchloomError(f"{name} is no COCO JSON, as it has no list of images")
+    root = path.absolute().parent
+    root = root.parent if is_role(root.name) else root
+    return find_coco(name, root, list_files(root), {path.absolute().relative_to(root).as_posix(): content}, alone=True)

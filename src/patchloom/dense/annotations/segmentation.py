@@ -1,0 +1,885 @@
+"""Opening images with label maps: a folder, a Hugging Face data set, pairs given in Python, or drawn shapes."""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import tifffile
+import torch
+from torch import Tensor
+
+from patchloom.arguments import validate_arguments
+from patchloom.data.conversions import limit_examples
+from patchloom.data.decode import Unreadable, apply_orientation, open_pillow, refuse_bomb, silence_decoders
+from patchloom.data.source import Data, Source, digest
+from patchloom.data.sources.builtin import is_builtin, open_builtin
+from patchloom.data.sources.files import Files
+from patchloom.data.sources.huggingface import Hub, is_hub, splits_of, stored_file
+from patchloom.data.sources.in_memory import DataLike, open_objects
+from patchloom.data.sources.label_maps import IMAGE_ENDING, MAP_ENDING, is_image_folder, is_map_folder
+from patchloom.data.sources.scandir import list_files, some_images
+from patchloom.data.sources.synthetic import Shapes
+from patchloom.data.workers import in_threads
+from patchloom.dense.annotations.base import (
+    ADE_CLASSES,
+    ADE_COUNT,
+    CLASSES,
+    IGNORED,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Annotated,
+    AnnotatedData,
+    AnnotatedSubset,
+    ClassList,
+    header_of,
+    named_parts,
+    numbered_classes,
+    orientation_of,
+    parse_part,
+    read_ade_classes,
+    read_classes,
+)
+from patchloom.dense.annotations.synthetic import DrawnMaps
+from patchloom.display import StatusMessage
+from patchloom.errors import PatchloomError, listing
+from patchloom.system.files import add_checksum, cache_root, similar, strip_checksum, write_whole
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+# Label maps as they are stored: a number a pixel, which is never looked up as a colour.
+
+
+_ORIENTATION = 274  # TIFF's tag
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_LOSSY_FORMATS = ("JPEG", "MPO", "WEBP")
+_SPREAD = {2: 85, 4: 17}  # what PIL multiplies grey values of so few bits by, to fill 8
+
+
+def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None) -> np.ndarray:
+    """The numbers in a label map: PNG, TIFF, BMP or GIF of 1 to 16 bits, grey or with a palette, or a ``.npy`` array.
+
+    A palette is not looked up: its indices are the numbers. EXIF orientation is applied, as to images.
+
+    Args:
+        source: the file, or its bytes.
+        name: of the file, with which messages begin.
+        colours: uint8 [k 3], of which a colour-coded map becomes the places.
+
+    Returns:
+        Not negative, of an integer dtype [h w].
+    """
+    try:
+        with silence_decoders():
+            array, kind = _decoded(source if isinstance(source, bytes) else source.read_bytes())
+    except Exception as error:  # decoders raise nearly anything on broken bytes
+        reason = (
+            " ".join(str(error).replace(str(source), "it").split()) if isinstance(source, Path) else "it is damaged"
+        )
+        raise Unreadable(f"{name} cannot be read as a label map: {reason or type(error).__name__}") from error
+    if kind in _LOSSY_FORMATS:
+        raise PatchloomError(f"{name} is of a format that changes numbers to make files small: save label maps as PNG")
+    return _checked(array, name, colours)
+
+
+def ids_in(array: np.ndarray, name: str) -> np.ndarray:
+    """A label map that is given as an array [h w], as `read_ids` returns it."""
+    return _checked(array, name, None)
+
+
+def _decoded(content: bytes) -> tuple[np.ndarray, str]:
+    """The values of a file, and its format as PIL calls it."""
+    if content.startswith(b"\x93NUMPY"):
+        return np.load(BytesIO(content), allow_pickle=False), "NPY"
+    if content.startswith(_TIFF):
+        with tifffile.TiffFile(BytesIO(content)) as tiff:
+            page = tiff.pages.first
+            refuse_bomb(page.imagelength, page.imagewidth)
+            return apply_orientation(page.asarray(), int(page.tags.valueof(_ORIENTATION, 1))), "TIFF"
+    with open_pillow(BytesIO(content)) as image:
+        kind, orientation = str(image.format), orientation_of(image)
+        array = np.asarray(image)
+        if kind == "PNG" and content[25:26] == b"\0":  # grey: bits follow width and height in the head, then colours
+            array = array // np.uint8(_SPREAD[content[24]]) if content[24] in _SPREAD else array
+        return apply_orientation(array, orientation), kind
+
+
+def _checked(array: np.ndarray, name: str, colours: np.ndarray | None) -> np.ndarray:
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[..., 0]
+    if array.ndim == 3 and array.shape[2] in (3, 4) and array.dtype == np.uint8:
+        if colours is not None:
+            return _places(array, colours, name)
+        raise PatchloomError(
+            f"{name} shows classes by colours: save one number a pixel, or name the colours in classes.txt, a line "
+            "'R G B NAME' for each"
+        )
+    if array.ndim != 2 or array.dtype.kind not in "uib":
+        channels = f"{array.shape[2]} channels" if array.ndim == 3 else "values that are no whole numbers"
+        raise PatchloomError(f"{name} has {channels}: a label map has one whole number a pixel")
+    if array.dtype.kind == "i" and array.size and array.min() < 0:
+        raise PatchloomError(f"{name} holds the number {array.min()}: label maps hold numbers from 0 to 65,535")
+    return array.astype(np.uint8) if array.dtype == np.bool_ else array
+
+
+def _places(array: np.ndarray, colours: np.ndarray, name: str) -> np.ndarray:
+    """The place in ``colours`` [k 3] of each pixel's colour, int64 [h w]."""
+    weights = np.array([65536, 256, 1], np.int64)
+    known, pixels = colours @ weights, array[..., :3] @ weights
+    order = np.argsort(known)
+    places = order[np.searchsorted(known[order], pixels).clip(max=len(known) - 1)]
+    if (strange := known[places] != pixels).any():
+        colour = tuple(map(int, array[strange][0, :3]))
+        raise PatchloomError(f"{name} has the colour {colour}, which classes.txt does not name: add a line for it")
+    return places
+
+
+# Which label map belongs to which image, and to which part of the data, by the names of files and folders alone.
+
+
+# train_labels, trainannot, masks-val: a part and what lies in it, in one name
+_WHAT = "labels?|masks?|annot|annotations?|gt|images?|imgs?|photos?|frames?"
+_BOTH = re.compile(rf"(?P<split>[a-z]+?\d*)[ _.-]?({_WHAT})|({_WHAT})[ _.-]?(?P<other>[a-z]+\d*)")
+# maps of something else than classes, or of classes in colours, as Cityscapes and VOC have them beside the others
+_LESSER = re.compile(r"colou?r|instance|object|panoptic|polygon|visual|overlay|preview")
+_LOSSY_SUFFIXES = (".jpg", ".jpeg", ".webp", ".heic", ".heif")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Images with label maps. All paths are relative to the folder, with forward slashes.
+
+    Attributes:
+        parts: of "train", "validation" and "test" those that there are, each with the paths of its images, sorted, and
+            of their label maps.
+        words: what the folder calls each part, such as "val".
+        folders: where a list of classes may lie: the folder itself (""), and those around label maps.
+        notes: on what is left out.
+    """
+
+    parts: Mapping[str, tuple[list[str], list[str]]]
+    words: Mapping[str, str]
+    folders: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class _Folder(NamedTuple):
+    """What the name of a folder says: whether it holds label maps, or images; its part; and the rest of its path."""
+
+    maps: bool
+    images: bool
+    split: str
+    word: str
+    rest: str
+    top: str
+
+
+def layout_of(paths: Sequence[str], name: str) -> Layout:
+    """Find the label map of each image.
+
+    Folders of label maps have one of their usual names (labels, masks, annotations, gt, SegmentationClass...), beside
+    those of images; both may lie in ``train``, ``val`` and ``test``, or hold these. A label map has the name of its
+    image, but for an ending such as ``_mask``. Without such folders, it lies beside its image with such an ending.
+    """
+    folders = {path: _read_folder(path) for path in {path.rpartition("/")[0] for path in paths}}
+    found = {path: folders[path.rpartition("/")[0]] for path in paths}
+    maps = [path for path in paths if found[path].maps] or _beside(paths)
+    if not maps:
+        raise PatchloomError(
+            f"{name} holds no label maps: put them into labels/ beside images/, each with the name of its image"
+        )
+    taken = set(maps)
+    images = [path for path in paths if path not in taken]
+    if not images:
+        raise PatchloomError(
+            f"{name} holds label maps and no images ({limit_examples(maps, len(maps))}): put them into images/"
+        )
+    of_image, alone = _matched(images, maps, found)
+    if not of_image:
+        raise PatchloomError(
+            f"none of the {len(maps):,} label maps of {name} has the name of an image: call {maps[0]} as its image, "
+            f"such as {images[0]}"
+        )
+    chosen = {image: _chosen(image, of_image[image]) for image in images if image in of_image}
+    owners: dict[str, str] = {}
+    for image, label in chosen.items():
+        if label in owners:
+            raise PatchloomError(f"{label} may be the label map of {owners[label]} and of {image}: rename one of them")
+        owners[label] = image
+        if label.lower().endswith(_LOSSY_SUFFIXES):
+            raise PatchloomError(
+                f"{label} is of a format that changes numbers to make files small: save label maps as PNG"
+            )
+    parts: dict[str, tuple[list[str], list[str]]] = {}
+    words: dict[str, str] = {}
+    for image, label in chosen.items():
+        folder = found[image]
+        part = parts.setdefault(folder.split, ([], []))
+        part[0].append(image)
+        part[1].append(label)
+        if (other := words.setdefault(folder.split, folder.word)) != folder.word:
+            raise PatchloomError(f"{name} has {other} and {folder.word} for the same part: leave one of them")
+    notes = []
+    if "train" not in parts and "" not in parts:
+        raise PatchloomError(f"{name} has {' and '.join(words.values())} and no train: name a folder so")
+    if "" in parts and len(parts) > 1:
+        outside = parts.pop("")[0] if "train" in parts else []
+        if outside:
+            notes.append(
+                f"{_were(len(outside), 'image')} left out, in none of the parts "
+                f"({limit_examples(outside, len(outside))})"
+            )
+    if "" in parts:
+        parts["train"], words["train"] = parts.pop(""), words.pop("")
+    lacking = [image for image in images if image not in of_image]
+    if lacking:
+        notes.append(
+            f"{_were(len(lacking), 'image')} left out, without a label map ({limit_examples(lacking, len(lacking))})"
+        )
+    if alone:
+        notes.append(
+            f"{_were(len(alone), 'label map')} left out, without an image ({limit_examples(alone, len(alone))})"
+        )
+    tops = sorted({found[label].top for label in chosen.values()})
+    around = dict.fromkeys(["", *(os.path.dirname(top) for top in tops), *tops])
+    return Layout(parts, words, tuple(around), tuple(notes))
+
+
+def _were(count: int, what: str) -> str:
+    return f"1 {what} was" if count == 1 else f"{count:,} {what}s were"
+
+
+@lru_cache(maxsize=2**16)
+def _read_folder(path: str) -> _Folder:
+    maps = images = False
+    split = word = top = ""
+    rest, above = [], []
+    for name in filter(None, path.split("/")):
+        above.append(name)
+        lower = name.lower()
+        both = _BOTH.fullmatch(lower)
+        alone = parse_part(lower)
+        here = alone or (parse_part(both["split"] or both["other"]) if both else None)
+        if here and not split:
+            split, word = here, name
+        role = not (maps or images) and not alone
+        if role and is_map_folder(name):
+            maps, top = True, "/".join(above)
+        elif role and is_image_folder(name):
+            images = True
+        elif not here:
+            rest.append(name)
+    return _Folder(maps, images, split, word, "/".join(rest), top)
+
+
+def _beside(paths: Sequence[str]) -> list[str]:
+    """The label maps that lie beside their images, by the ends of their names."""
+    stems = {_stem(path) for path in paths}
+    return [path for path in paths if _without(MAP_ENDING, _stem(path)) in stems - {_stem(path)}]
+
+
+def _stem(path: str) -> str:
+    return os.path.splitext(path)[0]
+
+
+def _without(ending: re.Pattern[str], stem: str) -> str:
+    folder, _, name = stem.rpartition("/")
+    return f"{folder}/{ending.sub('', name)}" if folder else ending.sub("", name)
+
+
+def _matched(
+    images: Iterable[str], maps: Iterable[str], found: Mapping[str, _Folder]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """The label maps that each image may have, and those without an image."""
+    split = any(found[path].split for path in maps)  # otherwise one folder holds those of all parts
+
+    def key(path: str, name: str) -> tuple[str, str, str]:
+        return found[path].split if split else "", found[path].rest, name
+
+    by_name: dict[tuple[str, str, str], list[str]] = {}
+    by_start: dict[tuple[str, str, str], list[str]] = {}
+    for image in images:
+        name = os.path.basename(_stem(image))
+        by_name.setdefault(key(image, name), []).append(image)
+        by_start.setdefault(key(image, IMAGE_ENDING.sub("", name)), []).append(image)
+    of_image: dict[str, list[str]] = {}
+    alone = []
+    for path in maps:
+        name = os.path.basename(_stem(path))
+        short = MAP_ENDING.sub("", name)
+        tried = (by_name.get(key(path, name)), by_name.get(key(path, short)), by_start.get(key(path, short)))
+        those = next(filter(None, tried), [])
+        if not those:
+            alone.append(path)
+        if len(those) > 1:
+            raise PatchloomError(f"{path} may be the label map of {those[0]} and of {those[1]}: rename one of them")
+        for image in those:
+            of_image.setdefault(image, []).append(path)
+    return of_image, alone
+
+
+def _chosen(image: str, maps: Sequence[str]) -> str:
+    """The label map of an image, of those that have its name."""
+    if len(maps) > 1:
+        maps = [path for path in maps if not _LESSER.search(path.lower())] or maps
+    if len(maps) > 1:  # Cityscapes: its 19 classes, where they are beside its 34
+        maps = [path for path in maps if re.search(r"train_?ids?$", _stem(path).lower())] or maps
+    if len(maps) > 1:
+        raise PatchloomError(f"{maps[0]} and {maps[1]} may both be the label map of {image}: take one out")
+    return maps[0]
+
+
+# Images with their label maps as they are stored, wherever they lie, and one look at all of them before training.
+
+
+_FORMAT = "label maps 1"  # to be raised with changes of the code that reads label maps
+
+
+class StoredMaps(ABC):
+    """Images and the label map of each, in the same order.
+
+    Attributes:
+        images: the images.
+    """
+
+    images: Source
+
+    @abstractmethod
+    def ids(self, i: int) -> np.ndarray:
+        """The numbers in the label map of image i, of an integer dtype [h w], as `read_ids` says."""
+
+    @abstractmethod
+    def describe(self, i: int) -> str:
+        """Name of the label map of image i in messages."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """16 hex digits that change when a label map does; images do not count."""
+
+    def stamp(self) -> str | None:
+        """As `Source.stamp`, of images and label maps."""
+        return None
+
+    def image_size(self, i: int) -> tuple[int, int]:
+        """(h, w) of image i."""
+        height, width = self.images.read(i).shape[1:]
+        return height, width
+
+
+class FileMaps(StoredMaps):
+    """Images and label maps in files.
+
+    Args:
+        images: the images.
+        labels: their label maps, as files; they are never read as images.
+        colours: for `read_ids`.
+    """
+
+    def __init__(self, images: Files, labels: Files, colours: np.ndarray | None) -> None:
+        self.images, self.labels, self.colours = images, labels, colours
+
+    def ids(self, i: int) -> np.ndarray:
+        return read_ids(Path(self.describe(i)), self.describe(i), self.colours)
+
+    def describe(self, i: int) -> str:
+        return self.labels.describe(i)
+
+    def fingerprint(self) -> str:
+        return self.labels.fingerprint()
+
+    def stamp(self) -> str | None:
+        colours = "" if self.colours is None else str(self.colours.tolist())
+        return digest([str(self.images.stamp()), self.labels.stamp(), colours])
+
+    def image_size(self, i: int) -> tuple[int, int]:
+        return read_image_size(Path(self.images.describe(i)), self.images.describe(i))
+
+
+def read_image_size(stored: Path | bytes, name: str) -> tuple[int, int]:
+    """(h, w) of an image by the head of its file."""
+    try:
+        return header_of(stored, name).size
+    except FileNotFoundError as problem:
+        raise Unreadable(f"{name} is not there") from problem
+
+
+def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
+    """Look at all label maps: which numbers each holds, and in how many pixels.
+
+    All problems are found before anything is trained. The result is cached until a file changes.
+
+    Returns:
+        Rows of image, number and pixels, int64 [m 3], sorted.
+    """
+    stamp = maps.stamp()
+    place = None if stamp is None else cache_root() / "label_maps" / digest([_FORMAT, stamp])
+    known = None if place is None else _read(place)
+    if known is not None:
+        return known
+    found: list[np.ndarray] = []
+    problems: list[PatchloomError] = []
+    n = len(maps.images)
+    with (
+        StatusMessage(f"reading the label maps of {where}", n) as waiting,
+        closing(in_threads(lambda i: _look(maps, i), range(n))) as looks,
+    ):
+        for i, look in enumerate(looks):
+            waiting.advance()
+            if isinstance(look, PatchloomError):
+                problems.append(look)
+            else:
+                found.append(np.insert(look, 0, i, axis=1))
+    if problems:
+        more = f" ({len(problems) - 1:,} more of {n:,} cannot be used)" if len(problems) > 1 else ""
+        raise PatchloomError(f"{problems[0]}{more}")
+    rows = np.concatenate(found)
+    if place is not None and maps.stamp() == stamp:  # otherwise files changed meanwhile
+        try:
+            write_whole(place, add_checksum(rows.tobytes()))
+        except PatchloomError:  # a full or read-only disc only costs another pass
+            pass
+    return rows
+
+
+def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
+    """Numbers and pixels of a label map, int64 [m 2]; or what is wrong with it."""
+    try:
+        ids = maps.ids(i)
+        size = maps.image_size(i)
+        if size != ids.shape:  # a head may tell another size than what decoding makes of the file
+            size = tuple(maps.images.read(i).shape[1:])
+    except PatchloomError as problem:
+        return problem
+    if size != ids.shape:
+        (h, w), (height, width) = ids.shape, size
+        return PatchloomError(
+            f"{maps.describe(i)} has {h} x {w} pixels and its image {maps.images.describe(i)} {height} x {width}: "
+            "label maps have the size of their images"
+        )
+    if int(ids.max()) > 65535:
+        return PatchloomError(f"{maps.describe(i)} holds the number {ids.max()}: label maps hold numbers up to 65,535")
+    counts = np.bincount(ids.ravel())
+    numbers = np.flatnonzero(counts)
+    return np.stack([numbers, counts[numbers]], axis=1).astype(np.int64)
+
+
+def _read(place: Path) -> np.ndarray | None:
+    """The rows in a cached file; None if there is none, or it is damaged."""
+    try:
+        content = strip_checksum(place.read_bytes())
+    except OSError:
+        return None
+    return None if content is None or len(content) % 24 else np.frombuffer(content, np.int64).reshape(-1, 3)
+
+
+# Images with a class for each pixel.
+
+
+_NUMBERS = 2**16  # that a label map may hold
+_UNKNOWN = -2  # for those that are neither a class nor ignored
+
+
+class LabelMaps(Annotated[Tensor]):
+    """Images whose label maps are stored.
+
+    Args:
+        maps: images and label maps.
+        classes: the classes, and their numbers in label maps.
+        ignored: numbers that do not count.
+        rows: as `ids_of` gives them.
+
+    Attributes:
+        ids: the number of each class in label maps as they are stored.
+        counts: pixels of each class in each image, int64 [n k].
+    """
+
+    def __init__(self, maps: StoredMaps, classes: ClassList, ignored: Collection[int], rows: np.ndarray) -> None:
+        self.maps, self.images, self.ignored = maps, maps.images, sorted(ignored)
+        self.classes, self.ids, self.source = classes.names, classes.ids, classes.source
+        self._numbers = np.full(_NUMBERS, _UNKNOWN, np.int16)
+        self._numbers[list(classes.ids)] = np.arange(len(classes.ids))
+        self._numbers[[number for number in ignored if 0 <= number < _NUMBERS]] = IGNORED
+        numbers = self._numbers[rows[:, 1]]
+        strange = rows[numbers == _UNKNOWN]
+        if len(strange):
+            raise self._unknown(int(strange[0, 0]), int(strange[0, 1]), len(np.unique(strange[:, 0])))
+        known = numbers >= 0
+        self.counts = np.zeros((len(self.images), len(self.classes)), np.int64)
+        self.counts[rows[known, 0], numbers[known]] = rows[known, 2]
+
+    def truth(self, i: int) -> Tensor:
+        ids = self.maps.ids(i)
+        numbers = self._numbers[np.minimum(ids, _NUMBERS - 1) if ids.itemsize > 2 else ids]
+        if (strange := numbers == _UNKNOWN).any():  # the file has changed since all were looked at
+            raise self._unknown(i, int(ids[strange][0]), 1)
+        return torch.from_numpy(numbers)
+
+    def size(self, i: int) -> tuple[int, int]:
+        return self.maps.image_size(i)
+
+    def _unknown(self, i: int, number: int, files: int) -> PatchloomError:
+        more = f" ({files - 1:,} more hold such numbers)" if files > 1 else ""
+        return PatchloomError(
+            f"{self.maps.describe(i)} holds the number {number}, which is none of the {len(self.ids)} classes of "
+            f"{self.source}{more}: add it there, or give --ignore {number} if it does not count"
+        )
+
+    def fingerprint(self) -> str:
+        about = [*self.classes, *map(str, self.ids), str(self.ignored)]
+        return digest([self.images.fingerprint(), self.maps.fingerprint(), *about])
+
+
+def class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
+    """Pixels of each class in all images, int64 [k]."""
+    whole, chosen = _whole(annotated)
+    if isinstance(whole, LabelMaps):
+        return np.asarray(whole.counts[chosen].sum(0))
+    counts = np.zeros(len(annotated.classes), np.int64)
+    with StatusMessage("counting the pixels of each class", len(annotated)) as waiting:
+        for i in range(len(annotated)):
+            truth = annotated.truth(i).numpy()
+            counts += np.bincount(truth[truth != IGNORED], minlength=len(counts))
+            waiting.advance()
+    return counts
+
+
+def class_ids(annotated: Annotated[Tensor]) -> tuple[int, ...]:
+    """The number that means each class in the label maps as they are stored, for writing others like them."""
+    whole, _ = _whole(annotated)
+    return whole.ids if isinstance(whole, LabelMaps) else tuple(range(len(annotated.classes)))
+
+
+def _whole(annotated: Annotated[Tensor]) -> tuple[Annotated[Tensor], np.ndarray]:
+    """What some images were taken from, and which."""
+    chosen = np.arange(len(annotated))
+    whole = annotated
+    while isinstance(whole, AnnotatedSubset):
+        whole, chosen = whole.whole, whole.indices[chosen]
+    return whole, chosen
+
+
+# Images with label maps that a program gives: pairs of arrays or paths.
+
+
+_PARTS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
+
+
+class GivenMaps(StoredMaps):
+    """Images, and for each a label map [h w] or the path of one.
+
+    Args:
+        images: the images.
+        labels: paths, arrays, tensors or PIL images.
+    """
+
+    def __init__(self, images: Source, labels: Sequence[Any]) -> None:
+        self.images, self.labels = images, labels
+
+    def ids(self, i: int) -> np.ndarray:
+        label = self.labels[i]
+        if isinstance(label, str | os.PathLike):
+            return read_ids(Path(label).expanduser(), self.describe(i))
+        return ids_in(np.asarray(label), self.describe(i))
+
+    def describe(self, i: int) -> str:
+        label = self.labels[i]
+        return (
+            os.fspath(label) if isinstance(label, str | os.PathLike) else f"the label map of {self.images.describe(i)}"
+        )
+
+    def fingerprint(self) -> str:
+        return digest(str(self.ids(i).shape) + self.ids(i).tobytes().hex() for i in range(len(self.labels)))
+
+
+def is_pairs(data: Any) -> bool:
+    """Whether this is a list of pairs of an image and a label map, or a dict of such lists."""
+    if isinstance(data, Mapping):
+        return bool(data) and set(data) <= set(_PARTS) and all(map(is_pairs, data.values()))
+    return (
+        isinstance(data, list | tuple) and bool(data) and all(isinstance(one, tuple) and len(one) == 2 for one in data)
+    )
+
+
+def given_maps(data: Any) -> tuple[dict[str, GivenMaps], dict[str, str]]:
+    """Open what `is_pairs`: the parts, and what the dict calls each."""
+    lists = data if isinstance(data, Mapping) else {"train": data}
+    if "train" not in lists:
+        raise PatchloomError("a dict of images with label maps has the key train: name its parts so")
+    maps = {
+        _PARTS[word]: GivenMaps(open_objects([image for image, _ in pairs]).train, [label for _, label in pairs])
+        for word, pairs in lists.items()
+    }
+    return maps, {_PARTS[word]: word if isinstance(data, Mapping) else "" for word in lists}
+
+
+# Images with label maps in a Hugging Face data set: two columns of images, one of which holds label maps.
+
+
+class HubMaps(StoredMaps):
+    """Images and label maps in two columns of a data set. Rows without a label map are left out.
+
+    Args:
+        whole: the images of all rows.
+        dataset: the rows.
+        column: of the label maps.
+        colours: for `read_ids`.
+    """
+
+    def __init__(self, whole: Hub, dataset: Dataset, column: str, colours: np.ndarray | None = None) -> None:
+        from datasets import Image
+
+        self.whole, self.column, self.colours = whole, column, colours
+        self.labels = dataset.select_columns([column]).cast_column(column, Image(decode=False))
+        there = [one is not None for one in self.labels[column]] if _has_nulls(self.labels) else [True] * len(whole)
+        self.rows = np.flatnonzero(there)
+        self.lacking = np.flatnonzero(~np.array(there, dtype=bool))
+        if not len(self.rows):
+            raise PatchloomError(f"{whole.name} {whole.split} has no label map in the column {column}: fill it")
+        self.images = whole.subset(self.rows) if len(self.lacking) else whole
+
+    def ids(self, i: int) -> np.ndarray:
+        row, name = int(self.rows[i]), self.describe(i)
+        stored = stored_file(self.labels, self.column, row, name)
+        return read_ids(stored if isinstance(stored, bytes) else Path(stored), name, self.colours)
+
+    def describe(self, i: int) -> str:
+        return f"{self.column} of {self.images.describe(i)}"
+
+    def fingerprint(self) -> str:
+        return digest([self.whole.fingerprint(), self.column])
+
+    def stamp(self) -> str | None:
+        stamp = self.images.stamp()
+        inside = self.labels.data.column(0).chunks
+        if stamp is None or any(chunk.field("bytes").null_count > chunk.null_count for chunk in inside):
+            return None
+        return digest([stamp, self.column, "" if self.colours is None else str(self.colours.tolist())])
+
+    def image_size(self, i: int) -> tuple[int, int]:
+        stored = self.whole.stored(int(self.rows[i]))
+        return read_image_size(stored if isinstance(stored, bytes) else Path(stored), self.images.describe(i))
+
+
+def hub_maps(name: str, colours: np.ndarray | None = None) -> tuple[dict[str, HubMaps], dict[str, str], list[str]]:
+    """Open ``hf:...`` with a column of images and one of label maps, called label, annotation, mask or the like."""
+    splits, state_of = splits_of(name)
+    maps: dict[str, HubMaps] = {}
+    words: dict[str, str] = {}
+    notes = []
+    for word, dataset in splits.items():
+        part = parse_part(word) or (TRAIN if len(splits) == 1 else None)
+        if part is None or part in maps:
+            notes.append(f"The split {word} is left out: only train, validation and test are taken")
+            continue
+        words[part] = word
+        image, label = _columns(name, dataset)
+        images = Hub(name, word, dataset.select_columns([image]), state_of(word))
+        maps[part] = HubMaps(images, dataset, label, colours)
+        if len(lacking := maps[part].lacking):
+            examples = limit_examples((maps[part].whole.describe(int(i)) for i in lacking), len(lacking))
+            notes.append(
+                f"{len(lacking):,} of {len(dataset):,} rows of {word} have no label map: left out ({examples})"
+            )
+    if TRAIN not in maps:
+        raise PatchloomError(f"{name} has the splits {', '.join(splits)}, and none is called train: rename one")
+    return maps, words, notes
+
+
+def _columns(name: str, dataset: Dataset) -> tuple[str, str]:
+    """The columns of images and of label maps."""
+    from datasets import Image
+
+    found = [column for column, feature in dataset.features.items() if isinstance(feature, Image)]
+    labels = [column for column in found if is_map_folder(column)]
+    images = [column for column in found if column not in labels]
+    if len(images) > 1 and "image" in images:
+        images = ["image"]
+    if len(images) != 1 or len(labels) != 1:
+        raise PatchloomError(
+            f"{name} has {'the columns ' + listing(found, 'and') if found else 'no columns'} of datasets.Image(): call "
+            "that of the images image, and that of the label maps label"
+        )
+    return images[0], labels[0]
+
+
+def _has_nulls(labels: Dataset) -> bool:
+    return any(chunk.null_count for chunk in labels.data.column(0).chunks)
+
+
+_KINDS = "give a folder of images/ and labels/, hf:FOLDER, shapes, or pairs of an image and a label map"
+
+
+@validate_arguments
+def open_label_maps(data: DataLike, ignore: int = 255, seed: int = 0) -> AnnotatedData[Tensor]:
+    """Open images with label maps. All label maps are looked at, so that whatever is wrong is said before any training.
+
+    What is called val is the validation where there is a test, too, and otherwise the test. Images without a pixel that
+    counts are left out.
+    """
+    if (drawn := _shapes_of(data, seed)) is not None:
+        return drawn
+    if is_pairs(data):
+        given, words = given_maps(data)
+        return assemble_label_maps("the pairs given in Python", given, words, None, ignore, ())
+    if not isinstance(data, str | os.PathLike):
+        raise PatchloomError(f"these images have no label maps: {_KINDS}")
+    name = os.fspath(data)
+    if is_hub(name):
+        listed = Path(name.partition(":")[2]).expanduser() / CLASSES
+        classes = read_classes(listed) if listed.is_file() else None
+        maps, words, notes = hub_maps(name, None if classes is None else classes.colours)
+        return assemble_label_maps(name, maps, words, classes, ignore, notes)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return _open_folder(folder, name, ignore)
+    near = similar(folder)
+    raise PatchloomError(f"{name} does not exist: did you mean {near}?" if near else f"{name} is no folder: {_KINDS}")
+
+
+def _shapes_of(data: DataLike, seed: int) -> AnnotatedData[Tensor] | None:
+    """The label maps of drawn shapes, given by name or as an object."""
+    if isinstance(data, str) and is_builtin(data):
+        opened = open_builtin(data, seed) if data.partition(":")[0] == "shapes" else None
+        if opened is None:
+            raise PatchloomError(f"{data} has no label maps: {_KINDS}")
+    elif isinstance(data, Data | Source):
+        opened = data if isinstance(data, Data) else Data(data, None)
+    else:
+        return None
+    train, test = (DrawnMaps(one) if isinstance(one, Shapes) else _refuse(one) for one in (opened.train, opened.test))
+    assert train is not None
+    return AnnotatedData(train, None, test)
+
+
+def _refuse(source: Source | None) -> None:
+    if source is not None:
+        raise PatchloomError(f"{source.name} has no label maps: {_KINDS}")
+
+
+def _open_folder(folder: Path, name: str, ignore: int) -> AnnotatedData[Tensor]:
+    with StatusMessage(f"looking for the label maps of {name}"):
+        layout = layout_of([*some_images(list_files(folder), name).paths], name)
+        classes = _classes_of(folder, layout)
+    colours = None if classes is None else classes.colours
+    maps = {
+        part: FileMaps(Files(name, folder, images), Files(name, folder, labels), colours)
+        for part, (images, labels) in layout.parts.items()
+    }
+    ade = (layout.words.get(TRAIN), layout.words.get(VALIDATION)) == ("training", "validation")
+    return assemble_label_maps(name, maps, layout.words, classes, ignore, layout.notes, ade)
+
+
+def _classes_of(folder: Path, layout: Layout) -> ClassList | None:
+    """The list of classes in a folder, if there is one."""
+    if (folder / ADE_CLASSES).is_file():
+        return read_ade_classes(folder / ADE_CLASSES)
+    places = [folder / place / CLASSES for place in layout.folders]
+    return next((read_classes(place) for place in places if place.is_file()), None)
+
+
+def assemble_label_maps(
+    name: str,
+    maps: Mapping[str, StoredMaps],
+    words: Mapping[str, str],
+    classes: ClassList | None,
+    ignore: int,
+    notes: Collection[str],
+    ade: bool = False,
+) -> AnnotatedData[Tensor]:
+    """Look at all label maps, and make the data of them."""
+    said, ignored = [*notes], {ignore}
+    rows = {part: ids_of(one, f"{name} {words[part]}".strip()) for part, one in maps.items()}
+    numbers = np.unique(np.concatenate([found[:, 1] for found in rows.values()])).tolist()
+    if known := _ade_classes(classes, numbers[-1], ade):
+        classes, ignored = known, {ignore, 0}
+        said.append(f"{name} is taken for ADE20K: 0 does not count, and 1 to {ADE_COUNT} are the classes")
+    if ignore == 255 and numbers == [0, 255]:  # the commonest masks of two classes
+        ignored = set()
+        said.append(f"{name} holds 0 and 255 alone: both are classes, and all pixels count")
+        if classes is None:
+            # where 0 has fewer pixels, it may well be the structure
+            pixels = [sum(int(found[found[:, 1] == n, 2].sum()) for found in rows.values()) for n in numbers]
+            names = ("background", "foreground") if pixels[0] > pixels[1] else ("0", "255")
+            classes = ClassList(names, (0, 255), None, "the numbers in label maps")
+    if classes is None:
+        classes = numbered_classes(numbers, ignored, name)
+    else:
+        dropped = [one for one, number in zip(classes.names, classes.ids, strict=True) if number in ignored]
+        said += [f"{one} ({ignore}) does not count, as it is ignored" for one in dropped]
+        classes = classes.without(ignored)
+    parts: dict[str, Annotated[Tensor]] = {}
+    for part, one in maps.items():
+        whole = LabelMaps(one, classes, ignored, rows[part])
+        kept = np.flatnonzero(whole.counts.any(1))
+        empty = np.flatnonzero(~whole.counts.any(1))
+        examples = limit_examples((whole.maps.describe(int(i)) for i in empty), len(empty))
+        if not len(kept):
+            raise PatchloomError(
+                f"no label map of {name} {words[part]} has a pixel that counts ({examples}): {_ignored(ignored)}"
+            )
+        if len(empty):
+            said.append(f"{len(empty):,} of {len(whole):,} label maps have no pixel that counts: left out ({examples})")
+        parts[part] = whole.subset(kept) if len(empty) else whole
+    said += _on_classes(name, parts, words, numbers, ignored)
+    becomes, renamed = named_parts({part: len(one) for part, one in parts.items()})
+    by_name = {becomes[part]: one for part, one in parts.items()}
+    return AnnotatedData(by_name[TRAIN], by_name.get(VALIDATION), by_name.get(TEST), (*said, *renamed))
+
+
+def _ade_classes(classes: ClassList | None, largest: int, ade: bool) -> ClassList | None:
+    """The classes of ADE20K, if that is what there is: 0 is not one of them."""
+    ids = tuple(range(1, ADE_COUNT + 1))
+    if classes is not None and Path(classes.source).name == ADE_CLASSES:
+        return classes
+    if not ade or largest != ADE_COUNT:
+        return None
+    if classes is None:
+        return ClassList(tuple(map(str, ids)), ids, None, "ADE20K")
+    return ClassList(classes.names, ids, None, classes.source) if len(classes.names) == ADE_COUNT else None
+
+
+def _on_classes(
+    name: str, parts: Mapping[str, Annotated[Tensor]], words: Mapping[str, str], numbers: list[int], ignored: set[int]
+) -> list[str]:
+    """Notes on classes that nothing shows."""
+    names = np.array(parts["train"].classes)
+    there = {part: class_pixels(one) > 0 for part, one in parts.items()}
+    trained = there.pop("train")
+    if trained.sum() < 2:
+        raise PatchloomError(
+            f"{name} has pixels of {names[trained][0]} alone to train on, and none of another class: "
+            f"{_ignored(ignored & {*numbers})}"
+        )
+    said = []
+    if not trained.all():
+        lacking = names[~trained]
+        said.append(
+            f"{len(lacking)} of {len(names)} classes have no pixel to train on "
+            f"({limit_examples(lacking, len(lacking))})"
+        )
+    for part, tested in there.items():
+        if (unseen := names[tested & ~trained]).size:
+            said.append(
+                f"{words[part]} has pixels of {limit_examples(unseen, len(unseen))}, which no image to train on has"
+            )
+    return said
+
+
+def _ignored(ignored: set[int]) -> str:
+    """What to do where too little counts."""
+    if not ignored:
+        return "label maps of at least two classes are needed"
+    numbers = listing(sorted(ignored), "and")
+    return f"{numbers} {'does' if len(ignored) == 1 else 'do'} not count, so give another --ignore, or -1 if all do"

@@ -1,0 +1,163 @@
+"""Boxes in the XML of Pascal VOC (Everingham et al. 2010): a file an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from patchloom.data.conversions import limit_examples
+from patchloom.data.sources.scandir import Listing
+from patchloom.dense.annotations.base import (
+    TRAIN,
+    ImageMatcher,
+    by_folder,
+    count_images_are,
+    files_in,
+    note_on_lost,
+    note_on_unnamed,
+    parse_part,
+)
+from patchloom.dense.annotations.boxes import Annotations, ImageAnnotation, part_of_files
+from patchloom.display import StatusMessage
+from patchloom.errors import PatchloomError
+
+_DEVKIT = "Annotations", "JPEGImages"  # folders of VOC's own sets
+_LISTS = ("train", "val", "test")  # files that say which image belongs to which part
+
+
+class VocAnnotation(NamedTuple):
+    """What one XML file says.
+
+    Attributes:
+        image: the name of its image, as the file has it; "" if it does not say.
+        sheet: its objects, with labels still to be numbered.
+        names: the class of each object.
+    """
+
+    image: str
+    sheet: ImageAnnotation
+    names: list[str]
+
+
+def xml_files(root: Path, listed: Listing) -> list[str]:
+    """The XML files of a folder, sorted."""
+    return files_in(root, listed.folders, (".xml",))
+
+
+def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Annotations:
+    """The images and boxes of a folder.
+
+    It is as VOC's own sets are (``JPEGImages``, ``Annotations``, ``ImageSets/Main``), or has images and XML files of
+    the same names, in two folders or side by side, with or without ``train``, ``val`` and ``test`` within or around.
+    """
+    kits = [folder for folder in listed.folders if folder.rpartition("/")[2] == _DEVKIT[0]]
+    kits = [kit[: -len(_DEVKIT[0])] for kit in kits if f"{kit[: -len(_DEVKIT[0])]}{_DEVKIT[1]}" in listed.folders]
+    if len(kits) > 1:
+        raise PatchloomError(f"{name} holds several sets of Pascal VOC ({', '.join(kits)}): give the folder of one")
+    images = [*listed.paths]
+    if kits:
+        images = [image for image in images if image.startswith(f"{kits[0]}{_DEVKIT[1]}/")]
+        files = [file for file in files if file.startswith(f"{kits[0]}{_DEVKIT[0]}/")]
+    partners = ImageMatcher(root, images)
+    of_image: dict[str, VocAnnotation] = {}
+    lost: list[str] = []
+    with StatusMessage(f"reading the annotations of {name}", len(files)) as waiting:
+        for file in files:
+            waiting.advance()
+            annotation = read_voc(root / file)
+            image = partners.image_of(file, annotation.image)
+            if image is None:
+                lost.append(file)
+            else:
+                of_image[image] = annotation
+    notes = note_on_unnamed(root, partners.others(), len(images))
+    notes += note_on_lost(root, lost, len(files), "XML files")
+    lists = _lists(root / kits[0] / "ImageSets" / "Main") if kits else {}
+    by_part, said = _by_list(root, lists, of_image) if lists else by_folder(root, sorted(of_image))
+    classes = tuple(sorted({one for those in by_part.values() for image in those for one in of_image[image].names}))
+    number = {one: k for k, one in enumerate(classes)}
+    for annotation in of_image.values():
+        annotation.sheet.labels = [number.get(one, -1) for one in annotation.names]
+    parts = {
+        part: part_of_files(name, root, those, [of_image[image].sheet for image in those])
+        for part, those in by_part.items()
+    }
+    return Annotations(classes, parts, [*said, *notes])
+
+
+def _lists(folder: Path) -> dict[str, Path]:
+    """The files that list the images of each part, by part; ``trainval`` stands for train where there is no other."""
+    found = {str(parse_part(word)): folder / f"{word}.txt" for word in _LISTS if (folder / f"{word}.txt").is_file()}
+    if TRAIN not in found and (folder / "trainval.txt").is_file():
+        found[TRAIN] = folder / "trainval.txt"
+    return found
+
+
+def _by_list(
+    root: Path, lists: dict[str, Path], of_image: dict[str, VocAnnotation]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """The images of each part, as the lists of VOC's own sets have them, and notes."""
+    by_stem = {PurePosixPath(image).stem: image for image in of_image}
+    parts: dict[str, list[str]] = {}
+    notes: list[str] = []
+    seen: dict[str, Path] = {}
+    for part, path in lists.items():
+        stems = [line.split()[0] for line in path.read_text("utf-8", "surrogateescape").splitlines() if line.strip()]
+        lost = [stem for stem in stems if stem not in by_stem]
+        if stems and len(lost) == len(stems) and part != TRAIN:
+            notes.append(f"The part {part} is left out, as none of its {len(stems):,} images is annotated ({path})")
+            continue
+        if lost:
+            raise PatchloomError(
+                f"{path} lists {lost[0]}, which has no image with an annotation ({len(lost):,} of {len(stems):,}): "
+                "take such lines out"
+            )
+        for stem in stems:
+            if stem in seen:
+                raise PatchloomError(f"{path} lists {stem}, and {seen[stem]} does, too: take one of the lines out")
+            seen[stem] = path
+        parts[part] = [by_stem[stem] for stem in stems]
+    if left := [image for stem, image in by_stem.items() if stem not in seen]:
+        names = limit_examples((str(root / image) for image in left), len(left))
+        notes.append(f"{count_images_are(len(left))} left out, as no list of a part has them ({names})")
+    return parts, notes
+
+
+def read_voc(path: Path) -> VocAnnotation:
+    """Read one XML file.
+
+    VOC counts pixels from 1 and includes the last one, so x0 is ``xmin - 1`` and x1 is ``xmax``, and likewise y: the
+    same box that a copy in COCO's or YOLO's format has. What is ``difficult`` is taken as `Objects.crowd`: VOC's own
+    scores count neither finding nor missing it.
+    """
+    try:
+        content = path.read_bytes()
+        if b"<!DOCTYPE" in content or b"<!ENTITY" in content:  # entities can make a few bytes fill the memory
+            raise PatchloomError(f"{path} declares a document type, which is not read: take the DOCTYPE out")
+        root = ElementTree.fromstring(content)
+    except (OSError, ElementTree.ParseError) as error:
+        why = "it is empty" if isinstance(error, ElementTree.ParseError) and not content.strip() else error
+        raise PatchloomError(f"{path} cannot be read as XML: {why}") from error
+    if root.tag != "annotation":
+        raise PatchloomError(f"{path} is no annotation of Pascal VOC: it begins with <{root.tag}>, not <annotation>")
+    height, width = (_number(path, root, f"size/{side}", "0") for side in ("height", "width"))
+    sheet = ImageAnnotation(str(path), (int(height), int(width)) if height > 0 and width > 0 else None)
+    names: list[str] = []
+    for thing in root.iterfind("object"):
+        name = (thing.findtext("name") or "").strip()
+        if not name:
+            raise PatchloomError(f"{path} has an object without a name: say which class it is")
+        x0, y0, x1, y1 = (_number(path, thing, f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax"))
+        sheet.add((x0 - 1, y0 - 1, x1, y1), -1, crowd=(thing.findtext("difficult") or "").strip() == "1")
+        names.append(name)
+    return VocAnnotation((root.findtext("filename") or "").strip(), sheet, names)
+
+
+def _number(path: Path, where: ElementTree.Element, what: str, default: str = "") -> float:
+    said = (where.findtext(what) or default).strip()
+    try:
+        return float(said)
+    except ValueError:
+        raise PatchloomError(f"{path} has no number in {what}: it says {said!r}") from None

@@ -1,0 +1,229 @@
+"""Boxes and outlines as YOLO's text has them: a file an image, a line an object, in shares of width and height."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from patchloom.data.conversions import limit_examples
+from patchloom.data.sources.scandir import Listing, images_in, list_files
+from patchloom.dense.annotations.base import TEST, TRAIN, VALIDATION, by_folder, files_in, is_role, note_on_lost
+from patchloom.dense.annotations.boxes import Annotations, ImageAnnotation, part_of_files
+from patchloom.display import StatusMessage
+from patchloom.errors import PatchloomError
+from patchloom.system.files import read_yaml
+
+_KEYS = {TRAIN: ("train",), VALIDATION: ("val", "valid", "validation"), TEST: ("test",)}  # of data.yaml
+_NAMES = ("classes.txt", "classes.names", "obj.names", "names.txt", "labels.txt")
+_PIXELS = 2.0  # a share beyond that is no share
+
+
+def yaml_files(root: Path) -> list[str]:
+    """The YAML files directly in a folder that name classes and images to train on, as ``data.yaml`` does."""
+    files = files_in(root, [""], (".yaml", ".yml"))
+    return [file for file in files if "names" in (found := _read_yaml(root / file)) and "train" in found]
+
+
+def text_files(root: Path, listed: Listing) -> list[str]:
+    """The text files of a folder that may be labels, sorted: in ``labels``, or beside images whose names they have."""
+    inside = [one for one in listed.folders if "labels" in one.lower().split("/")]
+    if inside:
+        return [file for file in files_in(root, inside, (".txt",)) if os.path.basename(file).lower() not in _NAMES]
+    stems = {os.path.splitext(image)[0] for image in listed.paths}
+    return [file for file in files_in(root, listed.folders, (".txt",)) if file[:-4] in stems]
+
+
+def find_yolo(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Annotations:
+    """The images, boxes and outlines of a folder ``images`` beside one called ``labels``, or of both in one.
+
+    An image without a text file has no objects. Class names are the lines of ``classes.txt``.
+    """
+    images = [*listed.paths]
+    in_role = [image for image in images if any(map(is_role, image.split("/")[:-1]))]
+    parts, notes = by_folder(root, in_role or images)
+    folders = dict.fromkeys(["", *(os.path.dirname(file) for file in files), "labels"])
+    there = (root / folder / one for folder in folders for one in _NAMES)
+    path = next((one for one in there if one.is_file()), None)
+    if path is None:
+        classes: tuple[str, ...] | None = None
+    else:
+        classes = _names([line.strip() for line in _text(path).splitlines() if line.strip()], path)
+    return _found(name, root, parts, classes, files, notes)
+
+
+def find_yaml(name: str, path: Path) -> Annotations:
+    """The images, boxes and outlines that a ``data.yaml`` names.
+
+    It has ``names``, a list or numbers with names, and for ``train``, ``val`` and ``test`` a folder of images, a text
+    file that lists them, or several; they are relative to its ``path``, or to the file itself.
+    """
+    content = _read_yaml(path)
+    if not ("names" in content and "train" in content):
+        raise PatchloomError(f"{path} is not as YOLO's data.yaml is: it needs names, the classes, and train, a folder")
+    names = content["names"]
+    if isinstance(names, dict):
+        if [*names] != [*range(len(names))]:
+            raise PatchloomError(f"{path} numbers its names {', '.join(map(str, names))}: number them 0, 1, 2 ...")
+        names = [*names.values()]
+    if not isinstance(names, list):
+        raise PatchloomError(f"{path} has names that are no list: write names: [a, b]")
+    if isinstance(content.get("nc"), int) and content["nc"] != len(names):
+        raise PatchloomError(f"{path} says nc: {content['nc']}, and has {len(names)} names: mend one of them")
+    root = path.parent
+    parts: dict[str, list[str]] = {}
+    notes: list[str] = []
+    for part, keys in _KEYS.items():
+        given = next((content[key] for key in keys if content.get(key)), [])
+        places = [given] if isinstance(given, str) else given
+        if not (isinstance(places, list) and all(isinstance(place, str) for place in places)):
+            raise PatchloomError(f"{path} has for {keys[0]} no folder and no list of folders, but {given}")
+        found = [_place(path, content.get("path"), place) for place in places]
+        lost = [place for place, there in zip(places, found, strict=True) if there is None]
+        if lost and part == TRAIN:
+            raise PatchloomError(f"{path} has {lost[0]} for train, which does not exist: mend the path")
+        if lost:
+            notes.append(f"The part {part} is left out, as {lost[0]}, which {path} names, does not exist")
+        elif found:
+            each = (_images_at(there) for there in found if there is not None)
+            parts[part] = [_relative(image, root) for image in chain.from_iterable(each)]
+    listed = list_files(root)
+    return _found(name, root, parts, _names(names, path), text_files(root, listed), notes)
+
+
+def _found(
+    name: str,
+    root: Path,
+    parts: dict[str, list[str]],
+    classes: tuple[str, ...] | None,
+    files: Sequence[str],
+    notes: list[str],
+) -> Annotations:
+    """What the labels of some images say."""
+    label_of = {image: _label_of(root, image) for images in parts.values() for image in images}
+    image_of: dict[str, str] = {}
+    for image, label in label_of.items():
+        if label is not None and (other := image_of.setdefault(label, image)) != image:
+            raise PatchloomError(
+                f"{root / label} may be of {root / other} or of {root / image}: give each image a name of its own"
+            )
+    notes += note_on_lost(root, [file for file in files if file not in image_of], len(files), "text files")
+    sheets: dict[str, ImageAnnotation] = {}
+    with StatusMessage(f"reading the labels of {name}", len(label_of)) as waiting:
+        for image, label in label_of.items():
+            waiting.advance()
+            missing = ImageAnnotation(str(root / image), relative=True)
+            sheets[image] = (
+                missing if label is None else read_yolo(root / label, None if classes is None else len(classes))
+            )
+    without = [str(root / image) for image, label in label_of.items() if label is None]
+    if without:
+        notes.append(
+            f"{len(without):,} of {len(label_of):,} images have no text file, and are taken as images without objects "
+            f"({limit_examples(without, len(without))})"
+        )
+    if classes is None:
+        count = max((label for sheet in sheets.values() for label in sheet.labels), default=-1) + 1
+        classes = tuple(map(str, range(count)))
+        notes.append(f"Classes are called by their numbers, as {name} has no classes.txt and no data.yaml")
+    found = {
+        part: part_of_files(name, root, images, [sheets[image] for image in images]) for part, images in parts.items()
+    }
+    return Annotations(classes, found, notes)
+
+
+def read_yolo(path: Path, classes: int | None) -> ImageAnnotation:
+    """Read the labels of one image: ``class x y w h``, the centre first, or ``class x y x y x y ...``, an outline."""
+    sheet = ImageAnnotation(str(path), relative=True)
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        words = line.split()
+        if not words:
+            continue
+        where = f"{path}, line {number},"
+        try:
+            label, *values = map(float, words)
+        except ValueError:
+            raise PatchloomError(f"{where} has something that is no number: {line.strip()[:50]!r}") from None
+        if len(values) != 4 and (len(values) < 6 or len(values) % 2):
+            raise PatchloomError(f"{where} has {len(words)} numbers: write class x y w h, or class x y x y x y ...")
+        if label != label or label < 0 or label % 1 or (classes is not None and label >= classes):
+            known = "" if classes is None else f", and there are {classes}"
+            raise PatchloomError(f"{where} is of class {words[0]}: classes are counted from 0{known}")
+        if any(isfinite(value) and abs(value) > _PIXELS for value in values):
+            raise PatchloomError(
+                f"{where} has pixels where YOLO has shares of width and height, 0 to 1: divide by them"
+            )
+        if len(values) == 4:
+            x, y, w, h = values
+            sheet.add((x - w / 2, y - h / 2, x + w / 2, y + h / 2), int(label))
+        else:
+            xs, ys = values[::2], values[1::2]
+            sheet.add((min(xs), min(ys), max(xs), max(ys)), int(label), outline=[values])
+    return sheet
+
+
+def _label_of(root: Path, image: str) -> str | None:
+    """The text file of an image: in ``labels`` instead of ``images``, or beside it, or in ``labels`` beside it."""
+    *folders, file = image.split("/")
+    stem = f"{os.path.splitext(file)[0]}.txt"
+    swaps = [i for i in reversed(range(len(folders))) if is_role(folders[i])]
+    tried = [[*folders[:i], "labels", *folders[i + 1 :], stem] for i in swaps]
+    for parts in [*tried, [*folders, stem], [*folders, "labels", stem]]:
+        if os.path.isfile(root / "/".join(parts)):
+            return "/".join(parts)
+    return None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        found = read_yaml(path.read_bytes())
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise PatchloomError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PatchloomError(f"{path} cannot be read as text: {error}") from error
+
+
+def _names(names: Iterable[Any], path: Path) -> tuple[str, ...]:
+    said = tuple(map(str, names))
+    if not said:
+        raise PatchloomError(f"{path} has no names of classes: write one for each")
+    if repeated := next((name for name in said if said.count(name) > 1), None):
+        raise PatchloomError(f"{path} has the class {repeated} more than once: give each a name of its own")
+    return said
+
+
+def _place(path: Path, base: object, place: str) -> Path | None:
+    """Where a folder or list of a YAML file is; Roboflow's lead one folder too high. None: nowhere."""
+    above = path.parent
+    bases = [above / str(base), above] if base else [above]
+    within = place
+    while within.startswith("../"):
+        within = within[3:]
+    return next((one / word for word in (place, within) for one in bases if (one / word).exists()), None)
+
+
+def _images_at(place: Path) -> Iterator[Path]:
+    """The images of a folder, or those that a text file lists."""
+    if place.is_dir():
+        yield from (place / image for image in images_in(place, str(place)))
+        return
+    for line in filter(None, map(str.strip, _text(place).splitlines())):
+        yield place.parent / line
+
+
+def _relative(path: Path, root: Path) -> str:
+    """A path within a folder relative to it; any other one as it is."""
+    plain = os.path.normpath(os.path.abspath(path))
+    base = os.path.join(os.path.abspath(root), "")
+    return (plain[len(base) :] if plain.startswith(base) else plain).replace(os.sep, "/")

@@ -1,0 +1,117 @@
+"""A trained segmenter or detector as a file: its weights, and all that is needed to use it again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from patchloom.dense.detector import Detector
+from patchloom.dense.segmenter import SegmentationHead, Segmenter
+from patchloom.errors import PatchloomError, check_range, conforms, typed_fields
+from patchloom.nets.checkpoints.format import (
+    EncoderCard,
+    card_from,
+    expect_intact,
+    printable,
+    read_about,
+    read_metadata,
+    read_weights,
+    refuse_larger,
+    save_net,
+    untrained_twin,
+)
+from patchloom.nets.finetune import Variant, at_size
+from patchloom.system.hardware import MemoryGuard
+
+DENSE_FORMAT = "patchloom-dense-1"
+_RANGES = {"size": (1, 2**14), "side": (1, 2**16), "ids": (0, 2**16 - 1)}  # a label map has 16 bits
+# of `Segmenter` and `Detector`, as a card may name them
+_ARGUMENTS: dict[str, Any] = {
+    **{"head": SegmentationHead, "head_width": int, "auxiliary": bool},
+    **{"masks": bool, "width": int, "window": int | None, "light": bool},
+}
+
+DenseTask = Literal["segment", "detect"]
+
+
+@dataclass(frozen=True)
+class DenseCard:
+    """What belongs to the weights of a segmenter or detector.
+
+    Attributes:
+        kind: which of the two it is.
+        encoder: card of the encoder with which its training began.
+        positions: as in training.
+        size: height and width in pixels of what the model is given.
+        side: of a segmenter, the shorter side in pixels to which images are resized; None where they are not, and of a
+            detector.
+        arguments: of `Segmenter` or `Detector`, by keyword.
+        classes: their names, in the order of the numbers that the model says.
+        data: name of the training data.
+        test: fingerprint of the test images, the only ones that the model may be measured on.
+        seed: of split and training.
+        settings: the recipe.
+        ids: of a segmenter, the number that means each class in the label maps that it was trained on.
+    """
+
+    kind: DenseTask
+    encoder: EncoderCard
+    positions: Variant
+    size: tuple[int, int]
+    side: int | None
+    arguments: dict[str, Any]
+    classes: tuple[str, ...]
+    data: str
+    test: str
+    seed: int
+    settings: dict[str, Any]
+    ids: tuple[int, ...] = ()
+
+
+def save_dense(model: Segmenter | Detector, card: DenseCard, path: Path) -> None:
+    """Write weights and card, atomically."""
+    save_net(model, DENSE_FORMAT, asdict(card), path)
+
+
+def load_dense(path: str | Path) -> tuple[Segmenter | Detector, DenseCard]:
+    """A trained segmenter or detector in eval mode, and its card."""
+    card, weights = read_dense(path), read_weights(Path(path))
+    refuse_larger(card.encoder, weights, Path(path))
+    with expect_intact(path), MemoryGuard(1), torch.random.fork_rng(devices=[]):
+        twin, _ = untrained_twin(card.encoder)
+        encoder = at_size(twin, card.encoder, card.size, card.positions)
+        net = Segmenter if card.kind == "segment" else Detector
+        model = net(encoder, len(card.classes), **card.arguments)
+        model.load_state_dict(weights, strict=True)
+    return model.eval(), card
+
+
+def is_dense(path: Path) -> bool:
+    """Whether a file is one that `save_dense` wrote."""
+    try:
+        return DENSE_FORMAT in read_metadata(path, "a segmenter or detector")
+    except PatchloomError:
+        return False
+
+
+def read_dense(path: str | Path) -> DenseCard:
+    """The card of a segmenter's or detector's file; errors as of `load_dense`."""
+    path = Path(path)
+    if not path.is_file():
+        raise PatchloomError(
+            f"there is no model at {path}: patchloom evaluate segment or detect writes one with --save true"
+        )
+    about = read_about(path, DENSE_FORMAT, "a segmenter or detector")
+    with expect_intact(path):
+        card = DenseCard(**typed_fields(DenseCard, about | {"encoder": card_from(about["encoder"])}, _RANGES))
+        for name, value in card.arguments.items():
+            if name not in _ARGUMENTS or not conforms(value, _ARGUMENTS[name]):
+                raise ValueError(f"it has the argument {str(name)[:40]!r} of {str(value)[:40]!r}")
+            check_range(name, value, 1, 2**14)
+        if len({*card.ids}) not in (0, len(card.classes)) or len({*card.ids}) < len(card.ids):
+            raise ValueError(f"it has {len(card.ids)} ids of {len(card.classes)} classes")
+        ids = card.ids or tuple(range(len(card.classes))) * (card.kind == "segment")
+        return replace(card, ids=ids, classes=tuple(map(printable, card.classes)), data=printable(card.data))

@@ -1,0 +1,267 @@
+"""Detection: a Mask R-CNN or Faster R-CNN on a simple feature pyramid of the encoder, beside the same from scratch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from patchloom.arguments import takes_recipe
+from patchloom.data.decode import to_channels
+from patchloom.data.loader import Batch
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.data.stats import normalize
+from patchloom.dense.annotations.base import Annotated, Objects
+from patchloom.dense.annotations.detection import open_boxes
+from patchloom.dense.arms import (
+    DenseCandidate,
+    best_and_worst,
+    check_outputs,
+    check_read,
+    dense_report,
+    save_model,
+    train_each,
+)
+from patchloom.dense.augment import BoxAugment
+from patchloom.dense.backbone import window_of
+from patchloom.dense.detector import Detector
+from patchloom.dense.metrics import DetectedObjects, average_precision, coco_tool, interval, pseudo_precision
+from patchloom.dense.pictures import BoxRow
+from patchloom.dense.recipes import DETECT, DetectRecipe
+from patchloom.dense.setup import Setup, set_up
+from patchloom.dense.training import DenseTraining, mask_padding, predict_images
+from patchloom.dense.windows import detect_image
+from patchloom.errors import PatchloomError, check_options
+from patchloom.evaluate.classifier import PositionChoice
+from patchloom.evaluate.features import Precision
+from patchloom.evaluate.results import Drawing, Report, Row
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.training import SCRATCH
+from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
+from patchloom.nets.encode import grid_size
+from patchloom.nets.swin import Encoder
+from patchloom.system.distributed import rank
+
+# Training and testing of detection. Letters: b batch, c channels, h w height and width, n images.
+
+
+class DetectTraining(DenseTraining[Objects]):
+    """The training of a `Detector`: the sum of its losses.
+
+    Arguments are those of `DenseTraining`.
+    """
+
+    measure = "AP"
+    model: Detector
+    recipe: DetectRecipe
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        recipe = self.recipe
+        self.augment = BoxAugment(self.model.size, recipe.scale, recipe.flip, recipe.color, recipe.sides)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        sizes = [target.size for target in batch.truths]
+        targets = [_on(target.objects, self.device) for target in batch.truths]
+        images = mask_padding(normalize(batch.views[0], self.card.mean, self.card.std), sizes)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            losses = self.parallel(images, sizes, targets)
+        return torch.stack([loss.float() for loss in losses.values()]).sum()
+
+    def _outline(self, images: Tensor) -> Tensor:
+        return self.model.outline(images)
+
+    def score(self, images: Annotated[Objects]) -> float:
+        """AP of the boxes."""
+        found = detect_objects(self.tested, images, self.card, self.settings, self.recipe.score, half=self.half)
+        kept = [i for i, one in enumerate(found) if one is not None]
+        there = average_precision(images.subset(kept), [found[i] for i in kept], images.classes, "bbox").ap
+        return 0.0 if there != there else there  # nan: no object is there to be found
+
+
+def detect_objects(
+    model: Detector,
+    images: Annotated[Objects],
+    card: EncoderCard,
+    settings: EvalSettings,
+    score: float,
+    *,
+    precision: Precision = "auto",
+    half: bool | None = None,
+    name: str = "",
+) -> list[DetectedObjects | None]:
+    """What is found in each image, None for the unreadable ones; several processes take turns, and all must ask."""
+
+    def found(_: int, image: Tensor, device: torch.device, half: bool) -> DetectedObjects:
+        return detect_image(model, image, card.mean, card.std, device, half, score)
+
+    what = name and f"{name}: looking for objects in {images.images.name}"
+    return predict_images(model, images, settings, found, precision=precision, half=half, what=what)
+
+
+def _on(objects: Objects, device: torch.device) -> Objects:
+    masks = None if objects.masks is None else objects.masks.to(device)
+    return Objects(objects.boxes.to(device), objects.labels.to(device), masks, objects.crowd.to(device))
+
+
+_DONE = (
+    "Detection: {kind} on a simple feature pyramid of the encoder's last map, as ViTDet has it, trained together with "
+    "the encoder."
+)
+_MEASURED = (
+    "AP is COCO's: the mean over classes, and over intersections over union from 0.5 to 0.95; S, M and L are objects "
+    "of up to 32x32 pixels, up to 96x96, and above. Intervals of AP are over the test images (jackknife)."
+)
+
+
+@functools.partial(takes_recipe, kind=DetectRecipe)
+def detect(
+    run: str | Path,
+    data: DataLike,
+    settings: EvalSettings,
+    *,
+    recipe: str = "small",
+    masks: bool | Literal["auto"] = "auto",
+    positions: PositionChoice = "auto",
+    control: bool = True,
+    from_scratch: bool = False,
+    precision: Precision = "auto",
+    save: bool = False,
+    out: str | None = None,
+    **changes: Any,
+) -> Report:
+    """Train a detector on the encoder, and measure average precision of boxes and masks on the test images.
+
+    It is torchvision's Mask R-CNN, or Faster R-CNN without masks, on the pyramid of ViTDet (Li et al. 2022): strides 4,
+    8, 16 and 32 from the last map, and windows in which all blocks but four attend, where images are large.
+
+    Args:
+        run, settings: as in `patchloom.evaluate.protocols.evaluate`.
+        data: images with boxes, as `patchloom.dense.annotations.detection.open_boxes` takes them.
+        recipe: small (ours), vitdet (DropPos' and ViTDet's), or restore (Beyond Masking's); each value below replaces
+            one of its own.
+        masks: find the mask of each object, too; auto does where all training images have masks.
+        positions: keep the encoder's, fixed sine-cosine, learned, relative, or none; auto is keep, or learned for an
+            encoder without positions.
+        control: train from scratch, too.
+        from_scratch: train only from scratch.
+        precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
+        save: keep the trained model, by which the verb predict finds objects.
+        out: file of the saved model; by default detected/DATA-RECIPE-SEED.safetensors in the run.
+        changes: values of the recipe.
+
+    Raises:
+        PatchloomError: no such encoder, data or recipe, boxes that do not fit, or values that do not.
+    """
+    check_options(detect, locals())
+    check_outputs(run, settings, from_scratch, save, out)
+    coco_tool("mask")  # what scores is missed now, and not after the training
+    setup = set_up(run, lambda: open_boxes(data), settings, recipe, DETECT, changes, positions, precision)
+    values, classes = setup.recipe, setup.classes
+    _check_objects(setup.parts.test, "to test on")
+    if setup.held is not None:
+        _check_objects(setup.held, "to choose the weights by")
+    there = _has_masks(setup.train)
+    with_masks = there if masks == "auto" else masks
+    if with_masks and not there:
+        raise PatchloomError(f"{setup.train.images.name} has boxes without masks: leave out --masks true")
+    window = None if values.window == 0 else values.window
+    if values.window == "auto":
+        window = window_of(setup.encoder(setup.vit), grid_size(setup.vit))
+    options = {"masks": with_masks, "width": values.head_width, "window": window, "light": values.heads == "light"}
+    if values.sides is not None:
+        options["sides"] = values.sides[1:]
+
+    def begin(model: Detector) -> DetectTraining:
+        images = setup.train, setup.held, values, setup.card, settings
+        return DetectTraining(model, *images, half=setup.half, native=setup.native)
+
+    def built(encoder: Encoder) -> Detector:
+        return Detector(setup.encoder(encoder), len(classes), **options)
+
+    def untrained() -> Detector:
+        return built(untrained_twin(setup.card, seed=settings.seed)[0])
+
+    candidates = [] if from_scratch else [DenseCandidate(setup.card.name, lambda: built(setup.vit))]
+    if control or from_scratch:
+        candidates.append(DenseCandidate(SCRATCH, untrained))
+    models = train_each(candidates, setup, begin)
+    if save or out is not None:
+        save_model(models[0][0], setup, "detect", None, options, out)
+    # every choice has been made: now the test images are read
+    test, found, rows, lost = setup.parts.test, [], [], []
+    for candidate, (model, chosen) in zip(candidates, models, strict=True):
+        how = {"precision": precision, "name": f"  {candidate.name}"}
+        found.append(detect_objects(model, test, setup.card, settings, values.score, **how))
+        lost = [test.images.describe(i) for i, one in enumerate(found[-1]) if one is None]
+        check_read(test, lost)
+        its = setup.row_settings(masks=with_masks, **chosen)
+        rows.append(_scored(candidate.name, its, test, found[-1]))
+    done = _DONE.format(kind="Mask R-CNN" if with_masks else "Faster R-CNN")
+    done += " From scratch is the same with fresh weights." * (len(candidates) > 1)
+    drawings = _drawings(found[0], setup)
+    return dense_report(setup, f"Detection ({recipe})", "AP of boxes", rows, [done, _MEASURED], lost, drawings)
+
+
+def _check_objects(images: Annotated[Objects], what: str) -> None:
+    # annotations alone are looked at, and no further than to the first object
+    if not any((~images.outlined(i).crowd).any() for i in range(len(images))):
+        raise PatchloomError(f"the {len(images):,} images {what} have no object: annotate some of them")
+
+
+def _has_masks(images: Annotated[Objects]) -> bool:
+    return all(images.outlined(i).has_masks for i in range(min(len(images), 100)))
+
+
+def _scored(
+    name: str, settings: dict[str, Any], test: Annotated[Objects], found: Sequence[DetectedObjects | None]
+) -> list[Row]:
+    """Rows of boxes and masks: AP with its interval first."""
+    kept = [i for i, one in enumerate(found) if one is not None]
+    images, answers = test.subset(kept), [one for one in found if one is not None]
+    rows = []
+    kinds = [("", average_precision(images, answers, test.classes, "bbox"))]
+    if settings["masks"] and _has_masks(images):
+        kinds.append((" of masks", average_precision(images, answers, test.classes, "segm")))
+    for of, score in kinds:
+        named = score.there()
+        if len(test.classes) > 1:
+            named |= {f"AP {name}": value for name, value in score.by_class(test.classes).items()}
+        for measure, value in named.items():
+            pseudo, ends = None, (value, value)
+            if measure == "AP":
+                pseudo = pseudo_precision(score.matches)
+                low, high = interval(torch.tensor(value, dtype=torch.float64), pseudo)
+                ends = low.item(), high.item()
+            row = Row(name, "-", "detect", {**settings, "measure": f"{measure}{of}"}, value, *ends)
+            rows.append(replace(row, pseudo=pseudo))
+    return rows
+
+
+def _drawings(found: Sequence[DetectedObjects | None], setup: Setup[Objects, DetectRecipe]) -> tuple[Drawing, ...]:
+    """The best and the worst test images: truth beside answer."""
+    path = setup.place("pictures", ".png", "detect-")
+    if path is None or rank():
+        return ()
+    test = setup.parts.test
+    scores = [
+        math.nan if one is None else average_precision([test.outlined(i)], [one], test.classes, "bbox").ap
+        for i, one in enumerate(found)
+    ]
+    rows = []
+    for i in best_and_worst(scores):
+        image = to_channels(test.images.read(i), len(setup.card.mean))
+        answer = found[i]
+        assert answer is not None
+        title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} AP"
+        objects = answer.objects((image.shape[1], image.shape[2]))
+        rows.append(BoxRow(image, test.outlined(i), objects, answer.scores, title))
+    if not rows:
+        return ()
+    return (Drawing("patchloom.dense.pictures.detection_picture", path, {"rows": rows, "classes": test.classes}),)

@@ -1,0 +1,299 @@
+"""Nets that find objects: Faster or Mask R-CNN on a simple feature pyramid (ViTDet, arXiv 2203.16527).
+
+Letters: b batch, c channels, H W height and width of the canvas in pixels, m objects of an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.roi_heads import RoIHeads, paste_masks_in_image
+from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
+from torchvision.ops import MultiScaleRoIAlign
+from torchvision.ops.poolers import initLevelMapper
+
+from patchloom.dense.backbone import FeatureMaps, SimpleFeaturePyramid, four_levels
+from patchloom.nets.heads import OnEncoder
+from patchloom.nets.swin import Encoder, is_hierarchical
+
+# torchvision's parts of Faster and Mask R-CNN, for a pyramid of any strides and for bfloat16.
+
+
+_LEAST_SCORE = 0.05  # of what is found, as in detectron2 and mmdetection
+_ANCHOR_RATIOS = (0.5, 1.0, 2.0)  # height over width of anchors
+_TIMES = 8  # an anchor's side over its level's stride, in FPN and ViTDet
+_LEVELS = 2, 5  # logarithms of the strides 4 and 32
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """Sizes of the heads, and how many candidates they work on.
+
+    Attributes:
+        rpn_convolutions: of the region proposal network.
+        before, after: proposals of a level before non-maximum suppression, and of an image after it.
+        rois: proposals of an image that the heads are trained on.
+        box_convolutions, box_layers: of the box head; widths of its linear layers.
+        mask_convolutions: of the mask head.
+        samples: points along a cell of RoIAlign; 0: as many as it has pixels of the map.
+    """
+
+    rpn_convolutions: int
+    before: dict[str, int]
+    after: dict[str, int]
+    rois: int
+    box_convolutions: int
+    box_layers: tuple[int, ...]
+    mask_convolutions: int
+    samples: int
+
+
+# ViTDet's (arXiv 2203.16527, appendix A.2, and its program in detectron2)
+FULL_HEADS = HeadSizes(
+    2, {"training": 2000, "testing": 1000}, {"training": 1000, "testing": 1000}, 512, 4, (1024,), 4, 0
+)
+LIGHT_HEADS = HeadSizes(
+    1, {"training": 300, "testing": 200}, {"training": 200, "testing": 200}, 64, 0, (256, 256), 2, 2
+)
+
+
+def anchor_times(strides: Sequence[float], canvas: tuple[int, int]) -> float:
+    """An anchor's side over its level's stride: 8, or less where the largest one would not fit the canvas."""
+    return min(_TIMES, min(canvas) / strides[-1])
+
+
+class Anchors(AnchorGenerator):
+    """One scale a level, three ratios, at strides that are told.
+
+    Args:
+        strides: of the levels in pixels.
+        canvas: height and width of the images in pixels.
+    """
+
+    def __init__(self, strides: Sequence[float], canvas: tuple[int, int]) -> None:
+        times = anchor_times(strides, canvas)
+        super().__init__(tuple((times * stride,) for stride in strides), (_ANCHOR_RATIOS,) * len(strides))
+        self.strides = strides
+
+    def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
+        """Anchors [a 4] of each image: the same for all."""
+        self.set_cell_anchors(torch.float32, feature_maps[0].device)
+        grids = [list(one.shape[-2:]) for one in feature_maps]
+        made = torch.cat(self.grid_anchors(grids, [[stride, stride] for stride in self.strides]))
+        return [made] * len(image_list.image_sizes)
+
+
+class _ProposalHead(RPNHead):
+    def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        scores, boxes = super().forward(x)
+        return [one.float() for one in scores], [one.float() for one in boxes]
+
+
+class _BoxPredictor(FastRCNNPredictor):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores, boxes = super().forward(x)
+        return scores.float(), boxes.float()
+
+
+class _MaskPredictor(MaskRCNNPredictor):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).float()
+
+
+def proposal_network(
+    width: int, strides: Sequence[float], canvas: tuple[int, int], heads: HeadSizes
+) -> RegionProposalNetwork:
+    """The region proposal network on levels of ``width`` channels."""
+    head = _ProposalHead(width, len(_ANCHOR_RATIOS), heads.rpn_convolutions)
+    return RegionProposalNetwork(Anchors(strides, canvas), head, 0.7, 0.3, 256, 0.5, heads.before, heads.after, 0.7)
+
+
+def _roi_align(side: int, strides: Sequence[float], times: float, heads: HeadSizes) -> MultiScaleRoIAlign:
+    pool = MultiScaleRoIAlign([str(i) for i in range(len(strides))], side, heads.samples)
+    pool.scales = [1 / stride for stride in strides]
+    # a box goes to the level whose anchors are like it: 224 pixels to stride 16, where anchors are 8 strides (FPN)
+    pool.map_levels = initLevelMapper(*_LEVELS, canonical_scale=224 * times / _TIMES, canonical_level=4)
+    return pool
+
+
+def roi_heads(
+    width: int, strides: Sequence[float], times: float, classes: int, masks: bool, heads: HeadSizes
+) -> RoIHeads:
+    """Box head and, if wanted, mask head, for levels of ``width`` channels; ``classes`` without the background."""
+    convolutions = [width] * heads.box_convolutions
+    box = FastRCNNConvFCHead((width, 7, 7), convolutions, list(heads.box_layers), norm_layer=LayerNorm2d)
+    parts: list[nn.Module] = []
+    if masks:
+        parts = [
+            _roi_align(14, strides, times, heads),
+            MaskRCNNHeads(width, [width] * heads.mask_convolutions, 1, norm_layer=LayerNorm2d),
+            _MaskPredictor(width, width, classes + 1),
+        ]
+    return RoIHeads(
+        _roi_align(7, strides, times, heads),
+        box,
+        _BoxPredictor(heads.box_layers[-1], classes + 1),
+        *(0.5, 0.5, heads.rois, 0.25, None, _LEAST_SCORE, 0.5, 100),
+        *parts,
+    )
+
+
+class Targets(Protocol):
+    """The annotated objects of an image, as ``Objects`` of the annotated data are.
+
+    Attributes:
+        boxes: float32 [m 4], x0 y0 x1 y1 in pixels of the canvas, of some area.
+        labels: int64 [m], from 0.
+        masks: bool [m H W]; needed where masks are learnt.
+        crowd: bool [m], left out.
+    """
+
+    @property
+    def boxes(self) -> Tensor: ...
+    @property
+    def labels(self) -> Tensor: ...
+    @property
+    def masks(self) -> Tensor | None: ...
+    @property
+    def crowd(self) -> Tensor: ...
+
+
+class Detections(NamedTuple):
+    """What is found in an image, the highest score first.
+
+    Attributes:
+        boxes: float32 [m 4], x0 y0 x1 y1 in pixels of the canvas.
+        labels: int64 [m], from 0.
+        scores: float32 [m].
+        masks: float32 [m 28 28], probabilities inside the boxes; None of a net without masks. `paste_masks` places
+            them.
+    """
+
+    boxes: Tensor
+    labels: Tensor
+    scores: Tensor
+    masks: Tensor | None
+
+
+class Detector(OnEncoder):
+    """Faster R-CNN, or Mask R-CNN, on an encoder.
+
+    The heads are ViTDet's, or light ones for small images and slow machines: one convolution in the region proposal
+    network, a box head of two linear layers of 256, two convolutions in the mask head, 200 proposals, 64 RoIs an image.
+    Levels have strides 4 to 32, and the proposal network a fifth one. Anchors have one scale a level, 8 strides (32 to
+    512 pixels), with three ratios; on canvases below 512 pixels they are smaller, so that the largest is as large as
+    the canvas, and boxes go to levels accordingly. Unlike detectron2's, torchvision's boxes are learnt by a smooth L1
+    loss, and RoIs are read half a cell of their level to the right and below (``aligned`` is off), in training and in
+    testing alike.
+
+    Args:
+        encoder: at the canvas's size, as `patchloom.nets.finetune.at_size` gives it; it is not copied.
+        classes: number of classes, without the background.
+        masks: whether masks are learnt, too.
+        width: channels of pyramid and heads.
+        window: side in patches of the windows in which most blocks attend; None: all attend to all.
+        light: light heads.
+        sides: largest shorter and longer side in pixels of an image in testing; None: it fills the canvas.
+
+    Attributes:
+        least_score: what is found with a lower one is left out.
+    """
+
+    encoder_at = "maps.encoder"
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        classes: int,
+        *,
+        masks: bool,
+        width: int = 256,
+        window: int | None = None,
+        light: bool = False,
+        sides: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.classes, self.masks = classes, masks
+        self.sides = None if sides is None else (sides[0], sides[1])
+        self.least_score = _LEAST_SCORE
+        heads = LIGHT_HEADS if light else FULL_HEADS
+        self.maps = FeatureMaps(encoder, four_levels(encoder) if is_hierarchical(encoder) else None, window)
+        self.pyramid = SimpleFeaturePyramid(self.maps, width)
+        strides = *self.pyramid.strides, 2 * self.pyramid.strides[-1]
+        self.rpn = proposal_network(width, strides, self.size, heads)
+        self.roi_heads = roi_heads(width, strides[:-1], anchor_times(strides, self.size), classes, masks, heads)
+
+    def forward(
+        self, images: Tensor, sizes: list[tuple[int, int]], targets: list[Targets] | None = None
+    ) -> dict[str, Tensor] | list[Detections]:
+        """Losses in training, and else what is found."""
+        if self.training != (targets is not None):
+            raise ValueError("a detector is given targets in training, and only there")
+        levels, all_levels = self._levels(images)
+        known = None if targets is None else [self._known(one, images.device) for one in targets]
+        proposals, losses = self.rpn(ImageList(images, sizes), all_levels, known)
+        self.roi_heads.score_thresh = self.least_score
+        found, more = self.roi_heads(levels, proposals, sizes, known)
+        if self.training:
+            return losses | more
+        return [
+            Detections(one["boxes"], one["labels"] - 1, one["scores"], one["masks"][:, 0] if self.masks else None)
+            for one in found
+        ]
+
+    def outline(self, images: Tensor) -> Tensor:
+        """Return a scalar of all that a training step computes, for as many boxes and masks as it has at most.
+
+        Which boxes there are depends on numbers, which fake tensors lack: what is pooled is made up here.
+        """
+        levels, all_levels = self._levels(images)
+        scores, boxes = self.rpn.head([*all_levels.values()])
+        found = [one.sum() for one in (*scores, *boxes)]
+        sampler, width = self.roi_heads.fg_bg_sampler, levels["0"].shape[1]
+        rois = len(images) * sampler.batch_size_per_image
+
+        def pooled(count: int, side: int) -> Tensor:
+            each = levels["0"].new_zeros(count, width, side, side)  # of the levels, and joined
+            return each + sum(one.mean() for one in levels.values())
+
+        found += [one.sum() for one in self.roi_heads.box_predictor(self.roi_heads.box_head(pooled(rois, 7)))]
+        if self.masks:
+            some = pooled(int(rois * sampler.positive_fraction), 14)
+            found.append(self.roi_heads.mask_predictor(self.roi_heads.mask_head(some)).sum())
+        return torch.stack(found).sum()
+
+    def _levels(self, images: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The pyramid's levels, and the same with the one more that proposals have."""
+        levels = {str(i): one.float() for i, one in enumerate(self.pyramid(self.maps(images)))}
+        return levels, levels | {"pool": F.max_pool2d(levels[str(len(levels) - 1)], 1, 2)}
+
+    def _known(self, objects: Targets, device: torch.device) -> dict[str, Tensor]:
+        """An image's targets as torchvision has them, where class 0 is the background."""
+        keep = ~objects.crowd
+        known = {"boxes": objects.boxes[keep], "labels": objects.labels[keep] + 1}
+        if self.masks:
+            if objects.masks is None:
+                raise ValueError("this detector learns masks, and there are none among the targets")
+            known["masks"] = objects.masks[keep]
+        return {name: one.to(device, non_blocking=True) for name, one in known.items()}
+
+
+def paste_masks(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Masks bool [m h w] in an image of ``size``, of what `Detections` holds: probabilities of at least 0.5.
+
+    Args:
+        masks: float32 [m 28 28].
+        boxes: [m 4] in pixels of that image.
+        size: its height and width in pixels.
+    """
+    return paste_masks_in_image(masks[:, None], boxes, size)[:, 0] >= 0.5

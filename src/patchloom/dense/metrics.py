@@ -1,0 +1,444 @@
+"""Which finds of a detector are right, image by image, and intervals of average precision over the images.
+
+COCO's numbers come from all finds of a class, sorted by their scores, so that they are no sums over images. But which
+find is right is decided within its image. So that is done once, and for each weighting of the images the finds count as
+often as their image does: the same as if images had been copied or left out, without any image being compared again
+(among equal scores, the order may be another one). Objects of every size count. Letters: n images, t weightings, d
+finds of a class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchloom.claims import student
+from patchloom.dense.annotations.base import IGNORED, Annotated, Objects
+from patchloom.errors import PatchloomError, pip_install
+
+# Which classes the pixels of label maps are taken for, and the scores of segmentation that follow from it.
+
+
+def confusion(predicted: Tensor, truth: Tensor, classes: int) -> Tensor:
+    """How many pixels of each class (rows) are taken for each class (columns), int64 [k k].
+
+    Args:
+        predicted: [h w], a class from 0 to k - 1 for each pixel; what it says where the truth is `IGNORED` has no say.
+        truth: [h w], likewise, or `IGNORED`.
+        classes: their number k.
+    """
+    if predicted.shape != truth.shape:
+        raise ValueError(f"a prediction of {tuple(predicted.shape)} is no answer to {tuple(truth.shape)}")
+    counted = truth != IGNORED
+    rows, columns = truth[counted].long(), predicted[counted].long()
+    if len(rows) and not 0 <= min(rows.min(), columns.min()) <= max(rows.max(), columns.max()) < classes:
+        raise ValueError(f"classes go from 0 to {classes - 1}")
+    return torch.bincount(rows * classes + columns, minlength=classes**2).view(classes, classes)
+
+
+def overlaps(matrix: Tensor) -> Tensor:
+    """What the scores need of a confusion matrix: pixels in common, in either, and in the truth.
+
+    They add up over images, and are few enough to be kept for each: so intervals over images are cheap.
+
+    Args:
+        matrix: [... k k], as `confusion` has it.
+
+    Returns:
+        [... 3 k]: of each class the pixels rightly found, those that truth or answer has, and those that the truth has.
+    """
+    common, truth = matrix.diagonal(dim1=-2, dim2=-1), matrix.sum(-1)
+    return torch.stack([common, truth + matrix.sum(-2) - common, truth], -2)
+
+
+def class_ious(found: Tensor) -> Tensor:
+    """Intersection over union of each class, float64 [... k]; nan for what is neither in truth nor answers.
+
+    Args:
+        found: [... 3 k], a sum of `overlaps` over images.
+    """
+    common, either, _ = found.double().unbind(-2)
+    return common / either
+
+
+def mean_iou(found: Tensor) -> Tensor:
+    """Mean intersection over union, float64 [...], over the classes that occur in truth or answers, as mmseg has it.
+
+    A class of which the test images have no pixel thus counts as 0 if a single pixel is taken for it, and not at all
+    otherwise; nan where no pixel counts.
+    """
+    return class_ious(found).nanmean(-1)
+
+
+def pixel_accuracy(found: Tensor) -> Tensor:
+    """Share of the pixels that are taken for what they are (aAcc), float64 [...]."""
+    common, _, truth = found.double().unbind(-2)
+    return common.sum(-1) / truth.sum(-1)
+
+
+# Intervals over the test images, of scores that come from sums over all of them.
+
+
+# sums over images [t ...] -> scores [t ...]
+Statistic = Callable[[Tensor], Tensor]
+
+
+def pseudo_values(statistic: Statistic, per_image: Tensor) -> Tensor:
+    """Jackknife pseudo-values of a score, float64 [n ...]; nan where there is no score without an image.
+
+    Args:
+        statistic: from sums over images to scores.
+        per_image: [n ...], what is summed.
+    """
+    total = per_image.sum(0)
+    return jackknife_values(statistic(total), statistic(total - per_image))
+
+
+def jackknife_values(score: Tensor, without: Tensor) -> Tensor:
+    """Jackknife pseudo-values [n ...] of a score [...], from the scores ``without`` [n ...] each image."""
+    n = len(without)
+    return n * score.double() - (n - 1) * without.double()
+
+
+def interval(score: Tensor, pseudo: Tensor) -> tuple[Tensor, Tensor]:
+    """The 95 % interval of shares [...] in [0, 1] over images; all of [0, 1] where pseudo-values do not tell.
+
+    Args:
+        score: [...], the shares.
+        pseudo: [n ...], their pseudo-values.
+    """
+    n = len(pseudo)
+    if n < 2:
+        return torch.zeros_like(score), torch.ones_like(score)
+    reach = (student(n - 1) * pseudo.std(0) / math.sqrt(n)).nan_to_num(nan=1.0)
+    return (score - reach).clamp(min=0), (score + reach).clamp(max=1)
+
+
+# What a detector found in an image, and its masks as run lengths: a mask of 4 megapixels takes a kilobyte then.
+
+
+# COCO's compressed run lengths: {"size": [h, w], "counts": bytes}
+RunLengths = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DetectedObjects:
+    """The objects that were found in an image, in its own pixels. Letter: m objects.
+
+    Attributes:
+        boxes: float32 [m 4], x0 y0 x1 y1, x1 and y1 exclusive.
+        labels: int64 [m], numbers of classes, from 0.
+        scores: float32 [m], in [0, 1].
+        masks: m run lengths; None of a detector without masks.
+    """
+
+    boxes: Tensor
+    labels: Tensor
+    scores: Tensor
+    masks: tuple[RunLengths, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def above(self, score: float) -> DetectedObjects:
+        """Those of at least this score, the surest first."""
+        order = self.scores.argsort(descending=True, stable=True)
+        kept = order[self.scores[order] >= score]
+        masks = None if self.masks is None else tuple(self.masks[i] for i in kept.tolist())
+        return DetectedObjects(self.boxes[kept], self.labels[kept], self.scores[kept], masks)
+
+    def objects(self, size: tuple[int, int]) -> Objects:
+        """The same without scores, with the masks decoded for an image of ``size`` (h, w), to be drawn."""
+        masks = None if self.masks is None else from_run_lengths(self.masks, size)
+        return Objects(self.boxes, self.labels, masks, torch.zeros(len(self), dtype=torch.bool))
+
+
+def coco_tool(name: str) -> Any:
+    """A module of faster-coco-eval, which has COCO's scores and run lengths."""
+    try:
+        return import_module(f"faster_coco_eval.core.{name}")
+    except ImportError as problem:
+        raise PatchloomError(
+            "detection is scored, and its masks are written, by faster-coco-eval, which is not here: "
+            + pip_install("dense")
+        ) from problem
+
+
+def run_lengths(masks: Tensor) -> tuple[RunLengths, ...]:
+    """Masks bool [m h w] as run lengths."""
+    if not len(masks):
+        return ()
+    columns = np.asfortranarray(masks.cpu().numpy().transpose(1, 2, 0).astype(np.uint8))
+    return tuple(coco_tool("mask").encode(columns))
+
+
+def from_run_lengths(masks: Sequence[RunLengths], size: tuple[int, int]) -> Tensor:
+    """Run lengths of masks of an image of ``size`` (h, w) as bool [m h w]."""
+    if not masks:
+        return torch.zeros(0, *size, dtype=torch.bool)
+    columns = coco_tool("mask").decode(list(masks))
+    return torch.from_numpy(np.ascontiguousarray(columns.transpose(2, 0, 1))).bool()
+
+
+THRESHOLDS = np.linspace(0.5, 0.95, 10)
+_RECALLS = torch.from_numpy(np.linspace(0, 1, 101))  # as COCO has them: torch.linspace rounds otherwise
+_COUNTED = 100  # finds of an image and class
+_GROUPS = 200  # of images, each left out once: some seconds on one core for COCO's 5,000
+_AT_ONCE = 2**23  # numbers in memory
+
+
+@dataclass(frozen=True)
+class ClassMatches:
+    """The finds of a class in all images, the surest first.
+
+    Attributes:
+        images: int64 [d], in which image each is.
+        right: bool [10 d], whether it is an object, for each of `THRESHOLDS`.
+        counted: bool [10 d], whether it is right or wrong: what is found in a crowd is neither.
+        objects: int64 [n], how many there are in each image, without crowds.
+    """
+
+    images: Tensor
+    right: Tensor
+    counted: Tensor
+    objects: Tensor
+
+
+@dataclass(frozen=True)
+class Matches:
+    """The finds in ``n`` images, by class."""
+
+    n: int
+    classes: tuple[ClassMatches, ...]
+
+
+def matches_of(
+    truth: Sequence[Objects] | Annotated[Objects],
+    found: Sequence[DetectedObjects],
+    classes: int,
+    ious: Mapping[tuple[int, int], np.ndarray],
+) -> Matches:
+    """Match finds and objects as COCO does, the surest find first, with the object that it overlaps most."""
+    parts: list[list[tuple[np.ndarray, ...]]] = [[] for _ in range(classes)]
+    objects = torch.zeros(classes, len(found), dtype=torch.int64)
+    for i, answer in enumerate(found):
+        there = truth.outlined(i) if isinstance(truth, Annotated) else truth[i]
+        labels, crowd = there.labels.numpy(), there.crowd.numpy()
+        objects[:, i] = torch.from_numpy(np.bincount(labels[~crowd], minlength=classes))
+        answered = answer.labels.numpy()
+        for k in np.unique(answered).tolist():
+            scores = -np.sort(-answer.scores.numpy()[answered == k], kind="stable")[:_COUNTED]
+            overlap = np.asarray(ious.get((i, k), ()), float).reshape(len(scores), -1)
+            of_class = crowd[labels == k] if overlap.size else np.zeros(0, bool)
+            parts[k].append((scores, np.full(len(scores), i), *_matched(overlap, of_class)))
+    return Matches(len(found), tuple(_joined(each, objects[k]) for k, each in enumerate(parts)))
+
+
+def _matched(overlap: np.ndarray, crowd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of finds with ``overlap`` [d objects], right and counted [10 d]."""
+    right, counted = np.zeros((2, len(THRESHOLDS), len(overlap)), bool)
+    counted[:] = True
+    alone, groups = overlap[:, ~crowd], overlap[:, crowd]
+    free = np.ones((len(THRESHOLDS), alone.shape[1]), bool)
+    least, each = np.minimum(THRESHOLDS, 1 - 1e-10), np.arange(len(THRESHOLDS))
+    for d in np.flatnonzero((overlap >= least[0]).any(1)):
+        if alone.shape[1]:
+            reach = np.where(free, alone[d], -1.0)
+            best = reach.shape[1] - 1 - reach[:, ::-1].argmax(1)  # of equal ones the last, as COCO's program takes
+            right[:, d] = reach[each, best] >= least
+            free[each[right[:, d]], best[right[:, d]]] = False
+        if groups.shape[1]:
+            counted[:, d] = right[:, d] | (groups[d].max() < least)
+    return right, counted
+
+
+def _joined(parts: Sequence[tuple[np.ndarray, ...]], objects: Tensor) -> ClassMatches:
+    """What was found of a class in each image as one."""
+    if not parts:
+        nothing = torch.zeros(len(THRESHOLDS), 0, dtype=torch.bool)
+        return ClassMatches(torch.zeros(0, dtype=torch.int64), nothing, nothing, objects)
+    scores, images, right, counted = (np.concatenate(each, -1) for each in zip(*parts, strict=True))
+    order = np.argsort(-scores, kind="stable")
+    # what is less sure than the last right find changes nothing
+    order = order[: 1 + max(np.flatnonzero(right[:, order].any(0)), default=-1)]
+    flags = (torch.from_numpy(one[:, order]) for one in (right, counted))
+    return ClassMatches(torch.from_numpy(images[order]), *flags, objects)
+
+
+def resampled_precision(matches: Matches, times: Tensor) -> Tensor:
+    """AP of each weighting, float64 [t]: the mean over the classes that have an object in it, nan without one.
+
+    Args:
+        matches: of all images.
+        times: float64 [t n], how often each image counts; ones give AP itself.
+    """
+    step = max(1, _AT_ONCE // max([1, *(len(one.images) for one in matches.classes)]))
+    chunks = times.split(step)
+    return torch.cat([torch.stack([_of_class(one, chunk) for one in matches.classes]).nanmean(0) for chunk in chunks])
+
+
+def _of_class(matches: ClassMatches, times: Tensor) -> Tensor:
+    """AP of a class in each weighting, [t]; nan where it has no object of it."""
+    objects = times @ matches.objects.double()
+    weights = times[:, matches.images]
+    total, every = weights.cumsum(1), bool(matches.counted.all())
+    recalls = _RECALLS.expand(len(times), -1).contiguous()
+    found = torch.zeros(len(times), dtype=torch.float64)
+    for right, counted in zip(matches.right, matches.counted, strict=True):
+        places = right.nonzero().flatten()
+        if not len(places):
+            continue
+        hits = weights[:, places].cumsum(1)
+        until = (total if every else (weights * counted).cumsum(1))[:, places]
+        precision = (hits / until).nan_to_num(nan=0.0)
+        # the best precision at this recall or above
+        precision = precision.flip(1).cummax(1).values.flip(1)
+        recall = (hits / objects[:, None]).nan_to_num(nan=0.0)
+        at = torch.searchsorted(recall, recalls)
+        reached = at < len(places)
+        found += (precision.gather(1, at.clamp(max=len(places) - 1)) * reached).mean(1)
+    return torch.where(objects > 0, found / len(THRESHOLDS), torch.nan)
+
+
+def pseudo_precision(matches: Matches) -> Tensor:
+    """Jackknife pseudo-values of AP, float64 [n], of up to 200 images; of more images, of 200 groups of them.
+
+    They depend on the order of the images, so that two detectors are compared by those of the same images.
+    """
+    groups = min(matches.n, _GROUPS)
+    without = torch.ones(groups, matches.n, dtype=torch.float64)
+    without[torch.arange(matches.n) % groups, torch.arange(matches.n)] = 0
+    whole = resampled_precision(matches, torch.ones(1, matches.n, dtype=torch.float64))[0]
+    return jackknife_values(whole, resampled_precision(matches, without))
+
+
+# Average precision of detection as COCO defines it (Lin et al., ECCV 2014; cocodataset.org/#detection-eval).
+
+
+IouKind = Literal["bbox", "segm"]
+
+
+@dataclass(frozen=True)
+class AveragePrecision:
+    """Average precisions in [0, 1]; nan where the images have no object that asks for it.
+
+    Attributes:
+        ap: the mean over intersections over union of 0.5, 0.55, ... 0.95, and over the classes that have an object.
+        ap50, ap75: at 0.5 and at 0.75.
+        small, medium, large: as ``ap``, of objects of up to 32 x 32 pixels, up to 96 x 96, and above. The area of an
+            object is that of its mask, or of its box where the data has no masks.
+        classes: as ``ap``, of each class.
+        matches: which finds are right in which image, for `patchloom.dense.metrics`.
+    """
+
+    ap: float
+    ap50: float
+    ap75: float
+    small: float
+    medium: float
+    large: float
+    classes: tuple[float, ...]
+    matches: Matches = field(repr=False, compare=False)
+
+    def there(self) -> dict[str, float]:
+        """The numbers over all classes by their names in the literature, without those that ask for no object."""
+        named = {"AP": self.ap, "AP50": self.ap50, "AP75": self.ap75}
+        named |= {"APs": self.small, "APm": self.medium, "APl": self.large}
+        return {name: value for name, value in named.items() if not math.isnan(value)}
+
+    def by_class(self, names: Sequence[str]) -> dict[str, float]:
+        """``ap`` of each class by its name, without those of which there is no object."""
+        return {name: value for name, value in zip(names, self.classes, strict=True) if not math.isnan(value)}
+
+
+def average_precision(
+    truth: Sequence[Objects] | Annotated[Objects],
+    found: Sequence[DetectedObjects],
+    classes: Sequence[str],
+    kind: IouKind,
+) -> AveragePrecision:
+    """Compare what was found with what is there; of an image, the 100 surest finds count."""
+    if len(truth) != len(found):
+        raise ValueError(f"{len(found)} answers to {len(truth)} images")
+    images: list[dict[str, Any]] = []
+    there: list[dict[str, Any]] = []
+    for i in range(len(truth)):
+        objects = truth.outlined(i) if isinstance(truth, Annotated) else truth[i]
+        _fits(kind, objects.has_masks, found[i].masks is not None)
+        some, (h, w) = _annotations(i, len(there), objects, kind)
+        images.append({"id": i, "height": h, "width": w})
+        there += some
+    categories = [{"id": i, "name": name} for i, name in enumerate(classes)]
+    asked = coco_tool("coco").COCO({"images": images, "annotations": there, "categories": categories})
+    answers = asked.loadRes([one for i, answer in enumerate(found) for one in _results(i, answer, kind)])
+    run = coco_tool("faster_eval_api").COCOeval_faster(asked, answers, kind)
+    run.evaluate()
+    run.accumulate()
+    # [thresholds recalls classes areas counts]: the last count is 100
+    precision, thresholds = np.asarray(run.eval["precision"])[..., -1], run.params.iouThrs
+    every = precision[:, :, :, 0]
+    return AveragePrecision(
+        ap=_mean(every),
+        ap50=_mean(every[np.isclose(thresholds, 0.5)]),
+        ap75=_mean(every[np.isclose(thresholds, 0.75)]),
+        small=_mean(precision[:, :, :, 1]),
+        medium=_mean(precision[:, :, :, 2]),
+        large=_mean(precision[:, :, :, 3]),
+        classes=tuple(_mean(every[:, :, k]) for k in range(len(classes))),
+        matches=matches_of(truth, found, len(classes), run.ious),
+    )
+
+
+def _mean(precision: np.ndarray) -> float:
+    """Over what is there: -1 is COCO's sign for a class without objects."""
+    there = precision[precision > -1]
+    return float(there.mean()) if there.size else math.nan
+
+
+def _fits(kind: IouKind, asked: bool, answered: bool) -> None:
+    if kind == "segm" and not (asked and answered):
+        raise ValueError(f"the {'answer' if asked else 'truth'} has no masks to be compared")
+
+
+def _annotations(
+    image: int, before: int, objects: Objects, kind: IouKind
+) -> tuple[list[dict[str, Any]], tuple[int, int]]:
+    """Return the objects of an image as COCO has them, and its (h, w), 0 without masks; ``before``: earlier objects."""
+    found, size = [], (0, 0) if objects.masks is None else (objects.masks.shape[1], objects.masks.shape[2])
+    for i, (box, label, crowd) in enumerate(
+        zip(objects.boxes.tolist(), objects.labels.tolist(), objects.crowd.tolist(), strict=True)
+    ):
+        x0, y0, x1, y1 = box
+        mask = objects.mask(i) if objects.has_masks else None  # one at a time: hundreds of large ones fill the memory
+        size = size if mask is None else (mask.shape[0], mask.shape[1])
+        one = {
+            "id": before + i + 1,  # 0 means that nothing is matched
+            "image_id": image,
+            "category_id": label,
+            "bbox": [x0, y0, x1 - x0, y1 - y0],
+            "area": (x1 - x0) * (y1 - y0) if mask is None else int(mask.sum()),
+            "iscrowd": int(crowd),
+        }
+        if kind == "segm" and mask is not None:
+            one["segmentation"] = run_lengths(mask[None])[0]
+        found.append(one)
+    return found, size
+
+
+def _results(image: int, found: DetectedObjects, kind: IouKind) -> list[dict[str, Any]]:
+    """The finds of an image as COCO has them. With a box beside its mask, the area of a find would be the box's."""
+    results = []
+    for i, (box, label, score) in enumerate(
+        zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), strict=True)
+    ):
+        x0, y0, x1, y1 = box
+        what = {"segmentation": found.masks[i]} if kind == "segm" else {"bbox": [x0, y0, x1 - x0, y1 - y0]}
+        results.append({"image_id": image, "category_id": label, "score": score} | what)
+    return results

@@ -1,0 +1,457 @@
+"""Pictures of segmentation and detection: the image, what is there, and what a model says, row by row.
+
+Letters: c channels, h w height and width of an image, m objects.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from patchloom.data.augment import resize_part
+from patchloom.dense.annotations.base import IGNORED, Objects
+from patchloom.display import truncate_middle
+from patchloom.look.image_grid import (
+    CAPTION_LINE,
+    CAPTION_SIZE,
+    EMPTY_MARK,
+    HEADING_LINE,
+    HEADING_SIZE,
+    MARGIN,
+    MOST_BYTES,
+    PAGE,
+    SHEET_INK,
+    SHEET_ROWS,
+    SWATCH_GAP,
+    SWATCH_SIZE,
+    add_frame,
+    brightness,
+    font,
+    hatch,
+    tile_size,
+    to_pixels,
+    to_png,
+    widest_word,
+    wrap,
+    wrap_keys,
+    write_beneath,
+)
+from patchloom.system.files import write_whole
+
+# A colour for each class, the same in every picture of the same classes.
+
+
+# The first seven are Okabe and Ito's (2008). Each further one was the farthest in CIELAB from all before it, as seen
+# with full colour vision, by protanopes and by deuteranopes (Machado et al. 2009), at once; pale ones were left out.
+_FIRST = (
+    *("e69f00", "56b4e9", "009e73", "f0e442", "0072b2", "d55e00", "cc79a7", "0000ff", "2d0f87", "3c2d00"),
+    *("00ff87", "ff005a", "d24bff", "5a0f2d", "a50087", "b4f0c3", "00f0ff", "2d5a00", "b4b45a", "004bf0"),
+)
+_GOLDEN = 0.618033988749895  # of a turn, so that hues never come back
+_SHADES = ((0.9, 0.9), (0.55, 0.95), (0.9, 0.6), (0.45, 0.7), (0.75, 0.4))  # saturation, value
+
+
+def class_colours(classes: int) -> np.ndarray:
+    """Red, green and blue of each class, uint8 [classes 3]: 20 that are told apart well, then others as they come."""
+    known = [tuple(bytes.fromhex(one)) for one in _FIRST[:classes]]
+    rest = (colorsys.hsv_to_rgb(i * _GOLDEN % 1, *_SHADES[i % len(_SHADES)]) for i in range(classes - len(known)))
+    return np.array([*known, *(tuple(round(255 * part) for part in one) for one in rest)], np.uint8).reshape(-1, 3)
+
+
+def ink_on(colour: np.ndarray) -> tuple[int, int, int]:
+    """Black or white, whichever is read more easily on a colour [3]."""
+    light = float(np.dot((colour / 255.0) ** 2.2, (0.2126, 0.7152, 0.0722)))
+    return (0, 0, 0) if light > 0.18 else (255, 255, 255)
+
+
+# Truth and answer of an image as files of one size, so that a page can lay one over the other.
+
+
+INDEX = "apart.json"
+_QUALITY = 90
+
+
+class OverlayPair(NamedTuple):
+    """Words on an image; and its truth and the answer, drawn on it at one size."""
+
+    title: str
+    truth: Image.Image
+    answer: Image.Image
+
+
+class PairFiles(NamedTuple):
+    """Words on an image; and the files of its truth and of the answer."""
+
+    title: str
+    truth: Path
+    answer: Path
+
+
+def save_pairs(pairs: Sequence[OverlayPair], folder: Path) -> None:
+    """Write pairs as JPEG files, and then, in ``apart.json``, which they are; nothing, if there are none."""
+    index = []
+    for number, pair in enumerate(pairs, start=1):
+        names = {kind: f"{number}-{kind}.jpg" for kind in ("truth", "answer")}
+        for image, name in zip((pair.truth, pair.answer), names.values(), strict=True):
+            buffer = io.BytesIO()
+            image.convert("RGB").save(buffer, "JPEG", quality=_QUALITY)
+            write_whole(folder / name, buffer.getvalue())
+        index.append({"title": pair.title, **names})
+    if index:
+        write_whole(folder / INDEX, json.dumps(index, indent=1) + "\n")
+
+
+def load_pairs(folder: Path) -> list[PairFiles]:
+    """The pairs that `save_pairs` wrote into a folder; [] where there are none, or what says which is damaged.
+
+    What is named there outside of the folder is left out: a run may come from a stranger.
+    """
+    try:
+        found = json.loads((folder / INDEX).read_text("utf-8"))
+        each = [PairFiles(str(one["title"]), folder / one["truth"], folder / one["answer"]) for one in found]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+    return [one for one in each if one.truth.parent == folder == one.answer.parent]
+
+
+# Boxes with names and scores, drawn on an image so that they can be read on any ground.
+
+
+_TINT = 0.4  # how much of a mask's pixels is its colour
+_LINE, _DASH = 3, 7  # pixels: width of a line, length of a dash and of the gap after it
+_TEXT, _AROUND = 14, 2  # pixels: size of the letters, ground around them
+_LONGEST = 22  # letters of a name
+
+
+def draw_boxes(
+    image: np.ndarray,
+    objects: Objects,
+    classes: Sequence[str],
+    scores: Tensor | None = None,
+    scale: float = 1.0,
+) -> Image.Image:
+    """An image uint8 [h w 3] with objects: boxes in the colours of their classes, masks as tints, crowds dashed.
+
+    Args:
+        image: on which is drawn.
+        objects: in pixels of the image as it was.
+        classes: their names.
+        scores: [m] beside the names.
+        scale: by which the image was resized.
+    """
+    colours, page = class_colours(len(classes)), image.astype(np.float32)
+    labels = objects.labels.tolist()
+    # the surest on top
+    order = range(len(labels)) if scores is None else scores.argsort(stable=True).tolist()
+    if objects.has_masks:
+        for i in order:
+            where = _at_size(objects.mask(i), image.shape[:2])
+            page[where] += _TINT * (colours[labels[i]] - page[where])
+    canvas = Image.fromarray(page.round().astype(np.uint8))
+    pen, type_face = ImageDraw.Draw(canvas), font(_TEXT, bold=True)
+    boxes = [[side * scale for side in box] for box in objects.boxes.tolist()]
+    for i in order:
+        _frame(pen, boxes[i], tuple(colours[labels[i]].tolist()), bool(objects.crowd[i]))
+    taken: list[tuple[float, float, float, float]] = []
+    for i in reversed(order):
+        name = truncate_middle(classes[labels[i]], _LONGEST)
+        text = name if scores is None else f"{name} {scores[i]:.2f}"
+        place = _free_place(boxes[i], pen.textbbox((0, 0), text, type_face), canvas.size, taken)
+        taken.append(place)
+        pen.rectangle(place, tuple(colours[labels[i]].tolist()))
+        pen.text((place[0] + _AROUND, place[1] + _AROUND), text, ink_on(colours[labels[i]]), type_face, anchor="la")
+    return canvas
+
+
+def _at_size(mask: Tensor, size: tuple[int, int]) -> np.ndarray:
+    """A mask [h w] resized, bool."""
+    if tuple(mask.shape) == tuple(size):
+        return mask.numpy()
+    resized = Image.fromarray(mask.to(torch.uint8).numpy() * 255).resize((size[1], size[0]), Image.Resampling.NEAREST)
+    return np.asarray(resized) > 0
+
+
+def _frame(pen: ImageDraw.ImageDraw, box: Sequence[float], colour: tuple[int, ...], dashed: bool) -> None:
+    x0, y0, x1, y1 = (round(side) for side in box)
+    x1, y1 = max(x0, x1 - 1), max(y0, y1 - 1)  # they are exclusive
+    # a thin dark line around, without which a light box is lost on a light ground
+    if not dashed:
+        pen.rectangle((x0 - 1, y0 - 1, x1 + 1, y1 + 1), outline=(0, 0, 0))
+        pen.rectangle((x0, y0, x1, y1), outline=colour, width=_LINE)
+        return
+    for begin in range(x0, x1 + 1, 2 * _DASH):
+        for y in (y0, y1):
+            pen.line((begin, y, min(begin + _DASH, x1), y), colour, _LINE)
+    for begin in range(y0, y1 + 1, 2 * _DASH):
+        for x in (x0, x1):
+            pen.line((x, begin, x, min(begin + _DASH, y1)), colour, _LINE)
+
+
+def _free_place(
+    box: Sequence[float],
+    text: tuple[float, float, float, float],
+    size: tuple[int, int],
+    taken: Sequence[tuple[float, float, float, float]],
+) -> tuple[float, float, float, float]:
+    """Where the words about a box stand: above it, or else where nothing else is written."""
+    w, h = text[2] + 2 * _AROUND, text[3] + 2 * _AROUND
+    x0, y0, x1, y1 = box
+    tried = [(x0, y0 - h), (x0, y0), (x0, y1 - h), (x0, y1), (x1 - w, y0 - h), (x1 - w, y0), (x1 - w, y1 - h)]
+    tried += [(x0, y0 + line * h) for line in range(1, int(size[1] / h))]  # many in one place: one below the other
+    places = []
+    for left, top in tried:
+        left, top = max(0, min(left, size[0] - 1 - w)), max(0, min(top, size[1] - 1 - h))
+        places.append((left, top, left + w, top + h))
+    return next((one for one in places if not any(_meet(one, other) for other in taken)), places[0])
+
+
+def _meet(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+_MAP_SIDES = (280, 224, 176, 128)  # of tiles, tried in turn until the file is small enough
+_BOX_SIDES = (360, 300, 240)  # words have to be read in these
+_WIDEST = 1600  # pixels of an image that is drawn by itself
+_NARROWEST = 320
+_APART = 640  # pixels of the longer side where truth and answer lie over one another
+_OVER = 0.55  # how much of an overlay is the colour of its class
+_SURE = 0.5  # lowest score of what is drawn
+
+
+class MapRow(NamedTuple):
+    """An image [c h w], its label map [h w] if that is known, the answer [h w], and words above them."""
+
+    image: Tensor
+    truth: Tensor | None
+    answer: Tensor
+    title: str
+
+
+class BoxRow(NamedTuple):
+    """An image [c h w], its objects if they are known, those that were found, their scores [m], and words above."""
+
+    image: Tensor
+    truth: Objects | None
+    answer: Objects
+    scores: Tensor
+    title: str
+
+
+def segmentation_picture(rows: Sequence[MapRow], classes: Sequence[str], out: Path) -> Path:
+    """Draw images, their label maps and a model's, with the names of the classes that occur.
+
+    Truth and answer of each are written apart, too, into a folder of the file's name (see `patchloom.dense.pictures`).
+    """
+    rows = [MapRow(*row) for row in rows[:SHEET_ROWS]]
+    maps = [one for row in rows for one in (row.truth, row.answer) if one is not None]
+    headings = ["image", *["truth"] * any(row.truth is not None for row in rows), "answer"]
+    keys = _keys(maps, classes)
+
+    def tiles(row: MapRow, side: int) -> list[np.ndarray]:
+        h, w = tile_size(*row.image.shape[1:], side, side)
+        drawn = [_resized(one, h, w) for one in (row.truth, row.answer) if one is not None]
+        return [_shown(row.image, h, w), *(_painted(one, len(classes)) for one in drawn)]
+
+    for side in _MAP_SIDES:
+        page = _page(headings, [(row.title, tiles(row, side)) for row in rows], keys, classes, "")
+        if _written(page, out, side == _MAP_SIDES[-1]):
+            break
+    save_pairs([_maps_apart(row, len(classes)) for row in rows if row.truth is not None], out.with_suffix(""))
+    return out
+
+
+def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path, score: float = _SURE) -> Path:
+    """Draw images with their objects, beside them with what a model found: boxes, names, scores, and masks as tints.
+
+    Truth and answer of each are written apart, too, as by `segmentation_picture`.
+    """
+    rows = [BoxRow(*row) for row in rows[:SHEET_ROWS]]
+    reached = any(bool((row.scores >= score).any()) for row in rows)
+    caption = f"Answers with a score of at least {score:g} are drawn."
+    if not reached:
+        caption = f"No answer has a score of {score:g}: the surest one of each image is drawn."
+        rows = [row._replace(**_chosen(row, row.scores >= row.scores.max()) if len(row.scores) else {}) for row in rows]
+    rows = [row._replace(**_chosen(row, row.scores >= score)) for row in rows] if reached else rows
+    known = any(row.truth is not None for row in rows)
+    if any(row.truth is not None and bool(row.truth.crowd.any()) for row in rows):
+        caption += " Dashed: groups, in which answers are neither right nor wrong."
+
+    def tiles(row: BoxRow, side: int) -> list[np.ndarray]:
+        h, w = tile_size(*row.image.shape[1:], side, side)
+        shown, scale = _shown(row.image, h, w), w / row.image.shape[2]
+        there = [] if row.truth is None else [draw_boxes(shown, row.truth, classes, None, scale)]
+        return [np.asarray(one) for one in (*there, draw_boxes(shown, row.answer, classes, row.scores, scale))]
+
+    headings = ["truth", "answer"] if known else ["answer"]
+    for side in _BOX_SIDES:
+        page = _page(headings, [(row.title, tiles(row, side)) for row in rows], {}, classes, caption)
+        if _written(page, out, side == _BOX_SIDES[-1]):
+            break
+    save_pairs([_boxes_apart(row, classes) for row in rows if row.truth is not None], out.with_suffix(""))
+    return out
+
+
+def draw_label_map(image: Tensor, answer: Tensor, classes: Sequence[str], out: Path) -> Path:
+    """Draw an image [c h w] in the colours of the classes of its pixels, answer [h w], with their names beneath."""
+    mixed = _overlaid(_shown(image, *_alone(image)), answer, len(classes))
+    page = _page([], [("", [mixed])], _keys([answer], classes), classes, "")
+    write_whole(out, to_png(page))
+    return out
+
+
+def draw_objects(image: Tensor, answer: Objects, scores: Tensor, classes: Sequence[str], out: Path) -> Path:
+    """Draw an image [c h w] with the objects that were found in it, and their scores [m]."""
+    h, w = _alone(image)
+    drawn = draw_boxes(_shown(image, h, w), answer, classes, scores, w / image.shape[2])
+    write_whole(out, to_png(drawn))
+    return out
+
+
+def _overlaid(shown: np.ndarray, labels: Tensor, classes: int) -> np.ndarray:
+    """Colours uint8 [h w 3] under those of the classes of their pixels; the label map may be of another size."""
+    colours = _painted(_resized(labels, *shown.shape[:2]), classes).astype(np.float32)
+    mixed: np.ndarray = ((1 - _OVER) * shown + _OVER * colours).round().astype(np.uint8)
+    return mixed
+
+
+def _maps_apart(row: MapRow, classes: int) -> OverlayPair:
+    """A row with a known label map, as truth and answer over the image."""
+    assert row.truth is not None
+    shown = _shown(row.image, *tile_size(*row.image.shape[1:], _APART, _APART))
+    truth, answer = (Image.fromarray(_overlaid(shown, labels, classes)) for labels in (row.truth, row.answer))
+    return OverlayPair(row.title, truth, answer)
+
+
+def _boxes_apart(row: BoxRow, classes: Sequence[str]) -> OverlayPair:
+    """A row with known objects, as truth and answer on the image."""
+    assert row.truth is not None
+    shown = _shown(row.image, *tile_size(*row.image.shape[1:], _APART, _APART))
+    scale = shown.shape[1] / row.image.shape[2]
+    truth = draw_boxes(shown, row.truth, classes, None, scale)
+    return OverlayPair(row.title, truth, draw_boxes(shown, row.answer, classes, row.scores, scale))
+
+
+def _alone(image: Tensor) -> tuple[int, int]:
+    """The height and width at which an image is drawn by itself: its own, within what can be looked at."""
+    h, w = image.shape[1:]
+    scale = min(1.0, _WIDEST / max(h, w))
+    scale = scale if max(h, w) >= _NARROWEST else _NARROWEST // max(h, w)
+    return max(1, round(h * scale)), max(1, round(w * scale))
+
+
+def _chosen(row: BoxRow, which: Tensor) -> dict[str, object]:
+    """The finds of a row for which ``which`` [m] says so."""
+    found = row.answer
+    masks = None if found.masks is None else found.masks[which]
+    boxes, labels, crowd = (one[which] for one in (found.boxes, found.labels, found.crowd))
+    return {"answer": replace(found, boxes=boxes, labels=labels, masks=masks, crowd=crowd), "scores": row.scores[which]}
+
+
+def _shown(image: Tensor, h: int, w: int) -> np.ndarray:
+    """An image [c h w] as colours uint8 [h w 3] of another size; a dark one is brightened."""
+    smaller = h < image.shape[1]
+    if smaller:  # before anything is computed of millions of pixels
+        image = resize_part(image, 0, 0, *image.shape[1:], (h, w))
+    unit = (image if image.is_floating_point() else image.float() / 255)[None]
+    colours = to_pixels(unit, (0.0,), (1.0,), brightness(unit, (0.0,), (1.0,)))[0]
+    return colours if smaller else np.array(Image.fromarray(colours).resize((w, h), Image.Resampling.NEAREST))
+
+
+def _resized(labels: Tensor, h: int, w: int) -> np.ndarray:
+    """A label map of another size, int32 [h w]."""
+    return np.asarray(Image.fromarray(labels.numpy().astype(np.int32)).resize((w, h), Image.Resampling.NEAREST))
+
+
+def _painted(labels: np.ndarray, classes: int) -> np.ndarray:
+    """A label map in the colours of its classes, uint8 [h w 3]; what does not count is hatched."""
+    colours = np.concatenate([class_colours(classes), np.zeros((1, 3), np.uint8)])
+    painted = colours[labels]
+    ignored = labels == IGNORED
+    painted[ignored] = hatch(EMPTY_MARK, *labels.shape)[ignored]
+    return painted
+
+
+def _keys(maps: Iterable[Tensor], classes: Sequence[str]) -> dict[int, str]:
+    """Names of the classes that occur in label maps, the one with most pixels first; then what does not count."""
+    counts = np.zeros(len(classes) + 1, np.int64)
+    for one in maps:
+        counts += np.bincount(one.numpy().ravel().astype(np.int64) - IGNORED, minlength=len(counts))
+    order = 1 + np.argsort(-counts[1:], kind="stable")
+    keys = {int(place) + IGNORED: classes[int(place) + IGNORED] for place in order if counts[place]}
+    return keys | ({IGNORED: "does not count"} if counts[0] else {})
+
+
+def _page(
+    headings: Sequence[str],
+    rows: Sequence[tuple[str, Sequence[np.ndarray]]],
+    keys: dict[int, str],
+    classes: Sequence[str],
+    caption: str,
+) -> Image.Image:
+    """The page: headings above columns of tiles, words above each row, a legend, and a caption.
+
+    Args:
+        headings: of the columns; empty for none.
+        rows: words, and a tile uint8 [h w 3] for each column.
+        keys: names by number of class, or of what does not count.
+        classes: names of all.
+        caption: beneath all.
+    """
+    heading_font, caption_font = font(HEADING_SIZE), font(CAPTION_SIZE)
+    tiles = [[add_frame(tile) for tile in row] for _, row in rows]
+    columns = max(map(len, tiles))
+    widths = [
+        max(
+            [row[i].width for row in tiles if i < len(row)]
+            + [widest_word(head, heading_font) for head in headings[i : i + 1]]
+        )
+        for i in range(columns)
+    ]
+    inner = max(sum(widths) + SWATCH_GAP * (columns - 1), _NARROWEST, widest_word(caption, caption_font))
+    words = [wrap(title, caption_font, inner) for title, _ in rows]
+    lines, key_lines = wrap(caption, caption_font, inner), wrap_keys(keys, caption_font, inner)
+    heights = [
+        CAPTION_LINE * len(said) + max(tile.height for tile in row) for said, row in zip(words, tiles, strict=True)
+    ]
+    top = MARGIN + (HEADING_LINE + SWATCH_GAP) * bool(headings)
+    beneath = CAPTION_LINE * (len(lines) + len(key_lines)) + SWATCH_GAP * bool(lines or key_lines)
+    page = Image.new(
+        "RGB", (inner + 2 * MARGIN, top + sum(heights) + SWATCH_GAP * (len(rows) - 1) + beneath + MARGIN), PAGE
+    )
+    pen = ImageDraw.Draw(page)
+    x = MARGIN
+    for heading, width in zip(headings, widths, strict=False):
+        pen.text((x + width / 2, top - SWATCH_GAP), heading, SHEET_INK, heading_font, anchor="ms")
+        x += width + SWATCH_GAP
+    y = top
+    for said, row, height in zip(words, tiles, heights, strict=True):
+        x, base = MARGIN, y
+        for line in said:
+            base += CAPTION_LINE
+            pen.text((MARGIN, base - 6), line, SHEET_INK, caption_font, anchor="ls")
+        for tile, width in zip(row, widths, strict=False):
+            page.paste(tile, (x + (width - tile.width) // 2, base))
+            x += width + SWATCH_GAP
+        y += height + SWATCH_GAP
+    square = (SWATCH_SIZE, SWATCH_SIZE)
+    write_beneath(page, y - 4, key_lines, lambda i: _painted(np.full(square, i), len(classes)), lines, caption_font)
+    return page
+
+
+def _written(page: Image.Image, out: Path, last: bool) -> bool:
+    """Write a page unless its file would be too large and a smaller one may be tried."""
+    png = to_png(page)
+    if len(png) > MOST_BYTES and not last:
+        return False
+    write_whole(out, png)
+    return True

@@ -1,0 +1,277 @@
+"""What a recipe of segmentation and of detection is: values by which they are trained, each of them an option."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeVar
+
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.recipes import Auto, check_values
+
+_UPDATES = {"cpu": 1_000, "gpu": 20_000}  # of a training whose steps are auto: an hour or so
+_BATCH = {"cpu": 8, "gpu": 16}
+_VALIDATION_SHARE, _LEAST_VALIDATION, _MOST_VALIDATION = 0.15, 10, 500
+
+Side = Literal["auto", "native", "size"]
+R = TypeVar("R", bound="DenseRecipe")
+
+
+@dataclass(frozen=True)
+class DenseRecipe:
+    """Hyper-parameters that segmentation and detection share.
+
+    Attributes:
+        steps: updates; auto is 1,000 on a CPU and 20,000 on a GPU.
+        warmup_steps: updates in which the learning rate rises; auto is a tenth of the steps. Scaled in proportion where
+            only the steps are changed.
+        batch: images per step, of all processes together; auto is 8 on a CPU and 16 on a GPU, or fewer of small sets.
+        lr: the highest learning rate.
+        weight_decay: of AdamW, for weights of two and more dimensions.
+        betas: of AdamW.
+        layer_decay: ratio of the learning rates of a block and the next one; 1 switches it off.
+        drop_path: rate of stochastic depth in the last block; it grows linearly from 0.
+        decay: how the rate falls after the warm-up: linear (poly of power 1), to 0; or steps, to a tenth at each of the
+            drops.
+        drops: shares of the training at which a rate that falls in steps does so.
+        size: height and width in pixels of what the encoder is given in training and in testing; auto is 1.5 times what
+            it was pre-trained at.
+        scale: range of the random factor by which training images are resized.
+        flip: mirror half of the images. Switch it off where left and right differ in meaning.
+        color: change brightness, contrast, saturation and hue at random, where there are three channels.
+        clip: maximal norm of the gradient; 0 switches it off.
+        validation: share of the training images that is not trained on but decides which step's weights are tested,
+            where the data brings none for it; auto is 0.15, at most 500 images, and 0 where that is below 10 images; 0
+            trains on all and tests the last weights, also where the data brings validation images.
+        patience: share of the steps; so many without a higher score on the validation images end the training. 1
+            switches it off.
+    """
+
+    steps: int | Auto = 160_000
+    warmup_steps: int | Auto = 1_500
+    batch: int | Auto = 16
+    lr: float = 1e-4
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    layer_decay: float = 0.65
+    drop_path: float = 0.1
+    decay: Literal["linear", "steps"] = "linear"
+    drops: tuple[float, float] = (8 / 12, 11 / 12)
+    size: int | Auto = 512
+    scale: tuple[float, float] = (0.5, 2.0)
+    flip: bool = True
+    color: bool = True
+    clip: float = 0.0
+    validation: float | Auto = 0.0
+    patience: float = 1.0
+
+    def check(self) -> None:
+        """Validate the values."""
+        check_values(self, _RANGES, ("lr", "layer_decay", "patience"))
+        for name in ("scale", "drops"):
+            self._rises(name)
+        if "auto" not in (self.steps, self.warmup_steps) and self.warmup_steps > self.steps:
+            raise PatchloomError(f"--warmup_steps {self.warmup_steps} is more than --steps {self.steps}: lower it")
+
+    def _rises(self, name: str) -> None:
+        pair = getattr(self, name)
+        if pair[0] > pair[1]:
+            raise PatchloomError(f"--{name} {list(pair)} has the larger number first: turn them round")
+
+    def settled(self: R, n: int, device: str, own_validation: int, side: int, patch: int, width: int) -> R:
+        """The recipe with every ``auto`` resolved."""
+        kind = "cpu" if device == "cpu" else "gpu"
+        steps, warmup, batch, validation, size = self.steps, self.warmup_steps, self.batch, self.validation, self.size
+        if validation == "auto":
+            held = round(_VALIDATION_SHARE * n)
+            validation = _VALIDATION_SHARE if own_validation or held >= _LEAST_VALIDATION else 0.0
+        if steps == "auto":
+            steps = _UPDATES[kind]
+        if warmup == "auto":
+            warmup = round(steps / 10)
+        if batch == "auto":
+            batch = _BATCH[kind]
+        if size == "auto":
+            size = round(1.5 * side / patch) * patch
+        batch = min(batch, max(1, n - (0 if own_validation else held_out(validation, n))))
+        same = {"steps": steps, "warmup_steps": warmup, "batch": batch, "validation": validation, "size": size}
+        return replace(self, **same, **self._of_head(size, width))
+
+    def _of_head(self, size: int, width: int) -> dict[str, Any]:
+        """The values of a head's own."""
+        return {}
+
+    def plain(self) -> dict[str, Any]:
+        """As a dict for JSON, without what does not act."""
+        found = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {name: value for name, value in found.items() if name not in self._idle()}
+
+    def _idle(self) -> set[str]:
+        """Fields that have no effect."""
+        return set() if self.decay == "steps" else {"drops"}
+
+
+@dataclass(frozen=True)
+class SegmentRecipe(DenseRecipe):
+    """Hyper-parameters of segmentation.
+
+    Attributes:
+        side: the shorter side in pixels to which images are resized, in training before the random factor; native
+            leaves them as they are, size is that of the window, and auto is native as far as time allows. Images larger
+            than a window are tested in windows that overlap by a third.
+        head_width: channels of the head; auto is the encoder's width, from 64 to 512 (mmseg's heads have the width of
+            the encoder).
+        auxiliary: weight of the loss of a second head on the third of the four maps; 0 leaves it away.
+    """
+
+    side: int | Side = "size"
+    head_width: int | Auto = "auto"
+    auxiliary: float = 0.4
+
+    def check(self) -> None:
+        """See `DenseRecipe`."""
+        super().check()
+        check_values(self, {"side": (8, 2**14), "head_width": (1, 2**14), "auxiliary": (0, 100)}, ())
+
+    @property
+    def resized(self) -> int | None:
+        """The shorter side in pixels to which images are resized; None where they are left as they are."""
+        return self.side if isinstance(self.side, int) else None
+
+    def _of_head(self, size: int, width: int) -> dict[str, Any]:
+        side = size if self.side in ("auto", "size") else self.side
+        return {"side": side, "head_width": _within(width) if self.head_width == "auto" else self.head_width}
+
+
+@dataclass(frozen=True)
+class DetectRecipe(DenseRecipe):
+    """Hyper-parameters of detection.
+
+    Attributes:
+        heads: papers, as ViTDet's: four convolutions before boxes and masks, 512 regions an image; or light: fewer of
+            both.
+        head_width: channels of the pyramid and the heads; auto is 256, and 64 to 256 of light ones, by the encoder's
+            width.
+        window: side in patches of the windows in which all but four blocks attend; auto is about the grid at which the
+            encoder was pre-trained, where the images are larger than that; 0 has none.
+        score: lowest score of what is counted as found.
+        shorter: range of the random shorter side in pixels of training images, in place of scale; the larger one in
+            testing. 0 0 fits images into the canvas.
+        longer: largest longer side in pixels, where shorter is given; 0: that of the canvas.
+    """
+
+    heads: Literal["papers", "light"] = "papers"
+    head_width: int | Auto = "auto"
+    window: int | Auto = "auto"
+    score: float = 0.05
+    shorter: tuple[int, int] = (0, 0)
+    longer: int = 0
+
+    @property
+    def sides(self) -> tuple[int, int, int] | None:
+        """Range of the shorter side and largest longer side in pixels; None: images are fitted into the canvas."""
+        return (*self.shorter, self.longer or 2**14) if self.shorter[1] else None
+
+    def check(self) -> None:
+        """See `DenseRecipe`."""
+        super().check()
+        sides = {name: (0, 2**14) for name in ("window", "shorter", "longer")}
+        check_values(self, {"head_width": (1, 2**14), "score": (0, 1), **sides}, ())
+        self._rises("shorter")
+        if self.shorter[1] and not self.shorter[0]:
+            raise PatchloomError(f"--shorter {list(self.shorter)} begins at 0 pixels: raise it")
+        if self.longer and not self.shorter[1]:
+            raise PatchloomError(f"--longer {self.longer} has no effect without --shorter: give both")
+
+    def _idle(self) -> set[str]:
+        return super()._idle() | ({"scale"} if self.shorter[1] else {"shorter", "longer"})
+
+    def _of_head(self, size: int, width: int) -> dict[str, Any]:
+        usual = 256 if self.heads == "papers" else min(256, _within(width))
+        return {"head_width": usual if self.head_width == "auto" else self.head_width}
+
+
+def _within(width: int) -> int:
+    return min(512, max(64, width))
+
+
+_ANY = (0, float("inf"))
+_RANGES = {
+    **{"steps": (1, float("inf")), "warmup_steps": _ANY, "batch": (1, float("inf")), "lr": _ANY, "weight_decay": _ANY},
+    **{"layer_decay": (0, 1), "drop_path": (0, 0.99), "size": (8, 2**14), "scale": (0.01, 100), "clip": _ANY},
+    "drops": (0, 1),
+    **{"validation": (0, 0.9), "patience": (0, 1)},
+}
+
+# for small data on one machine: as long as there is patience for, light heads, weights chosen on validation images
+_SMALL: dict[str, Any] = {
+    **{"steps": "auto", "warmup_steps": "auto", "batch": "auto", "size": "auto", "lr": 1e-3, "layer_decay": 0.75},
+    **{"drop_path": 0.0, "clip": 5.0, "validation": "auto"},
+}
+# UPerNet on ADE20K. MAE's values stand in for what a paper does not state
+_PAPERS = SegmentRecipe()
+SEGMENT: dict[str, SegmentRecipe] = {
+    "small": SegmentRecipe(**_SMALL, side="auto"),
+    "mae": _PAPERS,
+    "lut": _PAPERS,  # Table E
+    "droppos": replace(_PAPERS, steps=80_000, lr=7e-4),  # appendix A.3
+    "restore": replace(_PAPERS, lr=3e-4),  # section 4.4: the better of two rates; it does not say which that was
+    "restore-4e-4": replace(_PAPERS, lr=4e-4),
+    "extrema": replace(_PAPERS, steps=80_000, layer_decay=0.85),  # section 5.3
+}
+# a linear layer on the frozen encoder, which neither decays by layer nor drops paths
+PROBE = replace(SEGMENT["small"], lr=5e-3, weight_decay=0.0, layer_decay=1.0, auxiliary=0.0)
+_VITDET = DetectRecipe(
+    # DropPos, appendix A.2, at the length of the 1x schedule; what it does not state is ViTDet's for ViT-B (Li et al.
+    # 2022), at whose shares of the training the rate drops
+    steps=88_750,
+    warmup_steps=250,
+    lr=3e-4,
+    weight_decay=0.1,
+    layer_decay=0.7,
+    decay="steps",
+    drops=(78_889 / 88_750, 85_463 / 88_750),
+    size=1024,
+    scale=(0.1, 2.0),
+    color=False,
+)
+DETECT: dict[str, DetectRecipe] = {
+    "small": DetectRecipe(**_SMALL | {"scale": (0.5, 1.5)}, heads="light"),
+    "vitdet": _VITDET,
+    # Beyond Masking, section 4.4: 12 epochs of COCO's 118,287 images, of which the rate drops after 9 and 11. Batch,
+    # warm-up and weight decay are not stated: the above. The canvas is a multiple of 16 that holds every image
+    "restore": replace(
+        _VITDET,
+        steps=12 * (118_287 // 16),
+        layer_decay=0.75,
+        drops=(9 / 12, 11 / 12),
+        size=1344,
+        shorter=(480, 800),
+        longer=1333,
+    ),
+}
+
+
+def usual_crops(device: str) -> int:
+    """Number of crops of a training whose steps and batch are auto, on a type of device."""
+    kind = "cpu" if device == "cpu" else "gpu"
+    return _UPDATES[kind] * _BATCH[kind]
+
+
+def held_out(share: float, n: int) -> int:
+    """How many of ``n`` training images are held out, where that is a ``share`` of them."""
+    return min(max(1, round(share * n)), _MOST_VALIDATION, n - 1) if share else 0
+
+
+def dense_recipe(name: str, known: Mapping[str, R], changes: Mapping[str, Any]) -> R:
+    """A recipe by its name with ``changes``, in which None means no change."""
+    if name not in known:
+        raise PatchloomError(f"there is no recipe {name}: choose one of {', '.join(known)}")
+    recipe = known[name]
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
+    given = {key: value for key, value in given.items() if value is not None}
+    if isinstance(given.get("steps"), int) and "auto" not in (recipe.steps, recipe.warmup_steps):
+        given.setdefault("warmup_steps", round(recipe.warmup_steps * given["steps"] / recipe.steps))
+    recipe = replace(recipe, **given)
+    recipe.check()
+    return recipe

@@ -1,0 +1,291 @@
+"""Segmentation: UPerNet on the encoder, fine-tuned, or a linear layer on the frozen one, beside the same without it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchloom.arguments import takes_recipe
+from patchloom.data.decode import to_channels
+from patchloom.data.loader import Batch
+from patchloom.data.sources.in_memory import DataLike
+from patchloom.data.stats import normalize
+from patchloom.dense.annotations.base import IGNORED, Annotated
+from patchloom.dense.annotations.segmentation import class_ids, open_label_maps
+from patchloom.dense.arms import (
+    DenseCandidate,
+    best_and_worst,
+    check_outputs,
+    check_read,
+    dense_report,
+    save_model,
+    train_each,
+)
+from patchloom.dense.augment import PixelAugment
+from patchloom.dense.metrics import class_ious, confusion, interval, mean_iou, overlaps, pixel_accuracy, pseudo_values
+from patchloom.dense.pictures import MapRow
+from patchloom.dense.recipes import PROBE, SEGMENT, SegmentRecipe
+from patchloom.dense.segmenter import PixelSegmenter, Segmenter, SegmentLogits
+from patchloom.dense.setup import Setup, set_up, window_count
+from patchloom.dense.training import DenseTraining, predict_images
+from patchloom.dense.windows import AT_ONCE, BAND, segment_image
+from patchloom.errors import PatchloomError, check_options
+from patchloom.evaluate.classifier import PositionChoice
+from patchloom.evaluate.features import Precision
+from patchloom.evaluate.frozen import PIXELS, UNTRAINED
+from patchloom.evaluate.results import Drawing, Report, Row
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.training import SCRATCH
+from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
+from patchloom.nets.encode import input_channels, patch_side
+from patchloom.nets.swin import Encoder
+from patchloom.system.distributed import rank
+
+# Training and testing of segmentation. Letters: b batch, c channels, h w height and width, k classes, n images.
+
+
+class SegmentTraining(DenseTraining[Tensor]):
+    """The training of a `Segmenter`: cross-entropy of each pixel that counts, and of a second head's answer.
+
+    Arguments are those of `DenseTraining`.
+    """
+
+    measure = "mIoU"
+    model: Segmenter
+    recipe: SegmentRecipe
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        recipe = self.recipe
+        self.augment = PixelAugment(self.model.size, recipe.resized, recipe.scale, recipe.flip, recipe.color)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        truth = torch.stack(batch.truths).to(self.device, non_blocking=True).long()
+        images = normalize(batch.views[0], self.card.mean, self.card.std)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            answer = self.parallel(images)
+        return self._loss_of(answer, truth)
+
+    def _outline(self, images: Tensor) -> Tensor:
+        return self._loss_of(self.model(images), images[:, 0].long())
+
+    def _loss_of(self, answer: SegmentLogits, truth: Tensor) -> Tensor:
+        loss = pixel_loss(answer.main, truth)
+        if answer.auxiliary is not None:
+            loss = loss + self.recipe.auxiliary * pixel_loss(answer.auxiliary, truth)
+        return loss
+
+    def bytes_of_test(self, image: tuple[int, int]) -> int:
+        """Those of the windows at once, of all their logits, and of the image's, a band after the other."""
+        count = window_count(image, self.recipe.resized, self.recipe.size)
+        self.model.eval()
+        with self._without_numbers(min(count, AT_ONCE)) as (live, views), torch.no_grad():
+            logits = self.model(views).main
+        self.model.train()
+        return live.peak + 4 * (count * logits[0].numel() + 4 * min(BAND, self.model.classes * math.prod(image)))
+
+    def score(self, images: Annotated[Tensor]) -> float:
+        """mIoU."""
+        found, _ = confusion_per_image(
+            self.tested, images, self.card, self.settings, self.recipe.resized, half=self.half
+        )
+        return mean_iou(found.sum(0)).item()
+
+
+def pixel_loss(logits: Tensor, truth: Tensor) -> Tensor:
+    """Mean cross-entropy of the pixels that count; 0 if none does.
+
+    Args:
+        logits: [b k h' w'], resized to the truth bilinearly.
+        truth: [b h w], with `IGNORED`.
+    """
+    whole = F.interpolate(logits.float(), truth.shape[-2:], mode="bilinear", align_corners=False)
+    each = F.cross_entropy(whole, truth, ignore_index=IGNORED, reduction="sum")
+    return each / (truth != IGNORED).sum().clamp_min(1)
+
+
+def confusion_per_image(
+    model: Segmenter,
+    images: Annotated[Tensor],
+    card: EncoderCard,
+    settings: EvalSettings,
+    side: int | None,
+    *,
+    precision: Precision = "auto",
+    half: bool | None = None,
+    name: str = "",
+) -> tuple[Tensor, list[str]]:
+    """Compare answers and truth of every image; several processes take turns, and all must ask.
+
+    Returns:
+        [n 3 k], what `overlaps` gives of each image, in order, with zeros for the unreadable ones; their names.
+    """
+
+    def overlapping(i: int, image: Tensor, device: torch.device, half: bool) -> Tensor:
+        answer = segment_image(model, image, card.mean, card.std, side, device, half)
+        return overlaps(confusion(answer, images.truth(i), model.classes))
+
+    what = name and f"{name}: segmenting {images.images.name}"
+    found = predict_images(model, images, settings, overlapping, precision=precision, half=half, what=what)
+    none = torch.zeros(3, model.classes, dtype=torch.int64)
+    unreadable = [images.images.describe(i) for i, one in enumerate(found) if one is None]
+    return torch.stack([none if one is None else one for one in found]), unreadable
+
+
+_OF_ENCODER = ("layer_decay", "drop_path", "head_width", "auxiliary")  # and of UPerNet: not of a linear layer
+_DONE = {
+    "upernet": ("Segmentation: UPerNet on four evenly spaced blocks, trained together with the encoder."),
+    "linear": "Segmentation: a batch norm and a linear layer on the last tokens of the frozen encoder.",
+}
+_BESIDE = {
+    "upernet": " From scratch is the same with fresh weights.",
+    "linear": " Untrained is the same on fresh weights, raw pixels on the pixels of each patch.",
+}
+_MEASURED = (
+    "mIoU is the mean over the classes of intersection over union, each of one sum over all test images, and aAcc the "
+    "share of right pixels; intervals are over the test images (jackknife)."
+)
+
+
+@functools.partial(takes_recipe, kind=SegmentRecipe)
+def segment(
+    run: str | Path,
+    data: DataLike,
+    settings: EvalSettings,
+    *,
+    recipe: str = "small",
+    head: Literal["upernet", "linear"] = "upernet",
+    positions: PositionChoice = "auto",
+    ignore: int = 255,
+    control: bool = True,
+    from_scratch: bool = False,
+    precision: Precision = "auto",
+    save: bool = False,
+    out: str | None = None,
+    **changes: Any,
+) -> Report:
+    """Train a head that gives each pixel a class, and measure mIoU on the test images.
+
+    UPerNet (Xiao et al. 2018) stands on four evenly spaced blocks, and the encoder is trained with it, beside the same
+    from scratch: the papers' protocol. linear is a batch norm and a linear layer on the frozen encoder's last tokens,
+    beside an untrained encoder and raw pixels: quick, and it shows what the encoder knows by itself.
+
+    Args:
+        run, settings: as in `patchloom.evaluate.protocols.evaluate`.
+        data: images with a class for each pixel, as `patchloom.dense.annotations.segmentation.open_label_maps` takes
+            them.
+        recipe: small (ours), or a paper's, which train UPerNet: mae, lut, droppos, restore, restore-4e-4 or extrema;
+            each value below replaces one of its own.
+        head: upernet, or linear on the frozen encoder.
+        positions: keep the encoder's, fixed sine-cosine, learned, relative, or none; auto is keep, or learned for an
+            encoder without positions; a frozen encoder keeps its own.
+        ignore: number in the label maps of pixels that do not count.
+        control: train the controls, too.
+        from_scratch: train only from scratch.
+        precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
+        save: keep the trained model, by which the verb predict writes label maps.
+        out: file of the saved model; by default segmented/DATA-RECIPE-SEED.safetensors in the run.
+        changes: values of the recipe.
+
+    Raises:
+        PatchloomError: no such encoder, data or recipe, label maps that do not fit, or values that do not.
+    """
+    check_options(segment, locals())
+    linear = head == "linear"
+    if linear:
+        _check_linear(recipe, from_scratch, positions, changes)
+        positions = "keep"
+    check_outputs(run, settings, from_scratch, save, out)
+    known = {**SEGMENT, "small": PROBE} if linear else SEGMENT
+    label = "linear" if linear else recipe
+    how = known, changes, positions, precision, label, _OF_ENCODER if linear else ()
+    setup = set_up(run, lambda: open_label_maps(data, ignore), settings, recipe, *how)
+    values, classes = setup.recipe, setup.classes
+    options = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
+
+    def begin(model: Segmenter) -> SegmentTraining:
+        native = setup.native and isinstance(model, Segmenter)
+        images = setup.train, setup.held, values, setup.card, settings
+        return SegmentTraining(model, *images, half=setup.half, native=native)
+
+    def built(encoder: Encoder) -> Segmenter:
+        return Segmenter(setup.encoder(encoder), len(classes), **options)
+
+    def pixels() -> PixelSegmenter:
+        return PixelSegmenter(len(classes), setup.size, input_channels(setup.vit), patch_side(setup.vit))
+
+    def untrained() -> Segmenter:
+        return built(untrained_twin(setup.card, seed=settings.seed)[0])
+
+    candidates = [] if from_scratch else [DenseCandidate(setup.card.name, lambda: built(setup.vit))]
+    if linear and control:
+        candidates += [DenseCandidate(UNTRAINED, untrained), DenseCandidate(PIXELS, pixels)]
+    elif control or from_scratch:
+        candidates.append(DenseCandidate(SCRATCH, untrained))
+    models = train_each(candidates, setup, begin)
+    if save or out is not None:
+        save_model(models[0][0], setup, "segment", values.resized, options, out, class_ids(setup.train))
+    # every choice has been made: now the test images are read
+    found, rows, lost = [], [], []
+    for candidate, (model, chosen) in zip(candidates, models, strict=True):
+        how = {"precision": precision, "name": f"  {candidate.name}"}
+        each, lost = confusion_per_image(model, setup.parts.test, setup.card, settings, values.resized, **how)
+        found.append(each)
+        rows.append(_rows(candidate.name, setup.row_settings(head=head, **chosen), each, classes))
+    check_read(setup.parts.test, lost)
+    title = "Linear segmentation of the frozen encoder" if linear else f"Segmentation ({recipe}, UPerNet)"
+    drawings = _drawings(models[0][0], found[0], setup)
+    done = _DONE[head] + _BESIDE[head] * (len(candidates) > 1)
+    return dense_report(setup, title, "mIoU", rows, [done, _MEASURED], lost, drawings)
+
+
+def _check_linear(recipe: str, from_scratch: bool, positions: str, changes: Mapping[str, Any]) -> None:
+    if recipe != "small":
+        raise PatchloomError(f"--recipe {recipe} trains UPerNet: leave it out with --head linear")
+    if from_scratch:
+        raise PatchloomError("--head linear leaves the encoder as it is, so nothing is trained from scratch")
+    if positions not in ("auto", "keep"):
+        raise PatchloomError(f"--head linear leaves the encoder as it is: leave out --positions {positions}")
+    for name in _OF_ENCODER:
+        if changes.get(name) is not None:
+            raise PatchloomError(f"--{name} has no effect with --head linear, which trains one layer: leave it out")
+
+
+def _rows(name: str, settings: dict[str, Any], each: Tensor, classes: Sequence[str]) -> list[Row]:
+    """mIoU, pixel accuracy and the IoU of each class that occurs, with intervals; ``each`` [n 3 k] is of the images."""
+    total, rows = each.sum(0), []
+    for measure, statistic in {"mIoU": mean_iou, "aAcc": pixel_accuracy}.items():
+        value, pseudo = statistic(total), pseudo_values(statistic, each)
+        low, high = interval(value, pseudo)
+        row = Row(name, "-", "segment", {**settings, "measure": measure}, value.item(), low.item(), high.item())
+        rows.append(replace(row, pseudo=pseudo))
+    values = class_ious(total)
+    lows, highs = interval(values, pseudo_values(class_ious, each))
+    for called, value, low, high in zip(classes, values.tolist(), lows.tolist(), highs.tolist(), strict=True):
+        if value == value:  # nan: neither in truth nor in answers
+            rows.append(Row(name, "-", "segment", {**settings, "measure": called}, value, low, high))
+    return rows
+
+
+def _drawings(model: Segmenter, each: Tensor, setup: Setup[Tensor, SegmentRecipe]) -> tuple[Drawing, ...]:
+    """The best and the worst test images: image, truth, answer."""
+    path = setup.place("pictures", ".png", "segment-")
+    if path is None or rank():
+        return ()
+    scores = mean_iou(each).tolist()
+    test, card = setup.parts.test, setup.card
+    rows = []
+    for i in best_and_worst(scores):
+        image = to_channels(test.images.read(i), model.channels)
+        answer = segment_image(model.cpu(), image, card.mean, card.std, setup.recipe.resized)
+        title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} mIoU"
+        rows.append(MapRow(image, test.truth(i), answer, title))
+    return (Drawing("patchloom.dense.pictures.segmentation_picture", path, {"rows": rows, "classes": setup.classes}),)

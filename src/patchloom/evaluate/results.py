@@ -1,0 +1,489 @@
+"""Results of a protocol beside its controls, their confidence intervals, and their table on the screen."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from patchloom.claims import Difference, difference, difference_over_splits
+from patchloom.display import Displayable, TextTable, Verbatim
+from patchloom.errors import PatchloomError
+from patchloom.system.files import write_whole
+
+# The table of a report, in several forms, of which one fits the terminal.
+
+
+def choose_fitting_table(forms: Sequence[TextTable], width: int) -> TextTable:
+    """The first of some forms of a table that fits into ``width`` characters; else the last one, by names.
+
+    Then each name stands on a line of its own, above its rows.
+    """
+    for form in forms:
+        if form.least() <= width:
+            return form
+    return _names_above(forms[-1])
+
+
+def across_settings(
+    rows: Sequence[Row], across: str, *, down: bool, short: bool, symbols: Mapping[str, str]
+) -> list[TextTable]:
+    """The table with a column per value of a setting, intervals beside the values, and below them."""
+    if down:
+        return [_down(rows, across, gap) for gap in (" ", "\n")]
+    return [_across(rows, across, short, symbols, gap) for gap in (" ", "\n")]
+
+
+def by_row(rows: Sequence[Row]) -> TextTable:
+    """A line per row, and a column for every setting that differs between rows."""
+    names, first = _varying(rows), _names(rows)
+    lines = [(row.encoder, row.pooling)[: len(first)] + tuple(_setting(row, name) for name in names) for row in rows]
+    texts = tuple((*line, row.text()) for line, row in zip(lines, rows, strict=True))
+    heading = *first, *(name.replace("_", " ") for name in names), "value, 95 % interval"
+    return TextTable(heading, texts, names=frozenset({0}), ends=_ends([row.encoder for row in rows]))
+
+
+def _names_above(table: TextTable) -> TextTable:
+    """The same with the first column on lines of its own."""
+    rows: list[tuple[str, ...]] = []
+    ends, before = set(), None
+    for number, (name, *others) in enumerate(table.rows):
+        if name != before:
+            rows.append((name,))
+            before = name
+        rows.append((f"  {others[0]}", *others[1:]))
+        if number in table.ends:
+            ends.add(len(rows) - 1)
+    return TextTable(table.heading[1:], tuple(rows), ends=frozenset(ends))
+
+
+def _across(rows: Sequence[Row], across: str, short: bool, symbols: Mapping[str, str], gap: str) -> TextTable:
+    """A line per encoder, pooling and other settings, and a column per value of ``across``."""
+    columns = list(dict.fromkeys(row.settings[across] for row in rows if across in row.settings))
+    names = [name for name in _varying(rows) if name != across]
+    called = {name: symbols.get(name, name.replace("_", " ")) for name in (across, *names)}
+    headings = (value if isinstance(value, str) else f"{called[across]} = {_short(value)}" for value in columns)
+    first = _names(rows)
+    lines: dict[tuple[str, ...], dict[Any, str]] = {}
+    for row in rows:
+        line = (row.encoder, row.pooling)[: len(first)] + tuple(_setting(row, name) for name in names)
+        # a value that does not depend on the setting is in every column
+        under = [row.settings[across]] if across in row.settings else columns
+        shown = row.number().removesuffix(row.unit).strip() if short else row.text().replace(" [", f"{gap}[")
+        lines.setdefault(line, {}).update(dict.fromkeys(under, shown))
+    cells = tuple((*line, *(lines[line].get(value, "") for value in columns)) for line in lines)
+    heading = *first, *(called[name] for name in names), *headings
+    return TextTable(heading, cells, names=frozenset({0}), ends=_ends([line[0] for line in lines]))
+
+
+def _down(rows: Sequence[Row], across: str, gap: str) -> TextTable:
+    """A line per value of ``across`` and a column per encoder, then a line per row without ``across``."""
+    encoders = list(dict.fromkeys(row.encoder for row in rows if across in row.settings))
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if across in row.settings:
+            cells.setdefault(_setting(row, across), {})[row.encoder] = row.text().replace(" [", f"{gap}[")
+    lines = [(value, *(found.get(encoder, "") for encoder in encoders)) for value, found in cells.items()]
+    last = frozenset({len(lines) - 1})
+    for row in rows:
+        if across not in row.settings:  # it is in every column
+            lines.append((row.encoder, *[row.text().replace(" [", f"{gap}[")] * len(encoders)))
+    return TextTable((across, *encoders), tuple(lines), names=frozenset({0}), ends=last)
+
+
+def _ends(names: Sequence[str]) -> frozenset[int]:
+    """Numbers of the lines after which another name begins."""
+    return frozenset(i for i, pair in enumerate(zip(names, names[1:], strict=False)) if pair[0] != pair[1])
+
+
+def _varying(rows: Sequence[Row]) -> list[str]:
+    """Names of settings that differ between the rows that have them."""
+    values = {
+        name: [row.settings[name] for row in rows if name in row.settings] for row in rows for name in row.settings
+    }
+    return [name for name, found in values.items() if any(value != found[0] for value in found)]
+
+
+def _names(rows: Sequence[Row]) -> tuple[str, ...]:
+    return ("encoder", "pooling") if any(row.pooling != "-" for row in rows) else ("encoder",)
+
+
+def _setting(row: Row, name: str) -> str:
+    return _short(row.settings[name]) if name in row.settings else ""
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+_Z = 1.959963984540054  # standard normal quantile of a 95 % interval
+_UNSURE = 0.07  # so far from a share its interval may reach before a sentence says that the images are few
+
+
+def wilson(share: float, n: int, z: float = _Z) -> tuple[float, float]:
+    """Wilson's score interval for a ``share`` in [0, 1] of ``n`` trials (Wilson 1927); ``z`` = 1.96 gives 95 %.
+
+    It covers the variation over test images, not over seeds.
+    """
+    if n < 1:
+        raise ValueError("a share of no trials has no interval")
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One result.
+
+    Attributes:
+        encoder: its name, or that of a control.
+        pooling: of the features, "-" if that has no meaning.
+        protocol: its name.
+        settings: of the protocol.
+        value: a share in [0, 1] if the unit is %.
+        low, high: the 95 % interval of the value; equal to it if the value is exact, or has none.
+        unit: of the value, "" if it has none.
+        right: [n] whether each test image was classified rightly, to compare two rows by; None where that is unknown.
+        pseudo: [n] jackknife pseudo-values of test images, or of groups of them, for a value that is no mean over
+            images; else None.
+    """
+
+    encoder: str
+    pooling: str
+    protocol: str
+    settings: dict[str, Any]
+    value: float
+    low: float
+    high: float
+    unit: str = "%"
+    right: Tensor | None = field(default=None, compare=False, repr=False)
+    pseudo: Tensor | None = field(default=None, compare=False, repr=False)
+
+    @staticmethod
+    def of(encoder: str, pooling: str, protocol: str, settings: dict[str, Any], value: float, n: int) -> Row:
+        """A row whose interval is Wilson's for ``n`` test images."""
+        return Row(encoder, pooling, protocol, settings, value, *wilson(value, n))
+
+    @staticmethod
+    def of_images(encoder: str, pooling: str, protocol: str, settings: dict[str, Any], right: Tensor) -> Row:
+        """The accuracy where ``right`` [n] says which test images are classified rightly, with Wilson's interval."""
+        row = Row.of(encoder, pooling, protocol, settings, right.double().mean().item(), len(right))
+        return replace(row, right=right.cpu())
+
+    @staticmethod
+    def of_means(
+        encoder: str, protocol: str, settings: dict[str, Any], values: Sequence[float], unit: str = "%"
+    ) -> Row:
+        """A mean over images with its normal interval; ``values`` [n], one per image, since patches are dependent."""
+        n = len(values)
+        mean = sum(values) / n
+        spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1)) if n > 1 else math.inf
+        reach, top = _Z * spread / math.sqrt(n), 1.0 if unit == "%" else math.inf
+        return Row(encoder, "-", protocol, settings, mean, max(0.0, mean - reach), min(top, mean + reach), unit)
+
+    @staticmethod
+    def exact(encoder: str, protocol: str, settings: dict[str, Any], value: float, unit: str = "%") -> Row:
+        """A computed value, without an interval."""
+        return Row(encoder, "-", protocol, settings, value, value, value, unit)
+
+    def number(self, value: float | None = None) -> str:
+        """Formatted as "61.2 %"; of another value with the same unit, if one is given."""
+        value = self.value if value is None else value
+        return f"{100 * value:.1f} %" if self.unit == "%" else f"{value:.2f} {self.unit}".rstrip()
+
+    def text(self) -> str:
+        """Formatted with its interval, as "61.2 % [59.0, 63.3]"."""
+        if self.low == self.high:
+            return self.number()
+        low, high = (self.number(bound).partition(" ")[0] for bound in (self.low, self.high))
+        return f"{self.number()} [{low}, {high}]"
+
+
+def compare_rows(
+    ours: Sequence[Row], theirs: Sequence[Row], trained: bool, n: int | None = None, noun: str = "images"
+) -> Difference:
+    """Difference between the results of an encoder and of a control, one row a seed, all tested on the same images."""
+    control, value = theirs[-1].encoder, _mean(ours) - _mean(theirs)
+    own = [row.right if row.pseudo is None else row.pseudo for row in ours]
+    other = [row.right if row.pseudo is None else row.pseudo for row in theirs]
+    about = {"control": control, "trained": trained, "noun": noun}
+    if any(one is None for one in (*own, *other)) or len({len(one) for one in (*own, *other) if one is not None}) > 1:
+        return Difference(control, value, -1.0, 1.0, 0, len(ours), trained, noun=noun)
+    sides = [torch.stack([one for one in side if one is not None]).double().numpy() for side in (own, other)]
+    values = [row.value for row in ours], [row.value for row in theirs]
+    return difference(*sides, values if ours[0].pseudo is not None else None, n=n, **about)
+
+
+def _mean(rows: Sequence[Row]) -> float:
+    return sum(row.value for row in rows) / len(rows)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture that `protocols.evaluate` is to draw.
+
+    Attributes:
+        function: path of the function that draws it: this package imports none.
+        out: the file.
+        content: its other arguments.
+    """
+
+    function: str
+    out: Path
+    content: dict[str, Any]
+
+
+def note_unreadable(unreadable: Sequence[str], what: str = "images") -> list[str]:
+    """A list with the sentence on ``unreadable`` images; empty if there are none."""
+    if not unreadable:
+        return []
+    return [f"{len(unreadable):,} {what} could not be read and were left out, such as {unreadable[0]}."]
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Displayable):
+    """All rows of one evaluation and what they have in common.
+
+    Attributes:
+        rows: the encoder's, then its controls'.
+        protocol: sentences on what was done.
+        headline: one sentence with the numbers to quote; `conclusion` says what they mean.
+        quoted: their rows: the encoder's, then its controls'.
+        against: the encoder's differences from controls; with ``others``, over all seeds.
+        pairs: places in ``quoted`` of the two rows of each difference.
+        data, fingerprint: name of the test images, and 16 hex digits of their content.
+        seed: of every split and of the untrained encoder.
+        n_test: test images that could be read.
+        date: ISO 8601, UTC.
+        others: reports with other seeds, each with its own differences.
+        across: the setting whose values are the columns of the table.
+        down: its values are the lines instead, and the encoders the columns.
+        symbols: names of settings in the table, where they differ.
+        short: leave intervals and units out of a large table.
+        drawings: pictures to be drawn.
+        noun: what was tested: images or recordings.
+    """
+
+    rows: list[Row]
+    protocol: str
+    headline: str
+    quoted: tuple[Row, ...]
+    data: str
+    fingerprint: str
+    seed: int
+    n_test: int
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    others: tuple[Report, ...] = ()
+    across: str = "k"
+    down: bool = False
+    symbols: Mapping[str, str] = field(default_factory=dict)
+    short: bool = False
+    drawings: tuple[Drawing, ...] = ()
+    noun: str = "images"
+    against: tuple[Difference, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+
+    def parts(self, width: int) -> list[str | TextTable]:
+        """See `Displayable`."""
+        said: list[str | TextTable] = [self.headline]
+        said += [self.spread()] * bool(self.others)
+        said += [self.caution()] * bool(self.caution())
+        said += [self.conclusion()] * bool(self.against)
+        said += ["", self.table(width), "", self.protocol]
+        return [*said, *(Verbatim(f"Picture: {drawing.out}") for drawing in self.drawings)]
+
+    def conclusion(self) -> str:
+        """Sentences on whether the encoder is better than its controls; "" if it has none."""
+        return " ".join(one.sentence() for one in self.against)
+
+    def beside(self, trained: bool, *pairs: tuple[int, int]) -> Report:
+        """The report with the differences between quoted rows."""
+        pairs = pairs or tuple((0, i) for i in range(1, len(self.quoted)))
+        found = [compare_rows([self.quoted[i]], [self.quoted[j]], trained, self.n_test, self.noun) for i, j in pairs]
+        return replace(self, against=tuple(found), pairs=pairs)
+
+    def over_seeds(self, others: Sequence[Report]) -> Report:
+        """The report as the last one of several seeds, with its differences over all of them."""
+        reports, found = (*others, self), []
+        same = len({report.fingerprint for report in reports}) == 1
+        for (i, j), one in zip(self.pairs, self.against, strict=True):
+            ours, theirs = ([report.quoted[k] for report in reports] for k in (i, j))
+            if same:
+                found.append(compare_rows(ours, theirs, one.trained, self.n_test, self.noun))
+                continue
+            values = [row.value for row in ours], [row.value for row in theirs]
+            n = min(report.against[len(found)].n for report in reports)
+            about = {"control": one.control, "trained": one.trained, "noun": self.noun}
+            found.append(difference_over_splits(*values, n, **about))
+        return replace(self, others=tuple(others), against=tuple(found))
+
+    def table(self, width: int) -> TextTable:
+        """All rows, in the form that fits into ``width`` characters."""
+        if not any(self.across in row.settings for row in self.rows):
+            return choose_fitting_table([by_row(self.rows)], width)
+        wide = across_settings(self.rows, self.across, down=self.down, short=self.short, symbols=self.symbols)
+        return choose_fitting_table([*wide, by_row(self.rows)], width)
+
+    def caution(self) -> str:
+        """A sentence, if the test images are too few for the number that is quoted first; else nothing."""
+        if not self.quoted or self.quoted[0].unit != "%":
+            return ""
+        first = self.quoted[0]
+        reach = max(first.high - first.value, first.value - first.low)
+        if first.low == first.high or reach <= _UNSURE:
+            return ""
+        return (
+            f"The {self.n_test:,} test {self.noun} are few: others could have given {first.number(first.low)} as well "
+            f"as {first.number(first.high)}."
+        )
+
+    def spread(self) -> str:
+        """A sentence with mean and range over the seeds of the quoted numbers."""
+        reports = (*self.others, self)
+        # an encoder may be quoted several times, and the quoted setting may differ between seeds
+        where = [
+            dict.fromkeys(str(row.settings[self.across]) for row in same if self.across in row.settings)
+            for same in zip(*(report.quoted for report in reports), strict=True)
+        ]
+        several = len({name for names in where for name in names}) > 1
+        said = []
+        for number, row in enumerate(self.quoted):
+            values = [report.quoted[number].value for report in reports]
+            mean, low, high = map(row.number, (sum(values) / len(values), min(values), max(values)))
+            name = f"{row.encoder}, {' or '.join(where[number])}" if several and where[number] else row.encoder
+            said.append(f"{name} {mean} ({low} to {high})")
+        return f"Over {len(reports)} seeds, mean and range: {'; '.join(said)}."
+
+
+# Results as rows of a results.csv.
+
+
+_FIRST = (
+    *("date", "protocol", "encoder", "pooling", "settings", "data", "data_fingerprint", "seed"),
+    *("value", "low", "high", "n_test", "quoted"),
+)
+_YEAR = 4  # digits: what is as long is the beginning of a date, and no number
+COLUMNS = (*_FIRST, "against")  # files of before 0.1 end with quoted
+
+
+def differences_of(cell: str | None) -> tuple[Difference, ...]:
+    """The differences in a cell of the column ``against``; () for an empty one, or a file without that column."""
+    found = json.loads(cell) if cell else []
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ValueError("no list of differences")
+    return tuple(map(Difference.of, found))
+
+
+def check_rows(path: Path) -> bytes:
+    """Content of a CSV of `COLUMNS`, empty if there is none; to be checked before a long evaluation.
+
+    The rows of a file without the column ``against`` get an empty one.
+    """
+    try:
+        before = path.read_bytes() if path.exists() else b""
+    except OSError as problem:
+        raise PatchloomError(f"{path} could not be read ({problem.strerror}): move it out of the way") from problem
+    heading = before.split(b"\n", 1)[0].rstrip(b"\r").decode(errors="replace")
+    if heading == ",".join(_FIRST):
+        return b"".join(map(_widened, before.splitlines(keepends=True)))
+    if before and heading != ",".join(COLUMNS):
+        raise PatchloomError(f"{path} has other columns than patchloom writes: move it out of the way")
+    return before
+
+
+def append_rows(path: Path, report: Report, once: bool = False) -> None:
+    """Append a report's rows to a CSV of `COLUMNS`; a new file begins with the header.
+
+    The rows are appended in a single write, so that those of two simultaneous evaluations do not mix.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = check_rows(path)
+        if before and before != path.read_bytes():
+            write_whole(path, before)  # it had the columns of before
+        there = set(map(_undated, before.decode("utf-8", "replace").splitlines())) if once else set()
+        if not before:
+            writer.writerow(COLUMNS)
+        elif not before.endswith(b"\n"):
+            text.write("\n")  # the previous write was cut off
+        against = _against(report)
+        for row in report.rows:
+            about = (report.date, row.protocol, row.encoder, row.pooling, json.dumps(row.settings, sort_keys=True))
+            source = (report.data, report.fingerprint, report.seed)
+            cells = (*about, *source, row.value, row.low, row.high, report.n_test, row in report.quoted)
+            if tuple(map(str, cells[1:])) not in there:
+                writer.writerow((*cells, against.get(id(row), "")))
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, text.getvalue().encode())
+        finally:
+            os.close(handle)
+    except OSError as problem:
+        raise PatchloomError(
+            f"{path} could not be written ({problem.strerror}): free space or choose another run"
+        ) from problem
+
+
+def forget_rows(path: Path, which: str) -> int:
+    """Take the rows of evaluations out of a CSV of `COLUMNS`; all other rows stay as they are."""
+    text = check_rows(path).decode("utf-8", "surrogateescape")
+    heading, *rows = [*csv.reader(io.StringIO(text, newline=""))] or [[]]
+    dates = list(dict.fromkeys(row[0] for row in rows if row))
+    number = int(which) if which.isdecimal() and len(which) < _YEAR else 0
+    if number:
+        gone = dates[number - 1 : number]
+    else:
+        gone = [date for date in dates if date.startswith(which)] if which else []
+    if not gone:
+        there = f"it has {', '.join(f'{i} of {date}' for i, date in enumerate(dates, 1))}" if dates else "it has none"
+        raise PatchloomError(f"{path} has no evaluation {which or 'without a date'}: {there}")
+    content = io.StringIO()
+    kept = [row for row in rows if row and row[0] not in gone]
+    csv.writer(content, lineterminator="\n").writerows([heading, *kept])
+    write_whole(path, content.getvalue())
+    return sum(map(bool, rows)) - len(kept)
+
+
+def _against(report: Report) -> dict[int, str]:
+    """The cells of the column ``against``, by the id of their row."""
+    cells: dict[int, list[dict[str, Any]]] = {}
+    for (i, _), one in zip(report.pairs, report.against, strict=True):
+        for row in report.rows:
+            if row == report.quoted[i]:
+                cells.setdefault(id(row), []).append(one.plain())
+                break
+    return {row: json.dumps(found) for row, found in cells.items()}
+
+
+def _widened(line: bytes) -> bytes:
+    """A line of a file without the column ``against`` with that column; a damaged one as it is."""
+    text = line.rstrip(b"\r\n")
+    cells = _cells(text.decode("utf-8", "replace"))
+    if len(cells) != len(_FIRST):
+        return line
+    return text + (b",against" if tuple(cells) == _FIRST else b",") + line[len(text) :]
+
+
+def _undated(line: str) -> tuple[str, ...]:
+    """The cells of a line without the date and the differences; () for a damaged line, which is kept."""
+    return tuple(_cells(line)[1 : len(_FIRST)])
+
+
+def _cells(line: str) -> list[str]:
+    with contextlib.suppress(csv.Error):
+        return next(csv.reader([line]), [])
+    return []

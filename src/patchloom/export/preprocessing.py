@@ -1,0 +1,153 @@
+"""Pieces of code that ``export`` prints: an image file as patchloom reads, crops and resizes it, without patchloom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import fill
+
+from patchloom.audio.config import Sound
+from patchloom.audio.spectrogram import FLOOR
+from patchloom.export.encoder import Exportable
+from patchloom.nets.encode import prefix_count
+
+_LUMA = "[0.299, 0.587, 0.114]"  # ITU-R BT.601, as `patchloom.data.decode.to_channels`
+
+READING = '''\
+def read(file):
+    """Pixels [h w 3] of an image file: upright, and over white where it is transparent."""
+    image = ImageOps.exif_transpose(Image.open(file))
+    if image.mode == "F" or image.mode.startswith("I"):
+        raise ValueError(f"{file} has more than 8 bits, of which Pillow would drop some")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return np.array(image.convert("RGB"))
+'''
+
+
+def centre_crop_code(size: tuple[int, int]) -> str:
+    """Lines that find the largest centre crop of the shape of ``size`` in an image of ``height`` and ``width``."""
+    h, w = size
+    return (
+        f"    h, w = min(height, max(1, round(width / ({w} / {h})))), min(width, max(1, round(height * ({w} / {h}))))\n"
+        "    top, left = (height - h) // 2, (width - w) // 2\n"
+    )
+
+
+def preparing_by_torch(size: tuple[int, int], channels: int, by_file: bool) -> str:
+    """A function that crops and resizes: of pixels [h w 3] of 8 bits, or of an image [c h w] of whatever depth."""
+    h, w = size
+    if by_file:
+        about = f'    """The largest centre crop of pixels [h w 3], resized: [1 {channels} {h} {w}] in [0, 1]."""\n'
+        take = "    image = torch.from_numpy(pixels).permute(2, 0, 1)\n"
+        if channels == 1:
+            take += f'    grey = torch.einsum("chw,c->hw", image.float(), torch.tensor({_LUMA}))\n'
+            take += "    image = grey.round().to(torch.uint8)[None]\n"
+        name, scaled = "pixels", "    return resized.float() / 255\n"
+    else:
+        about = (
+            f'    """The largest centre crop of an image [{channels} h w], resized: [1 {channels} {h} {w}] in '
+            "[0, 1].\n\n"
+            "    The image is uint8, or float32 in [0, 1].\n"
+            '    """\n'
+        )
+        name, take = "image", ""
+        scaled = "    return resized.float() / 255 if resized.dtype == torch.uint8 else resized.clamp(0, 1)\n"
+    return (
+        f"def prepare({name}):\n{about}{take}"
+        "    height, width = image.shape[1:]\n"
+        f"{centre_crop_code(size)}"
+        "    crop = image[None, :, top : top + h, left : left + w]\n"
+        f'    resized = torch.nn.functional.interpolate(crop, ({h}, {w}), mode="bicubic", antialias=True)\n'
+        f"{scaled}"
+    )
+
+
+def preparing_by_pillow(size: tuple[int, int], channels: int) -> str:
+    """The same of pixels [h w 3], without torch."""
+    h, w = size
+    grey = f"    pixels = np.round(pixels @ np.float32({_LUMA})).astype(np.uint8)\n" if channels == 1 else ""
+    axes = "[None, None]" if channels == 1 else ".transpose(2, 0, 1)[None]"
+    return (
+        "def prepare(pixels):\n"
+        f'    """The largest centre crop of pixels [h w 3], resized: [1 {channels} {h} {w}] in [0, 1]."""\n'
+        f"{grey}"
+        "    height, width = pixels.shape[:2]\n"
+        f"{centre_crop_code(size)}"
+        "    crop = Image.fromarray(pixels[top : top + h, left : left + w])\n"
+        f"    resized = np.asarray(crop.resize(({w}, {h}), Image.Resampling.BICUBIC), dtype=np.float32)\n"
+        f"    return resized{axes} / 255\n"
+    )
+
+
+def pooling_code(one: Exportable) -> str:
+    """An expression of the vectors [b d] of ``tokens``, which are a map [b rows columns d] of a Swin."""
+    prefix = prefix_count(one.vit)
+    patches = "tokens.flatten(1, 2)" if one.hierarchical else f"tokens[:, {prefix}:]"
+    found = {"class": "tokens[:, 0]", "mean": f"{patches}.mean(1)", "prefix": f"tokens[:, :{prefix}].mean(1)"}
+    if one.pooled_norm:
+        found = {name: f"encoder.fc_norm({code})" for name, code in found.items()}
+    return found.get(one.pooling, f"torch.cat([{found['class']}, {found['mean']}], dim=1)")
+
+
+# The pictures of recordings as code of torch alone, for whoever uses an encoder without patchloom.
+
+
+_BANDS = """\
+# triangles that are evenly spaced on the mel scale
+ends = 2595 * torch.log10(1 + torch.tensor([{low}, {top}], dtype=torch.float64) / 700)
+edges = 700 * (10 ** (torch.linspace(*ends.tolist(), {m} + 2, dtype=torch.float64) / 2595) - 1)[:, None]
+hertz = torch.arange({k}, dtype=torch.float64) * {rate} / {n}
+rising, falling = (hertz - edges[:-2]) / edges.diff(dim=0)[:-1], (edges[2:] - hertz) / edges.diff(dim=0)[1:]
+bands = torch.minimum(rising, falling).clamp(min=0).float()
+"""
+_COSINES = """\
+# the first {h} rows of the orthonormal DCT-II
+angles = torch.pi / {m} * (torch.arange({m}).double() + 0.5) * torch.arange({h})[:, None]
+cosines = (torch.cos(angles) * (2 / {m}) ** 0.5).float()
+cosines[0] /= 2**0.5
+"""
+_PICTURES = '''\
+# of each row, over the recordings of the training
+mean = {mean}[:, None]
+std = {std}[:, None]
+
+
+def pictures(waves):
+    """Standardised features [b 1 {h} {w}] of waveforms [b {samples}] in [-1, 1]: {seconds:g} s at {rate:,} Hz."""
+    window = torch.hann_window({n})
+    spectrum = torch.stft(waves, {n}, {hop}, window=window, center=False, return_complex=True)
+    energy = torch.log(bands @ spectrum.abs().square() + {floor})
+    return (({features} - mean) / std)[:, None]
+'''
+_LINE = 100
+
+
+def code_of_pictures(sound: Sound) -> str:
+    """Code that defines ``pictures``, a function from waveforms to what an encoder is given."""
+    logmel = sound.features == "logmel"
+    return (_BANDS + _COSINES * (not logmel) + _PICTURES).format(
+        low=sound.low,
+        top=sound.rate / 2,
+        m=sound.bins if logmel else sound.bands,
+        k=sound.window_samples // 2 + 1,
+        h=sound.bins,
+        w=sound.frames,
+        mean=_tensor(sound.mean),
+        std=_tensor(sound.std),
+        samples=sound.samples,
+        seconds=sound.seconds,
+        rate=sound.rate,
+        n=sound.window_samples,
+        hop=sound.hop_samples,
+        floor=FLOOR,
+        features="energy" if logmel else "cosines @ energy",
+    )
+
+
+def _tensor(values: Sequence[float]) -> str:
+    """Some numbers to a line, each with all digits that float32 holds."""
+    numbers = fill(
+        ", ".join(f"{value:.9g}" for value in values), _LINE, initial_indent="    ", subsequent_indent="    "
+    )
+    return f"torch.tensor([\n{numbers}\n])"

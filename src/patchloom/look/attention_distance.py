@@ -1,0 +1,237 @@
+"""Attention by the offset between patches: how local each head is (MP3 Figs. 8 and 11)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from patchloom.audio.config import reword_for_sound
+from patchloom.display import StatusMessage
+from patchloom.errors import listing
+from patchloom.look.attention import each_block
+from patchloom.look.charts import INK, QUIET, STYLE, Panel, frame_panel, write_beside, write_figure, write_table
+from patchloom.look.context import UNTRAINED, LookRequest, check_finite, chosen_layers, refuse_swin
+from patchloom.look.position_map import cell_height
+from patchloom.look.run_curves import line_colours, short_name
+from patchloom.nets.encode import grid_size, layer_names, patch_count, prefix_count
+from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.sizes import Sides, in_pixels
+
+MAX_TIMES_UNIFORM = 16.0  # end of the scale: so many times as much as uniform attention, or as little
+_MAP, _NARROWEST = 0.75, 6.2  # inches: of a map, and of the picture at least
+
+
+class ByOffset(NamedTuple):
+    """Attention between patches by their offset, that is, by where the key lies as seen from the query.
+
+    Attributes:
+        maps: [blocks heads 2r-1 2c-1], of r rows and c columns of patches: the mean over all images and all pairs of
+            patches with an offset; a patch itself is in the middle. Uniform attention is 1/t everywhere.
+        distances: [blocks heads] mean distance from query to key in patches, weighted by attention: a head is the more
+            local, the smaller it is. What goes to class and register tokens does not count.
+    """
+
+    maps: Tensor
+    distances: Tensor
+
+
+class _Measured(NamedTuple):
+    """Of one encoder: what it is called, what was found, its rows and columns of patches, and on how many images."""
+
+    name: str
+    by_offset: ByOffset
+    grid: Sides
+    images: int
+
+
+def relative_attention(encoder: Encoder, images: Tensor) -> ByOffset:
+    """Attention as a function of the offset between patches, averaged over images and queries (MP3 Figs. 8 and 11).
+
+    Args:
+        encoder: a ViT in eval mode.
+        images: [b c h w], normalised, of the encoder's size. They are taken one by one, so there may be many.
+    """
+    grid = grid_size(encoder)
+    bins, pairs, far = (one.to(images.device) for one in (_offsets(grid), pairs_of(grid), distances_of(grid)))
+    n, total = len(bins), torch.zeros(())
+    for image in images.split(1):
+        sums = []
+        for weights in each_block(encoder, image):
+            flat = weights[0, :, -n:, -n:].flatten(1)
+            sums.append(flat.new_zeros(len(flat), pairs.numel()).index_add_(1, bins.flatten(), flat))
+        total = torch.stack(sums) + total.to(images.device)
+    total = total.unflatten(-1, tuple(pairs.shape))
+    return ByOffset((total / (len(images) * pairs)).cpu(), ((total * far).sum((-2, -1)) / total.sum((-2, -1))).cpu())
+
+
+def pairs_of(grid: Sides) -> Tensor:
+    """How many pairs of patches [2r-1 2c-1] lie at each offset."""
+    rows, columns = (torch.tensor([*range(1, side), *range(side, 0, -1)]) for side in grid)
+    return rows[:, None] * columns
+
+
+def distances_of(grid: Sides) -> Tensor:
+    """Length [2r-1 2c-1] of each offset in patches."""
+    rows, columns = (torch.arange(1.0 - side, side) for side in grid)
+    return (rows[:, None].square() + columns.square()).sqrt()
+
+
+def uniform_distance(grid: Sides) -> float:
+    """The mean distance of a head that attends to all patches alike, in patches."""
+    pairs = pairs_of(grid)
+    return float((pairs * distances_of(grid)).sum() / pairs.sum())
+
+
+def _offsets(grid: Sides) -> Tensor:
+    """For each query and key [n n] the number of their offset in a flat map of 2r-1 rows and 2c-1 columns."""
+    row, column = (one.flatten() for one in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
+    down, right = row[None] - row[:, None] + grid[0] - 1, column[None] - column[:, None] + grid[1] - 1
+    return down * (2 * grid[1] - 1) + right
+
+
+def draw_relative(asked: LookRequest) -> list[Path]:
+    """Draw attention by offset as ``relative.png``, and how far it reaches as ``distances.png`` and ``relative.csv``.
+
+    Distances are of the encoder and of all beside it but for Swins, which the caption says.
+    """
+    refuse_swin(asked.encoder.vit, "attention by offset")
+    numbers = chosen_layers(asked, len(layer_names(asked.encoder.vit)))
+    found, left = list[_Measured](), list[str]()
+    for other in asked.all_encoders():
+        if is_hierarchical(other.vit):
+            left.append(other.name)
+            continue
+        images = asked.pictures(of=other)
+        with StatusMessage(f"measuring the attention of {other.name}"):
+            by_offset = relative_attention(other.vit, images)
+        check_finite(other, by_offset.maps)
+        found.append(_Measured(other.name, by_offset, grid_size(other.vit), len(images)))
+    table = [
+        (measured.name, block, head, f"{distance:.6g}")
+        for measured in found
+        for block, heads in enumerate(measured.by_offset.distances.tolist(), 1)
+        for head, distance in enumerate(heads, 1)
+    ]
+    return [
+        _draw_maps(asked, numbers, found[0]),
+        _draw_distances(asked, found, left),
+        write_table(("encoder", "block", "head", "distance"), table, asked.folder / "relative.csv"),
+    ]
+
+
+def _draw_maps(asked: LookRequest, numbers: list[int], measured: _Measured) -> Path:
+    """A row of small maps a block, the most local head first."""
+    one, (maps, distances) = asked.encoder, measured.by_offset
+    tokens = prefix_count(one.vit) + patch_count(one.vit)
+    heads = maps.shape[1]
+    tall = cell_height(maps.shape[-2:]) * maps.shape[-2] / maps.shape[-1]
+    with matplotlib.rc_context(STYLE):
+        wide, caption = max(_NARROWEST, 0.8 + heads * (_MAP + 0.12)), _in_its_words(asked, _said_of_maps(measured))
+        beneath = 1.0 + 0.16 * math.ceil(len(caption) / (14 * wide))  # a bar, and lines of words
+        size = wide, len(numbers) * (tall * _MAP + 0.3) + beneath
+        figure = Figure(size, layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03)
+        places = figure.subplots(len(numbers), heads, squeeze=False)
+        for number, row in zip(numbers, places, strict=True):
+            for at, head in zip(row, distances[number - 1].argsort().tolist(), strict=True):
+                times = (tokens * maps[number - 1, head]).clamp(1 / MAX_TIMES_UNIFORM, MAX_TIMES_UNIFORM).numpy()
+                shown = at.imshow(
+                    times if one.card.sound is None else times[::-1], cmap="RdBu_r",
+                    norm=LogNorm(1 / MAX_TIMES_UNIFORM, MAX_TIMES_UNIFORM), interpolation="nearest",
+                    aspect=cell_height(times.shape),
+                )  # fmt: skip
+                at.set_title(f"{head + 1}: {distances[number - 1, head]:.1f}", fontsize=8, color=INK, pad=2)
+                at.set(xticks=[], yticks=[])
+                at.spines[:].set(visible=True, linewidth=0.5)
+            row[0].set_ylabel(f"block {number}", fontsize=9, color=INK)
+        bar = figure.colorbar(shown, ax=places, location="bottom", fraction=0.05, aspect=40, shrink=0.8, pad=0.02)
+        bar.set_ticks(
+            [1 / MAX_TIMES_UNIFORM, 1, MAX_TIMES_UNIFORM],
+            labels=[f"{MAX_TIMES_UNIFORM:g}× less", "as uniform attention", f"{MAX_TIMES_UNIFORM:g}× more"],
+        )
+        bar.ax.minorticks_off()
+        bar.ax.tick_params(labelsize=8)
+        bar.outline.set_visible(False)
+        title = asked.title("attention by offset").name
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
+        figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
+        return write_figure(figure, asked.folder / "relative.png")
+
+
+def _said_of_maps(measured: _Measured) -> str:
+    (rows, columns), images = measured.grid, f"{measured.images} image{'s' * (measured.images > 1)}"
+    edges = f"{rows - 1} patches up and down and {columns - 1} to each side"
+    if 1 in (rows, columns):
+        edges = f"{columns - 1} patches to each side" if rows == 1 else f"{rows - 1} patches up and down"
+    return (
+        f"How much a patch attends to the patch at each offset from it, averaged over {images} and over all pairs of "
+        f"patches with that offset. The patch itself is in the middle; the edges are {edges}. Above each map stand the "
+        "number of the head and its mean distance in patches, by which the heads of a block are ordered, the most "
+        "local one first. A red dot is a head that looks at a fixed place nearby, stripes are one that looks along "
+        "rows or columns, and white all over is one for which position does not matter (MP3, Zhai et al. 2022, Figs. 8 "
+        "and 11)."
+    )
+
+
+def _draw_distances(asked: LookRequest, found: list[_Measured], left: list[str]) -> Path:
+    """Mean distances over depth: a dot a head, a line for their mean, and what uniform attention has."""
+    grids = dict.fromkeys(measured.grid for measured in found)
+    longest = max(len(measured.by_offset.distances) for measured in found)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((6.2, 4.6), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+        axes = figure.subplots()
+        uniform = {
+            "uniform" if len(grids) == 1 else f"uniform, {in_pixels(grid)} patches": uniform_distance(grid)
+            for grid in grids
+        }
+        note = "in patches; a dot is a head, the line their mean"
+        panel = Panel("How far attention reaches", note, np.array([]), np.array([]), uniform, False, 0)
+        frame_panel(axes, panel)
+        labels = [(value, f"{name} {value:.2f}", QUIET, "normal") for name, value in uniform.items()]
+        for i, measured in enumerate(found):
+            colour = QUIET if measured.name == UNTRAINED else line_colours(len(found))[i]
+            distances = measured.by_offset.distances.numpy()
+            blocks = np.arange(1, len(distances) + 1)
+            aside = blocks + (i - (len(found) - 1) / 2) * min(0.12, 0.5 / len(found))
+            axes.plot(aside, distances, "o", color=colour, alpha=0.55, markersize=3.5, markeredgewidth=0)
+            axes.plot(aside, distances.mean(1), color=colour, linewidth=1.9)
+            last = float(distances[-1].mean())
+            labels.append((last, f"{short_name(measured.name)} {last:.2f}", colour, "bold"))
+        axes.set_ylim(0, None)
+        axes.set_xlim(0.5, longest + 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(min(12, longest), integer=True))
+        axes.set_xlabel("block")
+        write_beside(axes, labels)
+        title = asked.title("attention distance").name
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
+        caption = _in_its_words(asked, _said_of_distances(found, left, len(grids) > 1))
+        figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
+        return write_figure(figure, asked.folder / "distances.png")
+
+
+def _said_of_distances(found: list[_Measured], left: list[str], differ: bool) -> str:
+    said = [
+        "The mean distance from a patch to those that it attends to, weighted by attention (Dosovitskiy et al. 2021, "
+        "Fig. 7), over images and patches; by it the maps of relative.png are ordered. Low dots are local heads, and "
+        "dots near the dashed line look everywhere. Look whether training has made heads local or far-sighted, and "
+        "in which blocks."
+    ]
+    if differ:
+        said.append("Encoders with other grids of patches have other distances: compare each with its dashed line.")
+    if left:
+        said.append(f"Left out: {listing(left, 'and')}, a Swin, whose patches do not all attend to one another.")
+    return " ".join(said)
+
+
+def _in_its_words(asked: LookRequest, text: str) -> str:
+    return reword_for_sound(text, asked.encoder.card.sound)

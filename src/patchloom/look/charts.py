@@ -1,0 +1,330 @@
+"""Curves of a run: its loss, and what was measured on held-out images beside answers that needed no learning."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from patchloom.errors import PatchloomError
+from patchloom.system.files import write_whole
+
+DPI = 150
+PANEL_WIDTH, PANEL_HEIGHT = 4.0, 3.0  # inches
+RUN, _RUN_PALE, QUIET, INK = "#1f5a94", "#a9c6e3", "#666666", "#141414"
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.edgecolor": "#999999",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "axes.labelcolor": QUIET,
+}
+MARKED = 40  # curves of at most so many points show each
+LABEL_GAP = 0.075  # least distance of two labels, as a share of the panel's height
+
+
+class Panel(NamedTuple):
+    """One plot.
+
+    Attributes:
+        title: what is drawn.
+        note: a second, quieter line.
+        epochs: where it was measured [n].
+        values: what was measured [n], finite.
+        baselines: results of trivial answers by name.
+        percent: values are shares, to be written as percentages.
+        smooth: share of the curve that smoothing reaches over; 0 draws the values alone.
+    """
+
+    title: str
+    note: str
+    epochs: np.ndarray
+    values: np.ndarray
+    baselines: dict[str, float]
+    percent: bool
+    smooth: float
+
+
+def draw_curves(
+    metrics_csv: Path,
+    out: Path,
+    measure: str = "held-out measure",
+    smooth: float = 0.02,
+    images: str = "held-out images",
+) -> Path:
+    """Draw a run's ``metrics.csv`` as a PNG file: the loss, the held-out measure, and kNN accuracy, over epochs.
+
+    Panels without data are left out. Baselines are dashed lines at the last value of their columns.
+    """
+    columns = read_metrics(metrics_csv)
+    panels = [
+        panel_of(columns, "loss", None, "training loss", "as logged", False, smooth),
+        panel_of(columns, "held_out", "baseline:", measure, f"on {images}", "accuracy" in measure, 0),
+        panel_of(columns, "knn", "knn:", "kNN accuracy", "nearest neighbours among the encoder's features", True, 0),
+        panel_of(columns, "instance_knn", "instance_knn:", "kNN, instance", "by the task's representation", True, 0),
+    ]
+    panels = [p for p in panels if len(p.values)]
+    if not panels:
+        raise PatchloomError(f"{metrics_csv} has nothing to draw yet: wait until the run has logged a loss")
+    longest = max(p.epochs.max() for p in panels)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((PANEL_WIDTH * len(panels), PANEL_HEIGHT), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08, wspace=0.02)
+        for axes, content in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            draw_panel(axes, content, longest)
+        return write_figure(figure, out)
+
+
+def write_figure(figure: Figure, out: Path) -> Path:
+    """Write a figure as a PNG file ``out``; its folder is made if it is missing."""
+    buffer = io.BytesIO()
+    # without metadata the same run gives the same bytes, whatever the version of matplotlib
+    FigureCanvasAgg(figure).print_figure(buffer, dpi=DPI, format="png", metadata={"Software": None})
+    write_whole(out, buffer.getvalue())
+    return out
+
+
+def write_table(heading: Sequence[str], rows: Iterable[Sequence[Any]], out: Path) -> Path:
+    """Write rows of numbers and words, and the names of their columns, as a CSV file ``out``."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heading)
+    writer.writerows(rows)
+    write_whole(out, text.getvalue())
+    return out
+
+
+def read_metrics(path: Path) -> dict[str, np.ndarray]:
+    """Columns [n] of a table of numbers by name; an empty or missing cell is nan."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            names = list(reader.fieldnames or [])
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise PatchloomError(f"{path} could not be read ({problem}): give the metrics.csv of a run") from problem
+    if names and "epoch" not in names:
+        raise PatchloomError(f"{path} has no column named epoch: give the metrics.csv of a run")
+    try:
+        return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+    except ValueError as problem:
+        raise PatchloomError(f"{path} holds something other than numbers ({problem}): remove that line") from problem
+
+
+def panel_of(
+    columns: dict[str, np.ndarray], name: str, prefix: str | None, title: str, note: str, percent: bool, smooth: float
+) -> Panel:
+    """The panel of column ``name``, with the columns that start with ``prefix`` as its baselines; perhaps empty."""
+    epochs, values = curve_of(columns, name)
+    baselines = {}
+    for other, column in columns.items():
+        measured = column[np.isfinite(column)]
+        if prefix is not None and other.startswith(prefix) and len(measured):
+            baselines[other.removeprefix(prefix)] = float(measured[-1])
+    return Panel(title, note, epochs, values, baselines, percent, smooth)
+
+
+def curve_of(columns: dict[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Epochs [n] and values [n] of a column where it has any; both empty if there is no such column."""
+    nothing = np.empty(0)
+    epochs, values = (columns["epoch"], columns[name]) if name in columns else (nothing, nothing)
+    known = np.isfinite(epochs) & np.isfinite(values)
+    return epochs[known], values[known]
+
+
+def draw_panel(axes: Axes, panel: Panel, longest: float) -> None:
+    """Draw one panel from epoch 0 to ``longest``, with every line named at its right end."""
+    smoothed = smoothed_values(panel.values, panel.smooth)
+    note = panel.note
+    marker = "o" if len(panel.values) <= MARKED else None
+    if smoothed is not panel.values:
+        note, marker = f"{panel.note}, and smoothed", None
+        axes.plot(panel.epochs, panel.values, color=_RUN_PALE, linewidth=0.7)
+    axes.plot(panel.epochs, smoothed, color=RUN, linewidth=1.9, marker=marker, markersize=3.5, clip_on=False)
+    frame_panel(axes, panel._replace(note=note))
+    axes.set_xlim(0, longest * 1.02 or 1)
+    axes.set_xlabel("epochs")
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    name_lines(axes, panel, float(smoothed[-1]))
+
+
+def frame_panel(axes: Axes, panel: Panel) -> None:
+    """Write a panel's title and note above it, rule it, and draw its baselines as dashed lines."""
+    axes.set_title(panel.title, loc="left", pad=19, fontsize=10.5, color=INK)
+    small = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 8, "color": QUIET}
+    axes.annotate(panel.note, (0, 1), (0, 7), **small)
+    for value in panel.baselines.values():
+        axes.axhline(value, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    axes.margins(y=0.08)
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    if panel.percent:
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
+    axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def name_lines(axes: Axes, panel: Panel, last: float, curve: str = "this run") -> None:
+    """Write name and value of the curve and of each baseline beside the panel, moved apart where they would touch."""
+
+    def number(value: float) -> str:
+        return f"{value:.1%}" if panel.percent else f"{value:#.3g}"
+
+    labels = [(value, f"{name} {number(value)}", QUIET, "normal") for name, value in panel.baselines.items()]
+    labels.append((last, f"{curve} {number(last)}" if panel.baselines else number(last), RUN, "bold"))
+    write_beside(axes, labels)
+
+
+def write_beside(axes: Axes, labels: list[tuple[float, str, str, str]]) -> None:
+    """Write labels (height, text, colour, weight) beside a panel, moved apart where they would touch."""
+    labels = sorted(labels, key=lambda label: label[0])
+    low, high = axes.get_ylim()
+    heights = spread_labels([(value - low) / (high - low) for value, *_ in labels], LABEL_GAP)
+    for (_, text, colour, weight), height in zip(labels, heights, strict=True):
+        axes.annotate(
+            text, (1, height), (5, 0), xycoords="axes fraction", textcoords="offset points", va="center", fontsize=8,
+            color=colour, fontweight=weight, annotation_clip=False,
+        )  # fmt: skip
+
+
+def spread_labels(heights: list[float], gap: float) -> list[float]:
+    """Ascending ``heights`` with neighbours at least ``gap`` apart, each cluster kept around its own middle."""
+    clusters: list[list[float]] = []
+    for height in heights:
+        clusters.append([height])
+        # a cluster that now reaches into the one below joins it, and the two find a common middle
+        while len(clusters) > 1 and bounds(clusters[-1], gap)[0] - bounds(clusters[-2], gap)[1] < gap:
+            top = clusters.pop()
+            clusters[-1] += top
+    return [bounds(cluster, gap)[0] + i * gap for cluster in clusters for i in range(len(cluster))]
+
+
+def bounds(cluster: list[float], gap: float) -> tuple[float, float]:
+    """Lowest and highest label of a cluster that is spread by ``gap`` around its mean."""
+    middle, reach = sum(cluster) / len(cluster), gap * (len(cluster) - 1) / 2
+    return middle - reach, middle + reach
+
+
+def smoothed_values(values: np.ndarray, share: float) -> np.ndarray:
+    """``values`` [n] averaged with Gaussian weights over ``share`` of their number; themselves if that is below one."""
+    sigma = share * len(values)
+    if sigma < 1:
+        return values
+    reach = int(3 * sigma)
+    kernel = np.exp(-np.square(np.arange(-reach, reach + 1) / sigma) / 2)
+    # at the ends the weights that fall outside are left out, so that the curve is not pulled to 0
+    padded = np.convolve(values, kernel)[reach : reach + len(values)]
+    return padded / np.convolve(np.ones_like(values), kernel)[reach : reach + len(values)]
+
+
+# A curve over the layers of an encoder: what each knows of the classes.
+
+
+_HEIGHT, WIDTH, _WIDER = 3.4, 3.4, 0.22  # inches: of the picture, and of its width for each layer
+
+
+def draw_layers(
+    layers: Sequence[str],
+    values: Sequence[tuple[float, float, float]],
+    untrained: Sequence[float],
+    baselines: dict[str, float],
+    best: int,
+    name: str,
+    note: str,
+    out: Path,
+) -> Path:
+    """Draw an encoder's accuracy in each of its layers as a PNG file, beside an untrained one's."""
+    places = np.arange(len(layers))
+    shares, low, high = np.array(values).T
+    panel = Panel(f"Layers of {name}", note, places, shares, baselines, True, 0)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((WIDTH + _WIDER * len(layers), _HEIGHT), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+        axes = figure.subplots()
+        frame_panel(axes, panel)
+        axes.fill_between(places, low, high, color=_RUN_PALE, alpha=0.4, linewidth=0)
+        axes.plot(places, untrained, color=QUIET, linewidth=1.4, marker="o", markersize=2.5)
+        axes.plot(places, shares, color=RUN, linewidth=1.9, marker="o", markersize=3.5)
+        axes.plot(places[best], shares[best], "o", markersize=8, markerfacecolor="none", color=INK)
+        chosen = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8, "color": INK}
+        away = 12 if shares[best] >= untrained[best] else -12  # from the other curve
+        axes.annotate("chosen", (places[best], shares[best]), (0, away), **chosen)
+        axes.margins(x=0.02)
+        axes.set_xticks(places, ["0", *(layer.removeprefix("block ") for layer in layers[1:])])
+        axes.set_xlabel("after block")
+        dashed = {"untrained": untrained[-1], **baselines}  # its curve is named as the dashed lines are
+        name_lines(axes, panel._replace(baselines=dashed), float(shares[-1]), "this encoder")
+        return write_figure(figure, out)
+
+
+# Which classes are taken for which: a matrix of numbers and shares.
+
+
+_CELL, _SMALLEST, _ROOMY = 0.5, 0.37, 16  # inches: a cell of few classes, and of many; so many still have large ones
+LABEL = 0.075  # inches that a letter of a class's name takes
+_RIGHT = LinearSegmentedColormap.from_list("right", ["#ffffff", "#2a6f97"])
+_WRONG = LinearSegmentedColormap.from_list("wrong", ["#ffffff", "#c1440e"])
+_DARK = 0.7  # share from which on letters are white
+
+
+def draw_confusion(counts: np.ndarray, classes: Sequence[str], title: str, caption: str, out: Path) -> Path:
+    """Draw a confusion matrix as a PNG file: a row a true class, a column an answer.
+
+    Each cell on the diagonal, or that is not empty, has the number, and under it the share of its row; right answers
+    are blue, wrong ones red, the darker the more.
+
+    Args:
+        counts: [c c] recordings, or images, by true class and answer.
+        classes: names [c].
+        title: above.
+        caption: beneath.
+        out: the picture; its folder is made if it is missing.
+    """
+    c = len(classes)
+    side = _CELL if c <= _ROOMY else max(_SMALLEST, _CELL * _ROOMY / c)
+    sums = counts.sum(1)
+    shares = counts / np.maximum(sums, 1)[:, None]
+    size = max(6.2, 8.5 * side / _CELL)
+    names = LABEL * max(len(name) for name in classes)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((c * side + names + 1.6, c * side + names + 1.5), layout="constrained")
+        axes = figure.subplots()
+        diagonal = np.eye(c, dtype=bool)
+        colours = np.where(diagonal[..., None], _RIGHT(shares), _WRONG(np.sqrt(shares)))  # few mistakes are seen, too
+        axes.imshow(colours, interpolation="nearest")
+        for i, j in zip(*np.nonzero(diagonal | (counts > 0)), strict=True):
+            share = shares[i, j] if i == j else np.sqrt(shares[i, j])
+            ink = "white" if share > _DARK else INK
+            middle = {"ha": "center", "color": ink, "in_layout": False}  # else the layout takes seconds
+            axes.text(j, i + 0.02, f"{counts[i, j]:,}", fontsize=size, va="bottom", **middle)
+            axes.text(j, i + 0.06, _percent(shares[i, j]), fontsize=0.8 * size, va="top", **middle)
+        font = {"fontsize": min(9.0, 1.15 * size), "color": INK}
+        axes.set_xticks(range(c), classes, rotation=90, **font)
+        axes.set_yticks(range(c), [f"{name}  ({n:,})" for name, n in zip(classes, sums, strict=True)], **font)
+        axes.set_xlabel("answer")
+        axes.set_ylabel("truth (how many)")
+        axes.set_xticks(np.arange(c + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(c + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color="#e4e4e4", linewidth=0.6)
+        axes.tick_params(which="both", length=0)
+        axes.spines[:].set_visible(False)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, wrap=True)
+        figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
+        return write_figure(figure, out)
+
+
+def _percent(share: float) -> str:
+    return "<1%" if 0 < share < 0.01 else f"{share:.0%}"

@@ -1,0 +1,515 @@
+"""Picture sheets: a row an image, a column a stage of what was withheld and what came back."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+from patchloom.look.charts import DPI, INK, QUIET, STYLE, write_figure
+from patchloom.system.files import write_whole
+
+# What is no picture in a sheet is hatched, and a legend says what the hatching means.
+
+
+# What is no picture is hatched: of any one colour, a night or a sky may be.
+EMPTY_MARK, WRONG_MARK = 1, 2
+HATCHES = {
+    EMPTY_MARK: ((238, 238, 238), (172, 172, 172)),
+    WRONG_MARK: ((255, 246, 232), (228, 138, 70)),
+}  # ground, lines
+_STEP = {EMPTY_MARK: 6, WRONG_MARK: 8}  # pixels from line to line
+SWATCH_SIZE = 14  # side of a hatched square in the legend
+SWATCH_GAP = 8  # pixels between a square and its words
+
+
+def to_marks(images: Tensor) -> np.ndarray:
+    """Of each pixel of ``images`` [b c h w], uint8 [b h w]: EMPTY where it is nan, WRONG where it is inf, else 0."""
+    images = images.detach().float().cpu()
+    empty, wrong = images.isnan().any(1), images.isinf().any(1)
+    return (EMPTY_MARK * empty.byte() + WRONG_MARK * (wrong & ~empty).byte()).numpy()
+
+
+def hatch(mark: int, h: int, w: int) -> np.ndarray:
+    """A hatched ground uint8 [h w 3]: EMPTY has lines in one direction, WRONG in both."""
+    y, x = np.mgrid[:h, :w]
+    lines = (x + y) % _STEP[mark] == 0
+    if mark == WRONG_MARK:
+        lines |= (x - y) % _STEP[mark] == 0
+    return np.where(lines[..., None], *(np.uint8(colour) for colour in reversed(HATCHES[mark])))
+
+
+def key_width(text: str, type_face: ImageFont.FreeTypeFont) -> int:
+    """Width of a hatched square with its words, and of the gap after them."""
+    return SWATCH_SIZE + SWATCH_GAP + math.ceil(type_face.getlength(text)) + 3 * SWATCH_GAP
+
+
+def wrap_keys(legend: dict[int, str], type_face: ImageFont.FreeTypeFont, width: int) -> list[list[tuple[int, str]]]:
+    """The entries of a legend, in lines that are at most ``width`` pixels wide unless one holds a single entry."""
+    lines: list[list[tuple[int, str]]] = []
+    for mark, text in legend.items():
+        if lines and sum(key_width(words, type_face) for _, words in [*lines[-1], (mark, text)]) <= width:
+            lines[-1].append((mark, text))
+        else:
+            lines.append([(mark, text)])
+    return lines
+
+
+SHEET_ROWS = 8
+MOST_BYTES = 2_000_000
+# Tiles of large images, tried in turn until the file is small enough: photographs and noise hardly compress.
+SIDES = (224, 192, 160, 128)
+_ENLARGED = 160
+_MIN_SHEET_WIDTH = 420  # a caption under one narrow column would be a tower of words
+
+# Images are dark if hardly a pixel has a quarter of white, as where 16 bits hold 12 or 14. Below one level of 16 bits
+# there is nothing to see.
+_DARK, _HARDLY, _LEAST = 0.25, 0.001, 1 / 65535
+
+SHEET_DPI = 130
+MARGIN, _FRAME = 20, 1
+_TITLE_SIZE, _TITLE_LINE = 20, 28
+HEADING_SIZE, HEADING_LINE = 17, 22
+CAPTION_SIZE, CAPTION_LINE = 15, 21
+PAGE, SHEET_INK, _QUIET_INK, FRAME_GREY = (255, 255, 255), (20, 20, 20), (85, 85, 85), (150, 150, 150)
+
+
+class Stages(Protocol):
+    """What is drawn: a task's `Sheet`, or anything else with these four."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def caption(self) -> str: ...
+    @property
+    def columns(self) -> dict[str, Tensor]: ...
+    @property
+    def empty(self) -> str: ...
+
+
+class Column(NamedTuple):
+    """One stage, ready for the page: a heading broken into lines, tiles of one size, and the room they take."""
+
+    heading: list[str]
+    tiles: list[Image.Image]
+    width: int
+
+
+class Title(NamedTuple):
+    """What stands above a sheet: whose it is, and how well that does."""
+
+    name: str
+    result: str = ""
+
+
+def draw_sheet(
+    sheet: Stages,
+    mean: Sequence[float] | Tensor,
+    std: Sequence[float] | Tensor,
+    folder: Path,
+    title: Title | None = None,
+    rows: int = SHEET_ROWS,
+) -> Path:
+    """Write ``sheet`` as ``folder``/NAME.png: the first images as rows, stages as columns, the caption beneath.
+
+    Images of up to about 100 pixels are enlarged by a whole factor, so that every pixel stays a sharp square; those
+    larger than a 224 x 224 tile are reduced to its area, or to less where the file would pass 2 MB. If the images of
+    the first column are dark, all columns are drawn brighter, and the caption says by how much.
+
+    Args:
+        sheet: name, caption, what is empty in it, and by heading images [b c h w] in normalised pixels; nan is hatched
+            as empty, inf crossed as wrong. One channel is drawn grey and three as red, green, blue; of any other number
+            the first ones are, and the caption says so. Sizes may differ between columns.
+        mean: of each channel [c], as subtracted in normalising pixels in [0, 1].
+        std: of each channel [c], as divided by.
+        folder: made if it is missing.
+        title: stands above.
+        rows: at most so many, and at most 8.
+    """
+    channels = len(mean)
+    shapes = {heading: tuple(images.shape) for heading, images in sheet.columns.items()}
+    batch = next(iter(shapes.values()), (0,))[0]
+    if batch == 0 or any(len(s) != 4 or s[:2] != (batch, channels) or 0 in s for s in shapes.values()):
+        raise PatchloomError(
+            f"the sheet {sheet.name!r} cannot be drawn from {shapes or 'no columns'}: every column must be "
+            f"[b {channels} h w], because the normalisation has {channels} channels, with the same b of at least 1"
+        )
+    columns = {heading: images[: min(rows, SHEET_ROWS)] for heading, images in sheet.columns.items()}
+    gain = brightness(next(iter(columns.values())), mean, std)
+    pixels = {heading: to_pixels(images, mean, std, gain) for heading, images in columns.items()}
+    marks = {heading: to_marks(images) for heading, images in columns.items()}
+    words = {EMPTY_MARK: sheet.empty, WRONG_MARK: "placed wrongly"}
+    legend = {mark: text for mark, text in words.items() if any((one == mark).any() for one in marks.values())}
+    brighter = "" if gain == 1 else f"The images are dark: all is drawn {gain:,.3g} times as bright as it is."
+    caption = " ".join(filter(None, [sheet.caption, channels_shown(channels), brighter]))
+    for side in SIDES:
+        png = to_png(lay_out(pixels, marks, caption, side, title, legend))
+        if len(png) <= MOST_BYTES:
+            break
+    path = folder / f"{sheet.name}.png"
+    write_whole(path, png)
+    return path
+
+
+def channels_shown(channels: int) -> str:
+    """The sentence a caption needs when not every channel is seen, else an empty one."""
+    if channels in (1, 3):
+        return ""
+    if channels == 2:
+        return "Shown in grey: channel 1 of 2."
+    return f"Shown as red, green, blue: channels 1 to 3 of {channels}."
+
+
+def in_colour(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
+    """Red, green and blue [b 3 h w] of normalised ``images`` [b c h w], as far as they lie in [0, 1]."""
+    mean, std = (torch.as_tensor(x, dtype=torch.float32, device="cpu").view(-1, 1, 1) for x in (mean, std))
+    shown = images.detach().float().cpu() * std + mean
+    return shown[:, :3] if shown.shape[1] >= 3 else shown[:, :1].expand(-1, 3, -1, -1)
+
+
+def brightness(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> float:
+    """By what to multiply the colours of dark ``images`` [b c h w], so that they can be seen; 1 for all others."""
+    shown = in_colour(images, mean, std).numpy()
+    brightest = float(np.quantile(shown[np.isfinite(shown)], 1 - _HARDLY)) if np.isfinite(shown).any() else 0.0
+    return 1 / brightest if _LEAST <= brightest < _DARK else 1.0
+
+
+def to_pixels(
+    images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor, gain: float = 1.0
+) -> np.ndarray:
+    """Colours uint8 [b h w 3] of normalised ``images`` [b c h w], ``gain`` times as bright.
+
+    nan is black, inf white, and the rest is clamped.
+    """
+    shown = (gain * in_colour(images, mean, std)).clamp(0, 1).nan_to_num(nan=0.0)  # clamp brings inf to 1, leaves nan
+    return (shown * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
+
+
+def tile_size(h: int, w: int, side: int, enlarged: int = _ENLARGED) -> tuple[int, int]:
+    """Height and width at which an image [h w] is shown, where ``side`` is what a square may have at most.
+
+    Others get the same area, so that a spectrogram is not reduced to a stripe, up to twice the length. Small images are
+    enlarged by a whole factor, to about ``enlarged``.
+    """
+
+    def fit(side: int) -> float:
+        return min(side / math.sqrt(h * w), 2 * side / max(h, w))
+
+    scale = fit(side) if fit(side) < 1 else max(1, round(fit(enlarged)))
+    return max(1, round(h * scale)), max(1, round(w * scale))
+
+
+def lay_out(
+    pixels: dict[str, np.ndarray],
+    marks: dict[str, np.ndarray],
+    caption: str,
+    side: int,
+    title: Title | None = None,
+    legend: dict[int, str] | None = None,
+) -> Image.Image:
+    """The page: title, headings above their columns of framed tiles, the legend of what is hatched, the caption.
+
+    Args:
+        pixels, marks: by heading [b h w 3] and [b h w].
+        caption: beneath all.
+        side: of a square tile at most.
+        title: above all.
+        legend: words by mark.
+    """
+    heading_font, caption_font, title_font = font(HEADING_SIZE), font(CAPTION_SIZE), font(_TITLE_SIZE, bold=True)
+    columns = [set_column(heading, images, marks[heading], heading_font, side) for heading, images in pixels.items()]
+    row_height = max(column.tiles[0].height for column in columns)
+    rows = len(columns[0].tiles)
+    grid_width = sum(column.width for column in columns) + SWATCH_GAP * (len(columns) - 1)
+    words = "" if title is None else f"{title.name} {title.result}"
+    inner = max(grid_width, _MIN_SHEET_WIDTH, widest_word(caption, caption_font), widest_word(words, title_font))
+    lines = wrap(caption, caption_font, inner)
+    above = [] if title is None else [(line, SHEET_INK, title_font) for line in wrap(title.name, title_font, inner)]
+    above += (
+        [] if title is None else [(line, SHEET_INK, heading_font) for line in wrap(title.result, heading_font, inner)]
+    )
+    keys = wrap_keys(legend or {}, caption_font, inner)
+
+    top = MARGIN + _TITLE_LINE * len(above) + SWATCH_GAP * bool(above)
+    top += HEADING_LINE * max(len(column.heading) for column in columns) + SWATCH_GAP
+    bottom = top + rows * (row_height + SWATCH_GAP) - SWATCH_GAP
+    height = bottom + (SWATCH_GAP if lines or keys else 0) + CAPTION_LINE * (len(lines) + len(keys)) + MARGIN
+    page = Image.new("RGB", (inner + 2 * MARGIN, height), PAGE)
+    pen = ImageDraw.Draw(page)
+
+    for i, (line, ink, type_face) in enumerate(above):
+        pen.text((MARGIN, MARGIN + _TITLE_LINE * (i + 1) - 8), line, ink, type_face, anchor="ls")
+    x = MARGIN
+    for column in columns:
+        for i, line in enumerate(reversed(column.heading)):
+            # "s" is the baseline: letters with tails must not move a heading against its neighbours
+            base = top - SWATCH_GAP - HEADING_LINE * i
+            pen.text((x + column.width / 2, base), line, SHEET_INK, heading_font, anchor="ms")
+        for row, tile in enumerate(column.tiles):
+            room = row_height - tile.height
+            page.paste(tile, (x + (column.width - tile.width) // 2, top + row * (row_height + SWATCH_GAP) + room // 2))
+        x += column.width + SWATCH_GAP
+    write_beneath(
+        page, bottom + SWATCH_GAP - 4, keys, lambda mark: hatch(mark, SWATCH_SIZE, SWATCH_SIZE), lines, caption_font
+    )
+    return page
+
+
+def write_beneath(
+    page: Image.Image,
+    base: int,
+    keys: Iterable[Sequence[tuple[int, str]]],
+    swatch: Callable[[int], np.ndarray],
+    lines: Iterable[str],
+    type_face: ImageFont.FreeTypeFont,
+) -> None:
+    """Write a legend and a caption below height ``base`` of a page; ``swatch`` draws the square [h w 3] of a key."""
+    pen = ImageDraw.Draw(page)
+    for key_line in keys:
+        base, x = base + CAPTION_LINE, MARGIN
+        for key, text in key_line:
+            page.paste(add_frame(swatch(key)), (x, base - SWATCH_SIZE))
+            pen.text((x + SWATCH_SIZE + SWATCH_GAP, base), text, _QUIET_INK, type_face, anchor="ls")
+            x += key_width(text, type_face)
+    for line in lines:
+        base += CAPTION_LINE
+        pen.text((MARGIN, base), line, _QUIET_INK, type_face, anchor="ls")
+
+
+def set_column(
+    heading: str, images: np.ndarray, marks: np.ndarray, type_face: ImageFont.FreeTypeFont, side: int
+) -> Column:
+    """Bring ``images`` [b h w 3] and ``marks`` [b h w] to tile size, frame them, and break the heading to their width.
+
+    What is marked is hatched in the pixels of the tile, so that the lines are as wide in every sheet.
+    """
+    h, w = tile_size(*images.shape[1:3], side)
+    # hamming is sharp without the halos that lanczos draws around black patches
+    resampling = Image.Resampling.NEAREST if h >= images.shape[1] else Image.Resampling.HAMMING
+    hatches = {mark: hatch(mark, h, w) for mark in HATCHES}
+    tiles = []
+    for image, marked in zip(images, marks, strict=True):
+        shown = np.array(Image.fromarray(image).resize((w, h), resampling))
+        where = np.array(Image.fromarray(marked).resize((w, h), Image.Resampling.NEAREST))
+        for mark, hatched in hatches.items():
+            shown[where == mark] = hatched[where == mark]
+        tiles.append(add_frame(shown))
+    width = max(tiles[0].width, widest_word(heading, type_face))
+    return Column(wrap(heading, type_face, width), tiles, width)
+
+
+def add_frame(image: np.ndarray) -> Image.Image:
+    """An image [h w 3] in a frame."""
+    h, w = image.shape[:2]
+    tile = Image.new("RGB", (w + 2 * _FRAME, h + 2 * _FRAME), FRAME_GREY)
+    tile.paste(Image.fromarray(image), (_FRAME, _FRAME))
+    return tile
+
+
+def font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which matplotlib brings along: it has Greek letters, and is the same on every machine."""
+    path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"DejaVuSans{'-Bold' * bold}.ttf")
+    return ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)
+
+
+def widest_word(text: str, type_face: ImageFont.FreeTypeFont) -> int:
+    """Width in pixels of the longest word of ``text``, which cannot be broken."""
+    return math.ceil(max((type_face.getlength(word) for word in text.split()), default=0))
+
+
+def wrap(text: str, type_face: ImageFont.FreeTypeFont, width: int) -> list[str]:
+    """Lines of ``text``, each at most ``width`` pixels wide unless it is a single word."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and type_face.getlength(f"{lines[-1]} {word}") <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def to_png(page: Image.Image) -> bytes:
+    """The page as a PNG file, the same bytes every time."""
+    buffer = io.BytesIO()
+    page.save(buffer, "PNG", dpi=(SHEET_DPI, SHEET_DPI))
+    return buffer.getvalue()
+
+
+# A page of tiles: rows of small pictures with words above each, marked patches, frames, and scales beneath.
+
+
+_MARK = "#ffd400"
+TILE_SIDE, GAP, _GROUP_GAP, TILE_MARGIN = (
+    1.2,
+    0.08,
+    0.2,
+    0.15,
+)  # inches: a square tile, between tiles, between groups, around all
+_LINE = 0.155  # inches of a line of small letters
+SMALL_TEXT, TITLE = 8, 11  # points
+_MIN_TILES_WIDTH = 4.6  # inches
+_BAR, _BAR_HEIGHT = 2.2, 0.1  # inches of a scale
+_THIN = 0.03  # share of a tile's side that would be hidden by its mark
+_MISSING_COLOUR = (0.85, 0.85, 0.85)
+
+
+class Scale(NamedTuple):
+    """Which numbers are of which colour.
+
+    Attributes:
+        name: what the numbers are.
+        low, high: its ends; what lies beyond has their colour.
+        colours: name of a colour map of matplotlib.
+        ends: words at its ends, in the place of the numbers.
+    """
+
+    name: str
+    low: float
+    high: float
+    colours: str = "viridis"
+    ends: tuple[str, str] | None = None
+
+    def shade(self, values: np.ndarray) -> np.ndarray:
+        """Colours uint8 [h w 3] of numbers [h w]; nan is grey."""
+        table = matplotlib.colormaps[self.colours].with_extremes(bad=_MISSING_COLOUR)
+        shown = table(Normalize(self.low, self.high)(np.ma.masked_invalid(values)))
+        return (255 * np.asarray(shown)[..., :3]).round().astype(np.uint8)
+
+
+class Tile(NamedTuple):
+    """One small picture.
+
+    Attributes:
+        picture: colours uint8 [h w 3]; it fills the tile, however large it is.
+        words: above it.
+        mark: a rectangle (top, left, height, width) in shares of the tile's sides.
+        frame: its colour.
+        coloured: further rectangles, each with its colour.
+    """
+
+    picture: np.ndarray
+    words: str = ""
+    mark: tuple[float, float, float, float] | None = None
+    frame: str | None = None
+    coloured: tuple[tuple[tuple[float, float, float, float], str], ...] = ()
+
+
+def draw_tiles(
+    rows: Sequence[Sequence[Tile]],
+    headings: Sequence[str],
+    size: tuple[int, int],
+    title: str,
+    caption: str,
+    out: Path,
+    scales: Sequence[Scale] = (),
+    groups: Sequence[tuple[str, int]] = (),
+    side: float = TILE_SIDE,
+) -> Path:
+    """Draw rows of tiles as a PNG file."""
+    small, bold = (font(round(SMALL_TEXT * DPI / 72), heavy) for heavy in (False, True))
+    large = font(round(TITLE * DPI / 72), bold=True)
+    tall, wide = (side * pixels / 1000 for pixels in tile_size(1000 * size[0], 1000 * size[1], 1000))
+    heads = [wrap(heading, small, round((wide + GAP / 2) * DPI)) for heading in headings]
+    wide = max(wide, *(widest_word(heading, small) / DPI for heading in headings))
+    lefts, names, x = [], [], TILE_MARGIN
+    for name, count in groups or [("", len(headings))]:
+        span = count * (wide + GAP) - GAP
+        names.append((wrap(name, bold, round(span * DPI)), x + span / 2))
+        lefts += [x + i * (wide + GAP) for i in range(count)]
+        x += count * (wide + GAP) + _GROUP_GAP
+    width = max(_MIN_TILES_WIDTH, x - _GROUP_GAP - GAP + TILE_MARGIN, 2 * TILE_MARGIN + widest_word(title, large) / DPI)
+    above, beneath = wrap(title, large, _pixels(width)), wrap(caption, small, _pixels(width))
+    spoken = _LINE if any(tile.words for row in rows for tile in row) else 0.0
+    per_line = max(1, int((width - 2 * TILE_MARGIN) // (_BAR + 4 * TILE_MARGIN)))
+    bars = -(-len(scales) // per_line)
+    header = _LINE * (max(len(lines) for lines, _ in names) + 0.2 * bool(groups) + max(map(len, heads)))
+    top = TILE_MARGIN + 1.4 * _LINE * len(above) + header + GAP
+    bottom = top + len(rows) * (tall + spoken + GAP)
+    height = bottom + bars * (3 * _LINE + _BAR_HEIGHT) + GAP + _LINE * len(beneath) + TILE_MARGIN
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((width, height))
+
+        def write(x: float, y: float, text: str, **style: object) -> None:
+            figure.text(
+                x / width, 1 - y / height, text, **({"fontsize": SMALL_TEXT, "color": INK, "va": "top"} | style)
+            )
+
+        def place(x: float, y: float, wide: float, tall: float) -> Axes:
+            return figure.add_axes((x / width, 1 - (y + tall) / height, wide / width, tall / height))
+
+        for i, line in enumerate(above):
+            write(TILE_MARGIN, TILE_MARGIN + 1.4 * _LINE * i, line, fontsize=TITLE, fontweight="bold")
+        y = TILE_MARGIN + 1.4 * _LINE * len(above)
+        for lines, middle in names:
+            for i, line in enumerate(lines):
+                write(middle, y + _LINE * i, line, ha="center", fontweight="bold")
+        for left, lines in zip(lefts, heads, strict=True):
+            for i, line in enumerate(reversed(lines)):
+                write(left + wide / 2, top - GAP - _LINE * (i + 1), line, ha="center")
+        for i, row in enumerate(rows):
+            for left, tile in zip(lefts, row, strict=True):
+                y = top + i * (tall + spoken + GAP)
+                write(left + wide / 2, y, tile.words, ha="center")
+                _draw_tile(place(left, y + spoken, wide, tall), tile, tall)
+        for i, scale in enumerate(scales):
+            x = TILE_MARGIN + i % per_line * (_BAR + 4 * TILE_MARGIN)
+            y = bottom + i // per_line * (3 * _LINE + _BAR_HEIGHT)
+            write(x, y, scale.name, color=QUIET)
+            _draw_scale(place(x, y + _LINE, _BAR, _BAR_HEIGHT), scale)
+        for i, line in enumerate(beneath):
+            write(TILE_MARGIN, height - TILE_MARGIN - _LINE * (len(beneath) - i), line, color=QUIET)
+        return write_figure(figure, out)
+
+
+def empty_tile(h: int, w: int) -> np.ndarray:
+    """What stands for no picture: hatched, colours uint8 [h w 3]."""
+    return hatch(EMPTY_MARK, h, w)
+
+
+def wrap_caption(text: str, width: float) -> str:
+    """A text in small letters, broken into lines of a page of ``width`` inches."""
+    return "\n".join(wrap(text, font(round(SMALL_TEXT * DPI / 72)), _pixels(width)))
+
+
+def _pixels(width: float) -> int:
+    return round((width - 2 * TILE_MARGIN) * DPI)
+
+
+def _draw_tile(at: Axes, tile: Tile, height: float) -> None:
+    """A tile of so many inches."""
+    enlarged = tile.picture.shape[0] <= height * DPI
+    at.imshow(tile.picture, extent=(0, 1, 1, 0), aspect="auto", interpolation="nearest" if enlarged else "hamming")
+    at.set(xticks=[], yticks=[])
+    at.spines[:].set(visible=True, edgecolor=tile.frame or "#999999", linewidth=2.5 if tile.frame else 0.6)
+    marks = [((tile.mark, _MARK),) if tile.mark is not None else (), tile.coloured]
+    for (top, left, tall, wide), own in (one for each in marks for one in each):
+        thin = min(tall, wide) < _THIN
+        for colour, line in ((INK, 1.4 if thin else 2.6), (own, 0.8 if thin else 1.4)):  # seen on light and on dark
+            at.add_patch(Rectangle((left, top), wide, tall, fill=False, edgecolor=colour, linewidth=line))
+
+
+def _draw_scale(at: Axes, scale: Scale) -> None:
+    at.imshow(
+        scale.shade(np.linspace(scale.low, scale.high, 256)[None]), aspect="auto",
+        extent=(scale.low, scale.high, 0, 1),
+    )  # fmt: skip
+    at.spines[:].set_visible(False)
+    ends = scale.ends or (f"{scale.low:.2g}", f"{scale.high:.2g}")
+    at.set(yticks=[])
+    at.set_xticks([scale.low, scale.high], ends, fontsize=SMALL_TEXT)
+    at.tick_params(length=2)
+    for label, side in zip(at.get_xticklabels(), ("left", "right"), strict=True):
+        label.set_horizontalalignment(side)

@@ -1,0 +1,236 @@
+"""How features change from block to block: their frequencies, their rank, and how alike they are to one another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchloom.display import StatusMessage
+from patchloom.look.charts import INK, QUIET, STYLE, Panel, frame_panel, write_beside, write_figure, write_table
+from patchloom.look.context import LookRequest, NamedEncoder, check_finite, reword
+from patchloom.look.image_grid import wrap_caption
+from patchloom.look.run_curves import line_colours, short_name
+from patchloom.nets.encode import grid_size, layer_names, patch_count, patch_layers
+from patchloom.nets.swin import is_hierarchical
+from patchloom.questions.collapse import effective_rank
+
+IMAGES, _FEWEST = 64, 8  # images, and of very many patches each at least
+_PATCHES = 2048  # of all images, drawn by lot, of which rank and similarity are taken
+_ENOUGH = 16384  # patches of all images
+_BATCH = 8
+_LEAST = 1e-6  # amplitude that is taken for none
+_MAPS = 3  # in a row
+_WIDTH = 9.6  # inches
+_NOTHING = np.array([])
+
+
+class Depth(NamedTuple):
+    """What is measured of the patch features after each block, and of those that enter the first: l of them.
+
+    Attributes:
+        layers: names [l], as of `layer_names` but the last norm.
+        fourier: [l] log-amplitude of the highest frequency less that of frequency 0; nan on a single patch.
+        rank: [l] effective rank.
+        similarity: [l l] linear CKA.
+        patches: how many patches rank and similarity are of.
+    """
+
+    layers: tuple[str, ...]
+    fourier: Tensor
+    rank: Tensor
+    similarity: Tensor
+    patches: int
+
+
+def relative_log_amplitude(maps: Tensor) -> Tensor:
+    """Log-amplitude by frequency [f] of feature maps [b rows columns d], less that of frequency 0.
+
+    As Park & Kim ("How do vision transformers work?", 2022) and their program have it: natural logarithms of the
+    amplitudes of the two-dimensional Fourier transform, averaged over images and channels, along the half diagonal,
+    from frequency 0 to π, or as near to it as an odd side comes. A side of one patch has frequency 0 alone.
+    """
+    rows, columns = maps.shape[1:3]
+    amplitude = torch.fft.fft2(maps.float(), dim=(1, 2), norm="forward").abs()
+    steps = max(rows, columns) // 2
+    at = torch.linspace(0, 1, steps + 1, device=maps.device)
+    down, along = ((at * (side // 2)).round().long() for side in (rows, columns))
+    found = (amplitude[:, down, along] + _LEAST).log().mean((0, 2))
+    return found - found[0]
+
+
+def linear_cka(a: Tensor, b: Tensor) -> float:
+    """Linear centred kernel alignment of features [m d] and [m e] of the same m examples, in [0, 1].
+
+    1 if one is a rotation of the other, moved and enlarged as one likes (Kornblith et al. 2019):
+    ‖bᵀa‖² / (‖aᵀa‖ ‖bᵀb‖) of centred features. nan if all examples are the same in one of them.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"features of {len(a)} and of {len(b)} examples cannot be compared: give those of the same")
+    return _shared(_scaled(a), _scaled(b))
+
+
+def measure_depth(one: NamedEncoder, images: Tensor, seed: int = 0) -> Depth:
+    """Measure an encoder's patch features of images [b c h w] in all of its layers.
+
+    Rank and similarity are of the same `_PATCHES` patches of all images in all layers; of a Swin, of units, over which
+    its maps are averaged.
+    """
+    vit, layers = one.vit, layer_names(one.vit)[:-1]
+    many = len(images) * patch_count(vit)
+    chosen = torch.randperm(many, generator=torch.Generator().manual_seed(seed))[:_PATCHES].sort().values
+    fourier, kept = torch.zeros(len(layers)), [list[Tensor]() for _ in layers]
+    parts = images.split(_BATCH)
+    with torch.inference_mode(), StatusMessage(f"measuring the layers of {one.name}", len(parts)) as waiting:
+        for start, some in zip(range(0, len(images), _BATCH), parts, strict=True):
+            mine = chosen - start * patch_count(vit)
+            mine = mine[(mine >= 0) & (mine < len(some) * patch_count(vit))]
+            for i, maps in zip(range(len(layers)), patch_layers(vit, some), strict=False):  # the last norm is left out
+                maps = check_finite(one, maps.float().cpu())
+                spectrum = relative_log_amplitude(maps)
+                fourier[i] += (spectrum[-1] if len(spectrum) > 1 else math.nan) * len(some) / len(images)
+                kept[i].append(_by_unit(maps, grid_size(vit)).flatten(0, 2)[mine])
+            waiting.advance()
+        features = [torch.cat(each) for each in kept]
+        rank = torch.tensor([effective_rank(each) for each in features])
+        scaled = [_scaled(each) for each in features]
+        similarity = torch.eye(len(layers))
+        for i, a in enumerate(scaled):
+            for j in range(i + 1):
+                similarity[i, j] = similarity[j, i] = _shared(a, scaled[j])
+    return Depth(layers, fourier, rank, similarity, len(chosen))
+
+
+def draw_depth(asked: LookRequest) -> list[Path]:
+    """Draw the layers of the encoder and of those beside it, as ``depth.png`` and ``depth.csv``."""
+    found: list[tuple[str, Depth]] = []
+    counts = []
+    for one in asked.all_encoders():
+        most = min(IMAGES, max(_FEWEST, -(-_ENOUGH // patch_count(one.vit))))
+        images = asked.pictures(most, of=one)
+        counts.append(len(images))
+        found.append((one.name, measure_depth(one, images, asked.seed)))
+    out = asked.folder / "depth.png"
+    with matplotlib.rc_context(STYLE):
+        lines = -(-len(found) // _MAPS)
+        figure = Figure((_WIDTH, 4.2 + 3.3 * lines), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
+        above, beneath = figure.subfigures(2, 1, height_ratios=[3.2, 3.3 * lines])
+        _draw_curves(above, found)
+        _draw_maps(beneath, found)
+        heading = asked.title("its features from block to block").name
+        figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
+        caption = reword(asked.encoder, _caption(asked, found, counts))
+        figure.supxlabel(wrap_caption(caption, _WIDTH), fontsize=8, color=QUIET, x=0.01, ha="left")
+        write_figure(figure, out)
+    table = [
+        (name, number, measure, value)
+        for name, depth in found
+        for measure, values in _named_measures(depth)
+        for number, value in enumerate(values)
+    ]
+    rows = ((*row[:3], f"{row[3]:.6g}" if math.isfinite(row[3]) else "") for row in table)
+    return [out, write_table(("encoder", "block", "measure", "value"), rows, out.with_suffix(".csv"))]
+
+
+def _named_measures(depth: Depth) -> list[tuple[str, list[float]]]:
+    alike = [(f"linear CKA with block {j}", row) for j, row in enumerate(depth.similarity.tolist())]
+    return [("relative log-amplitude", depth.fourier.tolist()), ("effective rank", depth.rank.tolist()), *alike]
+
+
+def _scaled(features: Tensor) -> Tensor:
+    """Features [m d] that are centred, and so long that ‖xᵀx‖ is 1."""
+    x = features.float() - features.float().mean(0)
+    x = x / x.square().mean().sqrt()  # else large ones overflow
+    return x / _shared(x, x) ** 0.25
+
+
+def _shared(x: Tensor, y: Tensor) -> float:
+    """‖yᵀx‖² of features [m d] and [m e], by whichever matrices are the smaller."""
+    if len(x) < min(x.shape[1], y.shape[1]):
+        return float(((x @ x.T) * (y @ y.T)).sum(dtype=torch.float64))
+    return float((y.T @ x).square().sum(dtype=torch.float64))
+
+
+def _by_unit(maps: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Maps [b rows columns d], averaged over a Swin's units, so that all are of the same places."""
+    if tuple(maps.shape[1:3]) == tuple(grid):
+        return maps
+    return F.adaptive_avg_pool2d(maps.permute(0, 3, 1, 2), grid).permute(0, 2, 3, 1)
+
+
+def _draw_curves(figure: SubFigure, found: Sequence[tuple[str, Depth]]) -> None:
+    """A panel for the frequencies and one for the rank, with a line an encoder."""
+    depths = {len(depth.layers) for _, depth in found}
+    kinds = {depth.layers[-1].split()[0] for _, depth in found}
+    alike = len(depths) == len(kinds) == 1
+    panels = (
+        Panel("relative log-amplitude", "of the highest frequency, less frequency 0", _NOTHING, _NOTHING, {}, False, 0),
+        Panel("effective rank", "of patch features (RankMe)", _NOTHING, _NOTHING, {}, False, 0),
+    )
+    for axes, panel, measure in zip(figure.subplots(1, 2), panels, ("fourier", "rank"), strict=True):
+        labels = []
+        for colour, (name, depth) in zip(line_colours(len(found)), found, strict=True):
+            values = getattr(depth, measure).numpy()
+            places = np.arange(len(values)) / (1 if alike else max(1, len(values) - 1))
+            axes.plot(places, values, color=colour, linewidth=1.7, marker="o", markersize=3)
+            if np.isfinite(values[-1]):
+                labels.append((float(values[-1]), f"{short_name(name)} {values[-1]:.3g}", colour, "bold"))
+        frame_panel(axes, panel)
+        axes.set_xlabel("share of the depth")
+        if alike:
+            axes.set_xlabel(f"after {min(kinds)} (0: what enters the first)")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        write_beside(axes, labels)
+
+
+def _draw_maps(figure: SubFigure, found: Sequence[tuple[str, Depth]]) -> None:
+    """A heat map of similarity for each encoder."""
+    rows = -(-len(found) // _MAPS)
+    places = figure.subplots(rows, _MAPS, squeeze=False).flatten()
+    for axes in places[len(found) :]:
+        axes.set_visible(False)
+    for axes, (name, depth) in zip(places, found, strict=False):
+        shown = axes.imshow(depth.similarity.numpy(), cmap="magma", vmin=0, vmax=1, origin="lower")
+        axes.set_title(f"linear CKA: {short_name(name)}", fontsize=9, color=INK)
+        axes.set_xlabel(depth.layers[-1].split()[0])
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
+        axes.spines[:].set_visible(False)
+    bar = figure.colorbar(shown, ax=places[: len(found)].tolist(), shrink=0.7, aspect=18)
+    bar.set_label("0: nothing in common, 1: the same but for a rotation", fontsize=8)
+    bar.outline.set_visible(False)
+
+
+def _caption(asked: LookRequest, found: Sequence[tuple[str, Depth]], counts: Sequence[int]) -> str:
+    patches = min(depth.patches for _, depth in found)
+    lot = ", drawn by lot" if patches == _PATCHES else ""
+    many = f"{min(counts)} images" if min(counts) > 1 else "a single image"
+    said = [
+        f"Of {many}; rank and similarity of {patches:,} patches of {'them' if min(counts) > 1 else 'it'}{lot}.",
+        "Left: how much of the features is at the finest scale, beside their mean over the image, in natural "
+        "logarithms; downwards, fine detail is averaged away from block to block (Park & Kim 2022).",
+        "Right: in how many directions the features spread (Garrido et al. 2023); few mean that all patches are "
+        "much alike.",
+        "Beneath: how alike two blocks are (linear CKA, Kornblith et al. 2019). Bright squares are blocks that change "
+        "little; look where they end.",
+    ]
+    if patches < _PATCHES:
+        said.append("Of so few patches rank is smaller than it is of many, and similarity larger.")
+    if any(is_hierarchical(one.vit) for one in asked.all_encoders()):
+        said.append("Of a Swin each stage is a point, and its maps are averaged to the grid of the last one.")
+    grids = {grid_size(one.vit) for one in asked.all_encoders()}
+    if any(rows * columns == 1 for rows, columns in grids):
+        said.append("Of a single patch there are no frequencies.")
+    elif any(1 in grid for grid in grids):
+        said.append("Of a single row of patches, the frequencies are those along it.")
+    return " ".join(said)

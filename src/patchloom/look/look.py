@@ -1,0 +1,321 @@
+"""The verb ``look``: pictures of a run's task, and of what an encoder sees."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from patchloom.arguments import PathLike, validate_arguments
+from patchloom.audio.requirements import with_encoder_sound
+from patchloom.data.source import Source
+from patchloom.data.sources.in_memory import DataLike, is_object_name
+from patchloom.data.sources.open import absolute_name, open_data, open_stored
+from patchloom.errors import PatchloomError, listing, suggestion
+from patchloom.look.context import QUERIES, UNTRAINED, Draw, HeadChoice, ImagePoint, LookRequest, NamedEncoder
+from patchloom.look.image_grid import SHEET_ROWS
+from patchloom.look.pictures import draw_task, title_of
+from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
+from patchloom.nets.encode import input_size
+from patchloom.nets.finetune import at_size
+from patchloom.nets.heads import InstanceHead
+from patchloom.nets.swin import Encoder, level_count
+from patchloom.runs.encoder import load_encoder, load_extra_module
+from patchloom.runs.folder import RunFolder, data_slug
+from patchloom.runs.held_out import own_held_out
+from patchloom.runs.settings import TaskLike
+from patchloom.runs.task import LoadedTask, load_task, step_of_weights
+from patchloom.sizes import to_pair
+from patchloom.system.hardware import usable_device
+
+# Which pictures of an encoder there are, and how those that a user names are drawn.
+
+
+TASK_PICTURES, ALL_PICTURES = "task", "all"
+# what each is called, and who draws it; imported when it is asked for
+PICTURES: Mapping[str, str] = {
+    "attention": "patchloom.look.attention.draw_attention",
+    "relative": "patchloom.look.attention_distance.draw_relative",
+    "features": "patchloom.look.pca.draw_features",
+    "correlation": "patchloom.look.correlation.draw_correlation",
+    "depth": "patchloom.look.layer_statistics.draw_depth",
+    "neighbours": "patchloom.look.neighbours.draw_neighbours",
+    "retrieval": "patchloom.look.retrieval.draw_retrieval",
+    "inversion": "patchloom.look.inversion.draw_inversion",
+}
+
+
+def parse_pictures(what: str | Sequence[str]) -> list[str]:
+    """The pictures that are meant, `TASK_PICTURES` among them or not."""
+    words = [word.strip() for word in (what.split(",") if isinstance(what, str) else what)]
+    known = [TASK_PICTURES, *PICTURES, ALL_PICTURES]
+    for word in words:
+        if word not in known:
+            raise PatchloomError(
+                f"--what {word}: there is no such picture{suggestion(word, known, ':')} it takes {listing(known)}"
+            )
+    return [TASK_PICTURES, *PICTURES] if ALL_PICTURES in words else list(dict.fromkeys(words))
+
+
+def parse_blocks(blocks: str | int | Sequence[int] | None, vit: Encoder) -> tuple[int, ...] | None:
+    """Numbers of blocks, from 1, such as those of ``3,12``; None where none are named."""
+    if blocks is None:
+        return None
+    words = blocks.split(",") if isinstance(blocks, str) else [blocks] if isinstance(blocks, int) else blocks
+    there = range(1, level_count(vit) + 1)
+    numbers = tuple(int(word) if str(word).strip().isdecimal() else 0 for word in words)
+    if not numbers or not set(numbers) <= set(there):
+        raise PatchloomError(f"--blocks takes numbers from 1 to {len(there)}, such as 1,{len(there)}, not {blocks}")
+    return tuple(sorted(set(numbers)))
+
+
+def parse_points(query: str | Sequence[float] | None, size: tuple[int, int], most: int = 1) -> tuple[ImagePoint, ...]:
+    """Return the points of an image of ``size`` (h, w) that a query such as ``80,40`` names: x, y in pixels.
+
+    Several stand between semicolons, as in ``80,40;20,60``.
+    """
+    if query is None:
+        return ()
+    h, w = size
+    try:
+        numbers = [float(one) for one in (query.replace(";", ",").split(",") if isinstance(query, str) else query)]
+    except ValueError:
+        numbers = []
+    places = tuple(ImagePoint(x, y) for x, y in zip(numbers[::2], numbers[1::2], strict=False))
+    if len(numbers) == 2 * len(places) > 2 * most:
+        raise PatchloomError(
+            f"--query {query} has {len(places)} points: give {'one' if most == 1 else f'{most} or fewer'}"
+            f"{', or --what attention --heads mean alone, which takes several' if most == 1 else ''}"
+        )
+    if not places or len(numbers) % 2 or not all(0 <= one.x < w and 0 <= one.y < h for one in places):
+        raise PatchloomError(
+            f"--query takes x,y in pixels of what the encoder is given, {w} wide and {h} high, such as "
+            f"{w // 2},{h // 2}: not {query}"
+        )
+    return places
+
+
+def named_encoder(run: PathLike, model: str | None, size: tuple[int, int] | None, device: torch.device) -> NamedEncoder:
+    """An encoder as it is looked at."""
+    vit, card = load_encoder(run, model)
+    head = load_extra_module(run, "pooling")
+    return _sized(card.name, vit, card, head if isinstance(head, InstanceHead) else None, size, device)
+
+
+def _sized(
+    name: str,
+    vit: Encoder,
+    card: EncoderCard,
+    head: InstanceHead | None,
+    size: tuple[int, int] | None,
+    device: torch.device,
+) -> NamedEncoder:
+    if size is not None and size != input_size(vit):
+        if card.sound is not None:
+            raise PatchloomError(f"--img_size is for images, and {card.name} is an encoder of recordings: leave it out")
+        vit = at_size(vit, card, size)
+    return NamedEncoder(name, vit.to(device).eval(), card, None if head is None else head.to(device).eval())
+
+
+def untrained_encoder(encoder: NamedEncoder, seed: int, device: torch.device) -> NamedEncoder:
+    """The untrained twin of an encoder, at its size."""
+    twin, fresh = untrained_twin(encoder.card, encoder.head, seed)
+    return _sized(UNTRAINED, twin, encoder.card, fresh, input_size(encoder.vit), device)
+
+
+def disambiguate_encoders(places: Sequence[PathLike], found: Sequence[NamedEncoder]) -> list[NamedEncoder]:
+    """Encoders that can stand beside one another; those of one name, or called untrained, are named by their places."""
+    named = [str(Path(place)) for place in places]
+    twice = [place for place, times in Counter(named).items() if times > 1]
+    if twice:
+        raise PatchloomError(f"{twice[0]} is named twice: name each encoder once")
+    for other in found[1:]:
+        if other.card.sound != found[0].card.sound:
+            raise PatchloomError(
+                f"{other.name} cannot stand beside {found[0].name}: one of them is of recordings, and the other of "
+                "images, or of recordings that become pictures otherwise"
+            )
+    times = Counter([UNTRAINED, *(one.name for one in found)])
+    return [one._replace(name=place) if times[one.name] > 1 else one for place, one in zip(named, found, strict=True)]
+
+
+@contextmanager
+def or_left_out(name: str, lenient: bool) -> Iterator[None]:
+    """Leave a picture out with a sentence, if ``lenient``, where it cannot be drawn."""
+    try:
+        yield
+    except PatchloomError as problem:
+        if not lenient:
+            raise
+        print(f"{name} is left out: {problem}", file=sys.stderr)
+
+
+def draw_pictures(names: Sequence[str], asked: LookRequest, lenient: bool) -> list[Path]:
+    """Draw pictures of an encoder."""
+    files: list[Path] = []
+    for name in names:
+        module, _, function = PICTURES[name].rpartition(".")
+        draw: Draw = getattr(import_module(module), function)
+        with or_left_out(name, lenient):
+            files += draw(asked)
+    return files
+
+
+# options that only some pictures of an encoder heed
+_HEEDED = {
+    "query": ("attention", "correlation"),
+    "heads": ("attention",),
+    "exemplar": ("retrieval",),
+    "blocks": ("attention", "relative", "features", "inversion"),
+    "steps": ("inversion",),
+    "beside": ("relative", "depth", "retrieval"),
+}
+
+
+@validate_arguments
+def look(
+    run: PathLike,
+    data: DataLike | None = None,
+    *,
+    what: str | list[str] = TASK_PICTURES,
+    out: str | Path | None = None,
+    images: int = SHEET_ROWS,
+    seed: int = 0,
+    task: TaskLike | None = None,
+    query: str | list[float] | None = None,
+    heads: HeadChoice | None = None,
+    exemplar: str | Path | None = None,
+    blocks: str | int | list[int] | None = None,
+    steps: int | None = None,
+    beside: str | list[str] | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    model: str | None = None,
+    device: str = "auto",
+) -> list[Path]:
+    """Draw what a run's task withholds from images and what comes back, or what an encoder sees.
+
+    Args:
+        run: the folder of a run; for pictures of an encoder also a file of one, or timm:NAME.
+        data: images of any source; its test split if it has one. The run's own held-out images, if absent.
+        what: task, the pictures of the pretext task; or pictures of the encoder, several between commas: attention,
+            relative, features, correlation, depth, neighbours, retrieval, inversion; or all.
+        out: folder for the pictures; ``RUN/pictures`` for the run's own images, else ``RUN/pictures-DATA``; for a file
+            or timm:NAME ``pictures-NAME-DATA``, here.
+        images: how many, up to 8.
+        seed: of what is withheld, and of the untrained encoder.
+        task: FILE.py:CLASS, or the class, of a task of your own that the run does not find again, or that has changed.
+        query: x,y in pixels of what the encoder is given, whose patch attention and correlation ask about; by default a
+            salient one of each image. With ``heads`` mean up to four points, as in 80,40;20,60.
+        heads: attention of each head, a sheet an image, or their mean in the last block for four patches of each image.
+        exemplar: file of an image: retrieval looks for the crop of each image that is most like it.
+        blocks: numbers of the blocks that are drawn, from 1, such as 3,12; by default each picture chooses.
+        steps: of the fit of inversion; 3,000 as in the paper, or 300 on a CPU.
+        beside: further encoders for relative, depth and retrieval, between commas; the untrained one always is there.
+        img_size: height and width in pixels at which the encoder is looked at, if not its own.
+        model: timm's name of the model, where the encoder is a file of weights alone.
+        device: where pictures of the encoder are computed: auto, cpu, cuda, or another name that torch has for it.
+
+    Returns:
+        The files.
+
+    Raises:
+        PatchloomError: no run or encoder there, a damaged checkpoint, images that do not fit, or no such picture.
+    """
+    if not 1 <= images <= SHEET_ROWS:
+        raise PatchloomError(f"--images must be 1 to {SHEET_ROWS}, which is what a sheet has room for, not {images}")
+    names = parse_pictures(what)
+    options = {"query": query, "heads": heads, "exemplar": exemplar, "blocks": blocks, "steps": steps, "beside": beside}
+    options["img_size"] = img_size
+    _refuse_idle(names, options | {"model": model}, task)
+    pictures = [name for name in names if name != TASK_PICTURES]
+    if not pictures:
+        loaded = load_task(run, task)
+        source, target = _images_for(run, loaded.card, data)
+        return _task_pictures(loaded, source, Path(out) if out else target, images, seed)
+    at = usable_device(device)
+    size = None if img_size is None else to_pair(img_size)
+    others = [] if beside is None else beside.split(",") if isinstance(beside, str) else beside
+    places = [run, *(other.strip() for other in others)]
+    found = [named_encoder(place, model if i == 0 else None, size, at) for i, place in enumerate(places)]
+    encoder, *further = disambiguate_encoders(places, found)
+    source, target = _images_for(run, encoder.card, data)
+    several = QUERIES if heads == "mean" and pictures == ["attention"] else 1
+    points = parse_points(query, input_size(encoder.vit), several)
+    asked = LookRequest(
+        encoder,
+        source,
+        Path(out) if out else target,
+        (untrained_encoder(encoder, seed, at), *further),
+        images,
+        seed,
+        points[0] if points else None,
+        points,
+        heads or "each",
+        None if exemplar is None else Path(exemplar),
+        parse_blocks(blocks, encoder.vit),
+        steps,
+        at,
+    )
+    lenient, files = set(names) >= {TASK_PICTURES, *PICTURES}, list[Path]()
+    if TASK_PICTURES in names:
+        with or_left_out(TASK_PICTURES, lenient):
+            files += _task_pictures(load_task(run, task), source, asked.folder, images, seed)
+    files += draw_pictures(pictures, asked, lenient)
+    if not files:
+        raise PatchloomError(f"no picture of {encoder.name} could be drawn: what is wrong stands above")
+    return files
+
+
+def _refuse_idle(names: list[str], options: dict[str, Any], task: TaskLike | None) -> None:
+    """Refuse options that change nothing in the pictures that are wanted."""
+    if task is not None and TASK_PICTURES not in names:
+        raise PatchloomError(
+            f"--task changes nothing in {listing(names, 'and')}: leave it out, or add {TASK_PICTURES} to --what"
+        )
+    for name, value in options.items():
+        heeding = _HEEDED.get(name, tuple(PICTURES))
+        if value is not None and not set(heeding) & set(names):
+            raise PatchloomError(f"--{name} is for --what {listing(heeding)}: leave it out, or name one of them")
+    if options["steps"] is not None and options["steps"] < 1:
+        raise PatchloomError(f"--steps must be 1 or more, not {options['steps']}")
+
+
+def _images_for(run: str | Path, card: EncoderCard, data: DataLike | None) -> tuple[Source, Path]:
+    """Images for pictures, and the folder for them: given ones, or those that a run held out."""
+    folder = RunFolder(run)
+    if not folder.config.exists():
+        if data is None:
+            raise PatchloomError(f"{run} is no run, so it has no images of its own: patchloom look {run} IMAGES")
+        opened = with_encoder_sound(open_data(data), card.sound, card.name)
+        return opened.test or opened.train, Path(f"pictures-{data_slug(card.name)}-{data_slug(data)}")
+    settings = folder.read_config()
+    own = data is None or absolute_name(data) == settings.data
+    group = settings.group if own else None
+    if data is None:
+        typed = f"patchloom look {folder.path} DATA"
+        opened = open_stored(settings.data, os.fspath(folder.path), typed, group=group)
+    else:
+        opened = open_data(data, group=group)
+    opened = with_encoder_sound(opened, card.sound, card.name)
+    if own and is_object_name(settings.data):  # so are others of the same number
+        own = opened.train.fingerprint() == folder.read_data()["fingerprint"]
+    if own:
+        return own_held_out(folder, settings, opened.train).parts(opened.train)[1], folder.pictures
+    return opened.test or opened.train, folder.path / f"pictures-{data_slug(data)}"
+
+
+def _task_pictures(loaded: LoadedTask, source: Source, target: Path, images: int, seed: int) -> list[Path]:
+    pretext, card, settings, folder, about = loaded
+    done = step_of_weights(about)
+    steps, rows = (done, about.get("steps", 0)), [row for row in about.get("rows", []) if int(row["step"]) <= done]
+    doubt = folder.read_data().get("held_out_doubt", "")
+    title = partial(title_of, folder.name, settings, steps, rows, doubt)
+    return draw_task(pretext, source, card, target, images=images, seed=seed, title=title)

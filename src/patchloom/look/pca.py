@@ -1,0 +1,173 @@
+"""Principal components of patch features as colours, over several images at once (Oquab et al. 2023, Fig. 1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchloom.look.charts import DPI
+from patchloom.look.context import (
+    LookRequest,
+    check_finite,
+    chosen_layers,
+    orient_rows,
+    output_of,
+    reword,
+    reword_caption,
+    to_pictures,
+)
+from patchloom.look.image_grid import TILE_SIDE, Scale, Tile, draw_tiles, empty_tile, tile_size
+from patchloom.nets.encode import layer_names, patch_layers
+from patchloom.patches.pictures import principal
+
+SEVERAL = 3  # images at least, of whose features the mean of each place is taken: two would be each other's opposite
+_BLOCKS = 3  # as many as are drawn, where nobody asks for any
+_COLOURS = 3
+_SIDE = round(TILE_SIDE * DPI)  # pixels of a square tile
+
+
+class Components(NamedTuple):
+    """Principal components of the patch features [b rows columns d] of some images.
+
+    Attributes:
+        first: [b rows columns] the first component, turned so that the foreground is above 0.
+        colours: [b rows columns 3] the first three as red, green and blue in [0, 1].
+        foreground: [b rows columns] True where the first is above 0.
+        within: [b rows columns 3] the first three of the foreground's patches alone; nan elsewhere.
+        variance: [3] of the first three, as shares of all there is.
+    """
+
+    first: Tensor
+    colours: Tensor
+    foreground: Tensor
+    within: Tensor
+    variance: Tensor
+
+
+def components(features: Tensor) -> Components:
+    """The first three principal components of patch features [b rows columns d] of all images together.
+
+    So a colour means the same in all of them, and in them alone. As DINOv2 draws it, the foreground is where the first
+    component is above its mean, and a second analysis of the foreground's patches gives their colours. Which of the
+    two sides is the foreground, an analysis does not say: it is the one that has the lesser share of the patches along
+    the edge of the images.
+    """
+    grid = features.shape[1:3]
+    axes = principal(features.flatten(0, 2), _COLOURS)
+    parts, colours = axes.project(features), _three(axes.colours(features))
+    first = parts[..., 0]
+    edge = edge_of(grid).expand_as(first)
+    above = first > 0
+    if above.any() and not above.all() and _share(edge, above) > _share(edge, ~above):
+        first, above = -first, first < 0
+    within = torch.full_like(colours, torch.nan)
+    if above.sum() > 1:
+        inside = features.detach().cpu()[above]
+        within[above] = _three(principal(inside, _COLOURS).colours(inside))
+    return Components(first.float(), colours, above, within, axes.variance)
+
+
+def subtract_position_mean(features: Tensor) -> Tensor:
+    """Patch features [b rows columns d] less the mean of each place over the images.
+
+    Features that tell above all where a patch is have other colours for the same thing at every place. What is left is
+    what a patch is, as far as it is not the same at a place in all images.
+    """
+    return features - features.mean(0)
+
+
+def edge_of(grid: tuple[int, int]) -> Tensor:
+    """Which patches [rows columns] lie along the edge; along a side of one or two patches, none is farther in."""
+    edge = torch.zeros(grid, dtype=torch.bool)
+    for axis, side in enumerate(grid):
+        if side > 2:
+            edge.index_fill_(axis, torch.tensor([0, side - 1]), True)
+    return edge
+
+
+def _share(edge: Tensor, side: Tensor) -> float:
+    return float((edge & side).sum() / side.sum())
+
+
+def _three(colours: Tensor) -> Tensor:
+    """Three colours [... 3] of as many components as there are [... k]."""
+    missing = _COLOURS - colours.shape[-1]
+    return colours if not missing else torch.cat([colours, torch.zeros(*colours.shape[:-1], missing)], dim=-1)
+
+
+def draw_features(asked: LookRequest) -> list[Path]:
+    """Draw the components of what the encoder gives, and of what some of its blocks do, as ``components.png``."""
+    one, images = asked.encoder, asked.pictures()
+    names, numbers = layer_names(one.vit), chosen_layers(asked, _BLOCKS)
+    last = len(names) - 2
+    with torch.inference_mode():
+        layers = [check_finite(one, layer.float().cpu()) for layer in patch_layers(one.vit, images)]
+    found = components(layers[-1])
+    shown = to_pictures(one, images)
+    reach = float(found.first.abs().quantile(0.98)) or 1.0
+    scale = Scale("first component: how far from the mean", -reach, reach, "PuOr_r", ("background", "foreground"))
+    first = [scale.shade(values) for values in orient_rows(one, found.first)]
+    columns = {
+        reword(one, "image"): shown,
+        "first component": first,
+        "all: the first three": _bytes(orient_rows(one, found.colours)),
+        "foreground: the first three": _hatched(orient_rows(one, found.within), shown.shape[1:3]),
+    }
+    if len(images) >= SEVERAL:
+        columns["all, less places"] = _bytes(orient_rows(one, components(subtract_position_mean(layers[-1])).colours))
+    for other in asked.beside[:1]:
+        features = output_of(other, asked.pictures(of=other))
+        columns[f"{other.name}: the first three"] = _bytes(orient_rows(other, components(features).colours))
+    # what the last block gives is drawn already, but for the norm
+    between = [i for i in numbers if asked.blocks is not None or i < last]
+    for i in between:
+        columns[f"after {names[i]}"] = _bytes(orient_rows(one, components(layers[i]).colours))
+    rows = [[Tile(column[i]) for column in columns.values()] for i in range(len(images))]
+    title = asked.title("principal components of its patch features").name
+    caption = reword_caption(one, _caption(found, len(images), bool(between)), images)
+    return [draw_tiles(rows, list(columns), shown.shape[1:3], title, caption, asked.folder / "components.png", [scale])]
+
+
+def _bytes(colours: np.ndarray) -> np.ndarray:
+    return (255 * colours).round().astype(np.uint8)
+
+
+def _hatched(colours: np.ndarray, size: tuple[int, int]) -> list[np.ndarray]:
+    """Colours [b rows columns 3] as uint8, as large as images of ``size`` are drawn, so that nan can be hatched."""
+    shown = []
+    sides = tile_size(1000 * size[0], 1000 * size[1], _SIDE)
+    down, along = (max(1, round(side / count)) for side, count in zip(sides, colours.shape[1:3], strict=True))
+    for picture in colours:
+        large = picture.repeat(down, 0).repeat(along, 1)
+        nothing = np.isnan(large).any(-1, keepdims=True)
+        shown.append(np.where(nothing, empty_tile(*large.shape[:2]), _bytes(np.nan_to_num(large))))
+    return shown
+
+
+def _caption(found: Components, images: int, between: bool) -> str:
+    shares = ", ".join(f"{share:.0%}" for share in found.variance.tolist())
+    inside = float(found.foreground.float().mean())
+    together = "this image" if images == 1 else f"these {images} images together"
+    said = [
+        "Patches of one colour are alike to the encoder. All: red, green and blue are the first three principal "
+        f"components of what it gives for the patches of {together}; they hold {shares} of the variance.",
+        f"Foreground: the {inside:.0%} of the patches whose first component is above its mean, coloured by an analysis "
+        "of their own; the rest is hatched. Foreground is called the side that has fewer patches at the edges, which "
+        "may be wrong.",
+    ]
+    if images >= SEVERAL:
+        said.append(
+            "Less places: all, after the mean of each place over the images was taken away. Where all images look the "
+            "same without that, the encoder tells above all where a patch is."
+        )
+    if between:
+        said.append("After a block: all, by an analysis of that block alone, so that its colours are its own.")
+    said.append(
+        "Look whether parts of one kind have one colour in all images, and whether colours follow objects and not "
+        "places or brightness (DINOv2, Oquab et al. 2023, Fig. 1)."
+    )
+    return " ".join(said)

@@ -1,0 +1,722 @@
+"""Several runs in one plot: their losses over epochs, or what came of them against a setting in which they differ."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from patchloom.arguments import PathLike, validate_arguments
+from patchloom.errors import PatchloomError, listing, suggestion
+from patchloom.look.charts import (
+    MARKED,
+    PANEL_HEIGHT,
+    PANEL_WIDTH,
+    QUIET,
+    STYLE,
+    Panel,
+    curve_of,
+    frame_panel,
+    read_metrics,
+    smoothed_values,
+    write_beside,
+    write_figure,
+    write_table,
+)
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.settings import LAUNCH
+from patchloom.sizes import in_pixels
+
+# What several runs hold that can be compared: their settings, their losses, and the results of their evaluations.
+
+
+POSITION_ACCURACY = "position-accuracy"
+# in which runs may differ without being another experiment; the seed's are averaged
+_MACHINE = {*LAUNCH, *"device workers threads cache attention kernels compile checkpointing".split()}
+# what of a result's settings must be alike for two results to be compared; the others follow from the data
+_ALIKE = ("recipe", "epochs", "k", "gallery", "labels", "per_class", "method", "head_on", "ratio", "probe")
+_AVERAGE = "average"  # a row's setting where it is the mean over all values of it
+_ALONE = "from scratch"  # the encoder's name in a report that has only the control
+
+
+class EncoderResult(NamedTuple):
+    """A number of an encoder.
+
+    Attributes:
+        value: a share in [0, 1].
+        control: the name of what it stands beside, "" if nothing does.
+        beside: the control's number.
+        how: on what and by what it was measured; only numbers of the same may be compared.
+        date: when; "" if that is not known.
+    """
+
+    value: float
+    control: str
+    beside: float
+    how: str
+    date: str
+
+
+class PastRow(NamedTuple):
+    """A row of ``results.csv``."""
+
+    encoder: str
+    pooling: str
+    settings: dict[str, Any]
+    value: float
+    is_quoted: bool
+    data: str
+
+
+@dataclass(frozen=True)
+class PastReport:
+    """An evaluation: its rows, of which the first that is quoted is the encoder's, and the second its control's."""
+
+    protocol: str
+    date: str
+    seed: str
+    rows: tuple[PastRow, ...]
+
+    @cached_property
+    def quoted(self) -> list[PastRow]:
+        """The rows that its sentence quotes."""
+        return [row for row in self.rows if row.is_quoted]
+
+    def how(self, without: str = "") -> str:
+        """Return on what and by what it was measured, but for the setting ``without``."""
+        first = self.quoted[0]
+        said = [
+            f"{name.replace('_', ' ')} {first.settings[name]}"
+            for name in _ALIKE
+            if name in first.settings and name != without
+        ]
+        # that of the logistic regression is chosen, by no test image
+        if "l2" not in first.settings and first.pooling != "-":
+            said.append(f"pooling {first.pooling}")
+        return ", ".join([first.data, *said])
+
+    def at(self, setting: str) -> dict[Any, EncoderResult]:
+        """Return results by the value of a setting: of the row that is quoted, and of those that differ in it alone.
+
+        Where the quoted row is an average over another setting, so is each result.
+        """
+        quoted, *others = self.quoted
+        control = others[0] if others else None
+        given = [row.settings[setting] for row in self.rows if row.settings.get(setting, _AVERAGE) != _AVERAGE]
+        found = {}
+        for value in dict.fromkeys(map(_word, given)):
+            mine = _mean_at(self.rows, quoted, setting, value)
+            if mine is None:
+                continue
+            beside = None if control is None else _mean_at(self.rows, control, setting, value)
+            if control is not None and beside is None:
+                beside = control.value
+            name = "" if control is None else control.encoder
+            found[value] = EncoderResult(
+                mine, name, float("nan") if beside is None else beside, self.how(setting), self.date
+            )
+        return found
+
+
+def _mean_at(rows: Sequence[PastRow], like: PastRow, setting: str, value: Any) -> float | None:
+    """Return the mean of the rows that differ from ``like`` in the setting alone, at a value of it; None of none."""
+
+    def is_alike(row: PastRow) -> bool:
+        same_kind = (row.encoder, row.pooling) == (like.encoder, like.pooling)
+        return (
+            same_kind
+            and row.settings.keys() == like.settings.keys()
+            and all(
+                name == setting or row.settings[name] == kept or kept == _AVERAGE
+                for name, kept in like.settings.items()
+            )
+        )
+
+    alike = [row.value for row in rows if is_alike(row) and _word(row.settings.get(setting)) == value]
+    return float(np.mean(alike)) if alike else None
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """A run that others are compared with.
+
+    Attributes:
+        path: its folder, as it was given.
+        asked, became: its settings by dotted name, as the user asked for them, and with every ``auto`` resolved.
+    """
+
+    path: Path
+    asked: dict[str, Any]
+    became: dict[str, Any]
+
+    @cached_property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """Columns of its ``metrics.csv``."""
+        return read_metrics(self.path / "metrics.csv")
+
+    def losses(self) -> tuple[np.ndarray, np.ndarray]:
+        """Epochs [n] and training losses [n]."""
+        epochs, losses = curve_of(self.metrics, "loss")
+        if len(losses):
+            return epochs, losses
+        raise PatchloomError(f"{self.path} has logged no loss yet: let it train first, or leave it out")
+
+    @cached_property
+    def results(self) -> dict[str, list[EncoderResult]]:
+        """Its results by protocol, the newest of each seed; position accuracy is that on its held-out images."""
+        found = {POSITION_ACCURACY: self._positions()}
+        for name, newest in self._evaluated().items():
+            found[name] = list(newest.values())
+        return {name: results for name, results in found.items() if results}
+
+    def _positions(self) -> list[EncoderResult]:
+        if not {"held_out", "baseline:chance"} <= self.metrics.keys():  # only where positions are asked is there chance
+            return []
+        values, chance = self.metrics["held_out"], self.metrics["baseline:chance"]
+        known = np.flatnonzero(np.isfinite(values) & np.isfinite(chance))
+        return [EncoderResult(float(values[i]), "chance", float(chance[i]), "held-out images", "") for i in known[-1:]]
+
+    def _evaluated(self) -> dict[str, dict[tuple[str, str], EncoderResult]]:
+        found: dict[str, dict[tuple[str, str], EncoderResult]] = {}
+        for report in self.reports:
+            first, *others = report.quoted
+            control = others[0].encoder if others else ""
+            beside = others[0].value if others else float("nan")
+            result = EncoderResult(first.value, control, beside, report.how(), report.date)
+            found.setdefault(report.protocol, {})[result.how, report.seed] = result
+        return found
+
+    @cached_property
+    def reports(self) -> list[PastReport]:
+        """Evaluations of its encoder, in the order in which they were made."""
+        path = self.path / "results.csv"
+        if not path.is_file():
+            return []
+        rows: dict[tuple[str, str, str], list[PastRow]] = {}
+        try:
+            with open(path, newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(file):
+                    one = PastRow(
+                        row["encoder"], row["pooling"], json.loads(row["settings"]), float(row["value"]),
+                        row["quoted"] == "True", row["data"],
+                    )  # fmt: skip
+                    rows.setdefault((row["protocol"], row["date"], row["seed"]), []).append(one)
+        except (OSError, UnicodeDecodeError, csv.Error, ValueError, KeyError, TypeError) as problem:
+            raise PatchloomError(
+                f"{path} could not be read ({problem}): remove the line, or leave the run out"
+            ) from None
+        found = [PastReport(*of, tuple(each)) for of, each in rows.items()]
+        return [one for one in found if one.quoted and one.quoted[0].encoder != _ALONE]
+
+
+def read_runs(places: Sequence[PathLike], least: int = 2) -> list[PastRun]:
+    """Several runs, each of which stands once."""
+    runs = []
+    for place in places:
+        folder = RunFolder(Path(place))
+        became = folder.read_config().plain()
+        runs.append(PastRun(folder.path, _flat(folder.read_requested()), _flat(became)))
+    real = [run.path.resolve() for run in runs]
+    for run, place in zip(runs, real, strict=True):
+        if real.count(place) > 1:
+            raise PatchloomError(f"{run.path} is given twice: give each run once")
+    if len(runs) < least:
+        raise PatchloomError(
+            "look curves compares two runs or more: give others, too; the curves of one are in its pictures/curves.png"
+        )
+    return runs
+
+
+def setting_of(runs: Sequence[PastRun], name: str) -> tuple[str, list[Any]]:
+    """A setting's whole name, and its value in each run."""
+    known = list(dict.fromkeys(one for run in runs for one in run.became))
+    full = next((one for one in (name, f"{name}.name", f"task.{name}", f"model.{name}") if one in known), None)
+    if full is None:
+        near = suggestion(name, [*known, *map(_short, known)])
+        raise PatchloomError(
+            f"--against {name} is no setting of these runs{near} Their config.yaml lists them, those of the task as in "
+            "task.mask_ratio."
+        )
+    for run in runs:
+        if full not in run.became:
+            raise PatchloomError(f"{run.path} has no setting {full}: leave that run out, or choose another --against")
+    values = [run.became[full] for run in runs]
+    if all(value == values[0] for value in values):
+        raise PatchloomError(
+            f"all of these runs have {full} {values[0]}: give runs that differ in it, or choose another --against"
+        )
+    return full, values
+
+
+def lines_of(runs: Sequence[PastRun], against: str) -> list[str]:
+    """The line in which each run is, named by the other settings that differ; seeds are of one line.
+
+    Where a setting is ``auto`` in all runs, what it became follows from the others, and is none of its own.
+    """
+    names = [
+        name
+        for name in dict.fromkeys(one for run in runs for one in run.became)
+        if name not in _MACHINE and name not in ("seed", against) and _differs(runs, name)
+    ]
+    return [", ".join(f"{_short(name)} {run.became[name]}" for name in names if name in run.became) for run in runs]
+
+
+def _differs(runs: Sequence[PastRun], name: str) -> bool:
+    of_task = name.startswith("task.") and name != "task.name"
+    having = [run for run in runs if name in run.became]
+    for task in {run.became.get("task.name") if of_task else None for run in having}:
+        same = [run for run in having if not of_task or run.became.get("task.name") == task]
+        if all(len({str(values.get(name)) for values in part}) > 1 for part in _both(same)):
+            return True
+    return False
+
+
+def _both(runs: Sequence[PastRun]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    return [run.asked for run in runs], [run.became for run in runs]
+
+
+def comparable_results(runs: Sequence[PastRun], of: str) -> list[EncoderResult]:
+    """One result of a kind for each run, all measured alike; over the seeds of an evaluation the mean."""
+    for run in runs:
+        if of not in run.results:
+            why = f"{run.path} has no {of} result (patchloom evaluate {of} {run.path} DATA makes one)"
+            if of == POSITION_ACCURACY:
+                why = f"{run.path} has no position accuracy, since its task asks for no positions"
+            raise PatchloomError(f"{why}: leave that run out, or choose another --of")
+    ways = [{result.how: result.date for result in run.results[of]} for run in runs]
+    common = [how for how in ways[0] if all(how in others for others in ways)]
+    if not common:
+        other = next((one for one in ways if ways[0].keys().isdisjoint(one)), ways[-1])
+        raise PatchloomError(
+            f"the {of} results of these runs were not measured alike, as by {_last(ways[0])} and by {_last(other)}: "
+            "evaluate all of them on the same data with the same options"
+        )
+    how = max(common, key=lambda one: ways[0][one])
+    found = []
+    for run in runs:
+        same = [result for result in run.results[of] if result.how == how]
+        value, beside = (float(np.mean([getattr(one, name) for one in same])) for name in ("value", "beside"))
+        found.append(same[-1]._replace(value=value, beside=beside))
+    return found
+
+
+def _last(ways: Mapping[str, str]) -> str:
+    return max(ways, key=lambda how: ways[how])
+
+
+def at_settings(runs: Sequence[PastRun], protocol: str, setting: str) -> list[dict[Any, EncoderResult]]:
+    """Return of each run the results of a protocol by a setting of the evaluation, all measured alike but for it.
+
+    Of several evaluations with the same value those of other seeds are averaged, and the newest of a seed counts.
+    """
+    known = {report.protocol for run in runs for report in run.reports}
+    if protocol not in known:
+        there = f"they have {listing(sorted(known), 'and')}" if known else "they have none"
+        raise PatchloomError(f"--against {protocol}.{setting}: these runs have no {protocol} results; {there}")
+    found: list[dict[str, dict[Any, dict[str, EncoderResult]]]] = []
+    for run in runs:
+        reports = [report for report in run.reports if report.protocol == protocol]
+        if not reports:
+            raise PatchloomError(
+                f"{run.path} has no {protocol} result: patchloom evaluate {protocol} {run.path} DATA makes one"
+            )
+        ways: dict[str, dict[Any, dict[str, EncoderResult]]] = {}
+        for report in reports:
+            for value, result in report.at(setting).items():
+                ways.setdefault(result.how, {}).setdefault(value, {})[report.seed] = result
+        if not ways:
+            known = sorted({name for report in reports for name in report.quoted[0].settings})
+            there = f"{suggestion(setting, known)} They have {', '.join(known)}." if known else "."
+            raise PatchloomError(f"--against {protocol}.{setting}: {protocol} results of {run.path} have none{there}")
+        found.append(ways)
+    common = [how for how in found[0] if all(how in ways for ways in found)]
+    if not common:
+        one, other = next(iter(found[0])), next(iter(next(ways for ways in found if found[0].keys().isdisjoint(ways))))
+        raise PatchloomError(
+            f"the {protocol} results of these runs were not measured alike, as by {one} and by {other}: evaluate all "
+            "of them on the same data with the same options"
+        )
+
+    def told(how: str) -> tuple[int, str]:
+        of_all = [result for ways in found for seeds in ways[how].values() for result in seeds.values()]
+        return len({value for ways in found for value in ways[how]}), max(result.date for result in of_all)
+
+    how = max(common, key=told)
+    if told(how)[0] < 2:
+        (value,) = found[0][how]
+        raise PatchloomError(
+            f"all {protocol} results of these runs have {setting} {value}: evaluate with another one, as by patchloom "
+            f"evaluate {protocol} {runs[0].path} DATA --{setting} ..."
+        )
+    means = []
+    for ways in found:
+        of_run = {}
+        for value, seeds in ways[how].items():
+            results = [*seeds.values()]
+            mean, beside = (float(np.mean([getattr(one, name) for one in results])) for name in ("value", "beside"))
+            of_run[value] = results[-1]._replace(value=mean, beside=beside)
+        means.append(of_run)
+    return means
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("task.").removeprefix("model.") if not name.endswith(".name") else name.partition(".")[0]
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted name; options that are not given are left out, and what has several parts is in words."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{key}": _word(inner) for key, inner in value.items() if inner is not None}
+        else:
+            found[name] = in_pixels(value) if name.endswith("_size") and isinstance(value, list) else _word(value)
+    return found
+
+
+def _word(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | None) else json.dumps(value)
+
+
+# told apart by colour-blind eyes, too (Okabe and Ito 2008)
+_COLOURS = ("#1f5a94", "#d55e00", "#009e73", "#b0568f", "#8a6d00", "#3d9bd1", "#444444", "#a33b20")
+_FIRST = (POSITION_ACCURACY, "finetune", "linear", "knn")
+_SMOOTH = 0.02  # share of a curve
+_LONGEST = 34  # characters of a line's name
+_ROOM, _CHARACTER = 8, 0.072  # characters for which there is room beside a panel, and inches of each
+_NOTHING = np.array([])
+_OVER_EPOCHS = {"knn": "by mean patch tokens", "instance-knn": "by what represents an image in the task"}
+_TITLES = {
+    POSITION_ACCURACY: "position accuracy",
+    "positions": "position accuracy",
+    "finetune": "fine-tuned accuracy",
+    "linear": "linear probe",
+    "knn": "kNN accuracy",
+    "few-shot": "accuracy with few labels",
+}
+
+
+class Point(NamedTuple):
+    """What the runs of one line and one value of the setting reached.
+
+    Attributes:
+        place: the value.
+        value: the mean over the runs, whose seeds differ.
+        low, high: the worst and the best run.
+        runs: their names.
+        beside: the control's mean, nan if there is none.
+    """
+
+    place: Any
+    value: float
+    low: float
+    high: float
+    runs: tuple[str, ...]
+    beside: float
+
+
+# a kind of result, how it was measured, the control, and points by line
+ResultPanel = tuple[str, str, str, dict[str, list[Point]]]
+
+
+@validate_arguments
+def draw_run_curves(
+    runs: PathLike | Sequence[PathLike],
+    *,
+    against: str | None = None,
+    of: str | None = None,
+    out: str | Path | None = None,
+) -> list[Path]:
+    """Draw several runs in one plot: their losses, or their results against a setting.
+
+    Losses over epochs are as in Beyond Masking, Fig. 2; results against a setting as in MP3, Figs. 3-7. A table of the
+    points that are drawn is written beside the picture.
+
+    Args:
+        runs: folders of two runs or more.
+        against: a setting in which they differ, such as task.context_mask_ratio, patch_size or epochs; or one of their
+            evaluations, such as finetune.epochs or positions.context_mask_ratio, also of one run; without it losses are
+            drawn. Other settings that differ give a line each, runs of other seeds their mean and range.
+        of: which result is drawn: position-accuracy (on the run's held-out images), knn, linear, finetune, or another
+            protocol whose rows are in their results.csv; all that the runs have in common, if left out. Without
+            ``against``: knn or instance-knn, the accuracy over the epochs of pre-training (ExtreMA, Figs. 4-5).
+        out: folder for picture and table; the current one, if left out.
+
+    Returns:
+        The files.
+
+    Raises:
+        PatchloomError: no run there, runs that do not differ in the setting, or have no such result.
+    """
+    places = [runs] if isinstance(runs, str | os.PathLike) else runs
+    protocol, dot, inner = (against or "").partition(".")
+    of_evaluation = bool(dot) and protocol not in ("task", "model")
+    found = read_runs(places, least=1 if of_evaluation else 2)
+    folder = Path(out or ".")  # not where the runs lie, or runs/* would name the picture, too, the next time
+    if of_evaluation:
+        if of is not None:
+            raise PatchloomError(f"--against {against} says which result is drawn: leave --of {of} out")
+        return _draw_against_evaluation(found, protocol, inner, folder)
+    if against is None:
+        if of in _OVER_EPOCHS:
+            return _draw_over_epochs(found, of, folder)
+        if of is not None:
+            raise PatchloomError(
+                f"--of {of} is for --against SETTING, such as --against epochs: give both, or --of "
+                f"{listing(_OVER_EPOCHS)} alone"
+            )
+        return _draw_losses(found, folder)
+    name, values = setting_of(found, against)
+    panels = []
+    for kind in _kinds(found, of):
+        lines, how, control = points_of(found, name, values, kind)
+        panels.append((kind, how, control, lines))
+    return _write_results(panels, name, folder / f"{f'{of}-' if of else ''}against-{name}")
+
+
+def _write_results(panels: Sequence[ResultPanel], name: str, place: Path) -> list[Path]:
+    """Draw the panels, and write a table of their points."""
+    table = [
+        (kind, how, line, p.place, p.value, p.low, p.high, control, "" if math.isnan(p.beside) else p.beside,
+         " ".join(p.runs))
+        for kind, how, control, lines in panels for line, points in lines.items() for p in points
+    ]  # fmt: skip
+    heading = ("result", "measured", "line", name, "value", "low", "high", "control", "control_value", "runs")
+    return [_draw_results(panels, name, place), write_table(heading, table, place.with_name(f"{place.name}.csv"))]
+
+
+def _draw_against_evaluation(runs: Sequence[PastRun], protocol: str, setting: str, folder: Path) -> list[Path]:
+    """Draw results of a protocol against a setting of the evaluation, such as the epochs of fine-tuning."""
+    results = at_settings(runs, protocol, setting)
+    names = lines_of(runs, "")
+    if len(set(names)) < len(names) and len({run.became.get("seed") for run in runs}) == 1:
+        names = _names(runs)
+    groups: dict[str, dict[Any, list[int]]] = {}
+    for i, of_run in enumerate(results):
+        for value in of_run:
+            groups.setdefault(names[i], {}).setdefault(value, []).append(i)
+    order = _order([value for of_run in results for value in of_run])
+    lines: dict[str, list[Point]] = {}
+    for line, values in groups.items():
+        for value in sorted(values, key=order.index):
+            some = [results[i][value] for i in values[value]]
+            reached, of = [one.value for one in some], tuple(runs[i].path.name for i in values[value])
+            mean, beside = float(np.mean(reached)), float(np.mean([one.beside for one in some]))
+            lines.setdefault(line, []).append(Point(value, mean, min(reached), max(reached), of, beside))
+    first = next(iter(results[0].values()))
+    name = f"{protocol}.{setting}"
+    return _write_results([(protocol, first.how, first.control, lines)], name, folder / f"against-{name}")
+
+
+def _kinds(runs: Sequence[PastRun], of: str | None) -> list[str]:
+    """The results to draw: the one that is asked for, or all that every run has, measured alike."""
+    known = list(dict.fromkeys(kind for run in runs for kind in run.results))
+    if of is not None:
+        if of not in known:
+            there = f" These runs have {listing(known, 'and')}." if known else " These runs have no results yet."
+            raise PatchloomError(f"--of {of} is no result of these runs{suggestion(of, known)}{there}")
+        return [of]
+    common = []
+    for kind in sorted(known, key=lambda kind: _FIRST.index(kind) if kind in _FIRST else len(_FIRST)):
+        if kind not in _FIRST and not kind.startswith(("few-shot", "blocks")):
+            continue
+        try:
+            comparable_results(runs, kind)
+        except PatchloomError:
+            continue
+        common.append(kind)
+    if not common:
+        raise PatchloomError(
+            "these runs have no result in common that could be drawn: evaluate all of them alike, as by patchloom "
+            f"evaluate finetune {runs[0].path} DATA"
+        )
+    return common
+
+
+def points_of(
+    runs: Sequence[PastRun], name: str, values: Sequence[Any], kind: str
+) -> tuple[dict[str, list[Point]], str, str]:
+    """The points of each line of a kind of result, in the order of the setting; how it was measured; and the
+    control.
+    """
+    results = comparable_results(runs, kind)
+    groups: dict[tuple[str, Any], list[int]] = {}
+    for i, line in enumerate(lines_of(runs, name)):
+        groups.setdefault((line, values[i]), []).append(i)
+    lines: dict[str, list[Point]] = {}
+    for (line, place), members in groups.items():
+        reached = [results[i].value for i in members]
+        beside = float(np.mean([results[i].beside for i in members]))
+        names = tuple(runs[i].path.name for i in members)
+        point = Point(place, float(np.mean(reached)), min(reached), max(reached), names, beside)
+        lines.setdefault(line, []).append(point)
+    order = _order(values)
+    ordered = {line: sorted(points, key=lambda point: order.index(point.place)) for line, points in lines.items()}
+    return ordered, results[0].how, results[0].control
+
+
+def _order(values: Sequence[Any]) -> list[Any]:
+    """The values of a setting, each once: numbers in ascending order, others as the runs have them."""
+    distinct = list(dict.fromkeys(values))
+    return sorted(distinct) if _numbers(distinct) else distinct
+
+
+def _numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _draw_results(panels: Sequence[ResultPanel], name: str, place: Path) -> Path:
+    with matplotlib.rc_context(STYLE):
+        notes = [_note(how, lines) for _, how, _, lines in panels]
+        named = [*(line for *_, lines in panels for line in lines), *(control for *_, control, _ in panels)]
+        figure, places = _side_by_side(notes, named)
+        for axes, note, (kind, _, control, lines) in zip(places, notes, panels, strict=True):
+            order = _order([point.place for points in lines.values() for point in points])
+            at = {place: place if _numbers(order) else number for number, place in enumerate(order)}
+            labels = []
+            for colour, (line, points) in zip(line_colours(len(lines)), lines.items(), strict=True):
+                x, y = [at[point.place] for point in points], [point.value for point in points]
+                joined = "-" if _numbers(order) else ""
+                axes.plot(x, y, joined, marker="o", markersize=4.5, linewidth=1.7, color=colour)
+                axes.vlines(x, [p.low for p in points], [p.high for p in points], color=colour, linewidth=1.3)
+                labels.append((y[-1], f"{short_name(line)} {y[-1]:.1%}".strip(), colour, "bold"))
+            _draw_control(axes, lines, at, control, labels)
+            frame_panel(axes, Panel(_TITLES.get(kind, kind), note, _NOTHING, _NOTHING, {}, True, 0))
+            axes.set_xticks([at[place] for place in order], [f"{place}" for place in order])
+            axes.margins(x=0.06)
+            axes.set_xlabel(name)
+            write_beside(axes, labels)
+        return write_figure(figure, place.with_name(f"{place.name}.png"))
+
+
+def _note(how: str, lines: dict[str, list[Point]]) -> str:
+    several = {len(point.runs) for points in lines.values() for point in points}
+    counted = f"{'up to ' * (len(several) > 1)}{max(several)}"
+    return how if several == {1} else f"{how}; mean and range of {counted} runs"
+
+
+def _side_by_side(notes: Sequence[str], named: Sequence[str]) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with a panel for each note, as wide as that needs, and with room for the names of lines beside it."""
+    beside = max(len(short_name(name)) for name in named) - _ROOM
+    width = max(PANEL_WIDTH + _CHARACTER * max(0, beside), 0.6 + _CHARACTER * max(map(len, notes)))
+    figure = Figure((width * len(notes), PANEL_HEIGHT), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08, wspace=0.02)
+    return figure, figure.subplots(1, len(notes), squeeze=False)[0]
+
+
+def _draw_control(
+    axes: Axes,
+    lines: dict[str, list[Point]],
+    at: dict[Any, Any],
+    control: str,
+    labels: list[tuple[float, str, str, str]],
+) -> None:
+    """What the encoders stand beside, as a dashed line: the mean over all lines."""
+    beside: dict[Any, list[float]] = {}
+    for points in lines.values():
+        for point in points:
+            if not math.isnan(point.beside):
+                beside.setdefault(at[point.place], []).append(point.beside)
+    if beside:
+        x = sorted(beside)
+        y = [float(np.mean(beside[one])) for one in x]
+        axes.plot(x, y, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), marker=".", markersize=4, zorder=1)
+        labels.append((y[-1], f"{control} {y[-1]:.1%}", QUIET, "normal"))
+
+
+def _draw_losses(runs: Sequence[PastRun], folder: Path) -> list[Path]:
+    names = _names(runs)
+    losses = [run.losses() for run in runs]
+    tasks = {run.became.get("task.name") for run in runs}
+    scales = [
+        ("training loss", "as logged" if len(tasks) == 1 else "as logged, in each task's own unit", [1.0] * len(runs))
+    ]
+    first = [float(loss[0]) for _, loss in losses]
+    if all(one > 0 for one in first):
+        scales.append(("training loss, relative", "as a share of the first that was logged", first))
+    with matplotlib.rc_context(STYLE):
+        figure, places = _side_by_side([note for _, note, _ in scales], names)
+        for axes, (title, note, units) in zip(places, scales, strict=True):
+            labels = []
+            for name, colour, (epochs, loss), unit in zip(names, line_colours(len(runs)), losses, units, strict=True):
+                values = loss / unit
+                smoothed = smoothed_values(values, _SMOOTH)
+                if smoothed is not values:
+                    axes.plot(epochs, values, color=colour, alpha=0.25, linewidth=0.7)
+                marker = "o" if len(values) <= MARKED else None
+                axes.plot(epochs, smoothed, color=colour, linewidth=1.7, marker=marker, markersize=3, clip_on=False)
+                labels.append((float(smoothed[-1]), f"{short_name(name)} {smoothed[-1]:#.3g}", colour, "bold"))
+            frame_panel(axes, Panel(title, note, _NOTHING, _NOTHING, {}, False, 0))
+            axes.set_xlim(0, max(float(epochs.max()) for epochs, _ in losses) * 1.02 or 1)
+            axes.set_xlabel("epochs")
+            write_beside(axes, labels)
+        picture = write_figure(figure, folder / "losses.png")
+    table = [
+        (name, run.became.get("task.name", ""), epoch, value, value / start if start > 0 else "")
+        for name, run, (epochs, loss), start in zip(names, runs, losses, first, strict=True)
+        for epoch, value in zip(epochs.tolist(), loss.tolist(), strict=True)
+    ]
+    return [picture, write_table(("run", "task", "epoch", "loss", "relative"), table, folder / "losses.csv")]
+
+
+def _draw_over_epochs(runs: Sequence[PastRun], of: str, folder: Path) -> list[Path]:
+    """Draw the kNN accuracy that each run measured in its training, as a line a run."""
+    names, column = _names(runs), of.replace("-", "_")
+    curves_of_runs = [curve_of(run.metrics, column) for run in runs]
+    for run, (epochs, _) in zip(runs, curves_of_runs, strict=True):
+        if not len(epochs):
+            raise PatchloomError(
+                f"{run.path} measured no {of} in its training, which takes labels"
+                f"{' and a task with a representation of its own' if of != 'knn' else ''}: leave it out"
+            )
+    ways = {tuple(run.became.get(name) for name in ("knn_k", "knn_gallery")) for run in runs}
+    if len(ways) > 1:
+        raise PatchloomError(
+            f"these runs measured {of} with another --knn_k or --knn_gallery: give runs that measured it alike"
+        )
+    note, labels = f"on held-out images, {_OVER_EPOCHS[of]}", []
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = _side_by_side([note], names)
+        for name, colour, (epochs, values) in zip(names, line_colours(len(runs)), curves_of_runs, strict=True):
+            marker = "o" if len(values) <= MARKED else None
+            axes.plot(epochs, values, color=colour, linewidth=1.7, marker=marker, markersize=3, clip_on=False)
+            labels.append((float(values[-1]), f"{short_name(name)} {values[-1]:.1%}", colour, "bold"))
+        frame_panel(axes, Panel("kNN accuracy", note, _NOTHING, _NOTHING, {}, True, 0))
+        axes.set_xlim(0, max(float(epochs.max()) for epochs, _ in curves_of_runs) * 1.02 or 1)
+        axes.set_xlabel("epochs")
+        write_beside(axes, labels)
+        picture = write_figure(figure, folder / f"{of}.png")
+    table = [
+        (name, run.became.get("task.name", ""), epoch, value)
+        for name, run, (epochs, values) in zip(names, runs, curves_of_runs, strict=True)
+        for epoch, value in zip(epochs.tolist(), values.tolist(), strict=True)
+    ]
+    return [picture, write_table(("run", "task", "epoch", of), table, folder / f"{of}.csv")]
+
+
+def _names(runs: Sequence[PastRun]) -> list[str]:
+    """Return names of runs; their paths where two have one name."""
+    names = [run.path.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
+
+
+def line_colours(count: int) -> list[str]:
+    """A colour for each of so many lines."""
+    return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
+
+
+def short_name(name: str) -> str:
+    """A line's name, shortened in the middle if it is long."""
+    half = _LONGEST // 2
+    return name if len(name) <= _LONGEST else f"{name[: half - 1]}…{name[-half:]}"

@@ -1,0 +1,378 @@
+"""An encoder as a file: timm's names and nothing else, with all that is needed to build it again in the metadata.
+
+What else of a task an evaluation can use are modules in files of their own beside it, so that the encoder's stays
+timm's; the encoder's card says which there are, and what each is good for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import timm
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from patchloom.audio.config import Sound, sound_from
+from patchloom.errors import PatchloomError, check_range, conforms, listing, typed_fields
+from patchloom.nets.build import (
+    EncoderSpec,
+    build_encoder,
+    check_model_options,
+    check_servable,
+    is_model_name,
+    models_like,
+    outline,
+)
+from patchloom.nets.heads import EXTRA_MODULES, InstanceHead, Use
+from patchloom.sizes import compact
+from patchloom.system.files import write_whole
+from patchloom.system.hardware import MemoryGuard
+from patchloom.system.network import from_cache_alone, why_offline
+
+ENCODER_FORMAT = "patchloom-encoder-1"
+_SUM = "sha256"
+_LARGEST_IMAGE = 2**28  # numbers that an encoder is given
+_DAMAGED = "{} is not what patchloom wrote ({}): restore it from a copy, or make it again"
+
+
+@dataclass(frozen=True)
+class EncoderCard:
+    """What belongs to an encoder's weights.
+
+    Attributes:
+        spec: how to build it; None for a model of timm's, which is built by its name.
+        mean, std: per channel, in [0, 1] units; images are normalised with them.
+        task: pretext task by which it was trained; "untrained", or ``timm:NAME`` for a model of timm's.
+        name: what it is called in reports.
+        trained_on: checksum of the list of what it was trained on, which lies beside it; "" without one.
+        extra_modules: what each module that was saved beside it is good for, by its file's name without suffix.
+        note: a sentence for whoever reads a number of it, such as that its run is not finished; "" without one.
+        sound: how recordings become its pictures; None of an encoder of images.
+    """
+
+    spec: EncoderSpec | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    task: str
+    name: str
+    trained_on: str = ""
+    extra_modules: dict[str, Use] = field(default_factory=dict)
+    note: str = ""
+    sound: Sound | None = None
+
+    @property
+    def timm_name(self) -> str:
+        """By which timm builds an encoder without ``spec``."""
+        return self.task.removeprefix("timm:")
+
+
+def save_encoder(vit: VisionTransformer, card: EncoderCard, path: Path) -> None:
+    """Write the encoder's ``state_dict`` and card; the file appears whole or not at all."""
+    about = asdict(card)
+    if card.sound is None:  # so that files of images are what they always were
+        del about["sound"]
+    save_net(vit, ENCODER_FORMAT, about, path)
+
+
+def save_net(net: nn.Module, key: str, about: dict[str, Any], path: Path) -> None:
+    """Write a net's ``state_dict`` and, under ``key``, what is to be known of it with a checksum of both.
+
+    The file appears whole or not at all.
+    """
+    weights = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
+    about = about | {_SUM: checksum(weights, json.dumps(about))}
+    # one key: the order of several would differ from file to file
+    write_whole(path, save(weights, metadata={key: json.dumps(about)}))
+
+
+def checksum(tensors: dict[str, Tensor], about: str) -> str:
+    """64 hex digits of names, types, shapes and values of contiguous tensors on the CPU, and of a text."""
+    total = hashlib.sha256(about.encode())
+    for name in sorted(tensors):
+        value = tensors[name].contiguous()
+        total.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+        total.update(value.flatten().view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+def read_encoder_card(path: Path) -> EncoderCard:
+    """The card of an encoder file."""
+    about = read_about(path, ENCODER_FORMAT, "encoder weights")
+    with expect_intact(path):
+        return card_from(about)
+
+
+def card_from(about: Any) -> EncoderCard:
+    """Return an encoder's card from what ``asdict`` and JSON made of it, checked, since anybody may have written it."""
+    if not isinstance(about, Mapping):
+        raise ValueError("it has no card")
+    known = {one.name for one in fields(EncoderCard)}
+    given = {name: value for name, value in about.items() if name in known}
+    if missing := {"spec", "mean", "std", "task", "name"} - given.keys():
+        raise ValueError(f"its card lacks {min(missing)}")
+    given |= {"spec": _spec_from(given["spec"]), "sound": sound_from(given.get("sound"))}
+    card = EncoderCard(**typed_fields(EncoderCard, given, {"mean": (-1e6, 1e6), "std": (0, 1e6)}))
+    if not len(card.mean) == len(card.std) == (len(card.mean) if card.spec is None else card.spec.channels):
+        raise ValueError("mean and std are of another number of channels")
+    if not all(re.fullmatch(r"\w[\w-]{0,99}", name) for name in card.extra_modules):
+        raise ValueError("a module beside the encoder has a name that no file of ours has")
+    takes = None if card.spec is None else (card.spec.channels, *card.spec.img_size)
+    if card.sound is not None and takes not in (None, (1, *card.sound.size)):
+        raise ValueError("the pictures of its recordings have another size than its images")
+    if card.spec is None:
+        try:
+            stock_encoder(card.timm_name)
+        except PatchloomError as problem:
+            raise ValueError(str(problem)) from problem
+    return replace(card, name=printable(card.name), task=printable(card.task), note=printable(card.note, 5000))
+
+
+def _spec_from(given: Any) -> EncoderSpec | None:
+    """An encoder's sizes from its card."""
+    if given is None:
+        return None
+    ranges = dict.fromkeys(("img_size", "patch_size", "channels"), (1, 2**16))
+    values = typed_fields(EncoderSpec, given, ranges)
+    if missing := {"model", "img_size", "patch_size"} - values.keys():
+        raise ValueError(f"its card lacks {min(missing)}")
+    spec = EncoderSpec(**values)
+    spec = replace(spec, patch_size=compact(spec.patch_size))
+    if spec.channels * spec.img_size[0] * spec.img_size[1] > _LARGEST_IMAGE:
+        raise ValueError(f"images of {spec.channels} x {spec.img_size[0]} x {spec.img_size[1]} fit into no memory")
+    try:
+        check_model_options(spec.options)
+    except PatchloomError as problem:
+        raise ValueError(str(problem)) from problem
+    return spec
+
+
+def printable(text: str, most: int = 500) -> str:
+    """Return a text of a card as it may be printed: no control characters, such as those that rule a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
+
+
+def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
+    """What `save_net` wrote of a net under ``key``; ``what`` the file should hold is for the error."""
+    about = read_metadata(path, what)
+    if key not in about:
+        if any(name.startswith("patchloom-") for name in about):
+            raise PatchloomError(f"{path} is a file that patchloom wrote, but not {what}: give another")
+        raise PatchloomError(f"{path} has no patchloom metadata: use a file that patchloom wrote, or timm:NAME")
+    with expect_intact(path):
+        found = json.loads(about[key])
+        return {name: value for name, value in found.items() if name != _SUM}
+
+
+@contextmanager
+def expect_intact(path: str | Path) -> Iterator[None]:
+    """While entered, what goes wrong in using a file that patchloom wrote means that the file is damaged."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as problem:
+        reason = (str(problem).splitlines() or [""])[0][:200]
+        why = reason if type(problem) is ValueError and reason else type(problem).__name__
+        raise PatchloomError(_DAMAGED.format(path, why)) from problem
+
+
+def read_metadata(path: Path, what: str) -> dict[str, str]:
+    """What a safetensors file, whoever wrote it, says beside its tensors."""
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError) as problem:
+        raise PatchloomError(f"{path} cannot be read as {what} ({problem}): is it whole?") from problem
+
+
+def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a safetensors file whose names begin with ``prefix``, by what follows it."""
+    try:
+        with safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+            names = [name for name in file.keys() if name.startswith(prefix)]
+            found = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as problem:
+        raise PatchloomError(f"{path} cannot be read as weights ({problem}): is it whole?") from problem
+    for text in () if prefix else about.values():
+        with suppress(ValueError):  # others' metadata may be anything
+            parsed = json.loads(text)
+            if isinstance(parsed, dict) and (given := parsed.pop(_SUM, None)) is not None:
+                if checksum(found, json.dumps(parsed)) != given:
+                    raise PatchloomError(_DAMAGED.format(path, "its checksum is another one"))
+    return found
+
+
+def is_encoder_file(path: Path) -> bool:
+    """Whether `save_encoder` wrote a file: it has a card then."""
+    return path.suffix == ".safetensors" and ENCODER_FORMAT in read_metadata(path, "weights")
+
+
+def weights_file(source: str | Path) -> Path:
+    """The file of weights that is meant by a run's folder, or by its own name."""
+    path = Path(source)
+    if path.is_dir():
+        path = path / "encoder.safetensors"
+    if not path.is_file():
+        hint = published_like(source) or "give a finished run, a .safetensors file or timm:NAME"
+        raise PatchloomError(f"there is no encoder at {path}: {hint}")
+    return path
+
+
+def published_like(source: str | Path) -> str:
+    """Which weights that timm publishes may have been meant by what is no path, as the end of a sentence, or ""."""
+    found = [] if "/" in str(source) else models_like(str(source), pretrained=True)
+    return f"did you mean {listing(f'timm:{name}' for name in found)}?" if found else ""
+
+
+def load_encoder_file(source: str | Path) -> tuple[VisionTransformer, EncoderCard]:
+    """An encoder in eval mode, and its card."""
+    if str(source).startswith("timm:"):
+        return _from_timm(str(source).removeprefix("timm:"))
+    path = weights_file(source)
+    card, weights = read_encoder_card(path), read_weights(path)
+    refuse_other_sizes(card.spec, weights, path)
+    vit = build_encoder(card.spec)
+    with expect_intact(path):
+        vit.load_state_dict(weights, strict=True)
+    return vit.eval(), card
+
+
+def refuse_other_sizes(spec: EncoderSpec | None, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse an encoder whose card and weights differ, before memory is taken for the sizes that its card names."""
+    with expect_intact(path):
+        if spec is None:
+            raise ValueError("its card names no sizes")
+        own = {name: value.shape for name, value in outline(spec).state_dict().items()}
+        if own != {name: value.shape for name, value in weights.items()}:
+            raise ValueError("its weights have other sizes than its card names")
+
+
+def refuse_larger(card: EncoderCard, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse a model whose card names an encoder much larger than its weights, before memory is taken for it."""
+    net = stock_encoder(card.timm_name) if card.spec is None else outline(card.spec)
+    if sum(one.numel() for one in net.parameters()) > 4 * sum(one.numel() for one in weights.values()) + 2**22:
+        raise PatchloomError(_DAMAGED.format(path, "its encoder is larger than its weights"))
+
+
+def stock_encoder(name: str) -> VisionTransformer:
+    """What timm builds by a name, with or without the tag of its weights: on the meta device, so sizes alone."""
+    if not (is_model_name(name) and timm.is_model(name.split(".")[0])):
+        meant = models_like(name, pretrained=True)
+        hint = f"; did you mean {listing(f'timm:{one}' for one in meant)}?" if meant else "."
+        raise PatchloomError(f"timm has no model called {name}{hint} https://huggingface.co/timm lists them.")
+    try:
+        timm.models.get_pretrained_cfg(name)
+    except RuntimeError as problem:
+        there = ", ".join(timm.list_pretrained(name.split(".")[0])[:4]) or "none of that model"
+        raise PatchloomError(f"timm has no weights called {name}: it has {there}") from problem
+    try:
+        with torch.device("meta"):
+            vit = timm.create_model(name.split(".")[0], num_classes=0)
+    except (TypeError, AssertionError, ValueError, RuntimeError) as problem:
+        raise PatchloomError(f"timm cannot tell the sizes of {name} ({problem}): choose a plain ViT") from problem
+    check_servable(vit, name)
+    return vit
+
+
+def _from_timm(name: str) -> tuple[VisionTransformer, EncoderCard]:
+    stock_encoder(name)  # what cannot be served is refused before gigabytes are fetched
+    offline = why_offline()
+    try:
+        if offline and not _has_repository(name):  # only the hub's library takes what is here alone
+            raise PatchloomError(offline)
+        with from_cache_alone(bool(offline)):
+            vit = timm.create_model(name, pretrained=True, num_classes=0)
+    except Exception as problem:  # hubs fail in many ways, and every one of them means: no weights
+        home = timm.models.get_pretrained_cfg(name)
+        place = f"model.safetensors of {home.hf_hub_id}" if home and home.hf_hub_id else "them"
+        raise PatchloomError(
+            f"the weights of {name} could not be fetched ({offline or problem}): check the network, or fetch {place} "
+            f"elsewhere, and give that file with --model {name} instead"
+        ) from problem
+    about = vit.pretrained_cfg
+    return vit.eval(), EncoderCard(None, tuple(about["mean"]), tuple(about["std"]), f"timm:{name}", name)
+
+
+def _has_repository(name: str) -> bool:
+    """Whether timm takes the weights of a model from the hub; from an address of its own, or from nowhere, if not."""
+    home = timm.models.get_pretrained_cfg(name)
+    return home is not None and bool(home.hf_hub_id)
+
+
+def untrained_twin(
+    card: EncoderCard, head: InstanceHead | None = None, seed: int = 0
+) -> tuple[VisionTransformer, InstanceHead | None]:
+    """A fresh encoder of the same kind, the control beside which every result is printed; and a fresh head for it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if card.spec is not None:
+            twin = build_encoder(card.spec)
+        else:
+            twin = timm.create_model(card.timm_name, pretrained=False, num_classes=0)
+        fresh = None if head is None else InstanceHead(**head.sizes).eval()
+        return twin.eval(), fresh
+
+
+# Modules that are saved beside an encoder, each in a file of its own: its card says what each is good for.
+
+
+MODULE_FORMAT = "patchloom-module-1"
+
+
+def save_extra_module(module: nn.Module, path: Path) -> None:
+    """Write the ``state_dict`` of a module of `EXTRA_MODULES`, its class, and the ``sizes`` that build it again.
+
+    The file appears whole or not at all.
+    """
+    if type(module).__name__ not in EXTRA_MODULES:
+        raise ValueError(f"{type(module).__name__} is not in EXTRA_MODULES: add what builds it again there")
+    save_net(module, MODULE_FORMAT, {"kind": type(module).__name__, "sizes": module.sizes}, path)
+
+
+def extra_module_file(source: str | Path, use: Use) -> Path | None:
+    """The file of the module beside an encoder that is good for ``use``; None if the encoder's card names none."""
+    if str(source).startswith("timm:") or (path := weights_file(source)).name != "encoder.safetensors":
+        return None
+    with expect_intact(path):
+        named = [path.with_name(f"{name}.safetensors") for name, good_for in _extra_modules(path) if good_for == use]
+    return next((file for file in named if file.exists()), None)  # an encoder may have been copied alone
+
+
+def _extra_modules(path: Path) -> Iterable[tuple[str, Use]]:
+    if not is_encoder_file(path):
+        return ()
+    head, about = path.with_name("instance_head.safetensors"), read_about(path, ENCODER_FORMAT, "encoder weights")
+    if head.exists() and "extra_modules" not in about:  # else another pooling would be quoted without a word
+        raise PatchloomError(
+            f"an older patchloom wrote {head} for {path}, and this one cannot read it: evaluate with that version, "
+            "train again, or move the head away"
+        )
+    return read_encoder_card(path).extra_modules.items()
+
+
+def load_module_file(source: str | Path, use: Use) -> nn.Module | None:
+    """The module beside an encoder that is good for ``use``, in eval mode; None if there is none."""
+    path = extra_module_file(source, use)
+    if path is None:
+        return None
+    about, weights = read_about(path, MODULE_FORMAT, "a module beside an encoder"), read_weights(path)
+    with expect_intact(path):
+        builds = EXTRA_MODULES[about["kind"]]
+        hints = get_type_hints(builds.__init__ if isinstance(builds, type) else builds)
+        for name, value in about["sizes"].items():
+            if name not in hints or not conforms(value, hints[name]):
+                raise ValueError(f"it has the size {str(name)[:40]!r} of {str(value)[:40]!r}")
+            check_range(name, value, 1, 2**16)
+        with MemoryGuard(1):
+            module = builds(**about["sizes"])
+        module.load_state_dict(weights, strict=True)
+    return module.eval()

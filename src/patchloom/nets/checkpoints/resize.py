@@ -1,0 +1,139 @@
+"""Weights of other sizes, brought to those of an encoder as timm does it; and what was changed, in words."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from timm.layers import resample_abs_pos_embed, resample_patch_embed, resize_rel_pos_bias_table
+from timm.models import adapt_input_conv
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import grid_size, patch_count
+
+POSITIONS_KEY, PROJECTION_KEY, BIASES_KEY = "pos_embed", "patch_embed.proj.weight", "relative_position_bias_table"
+_TOKENS = ("cls_token", "dist_token", "reg_token")  # as they stand before the patches; the second is DeiT's
+
+State = dict[str, Tensor]
+OptionalGrid = tuple[int, int] | None
+
+
+def fit_projection(fitting: State, target: State) -> list[str]:
+    """Bring the patch projection [d c p p] to the encoder's patch size and channels."""
+    value, own = fitting.get(PROJECTION_KEY), target[PROJECTION_KEY]
+    if value is None or value.ndim != 4 or len(value) != len(own):
+        return []
+    changes = []
+    if value.shape[2:] != own.shape[2:]:
+        changes.append(
+            f"{PROJECTION_KEY}: from patches of {format_grid(value.shape[2:])} to {format_grid(own.shape[2:])} pixels"
+        )
+        value = resample_patch_embed(value, list(own.shape[2:]))
+    if value.shape[1] == 3 != own.shape[1]:  # timm's rule is for colour images
+        changes.append(f"{PROJECTION_KEY}: from 3 channels to {own.shape[1]}")
+        value = adapt_input_conv(own.shape[1], value)
+    fitting[PROJECTION_KEY] = value
+    return changes
+
+
+def _tokens(state: State) -> dict[str, int]:
+    """Tokens that stand before the patches, and how many they are."""
+    return {name: state[name].shape[1] for name in _TOKENS if name in state and state[name].ndim == 3}
+
+
+def fit_positions(
+    vit: VisionTransformer, source: str, weights: State, fitting: State, target: State, grid: OptionalGrid
+) -> list[str]:
+    """Bring position embeddings [1 prefix+n d] to the encoder's tokens and grid.
+
+    A token whose entry has no place in the encoder's table takes it along, which leaves the sum as it was.
+    """
+    table, own = fitting.get(POSITIONS_KEY), target.get(POSITIONS_KEY)
+    if table is None or table.ndim != 3 or (len(table), table.shape[2]) != (1, own.shape[2]):
+        return []
+    changes, tokens, wanted = [], _tokens(weights), _tokens(target)
+    new, n = grid_size(vit), patch_count(vit)
+    entries = own.shape[1] > n
+    prefix, old = _layout(table.shape[1], tokens, n, grid, alike=table.shape == own.shape and tokens == wanted)
+    if prefix is None:
+        raise PatchloomError(
+            f"{POSITIONS_KEY} in {source} has {table.shape[1]} entries, and no square grid of patches has so many: "
+            "give an encoder of the file's own --img_size and --patch_size"
+        )
+    patches = table[:, prefix:]
+    if old is None and new[0] != new[1]:
+        changes.append(f"{POSITIONS_KEY}: for {n} patches in a grid that is not stated, taken for {format_grid(new)}")
+    elif old not in (None, new):
+        changes.append(f"{POSITIONS_KEY}: from a grid of {format_grid(old)} to {format_grid(new)}")
+        patches = resample_abs_pos_embed(patches, list(new), list(old), num_prefix_tokens=0)
+    if prefix == tokens.get("cls_token") != sum(tokens.values()):  # DINOv2's register tokens have none
+        tokens = {"cls_token": prefix}
+    had = dict(zip(tokens, table[:, :prefix].split(list(tokens.values()), dim=1), strict=True)) if prefix else {}
+    for name, entry in had.items():
+        if name not in wanted:
+            changes.append(f"{POSITIONS_KEY}: without the entry of {name}")
+        elif not entries and fitting[name].shape == entry.shape:
+            fitting[name] = fitting[name] + entry  # the source's own stays as it is
+            changes.append(f"{name}: with its entry of {POSITIONS_KEY}, where this encoder has no place for it")
+    kept = []
+    for name, count in wanted.items() if entries else ():
+        kept.append(had.get(name, table.new_zeros(1, count, table.shape[2])))
+        if name not in had:
+            changes.append(f"{POSITIONS_KEY}: zero for {name}")
+    fitting[POSITIONS_KEY] = torch.cat([*kept, patches], dim=1)
+    return changes
+
+
+def _layout(
+    length: int, tokens: dict[str, int], n: int, grid: OptionalGrid, alike: bool
+) -> tuple[int | None, OptionalGrid]:
+    """How many entries of a table are not of patches (None: unknown), and its grid (None: the encoder's)."""
+    # timm gives entries to all tokens before the patches, or to none; DINOv2 to the class token alone
+    choices = (sum(tokens.values()), tokens.get("cls_token", 0), 0)
+    if grid is not None and length - math.prod(grid) in choices:
+        return length - math.prod(grid), grid
+    if alike:
+        return length - n, None
+    for prefix in choices:
+        side = math.isqrt(max(0, length - prefix))
+        if side and side**2 == length - prefix:
+            return prefix, None if side**2 == n else (side, side)  # a table that needs no change gets none
+    return next((prefix for prefix in choices if length - prefix == n), None), None
+
+
+def fit_biases(fitting: State, target: State) -> list[str]:
+    """Bring a Swin's tables of relative position biases to the encoder's windows."""
+    changes = []
+    for name, table in fitting.items():
+        own = target[name]
+        if not name.endswith(BIASES_KEY) or table.shape == own.shape or table.shape[1:] != own.shape[1:]:
+            continue
+        # of square windows, which nearly all are; others are refused as every shape that differs
+        old, new = (round((math.isqrt(len(one)) + 1) / 2) for one in (table, own))
+        if len(table) == (2 * old - 1) ** 2 and len(own) == (2 * new - 1) ** 2:
+            fitting[name] = resize_rel_pos_bias_table(table, new_window_size=(new, new), new_bias_shape=own.shape)
+            changes.append(f"{name}: from windows of {old}x{old} to {new}x{new}")
+    return changes
+
+
+def resize_input(vit: VisionTransformer, size: tuple[int, int]) -> None:
+    """Set the input size of an encoder in place; its table of positions is resampled (bicubic, as timm does it).
+
+    timm before 1.0.31 trains a fixed table from then on, and leaves the table of a grid with the same number of patches
+    as it is, so the table is made here.
+    """
+    table, grid = vit.pos_embed, grid_size(vit)
+    vit.set_input_size(img_size=size)
+    if table is None or grid_size(vit) == grid:
+        return
+    prefix = table.shape[1] - grid[0] * grid[1]
+    with torch.no_grad():
+        new = resample_abs_pos_embed(table, list(grid_size(vit)), list(grid), num_prefix_tokens=prefix)
+    vit.pos_embed = torch.nn.Parameter(new, requires_grad=table.requires_grad)
+
+
+def format_grid(sizes: tuple[int, ...]) -> str:
+    """Sizes in words, such as 14x14."""
+    return "x".join(map(str, sizes)) or "a scalar"

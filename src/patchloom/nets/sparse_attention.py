@@ -1,0 +1,90 @@
+"""timm blocks in which only some tokens ask, or only some answer: what the others would cost is never computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+
+import torch
+from timm.layers import Attention
+from timm.models.vision_transformer import Block
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from patchloom.nets.native.blocks import native_block, runs_native, sum_parts
+from patchloom.nets.queries import heads_of
+from patchloom.patches.tokens import gather_tokens
+
+
+def run_blocks(
+    blocks: Iterable[Block], tokens: Tensor, *, keys_values: Tensor | None = None, checkpointing: bool = False
+) -> Tensor:
+    """Tokens [b t d] through all blocks.
+
+    Args:
+        blocks: timm's.
+        tokens: [b t d].
+        keys_values: [b m] indices of those that alone are keys and values; None: all are.
+        checkpointing: keep no activations inside the blocks, and compute them again on the way back.
+    """
+    blocks = list(blocks)
+    if blocks and all(runs_native(block, tokens) for block in blocks):
+        more, shift = None, None
+        for block in blocks:
+            step = partial(as_compiled(block, native_block), block, keys_values=keys_values)
+            given = tokens, more, shift
+            tokens, more, shift = checkpoint(step, *given, use_reentrant=False) if checkpointing else step(*given)
+        return sum_parts(tokens, more, shift)
+    for block in blocks:
+        step = (
+            block if keys_values is None else partial(as_compiled(block, context_block), block, keys_values=keys_values)
+        )
+        tokens = checkpoint(step, tokens, use_reentrant=False) if checkpointing else step(tokens)
+    return tokens
+
+
+def as_compiled(block: Block, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``function``, compiled if ``block`` is: calling a part of a module goes past what `Module.compile` made."""
+    return function if block._compiled_call_impl is None else _compiled(function)
+
+
+@cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function, dynamic=False)
+
+
+def context_block(block: Block, tokens: Tensor, keys_values: Tensor) -> Tensor:
+    """A block over tokens [b t d] in which those at ``keys_values`` [b m] alone are keys and values (MP3)."""
+    normed = block.norm1(tokens)
+    return _rest(block, tokens, _attention(block.attn, normed, gather_tokens(normed, keys_values)))
+
+
+def query_block(block: Block, tokens: Tensor, first: int) -> Tensor:
+    """What a block makes of ``tokens[:, first:]`` [b t-first d], with all of tokens [b t d] as keys and values.
+
+    For a last block, of which the other tokens are not read.
+    """
+    if runs_native(block, tokens):
+        return sum_parts(*native_block(block, tokens, first=first))
+    normed = block.norm1(tokens)
+    return _rest(block, tokens[:, first:], _attention(block.attn, normed[:, first:], normed))
+
+
+def _rest(block: Block, tokens: Tensor, attended: Tensor) -> Tensor:
+    """The block from its attention on."""
+    tokens = tokens + block.drop_path1(block.ls1(attended))
+    return tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
+
+
+def _attention(attn: Attention, queries: Tensor, keys_values: Tensor) -> Tensor:
+    """timm's attention with queries from ``queries`` [b t d], keys and values from ``keys_values`` [b m d]."""
+    q, kv = heads_of(attn, queries, keys_values)
+    q, (k, v) = q.transpose(1, 2), kv.permute(2, 0, 3, 1, 4)
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    if attn.fused_attn:
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=attn.attn_drop.p if attn.training else 0.0)
+    else:  # in bfloat16 on CPUs the fused kernel is the slower one
+        mixed = attn.attn_drop((q * attn.scale @ k.mT).softmax(-1)) @ v
+    mixed = attn.norm(mixed.transpose(1, 2).flatten(2))
+    return attn.proj_drop(attn.proj(mixed))

@@ -1,0 +1,289 @@
+"""Swin, a hierarchical encoder: what it makes of an `EncoderInput`, with timm's modules and weights as they are.
+
+A unit is what one token of the last stage stands for: 2^(stages-1) patches a side, 32 pixels for Swin-T. To tasks and
+questions a unit is a patch: it is masked, blanked and placed as a whole. Patch merging joins 2x2 neighbours, which are
+of one unit always, so no unit's content ever leaves it but by attention. There are three ways to attend:
+
+- All units, no position withheld: timm's ``forward_features``, shifted windows and all.
+- One unit of each 2x2 cell (uniform masking; UM-MAE, Li et al. 2022): the units close up to a grid of half the side,
+  and the same windows run over that, at most as large as it. Relative position biases follow the closed-up places.
+- Positions are withheld (DropPos): windows, shifts and biases of a grid would tell how units lie. So patches attend
+  within their unit where a window is no larger than one, and elsewhere to those of all units; biases are kept between
+  patches of one unit alone, where they are the same wherever it lies. The order of the units then only orders the
+  outputs. Units whose position is known get a fixed sine-cosine embedding of it, since a Swin has none of its own.
+
+Letters: b batch, k units that enter, s patches along a unit, d width of a stage, g windows, t patches of a window.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from timm.models.swin_transformer import PatchMerging, SwinTransformer, SwinTransformerBlock, WindowAttention
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.sparse_attention import as_compiled
+from patchloom.patches.positions import sincos_2d
+from patchloom.patches.tokens import patchify
+from patchloom.sizes import Sides
+from patchloom.withhold.encoder_input import EncoderInput
+
+Encoder = VisionTransformer | SwinTransformer
+
+
+def is_hierarchical(net: nn.Module) -> bool:
+    """Whether an encoder is a Swin."""
+    return isinstance(net, SwinTransformer)
+
+
+def patches_along_unit(swin: SwinTransformer) -> int:
+    """Patches s along a unit of the first stage, 2^(stages-1)."""
+    return 2 ** (len(swin.layers) - 1)
+
+
+def unit_side(swin: SwinTransformer) -> int:
+    """Side of a unit in pixels."""
+    return swin.patch_embed.patch_size[0] * patches_along_unit(swin)
+
+
+def unit_grid(swin: SwinTransformer) -> Sides:
+    """Rows and columns of units."""
+    rows, columns = (side // patches_along_unit(swin) for side in swin.patch_embed.grid_size)
+    return rows, columns
+
+
+def unit_positions(swin: SwinTransformer) -> Tensor:
+    """Fixed 2-d sine-cosine embeddings [n d] of the units' places, d being the width of the first stage.
+
+    They are no part of the encoder, and added only where positions are withheld from some units.
+    """
+    weight = swin.patch_embed.proj.weight
+    # where they are needed, since a GPU would be waited for; Apple's has no float64, in which they are computed
+    device = None if weight.device.type == "mps" else weight.device
+    return sincos_2d(len(weight), unit_grid(swin), device).to(weight.device)
+
+
+def check_hierarchical(swin: nn.Module, name: str) -> None:
+    """Refuse, by name, a Swin whose forward pass would not be reproduced here."""
+    if type(swin) is not SwinTransformer:
+        raise PatchloomError(
+            f"{name} is a {type(swin).__name__}: of hierarchical encoders, timm's plain Swin is served"
+        )
+    unknown = [type(one).__name__ for stage in swin.layers[1:] if type(one := stage.downsample) is not PatchMerging]
+    unknown += [
+        type(one).__name__ for stage in swin.layers for one in stage.blocks if type(one) is not SwinTransformerBlock
+    ]
+    unknown += ["windows over the whole grid" for stage in swin.layers for one in stage.blocks if one.always_partition]
+    if unknown:
+        raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom cannot serve: choose a plain Swin")
+    if len(set(swin.patch_embed.patch_size)) > 1:
+        raise PatchloomError(f"{name} has patches of {swin.patch_embed.patch_size} pixels: only square ones are served")
+    p, (h, w) = unit_side(swin), swin.patch_embed.img_size
+    if h % p or w % p:
+        raise PatchloomError(
+            f"units of {p} pixels, one for each token of the last stage of {name}, do not divide images of {h}x{w}: "
+            f"choose an image size that is a multiple of {p}, best of {2 * p}"
+        )
+    if (d := swin.patch_embed.proj.out_channels) % 4:
+        raise PatchloomError(f"{name} needs a width that 4 divides, not {d}: give another --model.embed_dim")
+
+
+def refuse_hierarchical(net: nn.Module, what: str, instead: str) -> None:
+    """Refuse a Swin for ``what`` is made for a plain ViT, naming what there is ``instead``."""
+    if is_hierarchical(net):
+        raise PatchloomError(f"{what} needs the tokens of a plain ViT, and this is a Swin: {instead}")
+
+
+def encode_units(
+    swin: SwinTransformer,
+    given: EncoderInput,
+    *,
+    mask_token: Tensor | None = None,
+    position_token: Tensor | None = None,
+) -> Tensor:
+    """Tokens [b k d] of the last stage, a unit each, without the final norm.
+
+    Args:
+        swin: the encoder.
+        given: what of the images; all units in their order, or one of each 2x2 cell in the order of the cells, unless
+            positions are withheld: then any, in any order.
+        mask_token: stands for blank content, after the patch embedding; broadcast to [b k d].
+        position_token: stands for dropped positions; broadcast to [b k d].
+    """
+    tokens = _embed(swin, given, mask_token, position_token)
+    k, s = given.visible.shape[1], patches_along_unit(swin)
+    grid = None if given.dropped is not None else _closed_up(unit_grid(swin), k)
+    for stage in swin.layers:
+        if not isinstance(stage.downsample, nn.Identity):
+            units = tokens.reshape(-1, s, s, tokens.shape[-1])
+            # autocast or not, what the blocks add to is kept in full
+            tokens = stage.downsample(units).to(tokens.dtype).reshape(len(tokens), -1, stage.downsample.out_dim)
+            s //= 2
+        made: dict[tuple[Sides, Sides], _Windows] = {}
+        for block in stage.blocks:
+            sides = block.window_size, block.shift_size
+            if sides not in made:
+                made[sides] = _of_units(k, s, sides[0], tokens) if grid is None else _of_grid(grid, s, *sides, tokens)
+            step = partial(as_compiled(block, window_block), block, windows=made[sides])
+            tokens = checkpoint(step, tokens, use_reentrant=False) if stage.grad_checkpointing else step(tokens)
+    return tokens
+
+
+def _embed(
+    swin: SwinTransformer, given: EncoderInput, mask_token: Tensor | None, position_token: Tensor | None
+) -> Tensor:
+    """Patches [b k*s*s d] of the units that enter, unit after unit."""
+    s, p = patches_along_unit(swin), swin.patch_embed.patch_size[0]
+    project, c = swin.patch_embed.proj, given.images.shape[1]
+    units = patchify(given.images, (s * p, s * p), given.visible).unflatten(-1, (c, s, p, s, p))
+    patches = units.permute(0, 1, 3, 5, 2, 4, 6).flatten(4).flatten(2, 3)  # [b k s*s c*p*p]
+    tokens = swin.patch_embed.norm(F.linear(patches, project.weight.flatten(1), project.bias)).to(project.weight.dtype)
+    if given.blank is not None:
+        tokens = torch.where(given.blank[..., None, None], mask_token[..., None, :], tokens)
+    if given.dropped is not None:
+        positions = unit_positions(swin)[given.visible]
+        tokens = tokens + torch.where(given.dropped[..., None], position_token, positions)[:, :, None]
+    return tokens.flatten(1, 2)
+
+
+def _closed_up(grid: Sides, k: int) -> Sides:
+    """The grid that k units close up to."""
+    half = grid[0] // 2, grid[1] // 2
+    for rows, columns in (grid, half):
+        if k == rows * columns:
+            return rows, columns
+    raise ValueError(f"windows need all {grid[0] * grid[1]} units, or one of each 2x2, not {k}")
+
+
+class _Windows(NamedTuple):
+    """Which patches attend to each other, and the biases between them.
+
+    Attributes:
+        size: patches t of a window.
+        members: [g t] places of each window's patches among all N, which itself stands for padding; None: in order.
+        places: [N] where each patch stands among the members.
+        bias: [t t] or [s*s s*s] rows of the table of relative biases, the last one, a zero beyond it, for no bias.
+        units: of so many units, one after the other, the bias is repeated for each, and none is between them.
+        apart: [1 t t] or [g t t] True where two patches must not attend to each other; None: all may.
+    """
+
+    size: int
+    members: Tensor | None
+    places: Tensor | None
+    bias: Tensor
+    units: int = 1
+    apart: Tensor | None = None
+
+
+def _offsets(sides: Sides, window: Sides, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Between patches of a rectangle: rows [t t] of a ``window``'s table of biases, and whether it has one."""
+    at = [torch.arange(side, device=like.device) for side in sides]
+    y, x = (one.flatten() for one in torch.meshgrid(*at, indexing="ij"))
+    down, along = y[:, None] - y, x[:, None] - x
+    (h, w), there = window, (down.abs() < window[0]) & (along.abs() < window[1])
+    rows = (down + h - 1) * (2 * w - 1) + along + w - 1
+    return torch.where(there, rows, (2 * h - 1) * (2 * w - 1)), there
+
+
+def _of_grid(grid: Sides, s: int, table: Sides, shift: Sides, like: Tensor) -> _Windows:
+    """timm's windows over a ``grid`` of units of s x s patches, whose patches come unit after unit.
+
+    A window is no larger than the grid, and where one covers it nothing is shifted, as timm has it.
+    """
+    (rows, columns), device = grid, like.device
+    h, w = sides = rows * s, columns * s
+    window = min(table[0], h), min(table[1], w)
+    shift = tuple(0 if side <= one else by for side, one, by in zip(sides, window, shift, strict=True))
+    n = h * w
+    where = torch.arange(n, device=device).view(rows, columns, s, s).transpose(1, 2).reshape(h, w)
+    where = where.roll((-shift[0], -shift[1]), (0, 1))
+    padding = 0, -w % window[1], 0, -h % window[0]
+    members = _cut(F.pad(where, padding, value=n), window)
+    apart = None
+    if any(shift):
+        down, along = (
+            _regions(side, one, by, device)
+            for side, one, by in zip((h + padding[3], w + padding[1]), window, shift, strict=True)
+        )
+        regions = _cut(3 * down[:, None] + along, window)
+        apart = regions[:, :, None] != regions[:, None]
+    places = members.flatten().argsort()[:n]  # padding is the largest, and comes last
+    return _Windows(window[0] * window[1], members, places, _offsets(window, table, like)[0], apart=apart)
+
+
+def _cut(values: Tensor, window: Sides) -> Tensor:
+    """A grid [h w] of values in windows [g t]."""
+    (h, w), (rows, columns) = values.shape, window
+    return values.view(h // rows, rows, w // columns, columns).transpose(1, 2).reshape(-1, rows * columns)
+
+
+def _regions(side: int, window: int, shift: int, device: torch.device) -> Tensor:
+    """Along a shifted side [side]: patches of different regions came together by the shift alone."""
+    at = torch.arange(side, device=device)
+    return (at >= side - window).long() + (at >= side - shift).long() if shift else torch.zeros_like(at)
+
+
+def _of_units(k: int, s: int, window: Sides, like: Tensor) -> _Windows:
+    """Windows that do not depend on where units lie: each unit, or all of them where a window reaches beyond one."""
+    bias, there = _offsets((s, s), window, like)
+    if max(window) > s:
+        return _Windows(k * s * s, None, None, bias, units=k)
+    return _Windows(s * s, None, None, bias, apart=~there[None])
+
+
+def window_block(block: SwinTransformerBlock, tokens: Tensor, windows: _Windows) -> Tensor:
+    """A timm block over tokens [b N d] by the windows given."""
+    normed = block.norm1(tokens)
+    if windows.members is None:
+        attended = _attention(block.attn, normed.unflatten(1, (-1, windows.size)), windows).flatten(1, 2)
+    else:
+        padded = F.pad(normed, (0, 0, 0, 1))  # as timm: a zero, which is attended to
+        attended = _attention(block.attn, padded[:, windows.members], windows).flatten(1, 2)[:, windows.places]
+    tokens = tokens + block.drop_path1(attended)
+    return tokens + block.drop_path2(block.mlp(block.norm2(tokens)))
+
+
+def _attention(attn: WindowAttention, tokens: Tensor, windows: _Windows) -> Tensor:
+    """timm's attention within each window of tokens [b g t d]."""
+    b, g, t, _ = tokens.shape
+    q, k, v = attn.qkv(tokens).view(b * g, t, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
+    bias = _biases(attn, windows)
+    if len(bias) > 1:
+        bias = bias.repeat(b, 1, 1, 1)
+    if attn.fused_attn:
+        drop = attn.attn_drop.p if attn.training else 0.0
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype), dropout_p=drop, scale=attn.scale)
+    else:
+        mixed = attn.attn_drop((q * attn.scale @ k.mT + bias).softmax(-1)) @ v
+    return attn.proj_drop(attn.proj(mixed.transpose(1, 2).reshape(b, g, t, -1)))
+
+
+def _biases(attn: WindowAttention, windows: _Windows) -> Tensor:
+    """What is added to attention [1 or g heads t t]: relative position biases, and -inf between those kept apart."""
+    table = F.pad(attn.relative_position_bias_table, (0, 0, 0, 1))
+    bias = table[windows.bias].permute(2, 0, 1)[None]
+    if windows.units > 1:
+        unit = torch.arange(windows.size, device=bias.device) // windows.bias.shape[0]
+        bias = bias.repeat(1, 1, windows.units, windows.units)
+        bias = torch.where(unit[:, None] == unit, bias, 0)
+    return bias if windows.apart is None else bias.masked_fill(windows.apart[:, None], float("-inf"))
+
+
+def resize_swin(swin: SwinTransformer, size: tuple[int, int]) -> None:
+    """Have a Swin take images of another ``size`` (h, w) in place; it keeps the windows that it has."""
+    swin.patch_embed.set_input_size(img_size=size)
+    rows, columns = swin.patch_embed.grid_size
+    for i, stage in enumerate(swin.layers):
+        before = 2 ** max(0, i - 1)
+        stage.set_input_size((rows // before, columns // before), window_size=stage.blocks[0].window_size)
+
+
+def level_count(vit: Encoder) -> int:
+    """Blocks of a ViT, and stages of a Swin."""
+    return len(vit.layers if is_hierarchical(vit) else vit.blocks)

@@ -1,0 +1,186 @@
+"""A map of what an encoder gives for images: two projections, thumbnails, and the nearest images of each."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.manifold import TSNE
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchloom.data.loader import plain_batches
+from patchloom.data.source import Source
+from patchloom.data.stats import normalize
+from patchloom.display import StatusMessage
+from patchloom.errors import PatchloomError
+from patchloom.look.context import NamedEncoder, check_finite, to_pictures
+from patchloom.nets.encode import input_channels, input_size
+from patchloom.nets.heads import pooled_tokens
+from patchloom.questions.agreement import nearest_by_cosine
+from patchloom.report.page import Cloud
+from patchloom.report.pictures import webp
+from patchloom.runs.encoder import load_encoder
+from patchloom.system.hardware import usable_device
+
+MAX_MAP_IMAGES, MIN_MAP_IMAGES = 1000, 5  # images
+_NEAREST = 8
+_SIDE = 40  # pixels of a thumbnail
+_QUALITY = 60
+_SECONDS = 30.0  # after which no further batch is shown to a large encoder, or one of large files
+_BATCH = 32
+_PERPLEXITY = 30.0  # as usual; of few images less, since it has to be below their number
+_COMPONENTS = 50  # to which features are reduced before t-SNE, as its paper does (van der Maaten and Hinton 2008)
+_DIGITS = 4
+
+
+class Thumbnails(NamedTuple):
+    """Images in small, with what an encoder gives for them.
+
+    Attributes:
+        features: float32 [n d], the mean of the patch tokens.
+        pictures: uint8 [n side side 3].
+        indices: [n] of the images in their source; what cannot be read is left out.
+    """
+
+    features: Tensor
+    pictures: np.ndarray
+    indices: list[int]
+
+
+def make_embedding_map(run: str | Path, source: Source, what: str, most: int = MAX_MAP_IMAGES, seed: int = 0) -> Cloud:
+    """The map of a run's encoder, also of one that is not finished.
+
+    Features are the means of the patch tokens after the last norm, which kNN quotes. PCA is of them as they are; t-SNE
+    of their directions, since neighbours are by the cosine, too.
+    """
+    places = np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).round().astype(int))
+    some = source.subset(np.random.default_rng(seed).permutation(places))
+    if len(some) < MIN_MAP_IMAGES:
+        raise PatchloomError(
+            f"a map of embeddings needs {MIN_MAP_IMAGES} {source.noun} or more, and there are {len(some)}"
+        )
+    vit, card = load_encoder(run)  # and no module beside it: of a run that is not finished these would build its task
+    device = usable_device("auto")
+    shown = collect_thumbnails(NamedEncoder(card.name, vit.to(device), card), some, device)
+    if len(shown.indices) < MIN_MAP_IMAGES:
+        raise PatchloomError(
+            f"a map of embeddings needs {MIN_MAP_IMAGES} {source.noun} or more, and of {len(some)} only "
+            f"{len(shown.indices)} "
+            "could be read"
+        )
+    order = torch.arange(len(shown.indices))
+    found, cosines = nearest_by_cosine(shown.features, shown.features, order, min(_NEAREST, len(order) - 1))
+    labels, classes = _labels(some, shown.indices)
+    columns = math.ceil(math.sqrt(len(order)))
+    with StatusMessage("drawing a map of embeddings"):
+        projections = projections_of(shown.features.double().numpy(), seed)
+        sprite = _sprite(shown.pictures, columns)
+    left = f"{len(order):,} of {len(source):,}" if len(order) < len(source) else f"{len(order):,}"
+    return Cloud(
+        projections=projections,
+        names=[some.place(i) or some.describe(i) for i in shown.indices],
+        labels=labels,
+        classes=classes,
+        neighbours=found.tolist(),
+        similarities=[[round(value, _DIGITS) for value in row] for row in cosines.tolist()],
+        sprite=sprite,
+        columns=columns,
+        side=_SIDE,
+        note=_note(card.name, what, left, len(order)),
+    )
+
+
+def collect_thumbnails(one: NamedEncoder, source: Source, device: torch.device) -> Thumbnails:
+    """Features and thumbnails of the images of a source, each of which is read once, until `_SECONDS` are over."""
+    features, thumbnails, indices = list[Tensor](), list[np.ndarray](), list[int]()
+    begun = time.monotonic()
+    batches = plain_batches(source, input_size(one.vit), _BATCH, channels=input_channels(one.vit), device=device)
+    with torch.inference_mode(), StatusMessage(f"{one.name} being shown {source.noun}", len(source)) as waiting:
+        for batch in batches:
+            images = normalize(batch.views[0], one.card.mean, one.card.std)
+            features.append(check_finite(one, pooled_tokens(one.vit, images, None)["mean"].float().cpu()))
+            thumbnails.append(_thumbnails(to_pictures(one, images.cpu())))
+            indices += batch.indices.tolist()
+            waiting.advance(len(batch.indices))
+            if len(indices) >= MIN_MAP_IMAGES and time.monotonic() - begun > _SECONDS:
+                break
+    return Thumbnails(torch.cat(features), np.concatenate(thumbnails), indices)
+
+
+def projections_of(features: np.ndarray, seed: int = 0) -> dict[str, tuple[list[float], list[float]]]:
+    """x and y [n] each in [0, 1] by the name of the projection, of features [n d]."""
+    if not np.isfinite(features).all() or np.ptp(features, axis=0).max() < 1e-9:
+        raise PatchloomError("the encoder gives all images the same features, so there is nothing to draw a map of")
+    directions = features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
+    kept = min(_COMPONENTS, *features.shape)
+    reduced = PCA(kept, random_state=seed).fit_transform(directions)
+    flat = PCA(min(2, *features.shape), random_state=seed).fit_transform(features)
+    if flat.shape[1] == 1:
+        flat = np.pad(flat, ((0, 0), (0, 1)))
+    perplexity = min(_PERPLEXITY, (len(features) - 1) / 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        # from random places where features have one dimension alone, of which no plane can be made
+        init = "pca" if kept > 1 and np.ptp(reduced[:, 0]) > 0 else "random"
+        placed = TSNE(perplexity=perplexity, init=init, random_state=seed).fit_transform(reduced.astype(np.float32))
+    return {"PCA": _unit(flat), "t-SNE": _unit(placed)}
+
+
+def _unit(points: np.ndarray) -> tuple[list[float], list[float]]:
+    """Points [n 2] moved and scaled into the unit square, by one scale for both axes."""
+    low, reach = points.min(0), float(np.ptp(points, axis=0).max()) or 1.0
+    middle = (1 - np.ptp(points, axis=0) / reach) / 2
+    x, y = ((points - low) / reach + middle).clip(0, 1).round(_DIGITS).T
+    return x.tolist(), y.tolist()
+
+
+def _thumbnails(pictures: np.ndarray) -> np.ndarray:
+    """Colours uint8 [b h w 3] as squares of `_SIDE`, with a white margin where they are no squares."""
+    h, w = pictures.shape[1:3]
+    tall, wide = (max(1, round(_SIDE * side / max(h, w))) for side in (h, w))
+    small = F.interpolate(
+        torch.from_numpy(pictures).permute(0, 3, 1, 2).float(), (tall, wide), mode="bilinear", antialias=True
+    )
+    squares = np.full((len(pictures), _SIDE, _SIDE, 3), 255, np.uint8)
+    top, left = (_SIDE - tall) // 2, (_SIDE - wide) // 2
+    squares[:, top : top + tall, left : left + wide] = small.permute(0, 2, 3, 1).round().clamp(0, 255).byte().numpy()
+    return squares
+
+
+def _sprite(thumbnails: np.ndarray, columns: int) -> str:
+    """All thumbnails [n side side 3] in one picture, row by row."""
+    rows = math.ceil(len(thumbnails) / columns)
+    sheet = np.full((rows * columns, _SIDE, _SIDE, 3), 255, np.uint8)
+    sheet[: len(thumbnails)] = thumbnails
+    page = sheet.reshape(rows, columns, _SIDE, _SIDE, 3).swapaxes(1, 2).reshape(rows * _SIDE, columns * _SIDE, 3)
+    return webp(Image.fromarray(page), max(page.shape), _QUALITY)[0]
+
+
+def _labels(source: Source, indices: Sequence[int]) -> tuple[list[int], list[str]]:
+    """A number for each image, -1 without a label, and names of the classes that occur, in the source's order."""
+    if source.labels is None:
+        return [-1] * len(indices), []
+    found = [int(source.labels[i]) for i in indices]
+    there = sorted({label for label in found if label >= 0})
+    number = {label: i for i, label in enumerate(there)} | {-1: -1}
+    return [number[label] for label in found], [source.classes[label] for label in there]
+
+
+def _note(name: str, what: str, count: str, n: int) -> str:
+    perplexity = min(_PERPLEXITY, (n - 1) / 3)
+    return (
+        f"{what[0].upper()}{what[1:]} ({count}), by the mean of the patch tokens of {name}. PCA shows the two "
+        f"directions in which they differ most; t-SNE (perplexity {perplexity:.0f}) keeps near what is near: sizes of "
+        "groups and distances between them mean nothing there. Neighbours are by the cosine of the features, "
+        "not by the map."
+    )

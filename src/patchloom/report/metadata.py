@@ -1,0 +1,107 @@
+"""Where, when, by what and on what a run was made, as terms and texts."""
+
+from __future__ import annotations
+
+import platform
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from patchloom.audio.config import item_noun
+from patchloom.display import duration
+from patchloom.report.load_run import RunData
+from patchloom.system.hardware import processor
+from patchloom.version import __version__
+
+_PROGRAMS = ("torch", "torchvision", "timm")
+
+
+def run_metadata(run: RunData) -> list[tuple[str, str]]:
+    """Terms and texts; what is not known is left out.
+
+    A run does not keep by which versions it was made: those of the page are said to be the page's.
+    """
+    settings, data = run.settings, run.data
+    named = settings.data if isinstance(settings.data, str) else ", ".join(settings.data)
+    held = len(data.get("held_out", ()))
+    found = [
+        ("folder", str(run.folder.path.absolute())),
+        ("begun", _date(run.folder.requested)),
+        ("ended" if run.finished else "last written", _when(run.last_written())),
+        ("trained for", _seconds(run)),
+        ("data", named),
+        ("fingerprint of the data", str(data.get("fingerprint", ""))),
+        ("held out", f"{held:,} {item_noun(run.sound)}" if held else ""),
+        ("device", _device(run)),
+        ("encoder", _encoder(run)),
+        ("trained of the encoder", _trained(run)),
+        ("updates left out", _skipped(run)),
+        ("this page was made on", _machine()),
+        ("this page was made by", _versions()),
+    ]
+    return [(term, text) for term, text in found if text]
+
+
+def _date(path: Path) -> str:
+    with suppress(OSError):
+        return _when(path.stat().st_mtime)
+    return ""
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC") if seconds else ""
+
+
+def _seconds(run: RunData) -> str:
+    spent = run.metrics.get("seconds", np.empty(0))
+    spent = spent[np.isfinite(spent)]
+    total = max([*spent.tolist(), float(run.about.get("seconds") or 0.0)]) if len(spent) or run.about else 0.0
+    return f"{duration(total)}, without measures and the end" if total else ""
+
+
+def _device(run: RunData) -> str:
+    settings = run.settings
+    threads = (
+        f", {settings.threads} thread{'s' * (settings.threads != 1)}"
+        if settings.device == "cpu" and settings.threads != "auto"
+        else ""
+    )
+    several = f", {settings.devices} devices" if settings.devices not in (1, "auto") else ""
+    return f"{settings.device}{threads}{several}, {settings.precision}"
+
+
+def _encoder(run: RunData) -> str:
+    file = run.folder.encoder
+    with suppress(OSError):
+        return f"{file.name}, {file.stat().st_size / 1e6:,.1f} MB"
+    return "of the newest checkpoint" if run.folder.checkpoints.there() else ""
+
+
+def _trained(run: RunData) -> str:
+    count, begun = run.settings.train_blocks, run.settings.from_run or run.settings.init
+    if count is None:
+        return ""
+    blocks = f"the last {count} block{'s' * (count != 1)} and the last norm" if count else "the last norm"
+    return f"{blocks}; all else is as in {begun}"
+
+
+def _skipped(run: RunData) -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        lines = run.folder.skipped.read_text("utf-8", "surrogateescape").splitlines()
+        return f"{len(lines):,}, since loss or gradient were not finite: skipped.txt" if lines else ""
+    return ""
+
+
+def _machine() -> str:
+    return f"{processor('model name') or platform.processor() or platform.machine()}, {platform.system()}"
+
+
+def _versions() -> str:
+    found = []
+    for name in _PROGRAMS:
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return ", ".join([f"patchloom {__version__}", f"Python {platform.python_version()}", *found])

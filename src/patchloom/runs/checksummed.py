@@ -1,0 +1,46 @@
+"""YAML files that tell whether they are whole: half of a configuration would be a configuration, too."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from patchloom.errors import PatchloomError
+from patchloom.system.files import read_yaml, write_whole
+
+_SEAL = "# if this file is edited, the run is not continued: "
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write everything out: `read_yaml` takes nothing that stands for another part."""
+        return True
+
+
+def write_checksummed(path: Path, values: dict[str, Any], notes: str = "") -> None:
+    """Write values as YAML, with ``notes`` (lines of comment) before them and a checksum of all that in front."""
+    text = notes + yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    write_whole(path, f"{_SEAL}{_digest(text)}\n{text}")
+
+
+def read_checksummed(path: Path) -> dict[str, Any]:
+    """The values of a YAML file; one without a checksum is read as it is."""
+    try:
+        text = path.read_text("utf-8")
+        first, _, rest = text.partition("\n")
+        if first.startswith(_SEAL) and first != _SEAL + _digest(rest):
+            raise PatchloomError(f"{path} is not what patchloom wrote: restore it from a copy, or choose another --out")
+        values = read_yaml(text)
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as problem:
+        why = getattr(problem, "problem", None) or type(problem).__name__
+        raise PatchloomError(f"{path} cannot be read ({why}): is it whole?") from problem
+    if not isinstance(values, dict):
+        raise PatchloomError(f"{path} is not a list of settings: is it whole?")
+    return values
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

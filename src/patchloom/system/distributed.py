@@ -1,0 +1,316 @@
+"""Collectives of the processes of one training, and the launching of these processes.
+
+Every collective is the identity if there is a single process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from patchloom.display import StatusMessage
+from patchloom.errors import AlreadyReported, PatchloomError
+from patchloom.system.hardware import Cores, check_device, cores, own_cores
+
+T = TypeVar("T")
+
+
+# Collectives: communication between the processes of one training.
+
+
+_alone = False
+
+
+def world() -> int:
+    """How many processes train together."""
+    if _alone:
+        return 1
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+@contextmanager
+def without_collectives() -> Iterator[None]:
+    """While entered, this process does as if it were the only one: what the others take no part in would wait for them.
+
+    It has to end before anything that all of them do.
+    """
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return dist.get_rank() if world() > 1 else 0
+
+
+def total(values: Tensor) -> Tensor:
+    """The sum of every process's ``values``, without gradient."""
+    values = values.detach()
+    if world() > 1:
+        values = values.clone()
+        dist.all_reduce(values)
+    return values
+
+
+def smallest(number: int) -> int:
+    """The smallest of every process's ``number``; no GPU is waited for."""
+    if world() == 1:
+        return number
+    found = torch.tensor(number)
+    dist.all_reduce(found, dist.ReduceOp.MIN, group=_of_cpus(dist.group.WORLD))
+    return int(found)
+
+
+def wait_for_all() -> None:
+    """Wait until every process is here: a week if need be, where other waiting ends after half an hour."""
+    if world() > 1:
+        dist.barrier(group=_patient(dist.group.WORLD))
+
+
+@cache
+def _patient(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    return dist.new_group(backend="gloo", timeout=timedelta(days=7))
+
+
+@cache
+def _of_cpus(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """The processes of ``group``, joined for what is on CPUs."""
+    return group if dist.get_backend(group) == "gloo" else dist.new_group(backend="gloo")
+
+
+def gathered(values: Tensor) -> Tensor:
+    """Every process's ``values`` [b ...], one below the other in the order of the ranks [world*b ...], no gradient.
+
+    b must be the same in all of them, as everywhere here: the training loop sees to it (`smallest`).
+    """
+    values = values.detach().contiguous()
+    if world() == 1:
+        return values
+    parts = [torch.empty_like(values) for _ in range(world())]
+    dist.all_gather(parts, values)
+    return torch.cat(parts)
+
+
+def collected(values: list[T]) -> list[T]:
+    """Every process's list, one after the other in the order of the ranks."""
+    if world() == 1:
+        return values
+    parts: list[list[T]] = [[] for _ in range(world())]
+    dist.all_gather_object(parts, values)
+    return [value for part in parts for value in part]
+
+
+def broadcast_buffers(buffers: Iterable[Tensor]) -> None:
+    """Give every process the first one's values, in place: statistics of a BatchNorm are each process's own."""
+    if world() > 1:
+        for buffer in buffers:
+            dist.broadcast(buffer, 0)
+
+
+def cores_here() -> Cores:
+    """Cores of this machine that the processes of this training may use, and how many these are. All must ask at once.
+
+    They are counted, since each process may have cores of its own (SLURM), or all of them the same.
+    """
+    here = platform.node()
+    known = [(own, count) for machine, own, count in collected([(here, own_cores(), cores())]) if machine == here]
+    limits = {
+        frozenset(own): count for own, count in known
+    }  # processes on the same cores share a control group's quota
+    return Cores(min(len(frozenset().union(*limits)), sum(limits.values())), len(known))
+
+
+class Shared(torch.Generator):
+    """A generator that every process of a training seeds alike.
+
+    What is drawn with it is drawn for the images of all processes, and each process takes the rows of its own. So what
+    happens to an image does not depend on how many processes there are.
+
+    Args:
+        device: where it draws. A GPU draws other numbers from a seed than a CPU does, and has nothing to wait for.
+    """
+
+    def __new__(cls, device: torch.device | str = "cpu") -> Shared:
+        return super().__new__(cls, device)
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.rank, self.world = rank(), world()
+
+
+def draw(
+    kind: Callable[..., Tensor],
+    shape: Sequence[int],
+    generator: torch.Generator | None,
+    device: torch.device | str,
+    *bounds: int,
+) -> Tensor:
+    """Random numbers of ``shape`` (an image a row), where ``generator`` lives: from a seed on the CPU, every machine
+    makes the same.
+    """
+    at = generator.device if generator is not None else device
+    if not isinstance(generator, Shared):
+        return kind(*bounds, tuple(shape), generator=generator, device=at)
+    b, *each = shape
+    whole = kind(*bounds, (b * generator.world, *each), generator=generator, device=at)
+    return whole[generator.rank * b : (generator.rank + 1) * b]
+
+
+def averaged(values: Tensor) -> Tensor:
+    """The mean of every process's ``values``, through which gradients flow back to all of them."""
+    return _Averaged.apply(values) if world() > 1 else values
+
+
+class _Averaged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return total(values) / world()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        # each process's loss depends on everybody's values, so everybody's gradients add up
+        return total(gradient) / world()
+
+
+@contextmanager
+def gathered_weights(task: nn.Module) -> Iterator[None]:
+    """While entered, a task whose weights are in parts has them whole. Every process must enter."""
+    if not isinstance(task, FSDPModule):
+        yield
+        return
+    task.unshard()
+    try:
+        yield
+    finally:
+        task.reshard()
+
+
+def first_decides(fabric: Fabric, decide: Callable[[], T]) -> T:
+    """What ``decide`` gives in the first process, in all of them."""
+    answer: Any = None
+    problem: Exception | None = None
+    wait_for_all()  # all together, they make what they wait by
+    if fabric.is_global_zero:
+        try:
+            answer = decide()
+        except Exception as error:  # of whatever kind, the others must not wait for an answer
+            if world() == 1:
+                raise
+            problem = error
+    wait_for_all()  # the first may have to read all of the images
+    answer, text = fabric.broadcast((answer, None if problem is None else str(problem)))
+    if problem is not None:
+        raise problem
+    if text is not None:
+        raise AlreadyReported(text)
+    return answer
+
+
+# Launching: Fabric starts the processes of one machine; torchrun, `fabric run` or SLURM those of several machines.
+
+
+# what `fabric run` passes to its scripts; torchrun, which it starts, passes the same in its own way
+_FABRIC_RUN = ("LT_CLI_USED", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "LT_STRATEGY", "LT_PRECISION")
+# Seconds before the interpreter ends. A thread of gloo may still hold a finished piece of work, and in it a Python
+# object; if it lets go while the interpreter ends, CPython before 3.14 aborts (PyTorch's pull request 179291).
+_LEAVING = 0.5
+
+
+def launch(device: str, devices: int | str = "auto", strategy: str = "auto") -> Fabric:
+    """Start ``devices`` processes here, or join those that torchrun, ``fabric run`` or SLURM started."""
+    check_device(device)
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # we say ourselves what is used
+    given = {name: os.environ.pop(name) for name in _FABRIC_RUN if name in os.environ}
+    if given.get("LT_PRECISION"):
+        raise PatchloomError("give --precision to patchloom, not to fabric run")
+    sharded = "fsdp" in (strategy, given.get("LT_STRATEGY"))
+    nodes, devices = _started(devices)
+    others: list[subprocess.Popen[bytes]] = []
+    try:
+        if nodes * devices == 1:
+            fabric = Fabric(accelerator=device, devices=1)
+        else:
+            how = ModelParallelStrategy(_shard, nodes * devices, 1) if sharded else DDPStrategy()
+            fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=how)
+            others = getattr(how.launcher, "procs", others)
+            atexit.register(_leave, others)
+        with StatusMessage("waiting for the other processes"):
+            fabric.launch()
+    except KeyboardInterrupt:
+        _kill(others)  # now: they wait for this process, and would tell at length that it is gone
+        raise
+    except (ValueError, RuntimeError) as problem:  # what the launcher refuses
+        reason = " ".join(str(problem).split())
+        raise PatchloomError(f"{nodes * devices} processes cannot be started together: {reason}") from problem
+    return fabric
+
+
+def _leave(started: list[subprocess.Popen[bytes]]) -> None:
+    """End the processes that this one started, at its own end."""
+    others = started[:]
+    started.clear()  # Lightning watches this list, and would kill this process since others ended with an exit code
+    time.sleep(_LEAVING)
+    _kill(others)  # whatever they may wait for will not come
+
+
+def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.kill()
+
+
+def launched_processes() -> int:
+    """Return the number of processes that torchrun or SLURM started; 1 if neither did."""
+    found = _by_launcher()
+    return 1 if found is None else found[0] * found[1]
+
+
+def _by_launcher() -> tuple[int, int] | None:
+    """Return the numbers of nodes and of processes on each, from the environment."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        local = int(os.environ["LOCAL_WORLD_SIZE"])
+        return int(os.environ["WORLD_SIZE"]) // local, local
+    if os.environ.get("SLURM_NTASKS", "1") != "1" and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        nodes = int(os.environ.get("SLURM_NNODES", "1"))
+        return nodes, int(os.environ["SLURM_NTASKS"]) // nodes
+    return None
+
+
+def _started(devices: int | str) -> tuple[int, int]:
+    """Return the numbers of nodes and of processes on each; ``devices`` must agree with the environment."""
+    found = _by_launcher()
+    if found is None:
+        return 1, 1 if devices == "auto" else int(devices)
+    nodes, local = found
+    if devices not in ("auto", 1, local):
+        places = "" if nodes == 1 else f" on each of {nodes} machines"
+        raise PatchloomError(
+            f"--devices {devices} does not fit the {local} processes{places} that torchrun or SLURM started: leave "
+            "--devices out"
+        )
+    return found
+
+
+def _shard(task: nn.Module, mesh: Any) -> nn.Module:
+    # One unit: its weights are gathered once a step, and what a step leaves behind (weights, gradients, moments,
+    # teacher) is in parts. Units inside would need every use of a weight to pass through a forward.
+    fully_shard(task, mesh=mesh["data_parallel"])
+    return task

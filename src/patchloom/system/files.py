@@ -1,0 +1,210 @@
+"""Where files are kept, and how they are written: a crash leaves the old one or the new one, never half of one."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from patchloom.errors import PatchloomError, closest_word
+
+# what the user can mend: no room, no permission, a disc that is read-only or gives errors
+_MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ESTALE)
+# a name that no file can have, or that is of another kind than was meant
+_NAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+_LARGE = 2**28  # bytes that a disc may need seconds for
+_SEAL = hashlib.sha256().digest_size
+# ValueError: letters that no name can have; RecursionError: a name a thousand folders deep
+_REFUSALS = (OSError, ValueError, RecursionError)
+# what is written has such a name until it is whole; until November 2026 it ended with the number of a process
+# the last one is what safetensors writes, beside the file that it is to become
+_BESIDE = re.compile(r"\..+\.([0-9a-f]{32}|[0-9]+)|\.tmp[0-9A-Za-z]{6}")
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML of plain values, in which no key stands twice and nothing stands for another part of the file."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):  # a few lines of these stand for more than fits into memory
+            event = self.peek_event()
+            raise yaml.MarkedYAMLError(
+                None, None, f"*{event.anchor} repeats another part: write it out", event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set[str]()
+        for key, _ in node.value:
+            if key.value in seen if isinstance(key, yaml.ScalarNode) else False:
+                raise yaml.MarkedYAMLError(None, None, f"repeated key {key.value}: leave one", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str | bytes) -> Any:
+    """Return the plain values in a YAML text that anybody may have written."""
+    return yaml.load(text, _PlainLoader)  # which is a SafeLoader
+
+
+def cache_root() -> Path:
+    """Where what can be made again is kept: ``$XDG_CACHE_HOME/patchloom`` or ``~/.cache/patchloom``."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "patchloom"
+
+
+def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> None:
+    """Write ``content`` beside ``path``, flush it to the disc, and rename it into place.
+
+    Any number of processes may do so at once, of several machines and containers, too: the last one to end wins.
+    """
+    # not the number of this process: containers that share a disc have the same numbers
+    unfinished = path.parent / f".{path.name[:50]}.{uuid.uuid4().hex}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if callable(content):
+            content(unfinished)
+        else:
+            unfinished.write_bytes(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
+        _flush(unfinished)
+        os.replace(unfinished, path)
+        _flush(path.parent)  # else a power cut could undo the renaming
+    except BaseException as problem:  # Ctrl-C among them
+        try:
+            _remove(unfinished)
+        except KeyboardInterrupt:  # once more while it was being removed
+            _remove(unfinished)
+        if isinstance(problem, _REFUSALS):
+            raise write_error(path, problem) from problem
+        raise
+
+
+def move_whole(path: Path, to: Path) -> None:
+    """Rename what `write_whole` wrote, to another place on the same disc, where it appears whole or not at all."""
+    try:
+        os.replace(path, to)
+        _flush(to.parent)
+    except OSError as problem:
+        raise write_error(to, problem) from problem
+
+
+def run_interruptibly(work: Callable[[], object]) -> None:
+    """Do in a thread what may last long where no signal is heard, such as the writing of a large file.
+
+    So Ctrl-C acts at once; the thread then ends with the program, or with its work, whatever becomes of that.
+    """
+    problems: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as problem:
+            problems.append(problem)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.2)
+    if problems:
+        raise problems[0]
+
+
+def add_checksum(content: bytes) -> bytes:
+    """``content`` behind its checksum, for `strip_checksum`."""
+    return hashlib.sha256(content).digest() + content
+
+
+def strip_checksum(content: bytes) -> bytes | None:
+    """What `add_checksum` was given; None if a single bit is another one."""
+    seal, content = content[:_SEAL], content[_SEAL:]
+    return content if hashlib.sha256(content).digest() == seal else None
+
+
+def append(path: Path, text: str) -> None:
+    """Add ``text`` to the end of a file."""
+    try:
+        with open(path, "a", encoding="utf-8", errors="surrogateescape", opener=no_link) as file:
+            file.write(text)
+    except OSError as problem:
+        raise write_error(path, problem) from problem
+
+
+def no_link(path: str, flags: int) -> int:
+    """Open a file that is written in place, as ``opener`` of `open`; never what a link leads to.
+
+    A folder may come from a stranger, whose links would lead to files of the user's.
+    """
+    if os.path.islink(path):
+        raise PatchloomError(f"{path} is a link, through which nothing is written: put the file itself there")
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def similar(path: Path) -> Path | None:
+    """What lies in the folder of a ``path`` that does not exist, and may have been meant by it."""
+    with contextlib.suppress(*_REFUSALS):
+        beside = [] if path.exists() else [one.name for one in path.parent.iterdir() if one.name[0] != "."]
+        if near := closest_word(path.name, beside, cutoff=0.75):
+            return path.with_name(near)
+    return None
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, where they are not there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except _REFUSALS as problem:
+        raise write_error(path, problem) from problem
+
+
+def size_in_words(count: float) -> str:
+    """Bytes, such as "1.2 GB" or "34.0 MB"."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+
+
+def write_error(path: object, problem: Exception) -> PatchloomError:
+    """The sentence about a file that could not be written."""
+    why = getattr(problem, "strerror", None) or problem
+    return PatchloomError(f"{path} could not be written ({why}): choose another folder, or free space")
+
+
+def disk_error(problem: Exception) -> PatchloomError | None:
+    """The sentence about what the disc has refused; None where it is not at fault."""
+    if not isinstance(problem, OSError) or problem.errno not in (*_MENDABLE, *_NAMED):
+        return None
+    name, why = str(problem.filename or "a file"), problem.strerror or problem
+    if problem.errno in _NAMED:
+        return PatchloomError(f"{name[:100]} is no path that can be used here ({why}): give another one")
+    return PatchloomError(f"{name} could not be read or written ({why}): choose another folder, or free space")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what `write_whole` had begun in ``folder`` when its process was killed; no other may be writing there."""
+    for path in folder.glob(".*"):
+        if _BESIDE.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(*_REFUSALS):
+        path.unlink()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        if os.fstat(handle).st_size < _LARGE:
+            os.fsync(handle)
+        else:
+            run_interruptibly(lambda: os.fsync(handle))
+    except OSError as problem:
+        if problem.errno != errno.EINVAL:  # some file systems cannot flush folders
+            raise
+    finally:
+        os.close(handle)

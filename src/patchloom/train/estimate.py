@@ -1,0 +1,624 @@
+"""What a run will take of time, memory and disc, found out before it begins."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import gc
+import math
+import re
+import shutil
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from patchloom.audio.config import Sound
+from patchloom.data.decode import Unreadable, to_channels
+from patchloom.data.loader import Batch, steps_of, steps_per_epoch, training_batches
+from patchloom.data.source import Source
+from patchloom.data.stats import normalize, sample_indices
+from patchloom.data.workers import lost_worker
+from patchloom.display import StatusMessage, duration
+from patchloom.errors import PatchloomError
+from patchloom.nets.build import outline
+from patchloom.nets.performance import compile_blocks, kept_bytes, patches_of
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.settings import Settings
+from patchloom.runs.task import prepare_task, unknown_stats
+from patchloom.system.distributed import without_collectives, world
+from patchloom.system.files import disk_error, size_in_words
+from patchloom.system.hardware import (
+    Cores,
+    compile_gain,
+    free_memory,
+    keep_freed_memory,
+    memory,
+    memory_shortage,
+    peak_in_subprocess,
+    product_rates,
+    resident,
+    synchronize,
+)
+from patchloom.tasks import images_needed
+from patchloom.tasks.custom import allow_code, only_here
+from patchloom.tasks.task import Task
+from patchloom.train.step import autocast, build_optimizer
+
+# What a step would take of memory and work, counted without numbers, so that nothing of it is taken yet.
+
+
+_SMALL = 64  # pixels of the images that tell how many views there are
+
+
+class TaskBytes(NamedTuple):
+    """Of a task, in bytes.
+
+    Attributes:
+        weights: all of them, and the tables that belong to the task.
+        trained: of the weights that have a gradient and two moments.
+        checkpoint: of its file, once there are moments.
+        encoder: of the encoder's file.
+    """
+
+    weights: int
+    trained: int
+    checkpoint: int
+    encoder: int
+
+    @classmethod
+    def of(cls, task: Task) -> TaskBytes:
+        """Those of a task, with numbers or without."""
+        trained = _bytes(weight for weight in task.parameters() if weight.requires_grad)
+        stored = _bytes(task.state_dict().values()) + 2 * trained
+        encoder = _bytes(task.encoder.state_dict().values())
+        return cls(_bytes([*task.parameters(), *task.buffers()]), trained, stored, encoder)
+
+    @property
+    def state(self) -> int:
+        """Bytes in memory that do not depend on the number of images: weights, gradients and moments."""
+        return self.weights + 3 * self.trained
+
+
+class Sketch(NamedTuple):
+    """What a step takes.
+
+    Attributes:
+        images: of the step, in one process.
+        sizes: of the task.
+        pixels: bytes of the images, 8 bits each.
+        activations: bytes that are kept for the way back; None where they could not be counted.
+        flops: operations of the step's matrix products, there and back; None likewise.
+    """
+
+    images: int
+    sizes: TaskBytes
+    pixels: int
+    activations: int | None
+    flops: float | None
+
+    def least(self, images: int | None = None) -> float:
+        """Bytes that are in memory together when the way back begins, with so many images or with all."""
+        share = 1.0 if images is None else images / self.images
+        return self.sizes.state + share * (self.pixels + (self.activations or 0))
+
+    @property
+    def likely(self) -> float:
+        """Bytes with what is in use for a moment: pixels as numbers, and a quarter more than is kept."""
+        return self.sizes.state + 5 * self.pixels + 1.25 * (self.activations or 0)
+
+
+def upper_bound_bytes(settings: Settings, images: int) -> float:
+    """Bytes that a step of ``images`` hardly exceeds, from the encoder's outline alone, which takes no time."""
+    vit = outline(settings.encoder_spec())
+    h, w = settings.img_size
+    tokens = patches_of(vit)
+    weights = sum(weight.numel() for weight in vit.parameters())
+    tables = 2 * tokens**2  # of distances between any two places
+    pixels = 4 * images * settings.channels * h * w
+    return 4.0 * (16 * weights + tables + pixels) + 2 * kept_bytes(vit, images, settings.attention == "fused")
+
+
+def sketch(settings: Settings, images: int) -> Sketch:
+    """Count what a step of resolved ``settings`` takes in a process that has ``images`` of it.
+
+    Tensors have shapes here and no numbers, so that it takes seconds for any size.
+    """
+    c = settings.channels
+    plain = replace(settings, kernels="torch")  # native ones need numbers, and keep no less
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # that tensors without numbers were not given any
+        with torch.device("meta"):
+            task = prepare_task(plain, unknown_stats(c)).train()
+        sizes, views = TaskBytes.of(task), _views(task, c)
+        activations, flops = _counted(task, plain, images, views)
+    h, w = task.augment.size
+    return Sketch(images, sizes, images * views * c * h * w, activations, flops)
+
+
+def _views(task: Task, channels: int) -> int:
+    """How many views the task's augmentation makes of an image."""
+    augment = copy.copy(task.augment)
+    augment.size = (_SMALL, _SMALL)
+    return len(augment(torch.zeros(channels, _SMALL, _SMALL, dtype=torch.uint8), np.random.default_rng(0)))
+
+
+def _counted(task: nn.Module, settings: Settings, images: int, views: int) -> tuple[int | None, float | None]:
+    """Bytes of activations and operations of a step; None where the task does what cannot be done without numbers."""
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            task.to_empty(device="cpu")
+            own = {one.untyped_storage()._cdata for one in (*task.parameters(), *task.buffers())}
+            kept: dict[int, int] = {}
+
+            def keep(value: Tensor) -> Tensor:
+                storage = value.untyped_storage()
+                if storage._cdata not in own:
+                    kept[storage._cdata] = storage.nbytes()
+                alive.append(value)  # else a later one may have its place
+                return value
+
+            alive: list[Tensor] = []
+            shape = images, settings.channels, *task.augment.size
+            counter = FlopCounterMode(display=False, custom_mapping=_FUSED)
+            with saved_tensors_hooks(keep, lambda value: value), counter:
+                with autocast("cpu", settings.precision):
+                    loss = task(*(torch.zeros(shape) for _ in range(views)), progress=0.5).loss
+                there = sum(kept.values())  # the way back may keep more, to compute activations again
+                loss.backward()  # there is none through teachers, nor through blocks that stay as they are
+            return there, float(counter.get_total_flops())
+    except PatchloomError:
+        raise
+    except Exception:  # a task of the user's own may do anything; then nothing is known, and nothing is said
+        return None, None
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Of the fused kernel on a CPU; from shapes [b h n d]."""
+    b, h, n, d = query
+    return 2 * b * h * n * key[2] * (d + value[3])
+
+
+def _attention_back_flops(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Of its way back, which multiplies queries and keys once more."""
+    b, h, n, d = query
+    return 2 * b * h * n * key[2] * (3 * d + 2 * value[3])
+
+
+# torch's counter does not know them
+_FUSED = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_back_flops,
+}
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
+# Steps of a run before it begins: for what they cost, and to see whether there is the memory for them.
+
+
+_READING_SECONDS = 3.0  # seconds of reading
+
+
+class RandomImages(Source):
+    """Images [n c h w] in memory."""
+
+    name = "noise"
+
+    def __init__(self, images: Tensor):
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, i: int) -> Tensor:
+        return self.images[i]
+
+    def fingerprint(self) -> str:
+        return self.name
+
+
+class Step:
+    """One step of training: normalising, forward, backward, clipping, optimiser, teacher; on random images.
+
+    Args:
+        settings: resolved.
+        compiled: compile the blocks.
+        batch: images, instead of the settings'.
+        sound: of recordings, which are noise then.
+    """
+
+    def __init__(
+        self, settings: Settings, compiled: bool = False, batch: int | None = None, sound: Sound | None = None
+    ):
+        torch.manual_seed(0)
+        c = settings.channels
+        self.settings, stats = settings, unknown_stats(c, sound)
+        self.task: Task = prepare_task(settings, stats).to(settings.device).train()
+        if compiled:
+            compile_blocks(self.task)
+        self.optimizer = build_optimizer(self.task, settings.weight_decay, settings.device, settings.betas)
+        b = batch or settings.batch_size
+        if stats.sound is None:
+            picture = RandomImages(torch.randint(256, (b, c, *self.task.augment.size), dtype=torch.uint8))
+        else:
+            picture = RandomImages(torch.randint(-(2**15), 2**15, (b, 1, 1, stats.sound.samples), dtype=torch.int16))
+            picture.sound = stats.sound
+        batches = training_batches(picture, self.task.augment, b, 0, 0, 1, 0, c)
+        self.batch: Batch = next(batches)
+
+    def __call__(self) -> None:
+        kind = self.settings.device
+        views = [normalize(view, self.task.mean, self.task.std) for view in self.batch.on(kind).views]
+        with autocast(kind, self.settings.precision):
+            loss = self.task(*views, progress=0.5).loss
+        loss.backward()
+        if self.settings.clip:
+            torch.nn.utils.clip_grad_norm_(self.task.parameters(), self.settings.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.task.after_step(0.5)
+        synchronize(kind)
+
+
+def memory_of(settings: Settings, compiled: bool = False, sound: Sound | None = None) -> float | None:
+    """GiB that two steps need at their peak, in a process of its own: other steps have left their memory in this.
+
+    ``sound`` is that of recordings.
+    """
+    if only_here(settings.task["name"]):  # no other process could build it
+        return None
+    return peak_in_subprocess(_two_steps, settings.device, settings, compiled, sound)
+
+
+def _two_steps(settings: Settings, compiled: bool, sound: Sound | None) -> None:
+    keep_freed_memory()
+    allow_code(settings.task["name"])  # the process that started this one has met it
+    if settings.device == "cpu":
+        torch.set_num_threads(settings.threads)
+    step = Step(settings, compiled, sound=sound)
+    step()
+    step()
+
+
+def reading_rate(source: Source, task: Task, settings: Settings) -> float:
+    """Images a second that are read and augmented as training would have them."""
+    batch = min(settings.batch_size, len(source))
+    steps = 10**6  # more than are made in the time
+    batches: Any = training_batches(source, task.augment, batch, 0, 0, steps, settings.workers, settings.channels)
+    next(batches)  # the workers start
+    start, done = time.perf_counter(), 0
+    for _ in islice(batches, 200):
+        done += batch
+        if time.perf_counter() - start > _READING_SECONDS:
+            break
+    return done / (time.perf_counter() - start)
+
+
+# What ends a run from outside, in one sentence: too little memory, a full disc, a process that died.
+
+
+_LOST = re.compile(r"connection|gloo|nccl|socket|timed? ?out|broken pipe|store", re.IGNORECASE)
+LOST = (
+    "another process of this training has died, so this one stops, too: see what was printed before this, then run the "
+    "same command again, which goes on from the last checkpoint"
+)
+
+
+@contextmanager
+def explain_errors(settings: Settings) -> Iterator[None]:
+    """While entered, what the user can mend is raised as a `PatchloomError` that says how."""
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError) as problem:
+        sentence = lost_worker(problem) or disk_error(problem)
+        if sentence is None and is_peer_death(problem):
+            sentence = PatchloomError(LOST)
+        if sentence is None and (need := memory_shortage(problem)):
+            sentence = PatchloomError(too_little_memory(need, settings))
+        if sentence is None:
+            raise
+        raise sentence from problem
+
+
+def too_little_memory(need: str, settings: Settings) -> str:
+    """Which setting to lower; ``need`` says what was needed, and what there is."""
+    less = smaller_steps(settings)
+    if not settings.checkpointing:
+        less += ", or try --checkpointing true"
+    return f"steps of {settings.batch_size} images need more memory than there is ({need}): {less}, with another --out"
+
+
+def smaller_steps(settings: Settings) -> str:
+    """What to do where steps of resolved ``settings`` need too much memory; nothing that would be refused."""
+    if halvable(settings):
+        return "halve --batch_size and double --accumulate, which keeps the size of an update"
+    return "use smaller images or a smaller --model"
+
+
+def halvable(settings: Settings) -> bool:
+    """Whether half as many images a step, of resolved ``settings``, are enough for the task and for all processes."""
+    return settings.batch_size // 2 >= max(images_needed(settings.task)[0], world())
+
+
+def is_peer_death(problem: BaseException) -> bool:
+    """Whether ``problem`` means that another process has died."""
+    return world() > 1 and isinstance(problem, RuntimeError) and bool(_LOST.search(str(problem)))
+
+
+# What no run can have is refused before it begins: more memory for a step than there is, or more of the disc.
+
+_SURE = 1 / 8  # a step that takes no more of the memory than this by a rough rule needs no counting
+_MANY = 10_000  # patches of an image: the largest that people train on have 4,096
+
+
+def refuse_too_large(settings: Settings, images: int, processes: int = 1) -> Sketch | None:
+    """Refuse a run of which one step takes more than all of the memory, before any of it is taken."""
+    there = memory(settings.device)[1] * _GIB / (processes if settings.device == "cpu" else 1)
+    with StatusMessage("counting what a step takes"), without_collectives():
+        if upper_bound_bytes(settings, images) <= _SURE * there:
+            return None
+        counted = sketch(settings, images)
+    base = resident() if settings.device == "cpu" else 0.0
+    parts = world() if settings.strategy == "fsdp" else 1
+    held = counted.least() - counted.sizes.state * (1 - 1 / parts) + base
+    if held <= there:
+        return counted
+    least = max(1, images_needed(settings.task)[0])
+    fitting = next((n for n in _halves(counted.images) if counted.least(n) + base < 0.8 * there), 0)
+    patches = math.prod(settings.encoder_spec().grid)
+    if patches > _MANY:
+        sides = "x".join(map(str, settings.img_size))
+        remedy = f"lower --img_size, which makes {patches:,} patches of an image at {sides}, or give larger patches"
+    elif fitting >= least and settings.batch_size % counted.images == 0:
+        times = counted.images // fitting
+        batch = settings.batch_size // counted.images * fitting
+        remedy = f"give --batch_size {batch} and --accumulate {times * settings.accumulate}, or take smaller images"
+    elif counted.sizes.state + base > there:
+        remedy = "choose a smaller --model, larger patches, or smaller images, heads and decoders"
+    else:
+        remedy = "choose smaller images, larger patches, or a smaller --model"
+    state = f"{counted.sizes.state / _GIB:,.1f} of them for weights, gradients and moments"
+    raise PatchloomError(
+        f"this cannot be trained in the {there / _GIB:,.1f} GiB of memory that there are: a step of {counted.images} "
+        f"images needs {held / _GIB:,.0f} GiB or more, {state}: {remedy}"
+    )
+
+
+def refuse_full_disc(folder: RunFolder, need: float) -> float:
+    """Bytes that are free on the disc of a run's folder."""
+    place = folder.path.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        room = float(shutil.disk_usage(place).free)
+    except OSError:  # what is written there will tell
+        return float("inf")
+    if need > room:
+        raise PatchloomError(
+            f"the run needs {size_in_words(need)} for its checkpoints and the encoder, and the disc of {folder.path} "
+            f"has {size_in_words(room)} free: make room, choose another folder with --out, or a smaller --model"
+        )
+    return room
+
+
+def _halves(images: int) -> list[int]:
+    return [images // 2**k for k in range(1, images.bit_length()) if images % 2**k == 0]
+
+
+_GIB = 2**30
+_SECONDS = 1.0  # that a step which is tried may take, and how long steps are tried
+_STEPS = 3  # timed at least, after one that is not
+_PERIODS = 0.5  # seconds of steps at least: a CPU quota lets go and holds back within periods of 0.1 s
+_LARGE = 2 * _GIB  # bytes of weights, gradients and moments that are not made twice only to see how fast they are
+_REACHED = 0.4  # of the peak of products, by the steps of most models (docs/bench.md)
+_READING = 0.3  # seconds of reading
+_LONG = 24 * 3600.0  # seconds of a run that are worth a remark
+_FILES = 4 << 20  # bytes of pictures and tables
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run will take.
+
+    Attributes:
+        steps: that are to be done.
+        step: seconds of each, its images being there; None where nobody can tell.
+        reading: seconds in which one process reads the images of a step; 0 where that is in ``step``.
+        how: where the seconds come from, such as "measured".
+        total: seconds in all.
+        memory: bytes that one of the processes will probably have in use; None where that is unknown.
+        there: bytes that the processes of this machine, or a device, may use.
+        free: bytes that nothing uses now.
+        disc: bytes of two checkpoints, a third one while it takes the place of one, and the encoder.
+        room: bytes that are free on the disc.
+        advice: what to lower where memory may not suffice.
+    """
+
+    steps: int
+    step: float | None
+    reading: float
+    how: str
+    total: float | None
+    memory: float | None
+    there: float
+    free: float
+    disc: float
+    room: float
+    advice: str
+
+    def sentences(self) -> list[str]:
+        """A line each on time, memory and disc, with remarks where they are called for."""
+        said = []
+        if self.total is not None:
+            each = f"{self.step:.2g} s" if self.step < 60 else duration(self.step)
+            said.append(f"takes about {duration(max(1, self.total))}: {self.steps:,} steps of {each}, {self.how}")
+            if self.total > _LONG:
+                said.append("  a GPU, a smaller --model, smaller --img_size or fewer --epochs make it shorter")
+        if self.memory is not None:
+            said.append(f"needs about {self.memory / _GIB:.1f} of {self.there / _GIB:.1f} GiB of memory")
+            if self.memory > self.free:
+                said.append(f"  which may not suffice, since {self.free / _GIB:.1f} are free now: {self.advice}")
+        said.append(f"needs {size_in_words(self.disc)} of the {size_in_words(self.room)} that are free on the disc")
+        return said
+
+
+def forecast_run(settings: Settings, training: Source, share: int, here: Cores, folder: RunFolder) -> Forecast:
+    """Measure a few steps of a run, or count what it would take where that is much.
+
+    Nothing of it reaches the training: the weights are made for this alone, and torch's random state is put back.
+    """
+    if settings.threads == "auto":  # as an older version's run says
+        settings = replace(settings, threads=torch.get_num_threads())
+    if settings.device == "cpu":
+        torch.set_num_threads(settings.threads)
+    free, there = free_memory(settings.device) * _GIB, memory(settings.device)[1] * _GIB
+    if settings.device == "cpu":
+        free, there = free / here.processes, there / here.processes
+    counted = refuse_too_large(settings, share, here.processes)
+    # of the own GPU alone: others would be set up for it, and torch would warn
+    used = [torch.cuda.current_device()] if settings.device == "cuda" else []
+    with StatusMessage("trying a few steps"), torch.random.fork_rng(devices=used), without_collectives():
+        tried = try_steps(settings, share, counted, training)
+    sizes = tried.sizes if counted is None else counted.sizes
+    best = 0 if settings.patience is None else sizes.weights  # which a checkpoint has besides
+    disc = 3 * (sizes.checkpoint + best) + sizes.encoder + _FILES
+    room = refuse_full_disc(folder, disc)
+    base = resident() if settings.device == "cpu" else 0.0
+    needed = tried.memory if counted is None else base + counted.likely
+    steps = steps_of(settings.epochs, len(training), settings.batch_size)
+    total = None if tried.step is None else steps * seconds_with_reading(settings, tried, here)
+    advice = smaller_steps(settings)
+    return Forecast(steps, tried.step, tried.reading, tried.how, total, needed, there, free + base, disc, room, advice)
+
+
+def epochs_in(minutes: float, forecast: Forecast, settings: Settings, images: int) -> tuple[float, str]:
+    """Return the epochs that fit into ``minutes`` of training, and why; at least one step."""
+    if forecast.total is None:
+        raise PatchloomError("--minutes needs the pace of this machine, and it is not known: give --epochs")
+    each, steps = forecast.total / forecast.steps, steps_per_epoch(images, settings.batch_size)
+    why = f"{minutes:g} minutes of training, at {each:.2g} s for a step of {settings.batch_size}, {forecast.how}"
+    return rounded(max(1 / steps, 60 * minutes / (each * steps))), why
+
+
+def rounded(epochs: float) -> float:
+    """Return epochs with four digits, and as a whole number where it is one: they are read, typed and compared."""
+    short = float(f"{epochs:.4g}")
+    return int(short) if short == int(short) else short
+
+
+def forecast_rest(settings: Settings, training: Source, folder: RunFolder, kept: bool = False) -> Forecast | None:
+    """What is left of a run that goes on, by the pace that it had; None where it made no step yet."""
+    files = (folder.checkpoints.last, folder.checkpoints.before)
+    written = [path.stat().st_size for path in files if path.exists()]
+    if not written:
+        return None
+    try:
+        with open(folder.metrics, newline="", encoding="utf-8") as file:
+            *_, row = csv.DictReader(file)
+        step, seconds = int(row["step"]), float(row["seconds"])
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):  # none yet, or damaged; the checkpoint has all of it
+        step, seconds = 0, 0.0
+    checkpoint = max(written) * (1 if step else 3)  # before the first step there are no moments
+    disc = 3 * checkpoint + checkpoint // 3 + _FILES - (0 if kept else sum(written))
+    room = refuse_full_disc(folder, disc)
+    steps = steps_of(settings.epochs, len(training), settings.batch_size) - step
+    each = seconds / step if step else None
+    total = None if each is None else each * steps
+    return Forecast(steps, each, 0.0, "as before, with measures", total, None, 0.0, 0.0, disc, room, "")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Seconds of a step and of reading its images, where they come from, and the bytes that were in use."""
+
+    step: float | None
+    reading: float
+    how: str
+    sizes: TaskBytes
+    memory: float | None
+
+
+def try_steps(settings: Settings, share: int, counted: Sketch | None, training: Source) -> Tried:
+    """Take a few steps, of fewer images where all would take long, or calculate where one would be too much."""
+    guess = None if counted is None else _calculated(counted, settings)
+    n = share
+    if counted is not None:
+        if counted.sizes.state > _LARGE or guess is None or guess / share > _SECONDS / 4:
+            return Tried(guess, 0.0, "calculated", counted.sizes, None)
+        n = min(share, max(2, int(share * _SECONDS / guess)))
+    try:
+        step = Step(settings, batch=n, sound=training.sound)
+        step()  # finds its memory, which takes a while
+        count, begun, passed = 0, time.perf_counter(), 0.0
+        while count == 0 or (passed < _PERIODS or count < _STEPS) and passed < _SECONDS:
+            step()
+            count, passed = count + 1, time.perf_counter() - begun
+    except (MemoryError, RuntimeError) as problem:  # the training will say what it lacks
+        if memory_shortage(problem) is None or counted is None:
+            raise
+        return Tried(guess, 0.0, "calculated", counted.sizes, None)
+    each, sizes = passed / count * share / n, TaskBytes.of(step.task)
+    if settings.compile:
+        model, kernels = settings.model["name"], settings.kernels
+        each /= compile_gain(settings.device, settings.precision, model, kernels, settings.threads) or 1.0
+    reading = _reading(training, step.task, settings.channels) * share
+    used = resident(peak=True) if settings.device == "cpu" else None
+    if settings.device == "cuda":
+        used = float(torch.cuda.max_memory_allocated())
+    del step
+    gc.collect()  # modules and what they belong to know each other
+    if settings.device == "cuda":
+        torch.cuda.empty_cache()
+    return Tried(each, reading, "measured", sizes, used)
+
+
+def _calculated(counted: Sketch, settings: Settings) -> float | None:
+    """Seconds of a step by its operations, and by the peak of this machine."""
+    if counted.flops is None:
+        return None
+    size = 1024 if settings.device == "cpu" else 4096
+    rate = product_rates(settings.device, size, 2, (settings.precision,))[settings.precision]
+    return counted.flops / (_REACHED * rate)
+
+
+def _reading(source: Source, task: Task, channels: int) -> float:
+    """Seconds in which one process reads an image and makes its views; as a worker does, with one thread."""
+    rng, threads, done = np.random.default_rng(0), torch.get_num_threads(), 0
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    try:
+        for i in sample_indices(len(source), 64, seed=0):
+            try:
+                task.augment(to_channels(source.read(i), channels), rng)
+            except Unreadable:
+                continue
+            done += 1
+            if time.perf_counter() - start > _READING:
+                break
+    finally:
+        torch.set_num_threads(threads)
+    return (time.perf_counter() - start) / max(1, done)
+
+
+def seconds_with_reading(settings: Settings, tried: Tried, here: Cores) -> float:
+    """Seconds of a step with its reading, which other processes do on the same cores."""
+    if not settings.workers:
+        return tried.step + tried.reading
+    reading = tried.reading / settings.workers
+    if settings.device != "cpu":
+        return max(tried.step, reading)
+    work = tried.step * settings.threads + tried.reading
+    return max(tried.step, reading, work / max(1, min(here.each, settings.threads + settings.workers)))

@@ -1,0 +1,165 @@
+"""With which weights a run begins: fresh ones, those of another run, or public ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.checkpoints.load import (
+    Architecture,
+    describe_assumptions,
+    inherit,
+    public_shape,
+    read_foreign,
+    statistics_in_words,
+    timm_statistics,
+)
+from patchloom.nets.checkpoints.papers import ForeignCheckpoint, LoadedWeights, load_published
+from patchloom.nets.checkpoints.read import IMAGENET, is_bare_weights
+from patchloom.nets.finetune import kept_names
+from patchloom.nets.teacher import FrozenTeacher
+from patchloom.runs.encoder import check_place, encoder_weights, unfinished_run
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.settings import Settings
+from patchloom.runs.task import newest_card
+from patchloom.tasks.custom import same_task
+from patchloom.tasks.task import Task
+
+_ENCODER = "encoder."
+
+
+class Start:
+    """The weights that a user asked to begin with, if any.
+
+    Args:
+        asked: ``from_run`` and ``init``.
+
+    Attributes:
+        sentences: what was put where.
+    """
+
+    def __init__(self, asked: Settings):
+        self.asked = asked
+        self.sentences: list[str] = []
+        self.run: Settings | None = None  # of whose checkpoint the weights are
+        self.folder: RunFolder | None = None
+        if asked.from_run is not None:
+            self.folder = RunFolder(asked.from_run)
+            self.run = self.folder.read_config()
+            if not self.folder.checkpoints.there():
+                raise PatchloomError(f"{self.folder.path} has no checkpoint yet: let that run train first")
+        elif asked.init is not None:
+            check_place(asked.init)
+            self.folder = unfinished_run(asked.init)
+            self.run = None if self.folder is None else self.folder.read_config()
+
+    @cached_property
+    def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Of the run. The first process, which only wants to know its sizes at first, never reads it twice."""
+        return self.folder.checkpoints.newest()
+
+    def shaped(self) -> tuple[Settings, dict[str, str]]:
+        """What was asked for, with the model of the weights wherever it was left open, and the reasons."""
+        asked = self.asked
+        chosen: dict[str, Any] = {}
+        reasons: dict[str, str] = {}
+        shape = self._shape()
+        if shape is None:
+            return asked, reasons
+        source = asked.from_run or asked.init
+        named = source if self.run is not None or not is_bare_weights(asked.init) else f"timm's {shape['name']}"
+        read_off = shape.get("read_off", ())
+        for name in ("patch_size", "positions", "img_size", "channels"):
+            if name in shape and getattr(asked, name) == "auto":
+                chosen[name], reasons[name] = shape[name], f"as in {source if name in read_off else named}"
+        if asked.model["name"] == "auto":
+            given = {name: value for name, value in asked.model.items() if name != "name" and value is not None}
+            chosen["model"] = {**shape["options"], **given, "name": shape["name"]}
+            reasons["model"] = f"as in {source}"
+        return replace(asked, **chosen), reasons
+
+    def _shape(self) -> dict[str, Any] | None:
+        if self.run is not None:
+            run = self.run
+            options = {name: value for name, value in run.model.items() if name != "name" and value is not None}
+            sizes = {"patch_size": run.patch_size, "positions": run.positions}
+            sizes |= {"img_size": run.img_size, "channels": run.channels}
+            return {"name": run.model["name"], "options": options, **sizes}
+        if self.asked.init is None:
+            return None
+        return public_shape(self.asked.init, self.asked.model["name"], self._file)
+
+    @cached_property
+    def _file(self) -> tuple[ForeignCheckpoint | None, Architecture | None]:
+        """What a file of weights alone tells of itself."""
+        return read_foreign(Path(self.asked.init)) if is_bare_weights(self.asked.init) else (None, None)
+
+    def encoder(self, vit: VisionTransformer) -> None:
+        """Put the weights into an encoder, before a task is built around it, which may copy it."""
+        if self.run is not None:
+            weights, about = self.checkpoint
+            own = f"the encoder of {self.asked.from_run or self.asked.init}"
+            done = load_published(vit, own, encoder_weights(weights), self.run.encoder_spec().grid)
+            self._refuse_random(vit, done)
+            self.sentences += done.sentences()
+            if note := newest_card(self.folder, self.run, about).note:
+                self.sentences.append(note)
+        elif self.asked.init is not None:
+            foreign, shape = self._file
+            done = load_published(vit, self.asked.init, foreign=foreign, task=self.asked.task["name"])
+            self._refuse_random(vit, done)
+            self.sentences += done.sentences()
+            if shape is not None and self.asked.model["name"] == "auto":
+                self.sentences.append(describe_assumptions(shape))
+            self.sentences += self._statistics(foreign)
+
+    def _refuse_random(self, vit: VisionTransformer, done: LoadedWeights) -> None:
+        """Refuse to leave as they are weights that nobody has trained."""
+        if self.asked.train_blocks is None:
+            return
+        absent, kept = set(done.missing), kept_names(vit, self.asked.train_blocks)
+        if random := [name for name in kept if name in absent]:
+            more = f" and {len(random) - 1} more" if len(random) > 1 else ""
+            raise PatchloomError(
+                f"{done.source} has no {random[0]}{more}, and --train_blocks {self.asked.train_blocks} would leave it "
+                "as it was made at random: choose an encoder without it, or leave --train_blocks out"
+            )
+
+    def _statistics(self, foreign: ForeignCheckpoint | None) -> list[str]:
+        """Of the images for which plain weights were trained: by those of the data they are normalised here."""
+        name = self.asked.model["name"]
+        how = f"here they are by --normalization {self.asked.normalization}"
+        if foreign is not None:
+            return [f"{foreign.program.name} normalises images by {statistics_in_words(*IMAGENET)}; {how}."]
+        of = timm_statistics(name) if is_bare_weights(self.asked.init) else None
+        return [] if of is None else [f"For {name}, timm normalises images by {of}; {how}."]
+
+    def rest(self, task: Task) -> None:
+        """Put what else of a run of the same task fits into it (decoder, heads, teacher), or of an authors' file of it.
+
+        A teacher of another task stays the copy of the encoder that it is, since theirs may have followed another one.
+        """
+        if self.asked.init is not None and (foreign := self._file[0]) is not None:
+            own_task = self.asked.task["name"] == foreign.program.task
+            self.sentences += inherit(foreign, task, own_task, str(self.asked.init))
+        if self.asked.from_run is None or not same_task(self.run.task["name"], self.asked.task["name"]):
+            return
+        # a frozen teacher is the one that is asked for now
+        left = (_ENCODER, *(f"{name}." for name, one in task.named_modules() if isinstance(one, FrozenTeacher)))
+        source = {name: weight for name, weight in self.checkpoint[0].items() if not name.startswith(left)}
+        own = {name: weight for name, weight in task.state_dict().items() if not name.startswith(left)}
+        own |= {name: one for name, one in task.named_buffers() if name in source}  # positions that a decoder keeps
+        fits = {name: source[name] for name in own if name in source and source[name].shape == own[name].shape}
+        task.load_state_dict(fits, strict=False)
+        if not own and not source:
+            return
+        missing = tuple(name for name in own if name not in fits)
+        unexpected = tuple(name for name in source if name not in fits)
+        found = LoadedWeights(f"the rest of {self.asked.from_run}", tuple(fits), missing, unexpected, ())
+        self.sentences += found.sentences()

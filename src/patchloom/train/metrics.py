@@ -1,0 +1,569 @@
+"""What a run tells while it trains: rows of ``metrics.csv``, lines of progress, and the measures in both."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from patchloom.audio.config import item_noun, reword_for_sound
+from patchloom.data.loader import steps_of, steps_per_epoch
+from patchloom.display import duration
+from patchloom.loggers.queue import TrackerSet
+from patchloom.look.charts import draw_curves
+from patchloom.look.pictures import draw_task, title_of
+from patchloom.nets.encode import patch_count
+from patchloom.questions.question import Measure
+from patchloom.runs.folder import RunFolder, metrics_row
+from patchloom.runs.settings import Settings
+from patchloom.runs.verdict import UNKNOWN, read_health, write_health
+from patchloom.system.distributed import gathered_weights
+from patchloom.system.files import append
+from patchloom.system.signals import discard_output
+from patchloom.tasks.task import Task
+from patchloom.train.checkpointing import TrainState
+from patchloom.train.step import Stepper
+from patchloom.train.validation import Validation
+from patchloom.train.verdict import VerdictInputs, health_of, logged_class_result
+
+# Lines that fit a terminal: one whose parts give way as it gets narrower, and prose that is broken between words.
+
+
+# what belongs together: the number and its unit, and an interval
+_TOGETHER = re.compile(r"\[[^][]{1,30}\]|(?<=[\d%]) (?=[%[])")
+_TIE = "\x00"
+
+
+class LinePart(NamedTuple):
+    """A part of a line.
+
+    Attributes:
+        forms: texts for it, the longest first; an empty one leaves it out.
+        gives_way: when it is cut back to each of the forms after the first; among all parts of a line, those with the
+            lowest numbers go first.
+    """
+
+    forms: Sequence[str]
+    gives_way: Sequence[int] = ()
+
+
+class Line(NamedTuple):
+    """A line of parts, in the order in which they are shown."""
+
+    parts: tuple[LinePart, ...]
+
+    def __str__(self) -> str:
+        return self.fit(None)
+
+    def fit(self, width: int | None) -> str:
+        """The line in at most ``width`` columns: what matters least is shortened, then left out, then all is cut."""
+        forms = [0] * len(self.parts)
+        turns = sorted((when, number) for number, part in enumerate(self.parts) for when in part.gives_way)
+        text = self._with(forms)
+        for _, number in turns:
+            if width is None or len(text) <= width:
+                break
+            forms[number] += 1
+            text = self._with(forms)
+        return text[:width]
+
+    def _with(self, forms: Sequence[int]) -> str:
+        return " · ".join(filter(None, (part.forms[form] for part, form in zip(self.parts, forms, strict=True))))
+
+
+def wrap_columns(text: str, width: int) -> str:
+    """Text broken between words into lines of at most ``width`` columns.
+
+    What follows the first line stands two columns further in, or under the last column of a table. A number and its
+    unit stay together, and so does an interval; a word that is longer than a line is left whole.
+    """
+    if len(text) <= width:
+        return text
+    columns = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}", text) if gap.end() <= width // 2]
+    inside = columns[-1] if columns else len(text) - len(text.lstrip()) + 2
+    tied = _TOGETHER.sub(lambda one: one[0].replace(" ", _TIE), text)
+    lines, here = [], ""
+    for gap, word in re.findall(r"( *)(\S+)", tied):
+        if here.strip() and len(here) + len(gap) + len(word) > width:
+            lines.append(here)
+            here, gap = "", " " * inside
+        here += gap + word
+    return "\n".join([*lines, here]).replace(_TIE, " ")
+
+
+# Pictures of a run while it trains and at its end: the sheets of its task on held-out images, and its curves.
+
+
+# Operations of training between two drawings. A drawing takes 0.5 to 0.9 s of a CPU core, and so many operations half a
+# minute of one or more: some 2 % of the time go into pictures. A run that is shorter has them soon, at its end.
+_BETWEEN = 5e12
+
+
+def drawing_steps(steps: int, measured: Collection[int], images_per_step: int, task: Task) -> set[int]:
+    """Steps after which pictures are drawn on the way: 0 (before the first one), and those of some measures.
+
+    There is enough training between two of them that they cost little, and nothing at the end, which draws anyhow.
+    Which they are follows from the settings alone, as with the measures.
+    """
+    each = images_per_step * estimate_flops(task)
+    drawn: set[int] = set()
+    last = -_BETWEEN  # so that the first picture comes before the first step
+    for step in sorted({0, *measured}):
+        if (step * each - last) >= _BETWEEN and (steps - step) * each >= _BETWEEN:
+            drawn.add(step)
+            last = step * each
+    return drawn
+
+
+def estimate_flops(task: Task) -> float:
+    """Roughly those of training on an image: 2 a weight and patch, and twice as many on the way back.
+
+    Blocks of the encoder that stay as they are have no way back (``--train_blocks``). Patches that are masked, and
+    decoders that see less than the encoder, are not looked at: it is the size that counts.
+    """
+    trained = sum(one.numel() for one in task.parameters() if one.requires_grad)
+    kept = sum(one.numel() for one in task.encoder.parameters() if not one.requires_grad and one.ndim == 2)
+    return (6.0 * trained + 2.0 * kept) * patch_count(task.encoder)
+
+
+def draw_run(
+    validation: Validation,
+    folder: RunFolder,
+    settings: Settings,
+    measure: Measure,
+    place: tuple[int, int],
+    device: torch.device,
+    ended: bool = False,
+) -> list[Path]:
+    """Draw the sheets of a run's task, and its curves, into the folder of its pictures; they replace those before."""
+    card, doubt, (done, whole) = validation.card, validation.doubt, place
+    folder.check_lock()
+    files = []
+    if done or ended:
+        shown = reword_for_sound("images that may be known by heart" if doubt else "held-out images", card.sound)
+        files.append(draw_curves(folder.metrics, folder.pictures / "curves.png", measure.name, images=shown))
+    means = {f"baseline:{name}": value for name, value in measure.means().items()}
+    row = {"epoch": settings.epochs * done / whole, "held_out": measure.value} | means
+    title = partial(title_of, folder.name, settings, place, [row], doubt)
+    return [*files, *draw_task(validation.task, validation.held_out, card, folder.pictures, device, title=title)]
+
+
+# What a run prints, and how long it will take.
+
+
+_REFRESHED = 0.2  # seconds between two states of the line on a terminal
+# seconds to the first line of progress where there is no terminal, then between two: a 20th of what has passed
+_FIRST, _LEAST, _MOST = 10.0, 30.0, 300.0
+_WARM_UP = 4  # updates of a start that may be slower: threads, memory and kernels are got ready in them
+_ENOUGH = 10  # updates of a start that give a pace
+_WINDOW = 60.0  # seconds over which the pace is taken
+_SPACING = 0.25  # seconds between two notes of it
+_EARLY = 20_000  # images before the first measure, half a minute to a minute on a CPU
+
+
+class Reporter:
+    """Prints to the terminal and to the run's ``log.txt``. Silent where ``loud`` is false (other processes).
+
+    Args:
+        folder: of the run.
+        loud: whether it prints.
+        clock: seconds.
+    """
+
+    def __init__(self, folder: RunFolder, loud: bool = True, clock: Callable[[], float] = time.monotonic):
+        self.folder, self.loud, self.clock = folder, loud, clock
+        self._live = False
+        self._began: float | None = None
+        self._shown, self._first_is_out = 0.0, False
+
+    @property
+    def terminal(self) -> bool:
+        """Whether a line can be replaced by the next one."""
+        return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+    def say(self, text: str | Line = "") -> None:
+        """Print a line that stays, in columns that fit a terminal; the log has the whole of it."""
+        self.note(text)
+        self.show(text)
+
+    def note(self, text: str | Line) -> None:
+        """Write a line to the log alone."""
+        if self.loud:
+            self.folder.check_lock()
+            append(self.folder.log, f"{text}\n")
+
+    def show(self, text: str | Line) -> None:
+        """Print a line without writing it to the log."""
+        if self.loud:
+            self._shown = self.clock()
+            self._print(self._fitted(text) if self.terminal else str(text), "\n")
+
+    def flash(self, text: str | Line) -> None:
+        """Show a line that the next one replaces; only on a terminal."""
+        if self.loud and self.terminal:
+            line = text if isinstance(text, Line) else Line((LinePart((text,)),))
+            self._print(line.fit(shutil.get_terminal_size().columns - 1), "")
+            self._live = True
+            self._shown = self.clock()
+
+    def progress(self, line: Callable[[], Line]) -> None:
+        """Where training stands: on a terminal the line is kept up to date, elsewhere it is printed now and then."""
+        if not self.loud:
+            return
+        now = self.clock()
+        if self._began is None:
+            self._began = self._shown = now
+        if self.terminal:
+            if now - self._shown >= _REFRESHED or not self._live:
+                self.flash(line())
+            return
+        pause = min(_MOST, max(_LEAST, (now - self._began) / 20)) if self._first_is_out else _FIRST
+        if now - self._shown >= pause:
+            self._shown, self._first_is_out = now, True
+            self._print(str(line()), "\n")  # not into the log: when these lines come is no part of what a run is
+
+    def _fitted(self, text: str | Line) -> str:
+        width = shutil.get_terminal_size().columns
+        return text.fit(width) if isinstance(text, Line) else wrap_columns(text, width)
+
+    def _print(self, text: str, end: str) -> None:
+        """Print, or be silent from now on: a terminal that was closed, or a reader that went away, ends no training."""
+        try:
+            if self._live:
+                sys.stdout.write("\r\x1b[2K")
+                self._live = False
+            # a pipe or a job's log file shall show lines as they come
+            print(text, end=end, flush=True)
+        except OSError:
+            discard_output()
+
+
+class _Mark(NamedTuple):
+    busy: float
+    waiting: float
+    step: int
+
+
+class Pace:
+    """Images a second, the share of time spent waiting for data, and the time left.
+
+    The first updates of a start are slower, and a machine is not always as busy. So the pace is that of the last
+    minute, without the first updates; and that of the start before, until there are enough.
+
+    Args:
+        steps: of the whole training.
+        step: those that are done.
+        images_per_step: of all processes.
+        seconds: of earlier starts.
+        before: seconds a step took there; 0 if that is not known.
+        noun: what a step has.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        step: int,
+        images_per_step: int,
+        seconds: float = 0.0,
+        before: float = 0.0,
+        noun: str = "images",
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self.steps, self.images_per_step, self.noun, self.clock = steps, images_per_step, noun, clock
+        self.earlier, self.before = seconds, before
+        self.start, self.excluded, self.waiting = clock(), 0.0, 0.0
+        self._marks = deque([_Mark(0.0, 0.0, step)])
+        self._updates = self._left_out = 0
+
+    @contextmanager
+    def waits(self) -> Iterator[None]:
+        """While entered, the program waits for data."""
+        start = self.clock()
+        try:
+            yield
+        finally:
+            self.waiting += self.clock() - start
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While entered, the time does not count: it is for measures."""
+        start = self.clock()
+        try:
+            yield
+        finally:
+            self.excluded += self.clock() - start
+
+    def update(self, step: int) -> None:
+        """Note that an update was made, and that ``step`` steps are done."""
+        busy, marks = self.clock() - self.start - self.excluded, self._marks
+        self._updates += 1
+        if self._updates > _ENOUGH and len(marks) > 2 and marks[-1].busy - marks[-2].busy < _SPACING:
+            marks.pop()  # the last note moves on, so that there are not too many
+        marks.append(_Mark(busy, self.waiting, step))
+        while self._left_out < min(_WARM_UP, self._updates // 2):
+            marks.popleft()
+            self._left_out += 1
+        while len(marks) > 2 and busy - marks[1].busy > _WINDOW:
+            marks.popleft()
+
+    def seconds_a_step(self) -> float:
+        """Seconds that a step takes, without measures; 0 if that is not known yet."""
+        if self._updates < _ENOUGH and self.before:
+            return self.before
+        first, last = self._marks[0], self._marks[-1]
+        return (last.busy - first.busy) / (last.step - first.step) if last.step > first.step else self.before
+
+    def left(self) -> float | None:
+        """Seconds that the steps still take; None if that is not known yet."""
+        each = self.seconds_a_step()
+        return each * (self.steps - self._marks[-1].step) if each else None
+
+    def describe(self) -> tuple[str, str]:
+        """Images a second, and the share of the time in which training waited for data."""
+        each = self.seconds_a_step()
+        if not each:
+            return "", ""
+        first, last = self._marks[0], self._marks[-1]
+        waited = (last.waiting - first.waiting) / max(1e-9, last.busy - first.busy)
+        return f"{self.images_per_step / each:,.0f} {self.noun}/s", f"{waited:.0%} waiting for data"
+
+    def seconds(self) -> float:
+        """Seconds since the start, those of earlier starts included."""
+        return self.earlier + self.clock() - self.start
+
+
+def round_duration(seconds: float) -> str:
+    """A `duration` in its larger unit alone: '42 s', '3 min' or '5 h'."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if round(seconds) >= unit:
+            return f"{round(seconds / unit)} {name}"
+    return duration(seconds)
+
+
+def measure_forms(measure: Measure) -> list[str]:
+    """A measure's part of the line of progress, the longest form first: with all baselines, with the one, alone.
+
+    Made once, since every number in it is read from the device.
+    """
+    means, alone = measure.means(), f"{measure.name} {measure.show(measure.value)}"
+    baselines = ", ".join(f"{name} {measure.show(value)}" for name, value in means.items())
+    spread = "".join(f", {name} {value:.2f}" for name, value in measure.diversity.items())
+    to_beat = measure.baseline_to_beat()
+    return [f"{alone} ({baselines}){spread}", f"{alone} ({to_beat} {measure.show(means[to_beat])})", alone]
+
+
+def progress_line(
+    epoch: float, epochs: float, losses: str, measured: Sequence[str], time_left: Sequence[str], pace: Sequence[str]
+) -> Line:
+    """The line of progress."""
+    digits = 1 if epochs >= 1 else 3
+    return Line((
+        LinePart(time_left, (5,)),
+        LinePart((f"epoch {epoch:.{digits}f}/{epochs:g}", f"{epoch:.{digits}f}/{epochs:g}"), (7,)),
+        LinePart((*(measured or ("",) * 3), ""), (3, 6, 8)),
+        LinePart((losses, ""), (4,)),
+        LinePart((pace[0], ""), (2,)),
+        LinePart((pace[1], ""), (1,)),
+    ))  # fmt: skip
+
+
+def event_steps(steps: int, share: float) -> set[int]:
+    """Steps after which something happens that is to happen every ``share`` of the training; the last always is one."""
+    wanted = max(1, round(1 / share))
+    return {round(steps * i / wanted) for i in range(1, wanted + 1)}
+
+
+def measuring_steps(steps: int, logged: Collection[int], images_per_step: int) -> set[int]:
+    """Steps after which held-out measures are taken: at every quarter, and before the first one at a few more.
+
+    The first of them comes after a 20th of the training, or after 20,000 images where that is sooner, and the next ones
+    after four times as many each, up to an eighth. All are among ``logged``, the steps that have a row in
+    ``metrics.csv``. Which they are follows from the settings alone, never from the time: else a run that was stopped
+    would not end as one that was not.
+    """
+    early: set[int] = set()
+    step = min(steps / 20, _EARLY / images_per_step)
+    while step < steps / 8:
+        early.add(min(one for one in logged if one >= max(1, step)))
+        step *= 4
+    return early | event_steps(steps, 0.25) - {0}
+
+
+_LOGGED = 200  # rows of metrics.csv in a run
+
+
+class MetricsLog:
+    """Keeps the rows of a run, and tells where it is.
+
+    Args:
+        reporter: prints.
+        validation: the held-out measures.
+        stepper: has the task, and the device on which it is.
+        settings: resolved.
+        images: that are trained on.
+        images_per_step: of all processes.
+        tracks: the trackers to which rows and pictures are sent.
+        began: step at which the present schedule began; measures are spread over what comes after it.
+
+    Attributes:
+        steps: of the whole training.
+        measure: the last one of this start; None before the first.
+        pace: of this start, once `start` was called.
+    """
+
+    pace: Pace
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        validation: Validation,
+        stepper: Stepper,
+        settings: Settings,
+        images: int,
+        images_per_step: int,
+        tracks: TrackerSet,
+        began: int = 0,
+    ):
+        self.reporter, self.validation, self.stepper, self.settings = reporter, validation, stepper, settings
+        self.tracks = tracks
+        self.per_epoch, self.images_per_step = steps_per_epoch(images, settings.batch_size), images_per_step
+        self.steps = steps_of(settings.epochs, images, settings.batch_size)
+        logged = event_steps(self.steps - began, 1 / _LOGGED)
+        validated = measuring_steps(self.steps - began, logged - {0}, images_per_step)
+        # compiled blocks would be compiled again for the batches of pictures
+        drawn = drawing_steps(self.steps - began, validated, images_per_step, validation.task)
+        self.logged, self.validated, drawn = ({began + one for one in some} for some in (logged, validated, drawn))
+        self.drawn = set[int]() if settings.compile else drawn
+        self.measure: Measure | None = None
+
+    def before_the_first_step(self, state: TrainState) -> None:
+        """Measure what needs no training, begin the rows with it, and draw what the task is."""
+        columns = self._measured(state, first=True)
+        state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
+        self.tracks.row(state.rows[-1])
+        self.reporter.say(f"before the first step: {state.measured[0]}")
+        self._judged(state)
+        self._drawn(state)
+
+    def start(self, state: TrainState) -> None:
+        """Begin to count time, where training is now; again after it went back."""
+        self.pace = Pace(
+            self.steps,
+            state.step,
+            self.images_per_step,
+            state.seconds,
+            state.pace,
+            item_noun(self.validation.task.sound),
+        )
+        self.reporter.progress(lambda: self._line(state, ""))
+
+    def after_update(self, state: TrainState, first: int, rate: float, sound: bool) -> None:
+        """Tell of an update; at times also a row, and the held-out measures. Every process must call it."""
+        self.pace.update(state.step)
+        state.seconds, state.pace = self.pace.seconds(), self.pace.seconds_a_step()
+        passed = {*range(first, state.step + 1)}
+        if not sound or not passed & (self.logged | self.validated):
+            self.reporter.progress(lambda: self._line(state, _losses(state.mean_loss())))
+            return
+        means = state.means()
+        row = {"step": state.step, "epoch": round(state.step / self.per_epoch, 4)}
+        row |= {"images": state.step * self.images_per_step} | means
+        if self.settings.precision == "float16":
+            row["loss_scale"] = state.scale
+        row |= {"lr": rate, "seconds": state.seconds}
+        losses = _losses(means.get("loss"))
+        self.reporter.progress(lambda: self._line(state, losses))
+        measured = bool(passed & self.validated)
+        if measured:
+            with self.pace.paused():
+                row |= self._measured(state)
+            self.reporter.say(self._line(state, losses))
+        state.rows.append(metrics_row(row))
+        self.tracks.row(state.rows[-1])
+        if measured:
+            with self.pace.paused():
+                self._judged(state)
+                self._drawn(state)
+
+    def _judged(self, state: TrainState) -> None:
+        """Keep a verdict on the run so far, and say it, once there is something to say."""
+        if self.measure is None or not self.reporter.loud:
+            return
+        classes = logged_class_result(state.rows, self.validation.labelled)
+        done, measure, rows = state.step, self.measure, state.rows
+        signs = VerdictInputs(
+            measure, rows, self.settings, done, self.steps, state.setbacks, classes, results=state.results
+        )
+        health = health_of(signs).heard(self.validation.task.sound)
+        folder = self.reporter.folder
+        before = read_health(folder.path)
+        folder.write_metrics(state.rows)  # not only with the next checkpoint: a report shows both
+        write_health(folder.path, health)
+        if state.step == self.steps or (not state.step and health.verdict != UNKNOWN):
+            return  # the final evaluation says it; and before the first step there is nothing to say
+        if before is not None and before.verdict == health.verdict:
+            self.reporter.say(f"  still {health.verdict}")
+        else:
+            self.reporter.say(f"  so far {health}")
+
+    def _drawn(self, state: TrainState) -> None:
+        """Draw pictures, if they are due after this step. Every process must call it."""
+        if state.step not in self.drawn or self.measure is None:
+            return
+        began, reporter = time.perf_counter(), self.reporter
+        with gathered_weights(self.validation.task):
+            if reporter.loud:
+                reporter.flash("drawing pictures")
+                place = state.step, self.steps
+                device = self.stepper.fabric.device
+                files = draw_run(self.validation, reporter.folder, self.settings, self.measure, place, device)
+                self.tracks.pictures(files, state.step)
+        if state.step == min(self.drawn):
+            reporter.say(f"first pictures: {reporter.folder.pictures}; they are drawn again on the way, and at the end")
+        state.measuring += time.perf_counter() - began
+
+    def _measured(self, state: TrainState, first: bool = False) -> dict[str, float]:
+        """Columns of a measure that is taken now; what it says is kept for the line of progress, after a stop, too."""
+        began = time.perf_counter()
+        self.reporter.flash(f"measuring on {len(self.validation.held_out):,} images")
+        self.measure, columns = self.validation.run(self.stepper.fabric.device, self.stepper.autocast, first=first)
+        state.measured = measure_forms(self.measure)
+        state.results[str(state.step)] = each_result(self.measure)
+        if self.settings.patience is not None:
+            state.best.compare(state.step, self.measure, self.stepper.task)
+        if not first:  # that one has more to do than the others
+            state.measuring = time.perf_counter() - began
+        return columns
+
+    def _line(self, state: TrainState, losses: str) -> Line:
+        left = self.pace.left()
+        if state.step == self.steps:
+            time_left = [f"trained in {duration(state.seconds)}"] * 2
+        elif left is None:
+            time_left = ["time left not known yet", "time left: ?"]
+        else:
+            measures = len([one for one in self.validated if one > state.step])
+            left += measures * state.measuring
+            time_left = [f"{duration(left)} left", f"{round_duration(left)} left"]
+        epoch, measured = state.step / self.per_epoch, state.measured
+        return progress_line(epoch, self.settings.epochs, losses, measured, time_left, self.pace.describe())
+
+
+def _losses(mean: float | None) -> str:
+    return "no update was made" if mean is None else f"loss {mean:.4f}"
+
+
+def each_result(measure: Measure) -> list[float]:
+    """Return the result of a measure on each held-out image, rounded to six digits, as a checkpoint keeps it."""
+    return [float(f"{value:.6g}") for value in measure.values.tolist()]

@@ -1,0 +1,85 @@
+"""Excerpts have one length, lie in the recording, and depend on the generator alone."""
+
+import numpy as np
+import pytest
+import torch
+
+from patchloom.audio.augment import CentreExcerpt, RandomExcerpt, TwoExcerpts, excerpt_at, for_recordings
+from patchloom.audio.config import Sound
+from patchloom.data.augment import RandomCrop, TwoViews
+from patchloom.errors import PatchloomError
+
+SOUND = Sound(rate=1000, seconds=0.1)  # 100 samples
+
+
+def counting(n: int) -> torch.Tensor:
+    return torch.arange(1, n + 1, dtype=torch.int16)[None, None]
+
+
+def test_silence_lies_around_what_is_too_short_and_the_middle_is_taken_of_what_is_too_long():
+    (short,) = CentreExcerpt(SOUND)(counting(60))
+    assert short.shape == (1, 1, 100) and torch.equal(short[..., 20:80], counting(60))
+    assert not short[..., :20].any() and not short[..., 80:].any()
+    (long,) = CentreExcerpt(SOUND)(counting(301))
+    assert long[0, 0, 0] == 101 and long[0, 0, -1] == 200
+    (same,) = CentreExcerpt(SOUND)(counting(100))
+    assert torch.equal(same, counting(100))
+
+
+def test_an_excerpt_may_begin_before_and_end_behind():
+    assert excerpt_at(counting(5), -2, 4).flatten().tolist() == [0, 0, 1, 2]
+    assert excerpt_at(counting(5), 3, 4).flatten().tolist() == [4, 5, 0, 0]
+    assert excerpt_at(counting(5), 9, 2).flatten().tolist() == [0, 0]
+    assert excerpt_at(counting(5), -9, 2).flatten().tolist() == [0, 0]
+
+
+def test_random_excerpts_are_somewhere_in_a_long_recording_and_shifted_in_one_that_fits():
+    starts = [
+        int(RandomExcerpt(SOUND, shift=0)(counting(500), np.random.default_rng(i))[0][0, 0, 0]) for i in range(400)
+    ]
+    assert min(starts) < 20 and max(starts) > 380 and max(starts) <= 401
+    shifts = set()
+    for i in range(200):
+        (one,) = RandomExcerpt(SOUND, shift=0.01)(counting(100), np.random.default_rng(i))
+        first = int((one[0, 0] == 50).nonzero()) - 49
+        shifts.add(first)
+        assert torch.equal(one, excerpt_at(counting(100), -first, 100))
+    assert shifts == set(range(-10, 11))
+
+
+def test_noise_is_added_to_the_share_that_is_asked_for_at_most_at_the_volume():
+    silent, noise = torch.zeros(1, 1, 100, dtype=torch.int16), torch.full((1, 1, 5000), 10_000, dtype=torch.int16)
+    excerpt = RandomExcerpt(SOUND, 0, [noise], noise_share=0.8, noise_volume=0.1)
+    levels = np.array([int(excerpt(silent, np.random.default_rng(i))[0].max()) for i in range(500)])
+    assert 0.75 < (levels > 0).mean() < 0.85
+    assert levels.max() <= 1000 and 400 < levels[levels > 0].mean() < 600
+    loud = torch.full((1, 1, 100), 32_767, dtype=torch.int16)
+    assert all(excerpt(loud, np.random.default_rng(i))[0].min() > 0 for i in range(20)), "clipped, and not wrapped"
+
+
+def test_two_excerpts_are_own_shared_or_the_middle():
+    rng = np.random.default_rng
+    own = TwoExcerpts(SOUND, "own")(counting(900), rng(0))
+    shared = TwoExcerpts(SOUND, "shared")(counting(900), rng(0))
+    none = TwoExcerpts(SOUND, "none")(counting(900), rng(0))
+    assert not torch.equal(*own) and torch.equal(*shared) and torch.equal(own[0], shared[0])
+    assert torch.equal(none[0], CentreExcerpt(SOUND)(counting(900))[0]) and torch.equal(*none)
+    assert TwoExcerpts(SOUND, "own").crops == 2 and TwoExcerpts(SOUND, "none").crops == 1
+
+
+def test_the_same_generator_gives_the_same_excerpt():
+    noise = torch.from_numpy(np.random.default_rng(0).integers(-999, 999, (1, 1, 4000), dtype=np.int16))
+    excerpt = RandomExcerpt(SOUND, noise=[noise])
+    one, two = (excerpt(counting(700), np.random.default_rng(5))[0] for _ in range(2))
+    assert torch.equal(one, two)
+
+
+def test_a_tasks_crops_become_excerpts_or_are_refused():
+    size = SOUND.size
+    assert type(for_recordings(RandomCrop(size), SOUND)) is RandomExcerpt
+    two = for_recordings(TwoViews(size, crop="shared", color="none"), SOUND)
+    assert isinstance(two, TwoExcerpts) and two.crop == "shared"
+    with pytest.raises(PatchloomError, match="no colours: give --task.color none"):
+        for_recordings(TwoViews(size, crop="own", color="own"), SOUND)
+    with pytest.raises(PatchloomError, match="needs more of an image"):
+        for_recordings(RandomCrop((size[0] + 8, size[1] + 8)), SOUND)

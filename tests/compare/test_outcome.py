@@ -1,0 +1,140 @@
+"""Who is ahead, and by what that is told."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from patchloom.claims import Claim, Difference, difference
+from patchloom.compare.outcome import rank_encoders, sufficient_budget
+
+
+def drawn(
+    share: float, seeds: int, n: int, rng: torch.Generator, hard: torch.Tensor | None = None, moved: float = 0.0
+) -> torch.Tensor:
+    """[seeds n] right answers of which a ``share`` is right.
+
+    Args:
+        hard: [n] moves each image's chance.
+        moved: standard deviation by which a seed moves all of them.
+    """
+    chance = share + moved * torch.randn(seeds, 1, generator=rng) + (torch.zeros(n) if hard is None else hard)
+    return torch.rand(seeds, n, generator=rng) < chance.clamp(0, 1)
+
+
+def winners(tasks: dict[str, tuple[float, float]], seeds: int, n: int, times: int, rng: torch.Generator) -> int:
+    """How many of some comparisons name a winner; tasks by share and spread, well above what is not trained."""
+    named = 0
+    for _ in range(times):
+        found = {name: drawn(share, seeds, n, rng, moved=moved) for name, (share, moved) in tasks.items()}
+        pixels, untrained = drawn(0.2, 1, n, rng), drawn(0.2, seeds, n, rng)
+        named += bool(rank_encoders(found, {"raw pixels": pixels, "untrained": untrained}).winner)
+    return named
+
+
+def test_seeds_that_differ_widen_the_interval():
+    same = torch.tensor([[1] * 60 + [0] * 40] * 2).bool()
+    moved = torch.stack([same[0], torch.cat([torch.ones(30), torch.zeros(70)]).bool()])
+    low = torch.zeros(2, 100).bool()
+    tight, wide = difference(same, low), difference(moved, low)
+    assert tight.over_seeds == 0 < wide.over_seeds
+    assert wide.high - wide.low > tight.high - tight.low
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_the_interval_covers_the_true_difference(seeds):
+    rng = torch.Generator().manual_seed(1)
+    hit, alone = 0, 0
+    for _ in range(300):
+        hard = 0.2 * torch.randn(500, generator=rng)
+        one, other = (drawn(share, seeds, 500, rng, hard, moved=0.03) for share in (0.56, 0.5))
+        truth = ((0.56 + hard).clamp(0, 1) - (0.5 + hard).clamp(0, 1)).mean().item()
+        found = difference(one, other)
+        hit += found.low <= truth <= found.high
+        alone += abs(found.value - truth) <= found.over_images
+    assert hit >= 285  # 95 %, and rather more
+    assert alone < 270, "images alone do not cover it, so that the seeds are what the test is about"
+
+
+def test_where_nothing_is_learnt_hardly_any_winner_is_named():
+    rng, named = torch.Generator().manual_seed(2), 0
+    for _ in range(400):
+        tasks = {name: drawn(0.1, 2, 300, rng) for name in ("mae", "droppos", "mp3")}
+        controls = {"untrained": drawn(0.1, 2, 300, rng), "raw pixels": drawn(0.1, 1, 300, rng)}
+        named += bool(rank_encoders(tasks, controls).winner)
+    assert named <= 2
+
+
+@pytest.mark.parametrize("stable", [0, 4])
+def test_tasks_as_good_as_each_other_make_few_winners(stable):
+    # also beside tasks that stand still at chance, whose seeds hardly move: they say nothing of those that do
+    tasks = {f"moving {i}": (0.5, 0.03) for i in range(2)} | {f"still {i}": (0.35, 0.0) for i in range(stable)}
+    assert winners(tasks, 2, 1000, 300, torch.Generator().manual_seed(5)) <= 15  # 5 %
+
+
+def test_one_seed_names_no_winner():
+    tasks = {"mae": (0.9, 0.0), "droppos": (0.5, 0.0)}
+    assert winners(tasks, 1, 500, 5, torch.Generator().manual_seed(6)) == 0
+    assert winners(tasks, 2, 500, 5, torch.Generator().manual_seed(6)) == 5
+
+
+def test_an_encoder_that_no_seed_moves_has_no_part_in_the_spread():
+    rng = torch.Generator().manual_seed(7)
+    tasks = {"mae": drawn(0.6, 2, 500, rng, moved=0.05), "droppos": drawn(0.6, 2, 500, rng, moved=0.05)}
+    pixels = drawn(0.5, 1, 500, rng)
+    found = rank_encoders(tasks, {"raw pixels": pixels, "untrained": pixels.expand(2, -1)}).against
+    assert found["raw pixels"].over_seeds == found["untrained"].over_seeds > 0
+
+
+def test_a_clear_winner_is_named():
+    rng = torch.Generator().manual_seed(3)
+    tasks = {"mae": drawn(0.4, 2, 4000, rng), "droppos": drawn(0.6, 2, 4000, rng)}
+    controls = {"untrained": drawn(0.2, 2, 4000, rng), "raw pixels": drawn(0.2, 1, 4000, rng)}
+    found = rank_encoders(tasks, controls)
+    assert found.winner == "droppos" and found.order == ("droppos", "mae")
+    assert not found.level_with and not found.unbeaten
+
+
+def test_what_does_not_beat_its_controls_is_no_winner():
+    rng = torch.Generator().manual_seed(4)
+    tasks = {"mae": drawn(0.3, 2, 400, rng), "droppos": drawn(0.5, 2, 400, rng)}
+    found = rank_encoders(tasks, {"raw pixels": drawn(0.9, 1, 400, rng)})
+    assert not found.winner and found.unbeaten == ("raw pixels",)
+
+
+def test_two_images_make_no_winner():
+    right, wrong = torch.ones(1, 2).bool(), torch.zeros(1, 2).bool()
+    assert not rank_encoders({"mae": right, "droppos": wrong}, {"raw pixels": wrong}).winner
+
+
+def test_what_would_be_enough():
+    # images say it, seeds do not yet
+    one = torch.stack([torch.arange(2000) < 1300, torch.arange(2000) < 1100])
+    other = torch.stack([torch.arange(2000) < 1100, torch.arange(2000) < 900])
+    found = difference(one, other)
+    assert found.claim is Claim.NONE
+    more = sufficient_budget(found, 2, 2000)
+    assert more.endswith("seeds of each task")
+    # and with that many seeds that spread as far, it is so
+    many = torch.arange(int(more.split()[0])) % 2
+    one, other = (torch.stack([rows[i] for i in many.tolist()]) for rows in (one, other))
+    assert difference(one, other).claim is Claim.BETTER
+
+
+@pytest.mark.parametrize("n", [10, 18, 100, 1000])
+def test_enough_is_more_than_there_is(n):
+    right = torch.arange(n)
+    one, other = (right < 0.55 * n).expand(2, -1), (right >= 0.5 * n).expand(2, -1)
+    found = difference(one, other)
+    if found.claim is Claim.NONE:
+        said = sufficient_budget(found, 2, n)
+        assert said.endswith("labelled test images") and int(said.split()[1].replace(",", "")) > n
+    assert sufficient_budget(replace(found, value=0.0), 2, n) == ""
+    assert sufficient_budget(replace(found, value=1e-4), 2, n) == ""
+
+
+def test_many_seeds_are_no_advice_but_images_may_be_beside_some():
+    wide = Difference("", 0.05, -0.1, 0.2, 500, 2, True, over_images=0.06, over_seeds=0.2, freedom=2)
+    said = sufficient_budget(wide, 2, 500)
+    assert re.fullmatch(r"some [\d,]+ labelled test images and \d+ seeds of each task", said)

@@ -1,0 +1,167 @@
+"""What is kept of encoders that were scored, and when it is measured anew."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from patchloom.compare import scores, unlabelled
+from patchloom.compare.scores import (
+    Contender,
+    LabelledData,
+    Scores,
+    Way,
+    caching_extractor,
+    score_encoder,
+    subset_features,
+    weights_digest,
+)
+from patchloom.data.source import Source
+from patchloom.evaluate.frozen import evaluate_extractor, extractors
+from patchloom.evaluate.protocols.fewshot import subsample_training
+from patchloom.evaluate.protocols.knn import KNN
+from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.results import Row
+from patchloom.evaluate.settings import EvalSettings, Parts
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
+from patchloom.train.estimate import RandomImages
+
+SPEC = EncoderSpec("nano", (16, 16), 8, 3, options={"embed_dim": 16, "depth": 1, "num_heads": 2})
+CARD = EncoderCard(SPEC, (0.5,) * 3, (0.25,) * 3, "mae", "mae")
+
+
+def encoder_at(folder: Path, seed: int = 0) -> Path:
+    torch.manual_seed(seed)
+    save_encoder(build_encoder(SPEC), CARD, folder / "encoder.safetensors")
+    return folder
+
+
+def pictured(n: int, seed: int = 0) -> Source:
+    """Bright and dark images in turns, with labels."""
+    labels = np.arange(n) % 2
+    images = torch.randint(128, (n, 3, 16, 16), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    source = RandomImages(images + 100 * torch.from_numpy(labels)[:, None, None, None].to(torch.uint8))
+    source.labels, source.classes = labels, ("dark", "bright")
+    return source
+
+
+def test_scores_are_kept_and_damaged_ones_made_anew(tmp_path):
+    right = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1, 1]).bool()
+    made = []
+
+    def make() -> Scores:
+        made.append(1)
+        return Scores({"linear": right}, {"linear": "9 labels"})
+
+    path = tmp_path / "scores" / "one.json"
+    for key, count in (("a", 1), ("a", 1), ("b", 2)):
+        found = scores.load_or_compute(path, key, make, Scores.plain, Scores.of)
+        assert found.right["linear"].equal(right) and found.about == {"linear": "9 labels"} and len(made) == count
+    path.write_text(path.read_text()[:-9])
+    assert (
+        scores.load_or_compute(path, "b", make, Scores.plain, Scores.of).right["linear"].equal(right) and len(made) == 3
+    )
+
+
+def test_an_encoder_that_changed_is_scored_anew(tmp_path, monkeypatch):
+    run, made = encoder_at(tmp_path / "run"), []
+
+    def score(one: Contender, *_) -> Scores:
+        made.append(one.name)
+        return Scores({"linear": torch.tensor([True, False])}, {"linear": "all"})
+
+    monkeypatch.setattr(scores, "_score", score)
+    those = [Contender("mine", 0, "task", str(run)), Contender("raw pixels", 0, "control", str(run))]
+    on = LabelledData(Parts(pictured(8), pictured(4), ""), [Way("linear", LINEAR)], [])
+
+    def count() -> int:
+        made.clear()
+        assert len(list(scores.all_scores(those, on, EvalSettings(), tmp_path / "out"))) == 2
+        return len(made)
+
+    assert [count(), count()] == [2, 0]
+    encoder_at(run, seed=1)  # trained further, or deleted and made anew
+    assert [count(), count()] == [2, 0]
+    run.rename(tmp_path / "moved")
+    those = [one._replace(place=str(tmp_path / "moved")) for one in those]
+    assert count() == 0
+    monkeypatch.setattr(scores, "__version__", "another")
+    assert [count(), count()] == [2, 0]
+    monkeypatch.setattr(RandomImages, "stamp", lambda self: "files were replaced")
+    assert [count(), count()] == [2, 0]
+
+
+def test_the_digest_is_of_the_weights_and_of_the_head(tmp_path):
+    run = encoder_at(tmp_path / "run")
+    file = run / "encoder.safetensors"
+    before = weights_digest(str(run))
+    assert weights_digest(str(file)) == before and weights_digest("timm:vit_tiny") == ""
+    os.utime(file, (0, 0))
+    assert weights_digest(str(run)) == before
+    encoder_at(run, seed=1)
+    assert weights_digest(str(run)) != before
+
+
+def test_measures_without_labels_are_kept(tmp_path, monkeypatch):
+    run, made = encoder_at(tmp_path / "run"), []
+    row = Row("mae", "-", "label-free", {"measure": "own crop 90 %"}, 0.1, 0.05, 0.2)
+
+    def rows(*_) -> list[Row]:
+        made.append(1)
+        return [row]
+
+    monkeypatch.setattr(unlabelled, "_rows", rows)
+    one = Contender("mae", 0, "task", str(run))
+    for count, seed in ((1, 0), (1, 0), (2, 1)):
+        encoder_at(run, seed)
+        found = unlabelled._kept_rows(one, 0, pictured(40), EvalSettings(), tmp_path / "out")
+        assert found == [row] and len(made) == count
+
+
+def test_all_ways_of_scoring_share_one_pass_over_the_images():
+    vit, settings = build_encoder(SPEC), EvalSettings(cache=False, workers=0)
+    parts = Parts(pictured(60), pictured(20, seed=1), "")
+    extractor, passes = extractors(vit, CARD, settings)[0], []
+
+    def counted(source: Source) -> object:
+        passes.append(len(source))
+        return extractor.features_of(source)
+
+    ways = [Way("linear", LINEAR), Way("kNN", KNN), Way("a tenth", LINEAR, 0.1), Way("5 a class", LINEAR, 5)]
+    found = score_encoder(extractor._replace(features_of=counted), ways, parts, settings, 0)
+    assert sorted(passes) == [20, 60]
+    for way, its in zip(
+        ways[2:], (subsample_training(parts, 0.1, None, 0)[0], subsample_training(parts, None, 5, 0)[0]), strict=True
+    ):
+        rows = evaluate_extractor(extractor, [way.protocol], its, settings)[0]  # a pass of its own
+        assert way.protocol.quoted(rows["linear"]).right.equal(found.right[way.name])
+
+
+def test_features_of_a_part_are_those_of_its_images():
+    source, settings = pictured(30), EvalSettings(cache=False, workers=0)
+    source.groups = np.arange(30) // 3
+    extractor = extractors(build_encoder(SPEC), CARD, settings)[0]
+    some = source.subset([21, 4, 9])
+    part, alone = caching_extractor(extractor, source).features_of(some), extractor.features_of(some)
+    assert part.labels.equal(alone.labels) and part.indices.equal(alone.indices) and part.groups.equal(alone.groups)
+    for name, values in alone.tokens.items():
+        torch.testing.assert_close(part.tokens[name], values)
+    whole = extractor.features_of(source)
+    kept_rows = torch.tensor([i for i in range(30) if i != 4])  # as if image 4 could not be read
+    lacking = type(whole)(
+        {name: values[kept_rows] for name, values in whole.tokens.items()}, whole.labels[kept_rows], kept_rows, []
+    )
+    found = subset_features(lacking, some)
+    assert found.indices.tolist() == [0, 2] and found.unreadable == [some.describe(1)]
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"key": "a"}', '{"key": "a", "found": 3}', "[]"])
+def test_a_damaged_file_is_made_anew(tmp_path, damage):
+    path = tmp_path / "one.json"
+    path.write_text(damage)
+    right = torch.tensor([True, False])
+    found = scores.load_or_compute(path, "a", lambda: Scores({"linear": right}, {}), Scores.plain, Scores.of)
+    assert found.right["linear"].equal(right)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from patchloom.data.decode import read_image
+from patchloom.data.sources.concat import ConcatSource, split_commas
+from patchloom.data.sources.open import absolute_name, open_data
+from patchloom.data.sources.synthetic import Shapes
+from patchloom.data.splits import hold_out
+from patchloom.errors import PatchloomError
+
+
+@pytest.fixture
+def folders(draw, tmp_path, monkeypatch):
+    """Two folders with files of the same names; one has a test split and classes, the other other classes."""
+    for name in ("train/cat/1.png", "train/dog/1.png", "train/dog/2.png", "test/dog/1.png"):
+        draw(f"a/{name}")
+    for name in ("dog/1.png", "owl/1.png"):
+        draw(f"b/{name}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_several_folders_are_one_source(folders):
+    data = open_data(["a", "b"])
+    train, parts = data.train, [open_data(name).train for name in "ab"]
+    assert len(train) == 5 and train.classes == ("cat", "dog", "owl") and train.labels.tolist() == [0, 1, 1, 1, 2]
+    assert [train.describe(i) for i in range(5)] == [part.describe(i) for part in parts for i in range(len(part))]
+    for i in range(5):
+        assert torch.equal(train.read(i), read_image(train.describe(i)))
+    assert len(data.test) == 1 and data.test.classes == train.classes and data.test.labels.tolist() == [1]
+    assert data.notes == ("b: no test images; those of a are the test",)
+    assert train.name == "a,b" and pickle.loads(pickle.dumps(train)).labels.tolist() == train.labels.tolist()
+
+
+def test_splits_for_validation_are_one_source_too(folders, draw):
+    for name in ("a/val/dog/3.png", "c/train/owl/1.png", "c/test/owl/2.png", "c/val/owl/3.png"):
+        draw(name)
+    draw("c/train/cat/1.png")
+    val = open_data(["a", "b", "c"]).others["val"]
+    assert [os.path.relpath(val.describe(i)) for i in range(2)] == ["a/val/dog/3.png", "c/val/owl/3.png"]
+    assert [val.classes[label] for label in val.labels] == ["dog", "owl"]
+
+
+def test_labels_of_some_only(folders, draw):
+    draw("c/1.png")
+    data = open_data(["c", "b"])
+    assert data.train.labels.tolist() == [-1, 0, 1]
+    assert data.notes == ("c: images without labels, beside others that have some",)
+    assert open_data(["c", "a/test"]).train.labels is None
+
+
+def test_contents_and_parts_follow_the_images(folders):
+    shutil.copy("a/train/dog/2.png", "b/dog/3.png")
+    train = open_data(["a", "b"]).train
+    contents = train.contents()
+    assert len(contents) == 6 and contents[2] == contents[4] and len(np.unique(contents)) == 5
+    chosen = np.array([5, 0, 2])
+    assert (train.contents(chosen) == contents[chosen]).all()
+    assert (train.subset([4, 1]).contents() == contents[[4, 1]]).all()
+    assert not isinstance(open_data(["a", "shapes:3"]).train.contents(), type(None))
+
+
+def test_the_order_mixes_the_parts_and_is_drawn(folders):
+    train = open_data(["a", "shapes:40"]).train
+    one, same, other = (train.order(np.random.default_rng(seed)).tolist() for seed in (0, 0, 1))
+    assert sorted(one) == list(range(43)) and one == same != other
+    chosen = np.array([42, 1, 7, 0])
+    assert sorted(train.order(np.random.default_rng(0), chosen).tolist()) == [0, 1, 2, 3]
+    first = [train.order(np.random.default_rng(seed))[0] for seed in range(2000)]
+    assert np.bincount(first, minlength=43).min() > 10  # each is as likely: about 46 of 2,000
+
+
+def test_fingerprint_and_stamp(folders):
+    first = open_data(["a", "b"]).train
+    again = open_data(["a", "b"]).train
+    assert first.fingerprint() == again.fingerprint() != open_data(["b", "a"]).train.fingerprint()
+    assert first.stamp() == again.stamp() is not None
+    before = first.fingerprint(), first.stamp()
+    os.utime("b/dog/1.png", (1, 1))
+    assert not {first.fingerprint(), first.stamp()} & {*before}
+    assert ConcatSource("x", [Shapes(2)]).fingerprint() != Shapes(2).fingerprint()
+
+
+def test_no_image_twice(folders):
+    for names, match in (
+        (["a", "./a"], "./a and a are the same: give it once"),
+        (["a", "a/train"], "a/train lies within a, so its images would count twice"),
+    ):
+        with pytest.raises(PatchloomError, match=match):
+            open_data(names)
+
+
+def test_commas_part_a_text_but_no_path_address_or_pattern(folders, draw):
+    assert len(open_data("a,b").train) == 5 and len(open_data("a/, shapes:3 ").train) == 6
+    draw("x,y/1.png")
+    assert len(open_data("x,y").train) == 1
+    assert absolute_name("x,y") == str(folders / "x,y") and absolute_name(["x,y", "b"]) == [
+        str(folders / "x,y"),
+        str(folders / "b"),
+    ]
+    assert len(open_data(["x,y", "b"]).train) == 3
+    assert (
+        absolute_name("s3://bucket/a,b.tar") == "s3://bucket/a,b.tar"
+        and absolute_name("pipe:cat a,b") == "pipe:cat a,b"
+    )
+    assert split_commas("a,b-{0,1}.tar,c") == ["a", "b-{0,1}.tar", "c"] and split_commas("{a,b}") == ["{a,b}"]
+    with pytest.raises(PatchloomError, match="gone does not exist"):
+        open_data("a,gone")
+
+
+@pytest.mark.parametrize("nothing", ["", " ", [""], ["a", " "]])
+def test_no_name(folders, nothing):
+    for function in (open_data, absolute_name):
+        with pytest.raises(PatchloomError, match="the data has no name"):
+            function(nothing)
+
+
+def test_they_are_found_again_from_anywhere(folders, monkeypatch):
+    kept = absolute_name("a,shapes:3,b")
+    assert kept == [str(folders / "a"), "shapes:3", str(folders / "b")] and absolute_name(["a"]) == str(folders / "a")
+    monkeypatch.chdir("/")
+    assert len(open_data(kept).train) == 8 and absolute_name(kept) == kept
+
+
+def test_groups_of_the_parts_stay_apart(folders, tmp_path):
+    (tmp_path / "m.csv").write_text("path,group\na/train/cat/1.png,x\na/train/dog/1.png,x\n")
+    groups = open_data(["m.csv", "b"]).train.groups
+    assert groups[0] == groups[1] and len(set(groups.tolist())) == 3
+    held = hold_out(open_data(["m.csv", "b"]).train, 0.5)[1]
+    assert len(held) == 2
+    assert open_data(["a", "b"], group="parent").train.groups.tolist() == [0, 1, 1, 2, 3]

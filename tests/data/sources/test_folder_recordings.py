@@ -1,0 +1,153 @@
+"""A folder of recordings is one of images in all else: splits, classes, lists, tables, patterns, groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from patchloom.audio.config import Sound
+from patchloom.audio.keywords import open_keywords
+from patchloom.data.sources import scandir
+from patchloom.data.sources.open import open_data
+from patchloom.data.splits import hold_out, with_groups
+from patchloom.errors import PatchloomError
+
+soundfile = pytest.importorskip("soundfile")
+
+
+def refused(data, words: str) -> None:
+    with pytest.raises(PatchloomError, match=words):
+        open_data(data)
+
+
+def test_a_folder_of_classes(tmp_path, record):
+    paths = [record(f"{word}/{i}.{ending}") for word in ("no", "yes") for i, ending in enumerate(("wav", "flac"))]
+    data = open_data(tmp_path)
+    train = data.train
+    assert train.noun == "recordings" and train.sound == Sound() and data.notes == () and data.test is None
+    assert train.classes == ("no", "yes") and train.labels.tolist() == [0, 0, 1, 1]
+    wave = train.read(0)
+    assert wave.dtype == torch.int16 and wave.shape == (1, 1, 1600)
+    assert wave.flatten().tolist() == soundfile.read(train.describe(0), dtype="int16")[0].tolist()
+    assert sorted(train.describe(i) for i in range(4)) == sorted(paths)
+
+
+def test_splits(tmp_path, record):
+    for split, count in {"train": 3, "val": 2, "test": 1}.items():
+        for word in ("no", "yes"):
+            for i in range(count):
+                record(f"{split}/{word}/{i}.wav")
+    data = open_data(tmp_path)
+    assert (len(data.train), len(data.test), data.test.noun) == (6, 2, "recordings")
+    (note,) = data.notes
+    assert note.startswith("Of 12 recordings, train (6) is trained on, test (2) is the test, and val (4) is")
+    assert {name: len(part) for name, part in data.others.items()} == {"val": 4}
+
+
+def test_masks_are_not_looked_for_among_recordings(tmp_path, record):
+    for i in range(4):
+        record(f"images/{i}.wav"), record(f"masks/{i}.wav")
+    assert len(open_data(tmp_path).train) == 8
+
+
+@pytest.mark.parametrize("form", ["list", "table", "pattern", "files", "given", "several"])
+def test_every_form(tmp_path, record, form):
+    paths = [record(f"{word}/{i}.wav") for word in ("no", "yes") for i in range(2)]
+    rows = [(path, Path(path).parent.name) for path in paths]
+    if form == "list":
+        (tmp_path / "l.txt").write_text("".join(f"{path}\t{word}\n" for path, word in rows))
+    if form == "table":
+        (tmp_path / "t.csv").write_text("file,class\n" + "".join(f"{path},{word}\n" for path, word in rows))
+    data = {
+        "list": tmp_path / "l.txt",
+        "table": tmp_path / "t.csv",
+        "pattern": f"{tmp_path}/*/*.wav",
+        "files": paths,
+        "given": rows,
+        "several": [tmp_path / "no", tmp_path / "yes"],
+    }[form]
+    train = open_data(data).train
+    assert len(train) == 4 and train.noun == "recordings" and train.read(3).shape == (1, 1, 1600)
+    if form in ("list", "table", "given"):
+        assert train.classes == ("no", "yes") and train.labels.tolist() == [0, 0, 1, 1]
+
+
+def test_the_same_recordings_by_another_spec(tmp_path, record):
+    for word in ("no", "yes"):
+        for i in range(4):
+            record(f"{word}/{i}.wav")
+    data = with_groups(open_data([tmp_path / "no", tmp_path / "yes"]), "^(.)")
+    half = replace(Sound(), rate=8_000, seconds=0.5)
+    heard = data.heard_as(half)
+    assert data.train.sound == Sound() and heard.train.sound == half and heard.train.groups is data.train.groups
+    part = hold_out(heard.train, 0.3)[0].subset([0, 1]).heard_as(replace(half, rate=4_000))
+    assert heard.train.read(0).shape[-1] == 800 and part.read(1).shape[-1] == 400 and part.sound.rate == 4_000
+    assert data.train.read(0).shape[-1] == 1600
+    assert heard.train.fingerprint() == data.train.fingerprint()  # the content is the same
+    assert heard.train.stamp() != data.train.stamp()  # what is read is not
+
+
+def test_images_have_no_sound(draw, tmp_path):
+    draw("a.png"), draw("b.png")
+    data = open_data(tmp_path)
+    assert data.train.sound is None and data.train.noun == "images"
+    with pytest.raises(PatchloomError, match="holds images, which have no rate"):
+        data.heard_as(Sound())
+
+
+def test_a_few_of_the_other_kind_lie_beside(tmp_path, record, draw):
+    for i in range(150):
+        record(f"{i}.wav", seconds=0.01)
+    draw("cover.jpg")
+    data = open_data(tmp_path)
+    assert len(data.train) == 150
+    assert data.notes == ("1 image was left out, beside 150 recordings (cover.jpg)",)
+
+
+def test_both_kinds_are_refused(tmp_path, record, draw):
+    record("train/a.wav"), record("train/b.wav"), draw("test/c.png")
+    both = r"1 image \(.*c.png\) and 2 recordings \(.*a.wav, .*b.wav\): an encoder learns from one kind"
+    refused(tmp_path, both)
+    refused([tmp_path / "train" / "a.wav", tmp_path / "train" / "b.wav", tmp_path / "test" / "c.png"], both)
+    (tmp_path / "list.txt").write_text("train/a.wav\ntrain/b.wav\ntest/c.png\n")
+    refused(tmp_path / "list.txt", both)
+    refused([tmp_path / "train", tmp_path / "test"], "holds recordings and .* holds images")
+
+
+def test_without_soundfile_the_extra_is_named(tmp_path, record, monkeypatch):
+    record("a.wav"), record("b.flac")
+    (tmp_path / "list.txt").write_text("a.wav\nb.flac\n")
+    monkeypatch.setattr(scandir, "SOUND_SUFFIXES", frozenset())
+    refused(tmp_path, r"holds no images, only files of other types \(.flac \(pip install 'soundfile")
+    monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
+    refused(tmp_path / "list.txt", r"recordings are read by soundfile: pip install 'soundfile")
+
+
+def test_without_soundfile_the_layout_of_speech_commands_names_the_extra(tmp_path, record, monkeypatch):
+    for path in ("yes/0.wav", "yes/1.wav", "no/0.wav", "no/1.wav", "_background_noise_/rain.wav"):
+        record(path)
+    (tmp_path / "validation_list.txt").write_text("yes/0.wav\n")
+    (tmp_path / "testing_list.txt").write_text("no/0.wav\n")
+    assert len(open_data(tmp_path).train) == 2
+    monkeypatch.setattr(scandir, "SOUND_SUFFIXES", frozenset())
+    for opened in (open_data, open_keywords):
+        with pytest.raises(PatchloomError, match=r"holds recordings \(.wav\).*pip install 'soundfile"):
+            opened(tmp_path)
+
+
+def test_a_column_of_recordings(tmp_path, record):
+    datasets = pytest.importorskip("datasets")
+    paths = [Path(record(f"files/{i}.flac", seconds=0.1 + i / 10)) for i in range(4)]
+    stored = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    features = datasets.Features({"sound": stored, "word": datasets.ClassLabel(names=["no", "yes"])})
+    content = [{"bytes": path.read_bytes(), "path": None} for path in paths]
+    table = datasets.Dataset.from_dict({"sound": content, "word": [0, 1, 0, 1]}, features=features)
+    datasets.DatasetDict(train=table.cast_column("sound", datasets.Audio())).save_to_disk(tmp_path / "saved")
+    train, files = open_data(f"hf:{tmp_path / 'saved'}").train, open_data(tmp_path / "files").train
+    assert train.noun == "recordings" and train.labels.tolist() == [0, 1, 0, 1]
+    assert all(torch.equal(train.read(i), files.read(i)) for i in range(4))
+    slow = train.heard_as(replace(Sound(), rate=8_000))
+    assert slow.read(1).shape[-1] == 1600 and slow.stamp() != train.stamp()

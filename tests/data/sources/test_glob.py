@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from patchloom.data.sources.open import absolute_name, open_data
+from patchloom.errors import PatchloomError
+from patchloom.runs.folder import data_slug
+
+
+@pytest.fixture
+def here(draw, tmp_path, monkeypatch):
+    for name in ("p/1.png", "p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png", "q/frames_2.png", "q/other.png"):
+        draw(name) if name.endswith("png") else draw("x.png").rename(
+            draw(name.replace("jpeg", "png")).with_suffix(".jpeg")
+        )
+    os.remove("p/a/b/3.png") if os.path.exists("p/a/b/3.png") else (tmp_path / "p/a/b/3.png").unlink()
+    (tmp_path / "p/notes.md").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def found(data):
+    train = open_data(data).train
+    return sorted(os.path.relpath(train.describe(i)) for i in range(len(train)))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "files"),
+    [
+        ("p/**/*.png", ["p/1.png", "p/a/2.png"]),
+        ("p/**", ["p/1.png", "p/a/2.png", "p/a/b/3.jpeg"]),
+        ("q/frames_*.png", ["q/frames_1.png", "q/frames_2.png"]),
+        ("q/frames_[2-9].png", ["q/frames_2.png"]),
+        ("q/frames_?.png", ["q/frames_1.png", "q/frames_2.png"]),
+        ("{p,q}/*.png", ["p/1.png", "q/frames_1.png", "q/frames_2.png", "q/other.png"]),
+        ("q/frames_{1,2}.png", ["q/frames_1.png", "q/frames_2.png"]),
+        ("?", ["p/1.png", "p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png", "q/frames_2.png", "q/other.png"]),
+    ],
+)
+def test_a_pattern_is_like_a_list_of_its_files(here, pattern, files):
+    data = open_data(pattern)
+    assert found(pattern) == files and data.train.labels is None and data.test is None
+    assert found(str(here / pattern)) == files and data.train.name == pattern
+
+
+def test_what_is_left_out_is_said(here):
+    data = open_data("p/*")
+    assert found("p/*") == ["p/1.png"]
+    assert data.notes == (
+        "p/*: 1 files that are no images are left out",
+        "p/*: 1 folders are left out, since files match, too: ** takes what lies in them",
+    )
+    assert open_data("p/*.png").notes == ()
+    for pattern, match in (("p/*.tif", "no file matches p/\\*.tif"), ("p/*.md", "1 paths and no image")):
+        with pytest.raises(PatchloomError, match=match):
+            open_data(pattern)
+
+
+def test_files_that_a_shell_made_of_a_pattern(here):
+    words = ["q/frames_1.png", "q/frames_2.png"]
+    assert found(words) == words and open_data(words).train.name == "2 image files"
+    assert found(["q/frames_1.png", "p/1.png"]) == ["p/1.png", "q/frames_1.png"]
+    assert found(["q/frames_*.png", "p/a"]) == ["p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png", "q/frames_2.png"]
+    assert found(["q/frames_1.png", "p"]) == ["p/1.png", "p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png"]
+    with pytest.raises(PatchloomError, match=r"gone.png \(and 1 more of 3\) does not exist"):
+        open_data(["q/other.png", "gone.png", "away.png"])
+    with pytest.raises(PatchloomError, match="single image"):
+        open_data("q/other.png")
+
+
+def test_it_lasts(here, monkeypatch):
+    (here / "odd [dir]").mkdir()
+    (here / "odd [dir]" / "1.png").write_bytes((here / "p/1.png").read_bytes())
+    kept = {here: absolute_name("q/frames_*.png"), here / "p": absolute_name("p/**/*.png")}
+    monkeypatch.chdir(here / "odd [dir]")
+    odd = absolute_name("*.png")
+    monkeypatch.chdir("/")
+    assert [len(open_data(one).train) for one in (*kept.values(), odd)] == [2, 2, 1]
+    assert absolute_name(odd) == odd and absolute_name("~/x*.png").startswith(os.path.expanduser("~"))
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_itself(here, draw):
+    draw("r[1]/1.png")
+    assert found("r[1]") == ["r[1]/1.png"] and absolute_name("r[1]") == str(here / "r[1]")
+
+
+def test_the_fingerprint_follows_the_files(here):
+    first = open_data("q/*.png").train.fingerprint()
+    assert open_data("q/*.png").train.fingerprint() == first
+    (here / "q/new.png").write_bytes((here / "p/1.png").read_bytes())
+    assert open_data("q/*.png").train.fingerprint() != first
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ("/x/photos/**/*.png", "photos"),
+        ("/x/frames_*.jpg", "frames_"),
+        ("/x/{a,b}/*.jpg", "x"),
+        (["/x/a", "/x/b/"], "a-b"),
+        ("/x/a,/x/b", "a-b"),
+        (["/x/a", "shapes", "/x/c", "/x/d", "/x/e"], "a-shapes-c-and-2-more"),
+        (["/x/y/1.png", "/x/y/2.png"], "y"),
+        ("/x/m.csv@path=left", "m.csv"),
+    ],
+)
+def test_what_the_folder_of_a_run_is_called(data, name):
+    assert data_slug(data) == name

@@ -1,0 +1,133 @@
+"""HEIC and DICOM, which extras read, against what was written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchloom.data.conversions import collect_conversions
+from patchloom.data.decode import IMAGE_SUFFIXES, Unreadable, decode_image, read_image
+from patchloom.data.sources.open import open_data
+
+RNG = np.random.default_rng(0)
+GREY = RNG.integers(0, 4096, (9, 14)).astype(np.uint16)
+
+
+def watched_read(path):
+    with collect_conversions() as found:
+        return read_image(path), found
+
+
+class TestHeic:
+    @pytest.fixture(autouse=True)
+    def heif(self):
+        pytest.importorskip("pillow_heif").register_heif_opener()
+
+    def test_pixels(self, tmp_path):
+        ramp = np.zeros((32, 48, 3), np.uint8)
+        ramp[..., 0], ramp[..., 1] = np.arange(48) * 5, (np.arange(32) * 7)[:, None]
+        for name in ("a.heic", "b.HEIF", "c.hif"):
+            Image.fromarray(ramp).save(tmp_path / name, format="HEIF", quality=95)
+        source = open_data(tmp_path)
+        assert len(source.train) == 3 and not source.notes
+        for i in range(3):
+            image = source.train.read(i)
+            assert image.shape == (3, 32, 48)
+            assert np.abs(image.permute(1, 2, 0).numpy().astype(int) - ramp).mean() < 3
+        content = (tmp_path / "a.heic").read_bytes()
+        assert (decode_image(content, "it") == source.train.read(0)).all()
+        (tmp_path / "broken.heic").write_bytes(content[: len(content) // 2])
+        with pytest.raises(Unreadable, match="broken.heic"):
+            read_image(tmp_path / "broken.heic")
+
+
+class TestDicom:
+    @pytest.fixture(autouse=True)
+    def dicom(self):
+        pytest.importorskip("pydicom")
+
+    def write(self, path, array, bits=12, kind="MONOCHROME2", modality="MR", **more):
+        from pydicom.dataset import FileDataset, FileMetaDataset
+        from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+
+        about = FileMetaDataset()
+        about.TransferSyntaxUID = ExplicitVRLittleEndian
+        about.MediaStorageSOPClassUID, about.MediaStorageSOPInstanceUID = SecondaryCaptureImageStorage, generate_uid()
+        data = FileDataset(str(path), {}, file_meta=about, preamble=b"\0" * 128)
+        data.SOPClassUID, data.SOPInstanceUID = about.MediaStorageSOPClassUID, about.MediaStorageSOPInstanceUID
+        data.Modality, data.PhotometricInterpretation = modality, kind
+        rows, columns = array.shape[-3:-1] if kind == "RGB" else array.shape[-2:]
+        data.Rows, data.Columns, data.SamplesPerPixel = rows, columns, 3 if kind == "RGB" else 1
+        if kind == "RGB":
+            data.PlanarConfiguration = 0
+        data.BitsAllocated, data.BitsStored, data.HighBit = 8 * array.dtype.itemsize, bits, bits - 1
+        data.PixelRepresentation = int(array.dtype.kind == "i")
+        for name, value in more.items():
+            setattr(data, name, value)
+        data.PixelData = array.tobytes()
+        data.save_as(path)
+        return path
+
+    def test_stored_values_over_what_their_bits_hold(self, tmp_path):
+        image, found = watched_read(self.write(tmp_path / "a.dcm", GREY))
+        assert image.shape == (1, 9, 14) and image.is_floating_point() and found == {"bits"}
+        np.testing.assert_allclose(image[0].numpy(), GREY / 4095, atol=1e-6)
+        signed = (GREY.astype(int) - 2048).astype(np.int16)
+        image = read_image(self.write(tmp_path / "b.dcm", signed, RescaleSlope=2, RescaleIntercept=5))
+        np.testing.assert_allclose(image[0].numpy(), GREY / 4095, atol=1e-6)
+
+    def test_white_may_be_0(self, tmp_path):
+        image, found = watched_read(self.write(tmp_path / "a.dcm", GREY, kind="MONOCHROME1", modality="DX"))
+        np.testing.assert_allclose(image[0].numpy(), 1 - GREY / 4095, atol=1e-6)
+        assert found == {"bits", "inverted"}
+        eight = (GREY // 16).astype(np.uint8)
+        image, found = watched_read(self.write(tmp_path / "b.dcm", eight, 8, kind="MONOCHROME1"))
+        np.testing.assert_array_equal(image[0].numpy(), 255 - eight)
+        assert found == {"inverted"}
+
+    def test_ct_agrees_between_scanners(self, tmp_path):
+        """The same tissue, stored unsigned with an intercept or signed without, has the same values."""
+        units = GREY.astype(int) - 1024
+        how = dict(modality="CT", RescaleSlope=1)
+        one, found = watched_read(self.write(tmp_path / "a.dcm", GREY, RescaleIntercept=-1024, **how))
+        signed = units.astype(np.int16)
+        signed[0, 0] = -2000  # what lies outside of the scanner's circle
+        two = read_image(self.write(tmp_path / "b.dcm", signed, 16, RescaleIntercept=0, **how))
+        np.testing.assert_allclose(one[0].numpy(), (units + 1024) / 4095, atol=1e-6)
+        assert two[0, 0, 0] == 0 and (one == two)[0, 1:].all() and found == {"CT"}
+
+    def test_colour_frames_and_bytes(self, tmp_path):
+        colour = RNG.integers(0, 256, (3, 9, 14, 3), dtype=np.uint8)
+        path = self.write(tmp_path / "a.dicom", colour, 8, kind="RGB", modality="US", NumberOfFrames=3)
+        image, found = watched_read(path)
+        np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), colour[0])
+        assert found == {"frames"}
+        assert (decode_image(path.read_bytes(), "it") == image).all()
+
+    def test_what_cannot_be_read_is_named(self, tmp_path, monkeypatch):
+        path = self.write(tmp_path / "a.dcm", GREY)
+        whole = path.read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+            with pytest.raises(Unreadable, match="a.dcm.*bomb"):
+                read_image(path)
+        for content in (whole[:200], whole[:-50], b"", b"no image"):
+            path.write_bytes(content)
+            with pytest.raises(Unreadable, match=r"a\.dcm cannot be read as an image: ") as caught:
+                read_image(path)
+            assert "\n" not in str(caught.value)
+        from pydicom import dcmread
+
+        path.write_bytes(whole)
+        data = dcmread(path)
+        del data.Rows, data.Columns, data.PixelData
+        data.save_as(path)
+        with pytest.raises(Unreadable, match="a DICOM file without pixels"):
+            read_image(path)
+
+    def test_a_folder_of_them(self, tmp_path):
+        for i in range(3):
+            self.write(tmp_path / f"{i}.dcm", GREY)
+        data = open_data(tmp_path)
+        assert len(data.train) == 3 and not data.notes and ".dcm" in IMAGE_SUFFIXES

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+from labelled import ids, image, labelled, write
+from PIL import Image
+
+from patchloom.data.source import Data
+from patchloom.data.sources.synthetic import Shapes
+from patchloom.dense.annotations import segmentation
+from patchloom.dense.annotations.base import IGNORED
+from patchloom.dense.annotations.segmentation import class_ids, class_pixels, open_label_maps
+from patchloom.errors import PatchloomError
+
+PARTS = {"train/a": ids(0, 1, 255), "train/b": ids(1, 2), "val/c": ids(0, 1), "test/d": ids(2, 0), "test/e": ids(1)}
+
+
+def test_a_folder_with_parts_and_names(tmp_path):
+    data = open_label_maps(labelled(tmp_path, PARTS, **{"classes.txt": "sky\nroad\ncar"}))
+    assert (len(data.train), len(data.validation), len(data.test)) == (2, 1, 2) and data.notes == ()
+    assert data.train.classes == data.test.classes == ("sky", "road", "car") and class_ids(data.train) == (0, 1, 2)
+    truth = data.train.truth(0)
+    assert truth.dtype == torch.int16 and truth.shape == data.train.images.read(0).shape[1:]
+    assert torch.equal(truth[0], torch.tensor([0, 0, 0, 0, 1, 1, 1, IGNORED, IGNORED, IGNORED], dtype=torch.int16))
+    assert data.train.images.place(1) == "images/train/b.jpg" and data.train.truth(1).unique().tolist() == [1, 2]
+    assert class_pixels(data.train).tolist() == [32, 24 + 40, 40]
+    assert class_pixels(data.train.subset([1]).subset([0, 0])).tolist() == [0, 80, 80]
+    assert data.train.images.labels is None
+
+
+def test_without_a_list_classes_are_numbers(tmp_path):
+    data = open_label_maps(labelled(tmp_path, {"a": ids(0, 3), "b": ids(3, 255)}))
+    assert data.train.classes == ("0", "1", "2", "3") and data.validation is None is data.test
+    assert data.notes == ("2 of 4 classes have no pixel to train on (1, 2)",)
+
+
+@pytest.mark.parametrize(
+    ("listed", "maps", "classes"),
+    [
+        ({"classes.txt": "0 ground\n255 cell"}, (ids(0, 255), ids(255, 0)), ("ground", "cell")),
+        ({}, (ids(0, 0, 255), ids(255, 0, 0)), ("background", "foreground")),
+        ({}, (ids(0, 255, 255), ids(255, 255, 0)), ("0", "255")),  # 0 may be the structure
+        ({}, (ids(0, 255), ids(255, 0)), ("0", "255")),
+    ],
+)
+def test_masks_of_0_and_255_are_two_classes(tmp_path, listed, maps, classes):
+    data = open_label_maps(labelled(tmp_path, dict(zip("ab", maps, strict=True)), **listed))
+    assert data.train.classes == classes
+    assert class_ids(data.train) == (0, 255) and data.train.truth(0).unique().tolist() == [0, 1]
+    assert data.notes == (f"{tmp_path} holds 0 and 255 alone: both are classes, and all pixels count",)
+
+
+def test_a_number_that_does_not_count(tmp_path):
+    folder = labelled(tmp_path, {"a": ids(0, 1, 2), "b": ids(2, 0)})
+    data = open_label_maps(folder, ignore=0)
+    assert data.train.classes == ("1", "2") and class_ids(data.train) == (1, 2) == class_ids(data.train.subset([0]))
+    assert data.train.truth(1).unique().tolist() == [IGNORED, 1]
+    write(folder, {"labels/classes.txt": "sky\nvoid\nroad"})
+    data = open_label_maps(folder, ignore=1)
+    assert data.train.classes == ("sky", "road") and data.train.truth(0).unique().tolist() == [IGNORED, 0, 1]
+    assert data.notes == ("void (1) does not count, as it is ignored",)
+    assert open_label_maps(folder).train.classes == ("sky", "void", "road")  # no name is taken to mean that
+
+
+def test_numbers_of_classes_may_be_any(tmp_path):
+    maps = {"a": ids(7, 300), "b": ids(300, 255)}
+    data = open_label_maps(labelled(tmp_path, maps, **{"classes.txt": "300 car\n255 road\n7 sky"}), ignore=-1)
+    assert data.train.classes == ("car", "road", "sky") and class_ids(data.train) == (300, 255, 7)
+    assert data.train.truth(0)[0].tolist() == [2] * 5 + [0] * 5 and data.train.truth(1)[0].tolist() == [0] * 5 + [1] * 5
+
+
+def test_val_is_the_test_where_there_is_no_other(tmp_path):
+    data = open_label_maps(labelled(tmp_path, {"train/a": ids(0, 1), "val/b": ids(1, 0)}))
+    assert data.validation is None and data.test.images.place(0) == "images/val/b.jpg"
+    assert data.notes == ("The validation part (1 image) is the test, as there is no other",)
+
+
+def test_colours(tmp_path):
+    colours = np.array([[0, 0, 0], [0, 0, 255], [128, 64, 0]], np.uint8)
+    folder = labelled(tmp_path, {"a": colours[ids(0, 1, 2)], "b": colours[ids(2, 1)]})
+    with pytest.raises(PatchloomError, match=r"labels/a.png shows classes by colours.*\(1 more of 2 cannot be used\)"):
+        open_label_maps(folder)
+    write(folder, {"classes.txt": "0 0 0 void\n0 0 255 car\n128 64 0 road"})
+    data = open_label_maps(folder, ignore=0)
+    assert data.train.classes == ("car", "road") and data.train.truth(0).unique().tolist() == [IGNORED, 0, 1]
+
+
+def ade(folder, maps, **others):
+    files = {}
+    for name, content in maps.items():
+        files |= {f"images/{name}.jpg": None, f"annotations/{name}.png": content}
+    return write(folder, files | others)
+
+
+ADE = {"training/a": ids(0, 1, 2), "training/b": ids(150, 2, 0), "validation/c": ids(2, 150)}
+INFO = "\n".join(["Idx\tRatio\tTrain\tVal\tStuff\tName", *(f"{i}\t0\t0\t0\t0\tthing {i}" for i in range(1, 151))])
+
+
+@pytest.mark.parametrize(
+    "others, second",
+    [
+        ({"objectInfo150.txt": INFO}, "thing 2"),
+        ({}, "2"),
+        ({"classes.txt": "\n".join(f"thing {i}" for i in range(1, 151))}, "thing 2"),
+    ],
+)
+def test_ade20k(tmp_path, others, second):
+    data = open_label_maps(ade(tmp_path, ADE, **others))
+    assert len(data.train.classes) == 150 and data.train.classes[1] == second and class_ids(data.train)[0] == 1
+    assert data.train.truth(0).unique().tolist() == [IGNORED, 0, 1]
+    assert data.validation is None and data.test.truth(0).unique().tolist() == [1, 149]
+    assert "is taken for ADE20K: 0 does not count, and 1 to 150 are the classes" in data.notes[0]
+    assert data.notes[-1] == "The validation part (1 image) is the test, as there is no other"
+
+
+def test_what_is_called_like_ade20k_and_is_not(tmp_path):
+    data = open_label_maps(ade(tmp_path, {"training/a": ids(0, 1, 2), "validation/c": ids(2, 1)}))
+    assert data.train.classes == ("0", "1", "2") and not any("ADE" in note for note in data.notes)
+    data = open_label_maps(
+        ade(tmp_path / "more", ADE | {"training/d": ids(0, 151)}, **{"classes.txt": "\n".join(map(str, range(152)))})
+    )
+    assert len(data.train.classes) == 152
+
+
+def test_label_maps_without_a_pixel_that_counts_are_left_out(tmp_path):
+    folder = labelled(tmp_path, PARTS | {"train/f": ids(255)})
+    data = open_label_maps(folder)
+    assert len(data.train) == 2 and class_ids(data.train) == (0, 1, 2) and class_pixels(data.train)[0] == 32
+    assert data.notes == (f"1 of 3 label maps have no pixel that counts: left out ({folder}/labels/train/f.png)",)
+
+
+def test_classes_that_training_lacks_are_said(tmp_path):
+    maps = {"train/a": ids(0, 1), "test/b": ids(2, 3)}
+    data = open_label_maps(labelled(tmp_path, maps, **{"classes.txt": "sky\nroad\ncar\ntree\nbus"}))
+    assert data.notes == (
+        "3 of 5 classes have no pixel to train on (car, tree, bus)",
+        "test has pixels of car, tree, which no image to train on has",
+    )
+
+
+def test_sizes_have_to_agree_as_images_are_turned(tmp_path):
+    folder = labelled(tmp_path, {"a": ids(0, 1), "b": ids(0, 1, height=10, width=8), "c": ids(1, 0, width=9)})
+    said = r"labels/b.png has 10 x 8 pixels and its image .*images/b.jpg 8 x 10: .* \(1 more of 3 cannot be used\)"
+    with pytest.raises(PatchloomError, match=said):
+        open_label_maps(folder)
+    (folder / "labels/c.png").unlink()
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.fromarray(image()).save(folder / "images/b.jpg", exif=exif)
+    assert open_label_maps(folder).train.truth(1).shape == (10, 8)
+
+
+@pytest.mark.parametrize(
+    "maps, others, said",
+    [
+        (
+            {"a": ids(0, 3), "b": ids(0, 7)},
+            {"classes.txt": "sky\nroad\ncar"},
+            "labels/a.png holds the number 3, which is none of the 3 classes of .*classes.txt (1 more hold such "
+            "numbers): add it there, or give --ignore 3",
+        ),
+        (
+            {"a": ids(255), "b": ids(255)},
+            {},
+            "no label map of .* has a pixel that counts .*: 255 does not count, so give another --ignore",
+        ),
+        (
+            {"a": ids(1, 255), "b": ids(1)},
+            {},
+            "has pixels of 1 alone to train on, and none of another class: 255 does not count, so give another "
+            "--ignore, or -1 if all do",
+        ),
+        (
+            {"a": ids(0)},
+            {"classes.txt": "sky\nroad"},
+            "has pixels of sky alone to train on, and none of another class: label maps of at least two classes are "
+            "needed",
+        ),
+        ({"a": ids(0, 1)}, {"images/a.jpg": "no image"}, "images/a.jpg cannot be read as an image"),
+        ({"a": ids(0, 1)}, {"labels/a.png": "no label map"}, "labels/a.png cannot be read as a label map"),
+    ],
+)
+def test_bad_label_maps_name_the_file(tmp_path, maps, others, said):
+    with pytest.raises(PatchloomError, match=said.replace("(", r"\(").replace(")", r"\)")) as caught:
+        open_label_maps(labelled(tmp_path, maps, **others))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_second_look_is_cached_until_a_file_changes(tmp_path, monkeypatch):
+    folder = labelled(tmp_path, PARTS)
+    first, read = open_label_maps(folder), []
+    before = first.train.fingerprint()
+    monkeypatch.setattr(segmentation, "read_ids", lambda path, *_: read.append(path))
+    again = open_label_maps(folder)
+    assert not read and np.array_equal(again.train.counts, first.train.counts)
+    assert again.train.fingerprint() == before != first.test.fingerprint()
+    monkeypatch.undo()
+    Image.fromarray(ids(2, 2, 2, 1)).save(folder / "labels/train/b.png")
+    changed = open_label_maps(folder)
+    assert class_pixels(changed.train)[2] > class_pixels(first.train)[2]
+    assert changed.train.fingerprint() != before
+
+
+def test_a_map_that_changes_later_is_refused(tmp_path):
+    folder = labelled(tmp_path, PARTS)
+    data = open_label_maps(folder)
+    for number in (9, 70000):
+        Image.fromarray(np.full((8, 10), number, np.int32)).save(folder / "labels/train/b.tif")
+        os.replace(folder / "labels/train/b.tif", folder / "labels/train/b.png")
+        with pytest.raises(PatchloomError, match=f"b.png holds the number {number}, which is none of the 3 classes"):
+            data.train.truth(1)
+
+
+@pytest.mark.parametrize("data", ["shapes:30", Shapes(30, size=24), Data(Shapes(30, size=24), Shapes(5, size=24))])
+def test_drawn_shapes(data):
+    opened = open_label_maps(data)
+    assert len(opened.train) == 30 and opened.validation is None and len(opened.train.classes) == 11
+    truth, drawn = opened.train.truth(4), opened.train.images.annotation(4)
+    assert truth.dtype == torch.int16 and torch.equal(truth > 0, torch.from_numpy(drawn.mask))
+    assert opened.train.classes[int(truth.max())] == opened.train.images.classes[drawn.label]
+    counts = class_pixels(opened.train)
+    assert counts.sum() == 30 * truth.numel() and (counts > 0).all()
+    assert (opened.test is None) == isinstance(data, Shapes)
+    assert opened.train.fingerprint() != opened.train.images.fingerprint()
+
+
+def test_what_has_no_label_maps(tmp_path):
+    for data, said in (
+        ("digits", "digits has no label maps: give a folder"),
+        (str(tmp_path / "nowhere"), "nowhere is no folder: give a folder"),
+        ([np.zeros((4, 4))], "these images have no label maps"),
+    ):
+        with pytest.raises(PatchloomError, match=said):
+            open_label_maps(data)
+    write(tmp_path / "frames", {"a.png": None})
+    with pytest.raises(PatchloomError, match=re.escape(f"did you mean {tmp_path}/frames?")):
+        open_label_maps(tmp_path / "frame")
+    with pytest.raises(PatchloomError, match="frames holds no label maps: put them into labels/"):
+        open_label_maps(tmp_path / "frames")

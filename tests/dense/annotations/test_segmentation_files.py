@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from patchloom.data.decode import Unreadable, read_image
+from patchloom.dense.annotations.segmentation import read_ids, read_image_size
+from patchloom.errors import PatchloomError
+
+IDS = (np.arange(30).reshape(5, 6) // 4 % 4).astype(np.uint8)
+
+
+def read(path, colours=None):
+    return read_ids(Path(path), str(path), colours)
+
+
+def palette(ids):
+    image = Image.fromarray(ids).convert("P")
+    image.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
+    return image
+
+
+def png(path, ids, bits):
+    """A grey PNG of few bits a pixel, which PIL does not write."""
+    packed = np.packbits(np.unpackbits(ids[..., None], axis=2)[..., 8 - bits :].reshape(len(ids), -1), axis=1)
+    rows = b"".join(b"\0" + row.tobytes() for row in packed)
+    head = struct.pack(">IIBBBBB", ids.shape[1], ids.shape[0], bits, 0, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, body in ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
+        content += struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "bmp", "gif"])
+@pytest.mark.parametrize("kind", [Image.fromarray, palette])
+def test_numbers_come_back_and_no_palette_is_looked_up(tmp_path, suffix, kind):
+    kind(IDS).save(tmp_path / f"a.{suffix}")
+    assert np.array_equal(read(tmp_path / f"a.{suffix}"), IDS)
+    assert np.array_equal(read_ids((tmp_path / f"a.{suffix}").read_bytes(), "a"), IDS)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_png_of_few_bits(tmp_path, bits):
+    ids = IDS % np.uint8(min(2**bits, 255))
+    png(tmp_path / "a.png", ids, bits)
+    assert np.array_equal(read(tmp_path / "a.png"), ids)
+
+
+def test_more_than_255_numbers(tmp_path):
+    ids = IDS.astype(np.uint16) * 1000
+    Image.fromarray(ids).save(tmp_path / "a.png")
+    tifffile.imwrite(tmp_path / "a.tif", ids)
+    tifffile.imwrite(tmp_path / "b.tif", ids.astype(np.int32), compression="zlib")
+    np.save(tmp_path / "a.npy", ids.astype(np.int64)[..., None])
+    for name in ("a.png", "a.tif", "b.tif", "a.npy"):
+        assert np.array_equal(read(tmp_path / name), ids)
+
+
+def test_colours_become_their_places(tmp_path):
+    colours = np.array([[128, 0, 0], [0, 0, 0], [0, 128, 255], [0, 0, 128]], np.uint8)
+    Image.fromarray(colours[IDS]).save(tmp_path / "a.png")
+    assert np.array_equal(read(tmp_path / "a.png", colours), IDS)
+    Image.fromarray(IDS).save(tmp_path / "b.png")  # numbers stay numbers
+    assert np.array_equal(read(tmp_path / "b.png", colours), IDS)
+    with pytest.raises(PatchloomError, match=r"a.png has the colour \(0, 0, 128\), which classes.txt does not name"):
+        read(tmp_path / "a.png", colours[:3])
+    with pytest.raises(PatchloomError, match="a.png shows classes by colours: save one number a pixel"):
+        read(tmp_path / "a.png")
+
+
+def size(stored):
+    return read_image_size(stored, "missing.jpg")
+
+
+def test_orientation_counts_for_maps_and_sizes(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.fromarray(IDS).save(tmp_path / "a.png", exif=exif)
+    assert np.array_equal(read(tmp_path / "a.png"), read_image(tmp_path / "a.png")[0])
+    for name in ("a.jpg", "b.png", "c.tif"):
+        Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / name, exif=exif)
+        assert size(tmp_path / name) == (30, 20) == size((tmp_path / name).read_bytes())
+    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / "d.jpg")
+    assert size(tmp_path / "d.jpg") == (20, 30)
+    with pytest.raises(Unreadable, match="missing.jpg is not there"):
+        size(tmp_path / "missing.jpg")
+
+
+def test_what_is_no_label_map(tmp_path):
+    Image.fromarray(IDS).save(tmp_path / "a.jpg")
+    Image.fromarray(np.stack([IDS, IDS], 2), "LA").save(tmp_path / "two.png")
+    np.save(tmp_path / "float.npy", IDS / 2)
+    np.save(tmp_path / "minus.npy", IDS.astype(int) - 1)
+    (tmp_path / "a.jpg").rename(tmp_path / "jpeg.png")
+    for name, said in (
+        ("jpeg.png", "is of a format that changes numbers to make files small: save label maps as PNG"),
+        ("two.png", "has 2 channels: a label map has one whole number a pixel"),
+        ("float.npy", "has values that are no whole numbers"),
+        ("minus.npy", "holds the number -1: label maps hold numbers from 0 to 65,535"),
+    ):
+        with pytest.raises(PatchloomError, match=f"{name} {said}"):
+            read(tmp_path / name)
+    Image.fromarray(IDS).save(tmp_path / "short.png")
+    (tmp_path / "short.png").write_bytes((tmp_path / "short.png").read_bytes()[:50])
+    for name in ("short.png", "missing.png"):
+        with pytest.raises(Unreadable, match=f"{name} cannot be read as a label map: ."):
+            read(tmp_path / name)

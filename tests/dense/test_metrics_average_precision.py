@@ -1,0 +1,199 @@
+"""AP is pycocotools' on random objects with crowds, and its interval is that of copied images."""
+
+import contextlib
+import io
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from patchloom.claims import Claim, difference
+from patchloom.dense.annotations.base import Annotated, Objects
+from patchloom.dense.metrics import (
+    DetectedObjects,
+    average_precision,
+    from_run_lengths,
+    interval,
+    pseudo_precision,
+    resampled_precision,
+    run_lengths,
+)
+from patchloom.errors import PatchloomError
+
+CLASSES = ("cat", "dog", "eel", "fox")  # there is no fox
+SIDE = 200
+
+
+def drawn(boxes: np.ndarray) -> torch.Tensor:
+    """Ellipses in boxes [m 4], bool [m SIDE SIDE]."""
+    y, x = np.mgrid[:SIDE, :SIDE] + 0.5
+    x0, y0, x1, y1 = (edge[:, None, None] for edge in boxes.T)
+    inside = (2 * x - x0 - x1) ** 2 / (x1 - x0) ** 2 + (2 * y - y0 - y1) ** 2 / (y1 - y0) ** 2 <= 1
+    return torch.from_numpy(inside)
+
+
+def some_boxes(rng: np.random.Generator, m: int) -> np.ndarray:
+    corner, side = rng.random((m, 2)) * 60, 4 + rng.random((m, 2)) ** 2 * 136
+    return np.concatenate([corner, corner + side], 1).astype(np.float32)
+
+
+def some_images(n: int, seed: int = 0, per_image: int = 8) -> tuple[list[Objects], list[DetectedObjects]]:
+    """Objects, some of them crowds, and what was found: most of it near, some twice, some of it elsewhere."""
+    rng = np.random.default_rng(seed)
+    truth, found = [], []
+    for i in range(n):
+        m = 0 if i == 1 else int(rng.integers(1, per_image))
+        boxes, labels = some_boxes(rng, m), rng.integers(0, 3, m)
+        crowd = torch.from_numpy(rng.random(m) < 0.2)
+        truth.append(Objects(torch.from_numpy(boxes), torch.from_numpy(labels), drawn(boxes), crowd))
+        again = rng.integers(0, m, 2 * m) if m else np.zeros(0, int)
+        near = boxes[again] + rng.normal(0, 3, (len(again), 4)).astype(np.float32)
+        near[:, 2:] = np.maximum(near[:, 2:], near[:, :2] + 1)
+        wrong = some_boxes(rng, 3)
+        answered = np.concatenate([near, wrong]).astype(np.float32)
+        named = np.concatenate([labels[again], rng.integers(0, 4, 3)])
+        named = np.where(rng.random(len(named)) < 0.1, 0, named)
+        scores = torch.from_numpy(rng.integers(1, 40, len(named)) / 40).float()  # many are equal
+        masks = run_lengths(drawn(answered))
+        found.append(DetectedObjects(torch.from_numpy(answered), torch.from_numpy(named), scores, masks))
+    return truth, found
+
+
+def by_pycocotools(truth: list[Objects], found: list[DetectedObjects], kind: str) -> COCOeval:
+    there, results = [], []
+    for i, (objects, answer) in enumerate(zip(truth, found, strict=True)):
+        for box, label, mask, crowd in zip(objects.boxes, objects.labels, objects.masks, objects.crowd, strict=True):
+            about = {"id": len(there) + 1, "image_id": i, "category_id": int(label), "iscrowd": int(crowd)}
+            about["bbox"] = [*box[:2].tolist(), *(box[2:].double() - box[:2].double()).tolist()]
+            about["segmentation"] = coco_mask.encode(np.asfortranarray(mask.numpy().astype(np.uint8)))
+            there.append(about | {"area": int(mask.sum())})
+        for m, (box, label, score) in enumerate(zip(answer.boxes, answer.labels, answer.scores, strict=True)):
+            about = {"image_id": i, "category_id": int(label), "score": float(score)}
+            sides = [*box[:2].tolist(), *(box[2:].double() - box[:2].double()).tolist()]
+            results.append(about | ({"bbox": sides} if kind == "bbox" else {"segmentation": answer.masks[m]}))
+    with contextlib.redirect_stdout(io.StringIO()):
+        gt = COCO()
+        gt.dataset = {
+            "images": [{"id": i, "height": SIDE, "width": SIDE} for i in range(len(truth))],
+            "annotations": there,
+            "categories": [{"id": k, "name": name} for k, name in enumerate(CLASSES)],
+            "info": {},
+        }
+        gt.createIndex()
+        run = COCOeval(gt, gt.loadRes(results), kind)
+        run.evaluate()
+        run.accumulate()
+        run.summarize()
+    return run
+
+
+@pytest.mark.parametrize("kind", ["bbox", "segm"])
+def test_every_number_is_pycocotools(kind):
+    truth, found = some_images(30)
+    mine, theirs = average_precision(truth, found, CLASSES, kind), by_pycocotools(truth, found, kind)
+    numbers = (mine.ap, mine.ap50, mine.ap75, mine.small, mine.medium, mine.large)
+    assert 0.05 < mine.ap < mine.ap50 < 0.95
+    assert numbers == pytest.approx(theirs.stats[:6].tolist(), abs=1e-9)
+    each = theirs.eval["precision"][:, :, :3, 0, -1].mean((0, 1)).tolist()
+    assert mine.classes[:3] == pytest.approx(each, abs=1e-9) and math.isnan(mine.classes[3])
+    assert list(mine.by_class(CLASSES)) == ["cat", "dog", "eel"]
+    whole = torch.ones(1, 30, dtype=torch.float64)
+    assert float(resampled_precision(mine.matches, whole)) == pytest.approx(mine.ap, abs=1e-9)
+
+
+def test_what_no_object_asks_for_is_no_number():
+    box = torch.tensor([[0.0, 0, 10, 10]])
+    truth = Objects(box, torch.tensor([1]), None, torch.zeros(1, dtype=torch.bool))
+    precision = average_precision([truth], [DetectedObjects(box, torch.tensor([1]), torch.ones(1))], CLASSES, "bbox")
+    assert precision.there() == {"AP": 1, "AP50": 1, "AP75": 1, "APs": 1}
+    assert precision.by_class(CLASSES) == {"dog": 1}
+
+
+def test_nothing_found_is_nothing_right():
+    truth, found = some_images(4)
+    nothing = [answer.above(2.0) for answer in found]
+    precision = average_precision(truth, nothing, CLASSES, "bbox")
+    assert set(precision.there().values()) == {0} and not pseudo_precision(precision.matches).any()
+
+
+def test_a_draw_is_as_if_the_images_were_copied():
+    truth, found = some_images(12, seed=3)
+    for i, answer in enumerate(found):  # of equal scores, copies may stand in another order
+        answer.scores[:] += torch.arange(len(answer)) / 1e4 + i / 1e6
+    matches = average_precision(truth, found, CLASSES, "bbox").matches
+    times = torch.from_numpy(np.random.default_rng(5).multinomial(12, np.full(12, 1 / 12), 4)).double()
+    for row, ap in zip(times.long(), resampled_precision(matches, times).tolist(), strict=True):
+        copies = torch.arange(12).repeat_interleave(row).tolist()
+        again = average_precision([truth[i] for i in copies], [found[i] for i in copies], CLASSES, "bbox")
+        assert ap == pytest.approx(again.ap, abs=1e-9)
+
+
+def test_a_pseudo_value_is_of_an_image_that_is_left_out():
+    truth, found = some_images(12, seed=1)
+    for i, answer in enumerate(found):  # equal scores may stand in another order
+        answer.scores[:] += torch.arange(len(answer)) / 1e4 + i / 1e6
+    precision = average_precision(truth, found, CLASSES, "bbox")
+    pseudo = pseudo_precision(precision.matches)
+    for i in (0, 7):
+        rest = [k for k in range(12) if k != i]
+        without = average_precision([truth[k] for k in rest], [found[k] for k in rest], CLASSES, "bbox").ap
+        assert pseudo[i].item() == pytest.approx(12 * precision.ap - 11 * without, abs=1e-9)
+
+
+def test_interval_and_difference():
+    truth, found = some_images(40, seed=1)
+    precision = average_precision(truth, found, CLASSES, "bbox")
+    pseudo = pseudo_precision(precision.matches)
+    low, high = (end.item() for end in interval(torch.tensor(precision.ap), pseudo))
+    assert low < precision.ap < high and 0.02 < high - low < 0.4
+    worse = [answer.above(0.5) for answer in found]
+    other = average_precision(truth, worse, CLASSES, "bbox")
+    values = [precision.ap], [other.ap]
+    apart = difference(pseudo[None], pseudo_precision(other.matches)[None], values, trained=False)
+    assert 0 < apart.low < apart.value == pytest.approx(precision.ap - other.ap) and apart.claim is Claim.BETTER
+    assert apart.high - apart.low < high - low
+
+
+def test_many_images_are_left_out_in_groups():
+    truth, found = some_images(40, seed=1)
+    whole = average_precision(truth * 10, found * 10, CLASSES, "bbox")
+    pseudo = pseudo_precision(whole.matches)
+    assert len(pseudo) == 200 and pseudo.mean().item() == pytest.approx(whole.ap, abs=0.01)
+
+
+def test_annotated_images_are_asked_one_by_one():
+    truth, found = some_images(5)
+
+    class Kept(Annotated[Objects]):
+        images = range(5)
+
+        def truth(self, i: int) -> Objects:
+            return truth[i]
+
+        def fingerprint(self) -> str:
+            return ""
+
+    assert average_precision(Kept(), found, CLASSES, "segm") == average_precision(truth, found, CLASSES, "segm")
+
+
+def test_what_does_not_fit_is_refused(monkeypatch):
+    truth, found = some_images(3)
+    with pytest.raises(ValueError, match="2 answers to 3 images"):
+        average_precision(truth, found[:2], CLASSES, "bbox")
+    boxes = DetectedObjects(found[0].boxes, found[0].labels, found[0].scores)
+    with pytest.raises(ValueError, match="the answer has no masks"):
+        average_precision(truth[:1], [boxes], CLASSES, "segm")
+    monkeypatch.setitem(sys.modules, "faster_coco_eval.core.coco", None)
+    with pytest.raises(PatchloomError, match=r"pip install 'faster-coco-eval"):
+        average_precision(truth, found, CLASSES, "bbox")
+
+
+def test_run_lengths_come_back():
+    masks = drawn(some_boxes(np.random.default_rng(0), 3))
+    assert torch.equal(from_run_lengths(run_lengths(masks), (SIDE, SIDE)), masks)
+    assert from_run_lengths(run_lengths(masks[:0]), (4, 5)).shape == (0, 4, 5)

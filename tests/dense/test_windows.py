@@ -1,0 +1,132 @@
+"""Windows cover an image, agree with the plain model, and bands change nothing."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from patchloom.dense import augment, windows
+from patchloom.dense.detector import Detections
+from patchloom.dense.metrics import from_run_lengths
+from patchloom.dense.segmenter import SegmentLogits
+from patchloom.dense.windows import detect_image, segment_image, starts
+
+MEAN, STD = (0.5,), (0.25,)
+SIZE = (12, 18)
+
+
+class Convolved(nn.Module):
+    """Logits of 5 classes at a stride of 2, from some surroundings of each pixel."""
+
+    size = SIZE
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(1, 5, 6, stride=2, padding=2)
+        self.seen: list[int] = []
+
+    def forward(self, images: torch.Tensor) -> SegmentLogits:
+        self.seen.append(len(images))
+        return SegmentLogits(self.layer(images), None)
+
+
+class OwnValue(nn.Module):
+    """Says of each pixel its own value, of 4."""
+
+    size = SIZE
+
+    def forward(self, images: torch.Tensor) -> SegmentLogits:
+        values = (images * STD[0] + MEAN[0]) * 255 / 60
+        return SegmentLogits(-((values - torch.arange(4.0).view(1, 4, 1, 1)) ** 2), None)
+
+
+def some_image(h: int, w: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 256, (1, h, w), generator=torch.Generator().manual_seed(seed)).byte()
+
+
+def plainly(model: Convolved, image: torch.Tensor) -> torch.Tensor:
+    logits = model(((image / 255 - MEAN[0]) / STD[0])[None]).main
+    return F.interpolate(logits, image.shape[1:], mode="bilinear")[0]
+
+
+def test_an_image_of_a_windows_size_is_looked_at_once():
+    model, image = Convolved(), some_image(*SIZE)
+    with torch.inference_mode():
+        expected = plainly(model, image).argmax(0)
+    model.seen.clear()
+    answer = segment_image(model, image, MEAN, STD, side=12)
+    assert answer.dtype == torch.int16 and model.seen == [1] and torch.equal(answer.long(), expected)
+    floating = segment_image(model, image / 255, MEAN, STD, side=12)
+    assert torch.equal(answer, floating)
+
+
+@pytest.mark.parametrize("size", [SIZE, (5, 7), (12, 50), (41, 13), (37, 53)])
+def test_every_pixel_is_answered_for(size):
+    image = some_image(*size) % 4 * 60
+    assert torch.equal(segment_image(OwnValue(), image, MEAN, STD, side=min(size)), image[0].short() // 60)
+
+
+@pytest.mark.parametrize("length", [18, 19, 30, 31, 55, 300])
+def test_windows_go_to_the_end_and_overlap_by_a_third(length):
+    found = starts(length, 18)
+    assert found[0] == 0 and found[-1] == length - 18
+    assert all(0 < after - before <= 12 for before, after in zip(found, found[1:], strict=False))
+
+
+def test_where_windows_overlap_the_mean_of_their_logits_counts():
+    model, image = Convolved(), some_image(12, 30)
+    with torch.inference_mode():
+        total, count = torch.zeros(5, 12, 30), torch.zeros(30)
+        for left in (0, 12):
+            total[:, :, left : left + 18] += plainly(model, image[:, :, left : left + 18])
+            count[left : left + 18] += 1
+    answer = segment_image(model, image, MEAN, STD, side=12)
+    assert torch.equal(answer.long(), (total / count).argmax(0))
+
+
+@pytest.mark.parametrize("side", [12, 23, 60])
+def test_an_answer_is_of_the_images_own_size_however_few_rows_are_in_memory(side, monkeypatch):
+    model, image = Convolved(), some_image(31, 44)
+    whole = segment_image(model, image, MEAN, STD, side)
+    assert whole.shape == (31, 44)
+    monkeypatch.setattr(windows, "BAND", 1)
+    assert torch.equal(segment_image(model, image, MEAN, STD, side), whole)
+    assert len(model.seen) >= 2 and max(model.seen) <= 8
+
+
+def test_logits_are_resized_as_torch_does():
+    model, image = Convolved(), some_image(*SIZE)
+    large = image.repeat_interleave(3, 1).repeat_interleave(3, 2)
+    with torch.inference_mode():
+        logits = F.interpolate(plainly(model, augment.resized_for_test(large, 12))[None], large.shape[1:])
+        smooth = F.interpolate(
+            plainly(model, augment.resized_for_test(large, 12))[None], large.shape[1:], mode="bilinear"
+        )
+    answer = segment_image(model, large, MEAN, STD, side=12)
+    assert torch.equal(answer.long(), smooth[0].argmax(0)) and not torch.equal(answer.long(), logits[0].argmax(0))
+
+
+class OneBox(nn.Module):
+    """Finds what is brightest on the canvas, and something unsure."""
+
+    size, sides = (20, 20), None
+
+    def forward(self, images: torch.Tensor, sizes: list[tuple[int, int]]) -> list[Detections]:
+        h, w = sizes[0]
+        assert not images[0, :, h:].any() and not images[0, :, :, w:].any()  # nothing is there
+        y, x = (images[0, 0, :h, :w] > images[0, 0, :h, :w].mean() + 0.5).nonzero().unbind(1)
+        box = torch.stack([x.min(), y.min(), x.max() + 1, y.max() + 1]).float()
+        boxes = torch.stack([torch.tensor([0.0, 0, 1, 1]), box, torch.tensor([2.0, 2, 9, 9])])
+        return [Detections(boxes, torch.tensor([2, 1, 0]), torch.tensor([0.4, 0.9, 0.01]), torch.ones(3, 28, 28))]
+
+
+def test_boxes_come_back_to_the_images_own_pixels():
+    image = torch.zeros(1, 40, 80, dtype=torch.uint8)
+    image[:, 8:24, 40:60] = 255
+    found = detect_image(OneBox(), image, MEAN, STD)
+    assert found.labels.tolist() == [1, 2] and found.scores.tolist() == pytest.approx([0.9, 0.4])
+    assert found.boxes[0].tolist() == pytest.approx([40, 8, 60, 24])
+    masks = from_run_lengths(found.masks, (40, 80))
+    assert masks[0, 10:22, 42:58].all() and masks[0].sum() <= 18 * 22
+    assert len(detect_image(OneBox(), image, MEAN, STD, score=0.0)) == 3

@@ -1,0 +1,104 @@
+"""A report fits the terminal, and its words follow from intervals."""
+
+import pytest
+import torch
+
+from patchloom.claims import Claim
+from patchloom.evaluate.results import Report, Row, compare_rows
+
+NAME = "runs/a-very-long-name-of-a-run-that-someone-chose/encoder.safetensors"
+
+
+def _right(share: float, n: int = 200) -> torch.Tensor:
+    return torch.arange(n) < share * n
+
+
+def _report(rows: list[Row], **options) -> Report:
+    return Report(rows, "What was done.", "The headline.", (rows[0],), "data", "f" * 16, 0, 200, **options)
+
+
+def _knn() -> Report:
+    rows = [
+        Row.of_images(name, pooling, "knn", {"k": k, "temperature": 0.07}, _right(0.6))
+        for name in (NAME, "untrained")
+        for pooling in ("class", "mean", "both")
+        for k in (1, 5, 20, 100)
+    ]
+    return _report([*rows, Row.of_images("majority class", "-", "knn", {}, _right(0.1))])
+
+
+def _order() -> Report:
+    rows = [
+        Row.of_images(NAME, "mean", "order", {"probe": probe, "test_images": given}, _right(0.6))
+        for probe in ("linear", "kNN, k = 20")
+        for given in ("as they are", "patches shuffled", "positions zeroed")
+    ]
+    return _report(rows, across="test_images")
+
+
+def _layers() -> Report:
+    rows = [
+        Row.of_images(name, "mean", "layers", {"layer": f"block {i}"}, _right(0.6))
+        for name in (NAME, "untrained")
+        for i in range(3)
+    ]
+    return _report([*rows, Row.of_images("raw pixels", "pixels", "layers", {}, _right(0.4))], across="layer", down=True)
+
+
+def _linear() -> Report:
+    settings = {"l2": 1e-6, "held_out_accuracy": 0.5, "held_out": 40}
+    return _report(
+        [
+            Row.of_images(name, "mean", "linear", settings | {"l2": l2}, _right(0.6))
+            for name, l2 in ((NAME, 1e-6), ("untrained", 10.0))
+        ]
+    )
+
+
+@pytest.mark.parametrize("report", [_knn(), _order(), _layers(), _linear()], ids=["knn", "order", "layers", "linear"])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_line_is_too_long_and_no_interval_is_broken(report: Report, width: int) -> None:
+    text = report.text(width)
+    assert max(map(len, text.split("\n"))) <= width
+    interval = f"[{100 * report.rows[0].low:.1f}, {100 * report.rows[0].high:.1f}]"
+    assert text.count(interval) == sum(interval in row.text() for row in report.rows)
+    assert text.count("60.0 %") >= sum(row.value == 0.6 for row in report.rows)
+    assert "runs" in text and ("safetensors" in text or "…" in text)
+
+
+def test_the_paired_interval_decides_what_is_claimed() -> None:
+    rows = {share: Row.of_images("x", "-", "knn", {}, _right(share)) for share in (0.5, 0.51, 0.6)}
+
+    def claim(one: Row, other: Row, trained: bool = False) -> Claim:
+        return compare_rows([one], [other], trained).claim
+
+    # 2 images of 200 more, and none fewer: their separate intervals are 14 points wide, and the paired one is not
+    assert claim(rows[0.51], rows[0.5]) is Claim.NONE
+    assert claim(rows[0.6], rows[0.5]) is Claim.BETTER and claim(rows[0.5], rows[0.6]) is Claim.WORSE
+    assert claim(rows[0.6], rows[0.5], trained=True) is Claim.ONCE
+    assert rows[0.6].low < rows[0.5].high  # by separate intervals nothing could be said
+    shuffled = Row.of_images("x", "-", "knn", {}, _right(0.6).flip(0))
+    assert claim(shuffled, rows[0.5]) is Claim.NONE  # other images are right: much more noise
+    assert claim(Row.of_images("x", "-", "knn", {}, _right(0.6, 190)), rows[0.5]) is Claim.APART
+    assert claim(Row.of("x", "-", "knn", {}, 0.6, 200), rows[0.5]) is Claim.APART
+
+
+def test_a_report_begins_with_its_headline_and_conclusion() -> None:
+    rows = [Row.of_images(name, "-", "knn", {}, _right(share)) for name, share in (("a", 0.6), ("untrained", 0.5))]
+    report = Report(rows, "The settings.", "The headline.", tuple(rows), "data", "f" * 16, 0, 200).beside(False)
+    (found,) = report.against
+    assert found.control == "untrained" and found.n == 200 and found.trainings == 1 and report.pairs == ((0, 1),)
+    assert "10.0 points better than the untrained one" in report.conclusion()
+    lines = report.text(300).split("\n")
+    assert lines[:3] == ["The headline.", report.conclusion(), ""] and lines[-2:] == ["", "The settings."]
+
+
+def test_few_test_images_are_said_to_be_few() -> None:
+    few = Row.of_images("x", "-", "knn", {}, torch.ones(10, dtype=torch.bool))
+    report = Report([few], "", "", (few,), "data", "f" * 16, 0, 10)
+    assert report.caution() == "The 10 test images are few: others could have given 72.2 % as well as 100.0 %."
+    assert report.caution() in " ".join(report.text(80).split())
+    many = Row.of_images("x", "-", "knn", {}, _right(0.6, 1000))
+    assert not Report([many], "", "", (many,), "data", "f" * 16, 0, 1000).caution()
+    exact = Row.exact("chance", "positions", {}, 0.1)
+    assert not Report([exact], "", "", (exact,), "data", "f" * 16, 0, 3).caution()

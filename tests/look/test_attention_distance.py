@@ -1,0 +1,135 @@
+"""Attention by offset: of heads made by hand, and of others as loops over all pairs count it."""
+
+import csv
+import math
+
+import numpy as np
+import pytest
+import torch
+from attending import GRIDS, PREFIXES, attending_vit, random_vit
+from PIL import Image
+from seeing import asked_of, asked_of_sound, named
+from swins import swin
+
+from patchloom.errors import PatchloomError
+from patchloom.look import attention_distance, charts
+from patchloom.look.attention import attention_maps
+from patchloom.look.attention_distance import draw_relative, relative_attention, uniform_distance
+from patchloom.look.context import UNTRAINED
+from patchloom.nets.encode import grid_size
+
+
+@pytest.mark.parametrize("options", PREFIXES.values(), ids=PREFIXES)
+@pytest.mark.parametrize("sizes", GRIDS.values(), ids=GRIDS)
+def test_a_local_head_is_a_dot(sizes, options):
+    columns = grid_size(random_vit(*sizes))[1]
+    to_the_right = lambda i: i + 1 if (i + 1) % columns else i  # noqa: E731
+    vit = attending_vit([lambda i: i, to_the_right], *sizes, **options)
+    found = relative_attention(vit, torch.randn(2, sizes[2], *sizes[0]))
+    r, c = (side - 1 for side in grid_size(vit))
+    itself, right = torch.zeros(2, 2 * r + 1, 2 * c + 1)
+    itself[r, c] = 1
+    right[r, c + 1], right[r, c] = 1, 1 / columns  # the last of a row has nothing to the right
+    torch.testing.assert_close(found.maps[0], torch.stack([itself, right]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.distances[0], torch.tensor([0, 1 - 1 / columns]), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("options", [*PREFIXES.values(), {"positions": "none"}], ids=[*PREFIXES, "no positions"])
+@pytest.mark.parametrize("sizes", GRIDS.values(), ids=GRIDS)
+def test_all_pairs_of_an_offset_are_averaged(sizes, options):
+    vit, images = random_vit(*sizes, **options), torch.randn(3, sizes[2], *sizes[0])
+    rows, columns = grid_size(vit)
+    maps = attention_maps(vit, images)[..., -rows * columns :, -rows * columns :].mean(0)  # [blocks heads n n]
+    by_offset, far, all_of_it = {}, 0.0, 0.0
+    for q in range(rows * columns):
+        for k in range(rows * columns):
+            down, right = k // columns - q // columns, k % columns - q % columns
+            by_offset.setdefault((down, right), []).append(maps[..., q, k])
+            far, all_of_it = far + math.hypot(down, right) * maps[..., q, k], all_of_it + maps[..., q, k]
+    found = relative_attention(vit, images)
+    assert found.maps.shape == (3, 2, 2 * rows - 1, 2 * columns - 1)
+    for (down, right), some in by_offset.items():
+        mine = found.maps[..., down + rows - 1, right + columns - 1]
+        torch.testing.assert_close(mine, torch.stack(some).mean(0), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(found.distances, far / all_of_it, rtol=1e-4, atol=0)
+
+
+def test_uniform_attention_reaches_the_uniform_distance():
+    vit = random_vit()
+    with torch.no_grad():
+        for block in vit.blocks:
+            block.attn.qkv.weight.zero_()
+            block.attn.qkv.bias.zero_()
+    found = relative_attention(vit, torch.randn(1, 3, 24, 32))
+    torch.testing.assert_close(found.maps, torch.full_like(found.maps, 1 / 13))
+    torch.testing.assert_close(found.distances, torch.full((3, 2), uniform_distance((3, 4))))
+    assert uniform_distance((1, 2)) == 0.5 and uniform_distance((1, 3)) == pytest.approx(8 / 9)
+
+
+def test_a_swin_is_refused():
+    with pytest.raises(PatchloomError, match="which a Swin is not"):
+        relative_attention(swin(), torch.randn(1, 3, 32, 32))
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are written, by the names of their files."""
+    kept, write = {}, charts.write_figure
+    monkeypatch.setattr(
+        attention_distance, "write_figure", lambda figure, out: kept.update({out.name: figure}) or write(figure, out)
+    )
+    return kept
+
+
+def test_a_map_a_head_with_the_most_local_head_first(figures, tmp_path):
+    far, itself = (lambda i: 11 - i), (lambda i: i)
+    vit = attending_vit([far, itself], *GRIDS["3x4"])
+    files = draw_relative(asked_of(named(vit), tmp_path, images=2))
+    assert [file.name for file in files] == ["relative.png", "distances.png", "relative.csv"]
+    assert all(Image.open(file).width > 600 for file in files[:2])
+    local, other, *_ = figures["relative.png"].axes
+    assert local.get_title() == "2: 0.0" and other.get_title().startswith("1: ") and local.get_ylabel() == "block 1"
+    shown = local.images[0].get_array()
+    assert shown.shape == (5, 7) and shown[2, 3] == pytest.approx(13)  # all of it to itself, of 13 tokens
+    assert (np.delete(shown.flatten(), 2 * 7 + 3) == 1 / attention_distance.MAX_TIMES_UNIFORM).all()
+
+
+def test_distances_of_all_encoders_beside_uniform_attention(figures, tmp_path):
+    one, other = named(random_vit()), named(random_vit((32, 32), 8, depth=2), UNTRAINED)
+    namesake = one._replace(vit=random_vit(reg_tokens=1))  # another run of the same name
+    asked = asked_of(one, tmp_path, images=2, beside=(other, namesake, named(swin(), "shifted")))
+    *_, table = draw_relative(asked)
+    rows = list(csv.DictReader(table.open()))
+    assert [(row["encoder"], row["block"], row["head"]) for row in rows] == [
+        *(("mine", str(block), str(head)) for block in (1, 2, 3) for head in (1, 2)),
+        *((UNTRAINED, str(block), str(head)) for block in (1, 2) for head in (1, 2)),
+        *(("mine", str(block), str(head)) for block in (1, 2, 3) for head in (1, 2)),
+    ]
+    found = [relative_attention(each.vit, asked.pictures(of=each)).distances for each in (one, other, namesake)]
+    expected = torch.cat([distances.flatten() for distances in found])
+    torch.testing.assert_close(torch.tensor([float(row["distance"]) for row in rows]), expected, rtol=1e-4, atol=0)
+    (axes,) = figures["distances.png"].axes
+    heights = [line.get_ydata()[0] for line in axes.lines]
+    assert {uniform_distance((3, 4)), uniform_distance((4, 4))} == set(heights[:2])
+    for head, dots in enumerate(axes.lines[2:4]):
+        np.testing.assert_allclose(dots.get_ydata(), found[0][:, head])
+    np.testing.assert_allclose(axes.lines[4].get_ydata(), found[0].mean(1))
+    caption = figures["distances.png"].get_supxlabel()
+    assert "Left out: shifted, a Swin" in caption and "other grids of patches" in caption
+
+
+def test_recordings_and_blocks(figures, tmp_path):
+    draw_relative(asked_of_sound(tmp_path, images=2, blocks=(2,)))
+    maps = figures["relative.png"].axes
+    assert [at.get_ylabel() for at in maps[:2]] == ["block 2", ""]
+    assert maps[0].images[0].get_array().shape == (1, 17)
+    caption = figures["relative.png"].get_supxlabel()
+    assert "2 recordings" in caption and "the edges are 8 patches to each side." in caption
+
+
+def test_what_has_diverged_is_said(tmp_path):
+    vit = random_vit()
+    with torch.no_grad():
+        vit.blocks[0].attn.qkv.weight[0] = torch.nan
+    with pytest.raises(PatchloomError, match="mine gives features that are not finite"):
+        draw_relative(asked_of(named(vit), tmp_path, images=1))

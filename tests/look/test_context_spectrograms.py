@@ -1,0 +1,109 @@
+"""Pictures of recordings: what is drawn where, in which colours, and in words of sound."""
+
+from dataclasses import replace
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small import seeded, small
+from tiling import tiles
+
+from patchloom.audio.config import GREY, SIXTH, Sound
+from patchloom.look.context import spectrogram_sheet
+from patchloom.look.image_grid import EMPTY_MARK, draw_sheet, hatch
+from patchloom.nets.geometry import Geometry
+from patchloom.patches.pictures import fill_holes
+from patchloom.questions.positions import PositionPrediction, frames_sheet
+from patchloom.questions.question import Sheet
+from patchloom.tasks.droppos import DropPos
+from patchloom.tasks.mae import MAE
+from patchloom.tasks.mp3 import MP3
+
+SOUND = Sound(bins=8, seconds=0.22, mean=(0.0,) * 8, std=(1.0,) * 8)  # of 20 frames
+MAGMA = (np.array(matplotlib.colormaps["magma"].colors) * 255).round()
+
+
+def test_low_rows_are_at_the_bottom_and_time_runs_to_the_right(tmp_path):
+    assert SOUND.size == (8, 20)
+    images = torch.zeros(1, 1, 8, 20)
+    images[..., 0, :] = 3  # standard deviations
+    images[..., 7, :10] = -3
+    images[..., 10:12] = torch.nan
+    sheet = spectrogram_sheet(Sheet("a", "The pixels.", {"image": images}), SOUND, (GREY,), (SIXTH,))
+    assert list(sheet.columns) == ["recording"]
+    page = np.asarray(Image.open(draw_sheet(sheet, (0.0,) * 3, (1.0,) * 3, tmp_path)))
+    ((tile,),) = tiles(page)
+    h, w = tile.shape[:2]
+    assert (h, w) == (120, 300)
+    middle = MAGMA[128]
+    for (y, x), colour in {
+        (h - 8, 20): MAGMA[255], (7, 20): MAGMA[0], (7, w - 20): middle, (60, 20): middle, (60, w - 20): middle
+    }.items():  # fmt: skip
+        assert np.abs(tile[y, x] - colour).max() <= 2, (y, x)
+    assert (tile[:, 150:180] == hatch(EMPTY_MARK, h, w)[:, 150:180]).all()
+    drawn = set(map(tuple, tile[:, :150].reshape(-1, 3).tolist()))
+    assert not drawn & set(map(tuple, hatch(EMPTY_MARK, 40, 40).reshape(-1, 3).tolist()))
+
+
+def test_the_caption_tells_time_rows_and_colours():
+    sheet = Sheet("a", "", {"original": torch.zeros(1, 1, 8, 20)})
+    assert "0.22 s, a frame every 10 ms. Bottom to top: coefficients 1 to 8;" in (
+        spectrogram_sheet(sheet, SOUND, (GREY,), (SIXTH,)).caption
+    )
+    bands = replace(SOUND, features="logmel")
+    assert "8 bands from 20 to 8,000 Hz" in spectrogram_sheet(sheet, bands, (GREY,), (SIXTH,)).caption
+
+
+def test_long_recordings_are_no_stripes():
+    long = spectrogram_sheet(Sheet("a", "", {"original": torch.zeros(1, 1, 40, 998)}), SOUND, (GREY,), (SIXTH,))
+    assert long.columns["original"].shape == (1, 3, 120, 998)
+
+
+def test_frames_stand_in_disorder_and_where_they_were_put():
+    images = torch.arange(20.0).expand(1, 1, 8, 20)
+    geometry = Geometry((1, 20), (8, 1), 1, 1, 8, True)
+    visible, dropped = torch.arange(20)[None], torch.ones(1, 20, dtype=torch.bool)
+    dropped[0, 0] = False
+    logits = torch.eye(20).roll(2, 1)[None] * 9 + torch.eye(20)[None]  # two frames too late, the right one comes second
+    logits[0, 1] = 9 * torch.eye(20)[1]
+    answer = PositionPrediction(visible, dropped, logits)
+    sheet = frames_sheet(geometry, images, answer, SOUND, seeded())
+    original, disorder, back = (column[0, 0, 0] for column in sheet.columns.values())
+    assert list(sheet.columns) == ["original", "in disorder", "as put back"]
+    assert torch.equal(original, torch.arange(20.0))
+    assert disorder[0] == 0 and (disorder != original).sum() > 10 and disorder.sort().values.tolist() == [*range(20)]
+    assert back[:2].tolist() == [9, 10]  # means of 0, whose position was given, and 18, and of 1 and 19
+    assert back[4:].tolist() == [*range(2, 18)] and back[2:4].isnan().tolist() == [True, True]
+    off = (16 * 2 + 2 * 18) / 19
+    assert "19 of 20 frames" in sheet.caption and f"{1 / 19:.1%} are placed rightly (top-1)" in sheet.caption
+    assert "of 100.0% the right place is among" in sheet.caption
+    assert f"{off:.1f} frames ({10 * off:.0f} ms) off." in sheet.caption
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "expected"),
+    [
+        (MP3, {"positions": "none"}, ["original", "in disorder", "as put back"]),
+        (DropPos, {}, ["original", "in disorder", "as put back"]),
+        (MAE, {}, ["original", "given", "recovered, own statistics", "guessed statistics"]),
+    ],
+)
+def test_every_kind_of_task_draws_recordings(task, options, expected):
+    made = small(task, SOUND.size, (8, 1), 1, **options).eval()
+    made.sound = SOUND
+    with torch.inference_mode():
+        (sheet,) = made.draw(torch.randn(3, 1, *SOUND.size), seeded())
+        measure = made.measure(torch.randn(3, 1, *SOUND.size), seeded())
+    assert list(sheet.columns) == expected and all(len(one) == 3 for one in sheet.columns.values())
+    said = f"{spectrogram_sheet(sheet, SOUND, (GREY,), (SIXTH,)).caption} {' '.join(measure.baselines)}"
+    assert not {"pixels", "Pixels", "images", "colour"} & set(said.split())
+
+
+def test_holes_between_frames_are_filled_row_by_row():
+    """What is blurred along a frame would be no guess of it: its rows are other coefficients."""
+    images = torch.tensor([5.0, -5.0])[:, None].expand(1, 1, 2, 9).clone()
+    images[..., 3:6] = torch.randn(2, 3)
+    filled = fill_holes(images, (2, 1), torch.tensor([[0, 1, 2, 6, 7, 8]]))
+    torch.testing.assert_close(filled[0, 0, :, 4], torch.tensor([5.0, -5.0]))

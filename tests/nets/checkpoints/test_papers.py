@@ -1,0 +1,222 @@
+"""Published weights: what timm makes of them is the oracle, and nothing is left out silently."""
+
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+from packaging.version import Version
+from published import NAME, TINY, ours, same, theirs, written
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
+from patchloom.nets.checkpoints.load import public_shape
+from patchloom.nets.checkpoints.papers import LoadedWeights, load_published
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt", "bin", "pth.tar"])
+@pytest.mark.parametrize(
+    "options", [{}, {"reg_tokens": 2}, {"reg_tokens": 2, "no_embed_class": True}, {"class_token": False}]
+)
+def test_the_same_architecture_gives_the_very_same_features(tmp_path, suffix, options):
+    source = theirs(**options, **({"global_pool": ""} if "class_token" in options else {}))
+    vit, drawn = ours(**options), torch.random.get_rng_state()
+    done = load_published(vit, written(tmp_path / f"weights.{suffix}", source.state_dict()))
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    same(vit, source, torch.randn(2, 3, 16, 16))
+    assert set(done.matched) == set(source.state_dict()) and done[2:5] == ((), (), ())
+    assert done.sentences() == [
+        f"Weights from {tmp_path}/weights.{suffix}: {len(done.matched)} matched, 0 missing, "
+        "0 unexpected, 0 resampled or adapted."
+    ]
+
+
+@pytest.mark.skipif(Version(timm.__version__) < Version("1.0.31"), reason="its files that are named are NumPy's alone")
+def test_timm_is_asked_by_name(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    source = timm.create_model(NAME).eval()
+    torch.nn.init.normal_(source.pos_embed)
+    path, create = written(tmp_path / "fetched.safetensors", source.state_dict()), timm.create_model
+
+    def offline(model_name, pretrained=False, **arguments):
+        overlay = {"pretrained_cfg_overlay": {"file": str(path)}} if pretrained else {}
+        return create(model_name, pretrained=pretrained, **overlay, **arguments)
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    vit = build_encoder(EncoderSpec(NAME, (64, 64), 16, positions="learned")).eval()
+    drawn = torch.random.get_rng_state()
+    done = load_published(vit, f"timm:{NAME}.augreg_in21k_ft_in1k")
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    expected = create(NAME, pretrained=True, num_classes=0, img_size=64, pretrained_cfg_overlay={"file": str(path)})
+    same(vit, expected.eval(), torch.randn(1, 3, 64, 64), 1e-6)
+    assert done.resampled == ("pos_embed: from a grid of 14x14 to 4x4",) and not done.missing + done.unexpected
+    assert done.source == f"timm:{NAME}.augreg_in21k_ft_in1k"
+
+
+def test_a_name_that_timm_does_not_know_or_we_cannot_serve_is_refused_before_anything_is_fetched(monkeypatch):
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda *given, **also: create(*given, **also | {"pretrained": False}))
+    for name, said in {
+        "vit_huge_nonsense": "timm has no model called",
+        "swinv2_tiny_window8_256": "SwinTransformerV2",
+    }.items():
+        for call in (lambda name: load_published(ours(), f"timm:{name}"), lambda name: public_shape(f"timm:{name}")):
+            with pytest.raises(PatchloomError, match=said):
+                call(name)
+
+
+def card(spec):
+    return EncoderCard(spec, (0.5,) * 3, (0.5,) * 3, "mae", "one")
+
+
+@pytest.mark.parametrize("positions", ["sincos", "learned", "none"])
+def test_a_run_of_ours_is_a_source(tmp_path, positions):
+    spec = EncoderSpec("nano", (16, 32), 4, 3, positions, TINY)
+    torch.manual_seed(0)
+    source = build_encoder(spec).eval()
+    save_encoder(source, card(spec), tmp_path / "encoder.safetensors")
+    for place in (tmp_path, str(tmp_path / "encoder.safetensors")):
+        vit = build_encoder(spec).eval()
+        done = load_published(vit, place)
+        same(vit, source, torch.randn(1, 3, 16, 32))
+        assert not done.missing + done.unexpected + done.resampled
+        assert public_shape(place) == {"name": "nano", "patch_size": 4, "positions": positions, "options": TINY}
+    assert load_encoder_file(tmp_path)[1].spec == spec
+
+    # the card tells the grid: 32 patches are 4x8 there, and 8x4 here
+    vit = build_encoder(replace(spec, img_size=(32, 16))).eval()
+    done = load_published(vit, tmp_path)
+    changes = () if positions == "none" else ("pos_embed: from a grid of 4x8 to 8x4",)
+    assert done.resampled == changes and not done.missing + done.unexpected
+    if positions == "sincos":
+        assert not vit.pos_embed.requires_grad
+
+
+def test_what_is_missing_and_unexpected_is_told_by_name(tmp_path):
+    source = theirs(num_classes=5, depth=3)
+    vit = ours(reg_tokens=2, init_values=0.1)
+    before = {name: value.clone() for name, value in vit.state_dict().items()}
+    done = load_published(vit, written(tmp_path / "weights.pth", source.state_dict()))
+    assert done.missing == ("reg_token", *(f"blocks.{i}.ls{j}.gamma" for i in range(2) for j in (1, 2)))
+    assert done.unexpected[-2:] == ("head.weight", "head.bias") and done.unexpected[0].startswith("blocks.2.")
+    assert done.resampled == ("pos_embed: zero for reg_token",)
+    for name, value in vit.state_dict().items():
+        if name in done.missing:
+            assert torch.equal(value, before[name])
+        elif name != "pos_embed":
+            assert torch.equal(value, source.state_dict()[name])
+    counts, missing, unexpected, resampled = done.sentences()
+    assert "30 matched, 5 missing, 14 unexpected, 1 resampled" in counts
+    assert missing == f"Missing there, so as initialised: {', '.join(done.missing)}."
+    assert unexpected == f"Unexpected, so left out: {', '.join(done.unexpected[:8])}, and 6 more."
+    assert resampled == "Resampled or adapted: pos_embed: zero for reg_token."
+
+
+def test_an_encoder_without_positions_or_class_token_leaves_them(tmp_path):
+    path = written(tmp_path / "weights.pth", theirs().state_dict())
+    assert load_published(ours(positions="none"), path).unexpected == ("pos_embed",)
+    vit = ours(class_token=False)
+    done = load_published(vit, path)
+    assert done.unexpected == ("cls_token",) and done.resampled == ("pos_embed: without the entry of cls_token",)
+    assert torch.equal(vit.pos_embed, theirs().pos_embed[:, 1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions_become_float32(tmp_path, dtype):
+    state = {name: value.to(dtype) for name, value in theirs().state_dict().items()}
+    vit = ours()
+    load_published(vit, written(tmp_path / "weights.pth", state))
+    assert all(torch.equal(value, state[name].float()) for name, value in vit.state_dict().items())
+    assert {value.dtype for value in vit.state_dict().values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"norm.weight": torch.full((32,), torch.nan)}, "module.norm.weight in .* not finite"),
+        ({"cls_token": torch.full((1, 1, 32), -torch.inf)}, "module.cls_token in .* not finite"),
+        ({"norm.bias": torch.full((32,), 1e300, dtype=torch.float64)}, "module.norm.bias in .* not finite"),
+        ({"norm.bias": torch.zeros(32, dtype=torch.int8)}, "module.norm.bias in .* is torch.int8, not floating-point"),
+        ({"norm.bias": torch.zeros(32, dtype=torch.complex64)}, "is torch.complex64, not floating-point"),
+        ({"norm.bias": torch.zeros(31)}, r"norm.bias is 31 there and 32 here: give the --model of which"),
+        ({"norm.bias": torch.tensor(1.0)}, r"norm.bias is a scalar there and 32 here"),
+        ({"pos_embed": torch.zeros(17, 32)}, r"pos_embed is 17x32 there and 1x17x32 here"),
+        ({"pos_embed": torch.zeros(1, 15, 32)}, "pos_embed in .* has 15 entries"),
+        ({"pos_embed": torch.zeros(1, 0, 32)}, "pos_embed in .* has 0 entries"),
+        ({"cls_token": torch.zeros(1, 1, 31)}, "cls_token is 1x1x31 there and 1x1x32 here"),
+        ({"patch_embed.proj.weight": torch.zeros(32, 48)}, "patch_embed.proj.weight is 32x48 there"),
+        ({"blocks.0.mlp.fc1.weight": torch.zeros(64, 32)}, "give --model.mlp_ratio 2"),
+    ],
+)
+def test_a_weight_that_cannot_be_used_is_refused_by_name_and_nothing_changes(tmp_path, change, said):
+    state = dict(theirs().state_dict()) | change
+    path = written(tmp_path / "weights.pth", {f"module.{name}": value for name, value in state.items()})
+    vit = ours()
+    before = {name: value.clone() for name, value in vit.state_dict().items()}
+    with pytest.raises(PatchloomError, match=said) as refusal:
+        load_published(vit, path)
+    assert "\n" not in str(refusal.value)
+    assert all(torch.equal(value, before[name]) for name, value in vit.state_dict().items())
+
+
+def test_what_is_not_taken_may_be_of_any_kind(tmp_path):
+    strange = {"head.weight": torch.tensor([torch.nan]), "tracked": torch.tensor(3), "mask": torch.tensor([True])}
+    done = load_published(ours(), written(tmp_path / "weights.pth", dict(theirs().state_dict()) | strange))
+    assert done.unexpected == tuple(strange)
+
+
+def test_another_width_is_refused_with_advice(tmp_path):
+    wide = timm.create_model("vit_small_patch16_224", num_classes=0, depth=1)
+    path = written(tmp_path / "small.pth", wide.state_dict())
+    with pytest.raises(
+        PatchloomError, match="cls_token is 1x1x384 there and 1x1x32 here: the width there is 384, here"
+    ) as refusal:
+        load_published(ours(depth=1), path)
+    assert "32: give --model vit_small_patch16_224, or --model.embed_dim 384 with" in str(refusal.value)
+    path = written(tmp_path / "odd.pth", theirs(embed_dim=40).state_dict())
+    with pytest.raises(PatchloomError, match="the width there is 40, here 32: give --model.embed_dim 40"):
+        load_published(ours(), path)
+    path = written(tmp_path / "registers.pth", theirs(reg_tokens=3).state_dict())
+    with pytest.raises(PatchloomError, match="give --model.reg_tokens 3"):
+        load_published(ours(reg_tokens=2), path)
+
+
+def test_foreign_names_and_too_few_blocks_are_refused(tmp_path):
+    state = {f"vit.layer.{i}.weight": torch.zeros(3) for i in range(5)}
+    with pytest.raises(
+        PatchloomError,
+        match="0 of the 24 weights .* are like vit.layer.0.weight, vit.layer.1.weight, vit.layer.2.weight, "
+        "and timm's, like blocks.0.norm1.weight, are expected",
+    ):
+        load_published(ours(), written(tmp_path / "foreign.pth", state))
+    with pytest.raises(PatchloomError, match="has 2 blocks and this encoder 5: give --model.depth 2"):
+        load_published(ours(depth=5), written(tmp_path / "shallow.pth", theirs().state_dict()))
+    half = load_published(ours(depth=4), tmp_path / "shallow.pth")
+    assert len(half.missing) == 24 and half.missing[0] == "blocks.2.norm1.weight"
+    for nothing in ({}, {"epoch": 3}, torch.zeros(3), [torch.zeros(3)]):
+        with pytest.raises(PatchloomError, match="empty.pth holds no tensors"):
+            load_published(ours(), written(tmp_path / "empty.pth", nothing))
+
+
+def test_what_sources_say_of_their_model(tmp_path):
+    assert public_shape("timm:vit_small_patch16_224.augreg_in1k") == {
+        "name": "vit_small_patch16_224",
+        "patch_size": 16,
+        "positions": "learned",
+        "options": {},
+    }
+    assert public_shape(written(tmp_path / "weights.pth", theirs().state_dict())) is None
+    assert public_shape(written(tmp_path / "weights.safetensors", theirs().state_dict())) is None
+    with pytest.raises(PatchloomError, match="there is no encoder at .*absent.pth"):
+        public_shape(tmp_path / "absent.pth")
+
+
+def test_few_lines_tell_it():
+    names = tuple(f"n{i}" for i in range(9))
+    done = LoadedWeights("here", names, names[:8], names, ())
+    assert done.sentences() == [
+        "Weights from here: 9 matched, 8 missing, 9 unexpected, 0 resampled or adapted.",
+        "Missing there, so as initialised: n0, n1, n2, n3, n4, n5, n6, n7.",
+        "Unexpected, so left out: n0, n1, n2, n3, n4, n5, n6, n7, and 1 more.",
+    ]

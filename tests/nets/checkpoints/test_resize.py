@@ -1,0 +1,99 @@
+"""Weights for another grid, patch, or number of channels: timm's own result is the oracle."""
+
+import pytest
+import timm
+import torch
+from published import NAME, TINY, by_timm, ours, same, theirs, written
+from timm.models._builder import load_pretrained
+from timm.models.vision_transformer import checkpoint_filter_fn
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.checkpoints.papers import load_published
+from patchloom.nets.encode import patch_positions
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"reg_tokens": 2}, {"reg_tokens": 2, "no_embed_class": True}, {"class_token": False}]
+)
+@pytest.mark.parametrize(("size", "patch"), [((32, 32), 4), ((8, 24), 4), ((16, 16), 8), ((48, 24), 6)])
+def test_another_grid_or_patch_size_gives_what_timm_gives(tmp_path, options, size, patch):
+    pooling = {"global_pool": ""} if "class_token" in options else {}
+    source, vit = theirs(**options, **pooling), ours(size, patch, **options)
+    done = load_published(vit, written(tmp_path / "weights.pth", source.state_dict()))
+    expected = by_timm(source, img_size=size, patch_size=patch, **options, **pooling)
+    same(vit, expected, torch.randn(2, 3, *size), 1e-6)
+    grid = f"{size[0] // patch}x{size[1] // patch}"
+    changes = [f"pos_embed: from a grid of 4x4 to {grid}"] if grid != "4x4" else []
+    if patch != 4:
+        changes.insert(0, f"patch_embed.proj.weight: from patches of 4x4 to {patch}x{patch} pixels")
+    assert done.resampled == tuple(changes) and not done.missing and not done.unexpected
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+def test_other_channels_give_what_timm_gives(tmp_path, channels):
+    source, vit = theirs(), ours(channels=channels)
+    path = written(tmp_path / "weights.pth", source.state_dict())
+    done = load_published(vit, path)
+    assert done.resampled == (f"patch_embed.proj.weight: from 3 channels to {channels}",)
+    expected = timm.create_model(NAME, img_size=16, patch_size=4, in_chans=channels, num_classes=0, **TINY).eval()
+    cfg = {"file": str(path), "first_conv": "patch_embed.proj", "classifier": None, "num_classes": 0}
+    load_pretrained(expected, cfg, num_classes=0, in_chans=channels, filter_fn=checkpoint_filter_fn)
+    same(vit, expected, torch.randn(2, channels, 16, 16), 1e-6)
+
+
+def test_only_weights_for_colour_images_are_adapted_to_other_channels(tmp_path):
+    grey = theirs(in_chans=1)
+    with pytest.raises(PatchloomError, match="proj.weight is 32x1x4x4 there and 32x3x4x4 here: give --channels 1"):
+        load_published(ours(), written(tmp_path / "grey.pth", grey.state_dict()))
+    with pytest.raises(PatchloomError, match="32x2x4x4 there and 32x5x4x4 here: give --channels 2"):
+        load_published(ours(channels=5), written(tmp_path / "two.pth", theirs(in_chans=2).state_dict()))
+
+
+@pytest.mark.parametrize("size", [(8, 16), (8, 24), (8, 32)])  # one less than a square, none, and one
+@pytest.mark.parametrize("options", [{}, {"no_embed_class": True}])
+def test_a_grid_that_is_not_told_is_the_encoders_if_it_has_as_many_patches(tmp_path, size, options):
+    n = size[1] // 2
+    path = written(tmp_path / "oblong.pth", theirs(size, **options).state_dict())
+    changes = f"pos_embed: for {n} patches in a grid that is not stated, taken for 2x{n // 2}"
+    vit = ours(size, **options)
+    assert load_published(vit, path).resampled == (changes,)
+    same(vit, theirs(size, **options), torch.randn(1, 3, *size))
+    if options:
+        vit = ours(size)
+        assert load_published(vit, path).resampled == (changes, "pos_embed: zero for cls_token")
+        same(vit, theirs(size, **options), torch.randn(1, 3, *size), 1e-6)
+
+
+def test_a_grid_that_cannot_be_told_is_refused(tmp_path):
+    odd = written(tmp_path / "odd.pth", theirs((8, 24)).state_dict())
+    with pytest.raises(PatchloomError, match="pos_embed in .*odd.pth has 13 entries, and no square grid"):
+        load_published(ours(), odd)
+
+
+def test_the_entry_of_a_token_goes_where_it_has_the_same_effect(tmp_path):
+    images = torch.randn(2, 3, 16, 16)
+    source, vit = theirs(reg_tokens=2), ours(reg_tokens=2, no_embed_class=True)
+    done = load_published(vit, written(tmp_path / "with.pth", source.state_dict()))
+    same(vit, source, images, 1e-6)
+    where = "with its entry of pos_embed, where this encoder has no place for it"
+    assert done.resampled == (f"cls_token: {where}", f"reg_token: {where}")
+
+    source, vit = theirs(no_embed_class=True), ours()
+    done = load_published(vit, written(tmp_path / "without.pth", source.state_dict()))
+    same(vit, source, images, 1e-6)
+    assert done.resampled == ("pos_embed: zero for cls_token",)
+
+
+def test_deits_distilled_token_is_left_out(tmp_path):
+    torch.manual_seed(0)
+    source = timm.create_model("deit_tiny_distilled_patch16_224", img_size=16, patch_size=4, num_classes=0, **TINY)
+    vit = ours()
+    done = load_published(vit, written(tmp_path / "deit.pth", source.state_dict()))
+    assert done.unexpected == ("dist_token",) and done.resampled == ("pos_embed: without the entry of dist_token",)
+    assert torch.equal(vit.pos_embed, source.pos_embed[:, [0, *range(2, 18)]])
+
+
+def test_fixed_positions_stay_fixed(tmp_path):
+    source, vit = theirs(), ours(positions="sincos")
+    load_published(vit, written(tmp_path / "weights.pth", source.state_dict()))
+    assert torch.equal(patch_positions(vit), patch_positions(source)) and not vit.pos_embed.requires_grad

@@ -1,0 +1,122 @@
+"""Native kernels are compiled, chosen and refused as the machine and the model allow."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from patchloom import pretrain
+from patchloom.errors import PatchloomError
+from patchloom.nets import native
+from patchloom.nets.build import EncoderSpec
+from patchloom.nets.native import choice
+from patchloom.nets.native import compiler as made
+from patchloom.runs import task as tasks_of_runs
+from patchloom.train import resolve as defaults
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
+trained = importlib.import_module("patchloom.train.loop")  # the package's name for it is a function
+here = pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels cannot be had: {native.lacking()}")
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (lambda patch: patch.setattr(sys, "platform", "darwin"), "they are for Linux"),
+        (lambda patch: patch.setattr(made, "processor", lambda what: ""), "the processor has no AVX512-BF16"),
+        (lambda patch: patch.setattr(made, "compiler", lambda: None), "g.. was not found"),
+    ],
+)
+def test_why_they_cannot_be_had_is_said(change, reason, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # what another test has compiled could be had
+    monkeypatch.setattr(made, "processor", lambda what: " ".join(made._EXTENSIONS))
+    monkeypatch.setattr(made, "compiler", lambda: ["g++"])
+    change(monkeypatch)
+    with pytest.raises(PatchloomError, match=f"cannot be had here, since {reason}.*: use --kernels torch"):
+        made.library.__wrapped__()
+
+
+@here
+def test_what_the_compiler_says_is_passed_on(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(made, "compiler", lambda: ["g++", "-include", "nowhere.h"])
+    with pytest.raises(
+        PatchloomError, match=r"cannot compile the native kernels \(.*nowhere.h.*\): use --kernels torch"
+    ):
+        made.library.__wrapped__()
+    monkeypatch.setattr(made, "library", made.library.__wrapped__)
+    assert "cannot compile the native kernels (" in made.missing() and made.missing().endswith(")")
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not list(tmp_path.rglob("*.so*"))
+    monkeypatch.setattr(made, "compiler", lambda: ["false"])
+    with pytest.raises(PatchloomError, match=r"false cannot compile the native kernels \(exit status 1\)"):
+        made.library.__wrapped__()
+
+
+@here
+def test_they_run_on_torchs_own_threads():
+    # a second set of threads would fight with torch's for the cores
+    code = (
+        "import sklearn.utils._openmp_helpers, torch; from patchloom.nets import native; native.library()\n"
+        "from patchloom.nets.native.compiler import _openmp\n"
+        "lines = open('/proc/self/maps').read().split('\\n')\n"
+        "print(*_openmp(), sum('libgomp' in line and 'scikit' not in line and 'r-xp' in line for line in lines))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    path, found = done.stdout.split()  # scikit-learn brings one of its own
+    assert path.startswith(str(Path(torch.__file__).parent)) and found == "1"
+
+
+def test_they_are_chosen_where_they_are_faster_and_can_be_had(monkeypatch):
+    spec = EncoderSpec("nano", (32, 32), 8)
+    monkeypatch.setattr(native, "missing", lambda: None)
+    monkeypatch.setattr(choice, "fused_gain", lambda *shape: 2.0)
+    for gain, form in ((2.05, "torch"), (3.0, "native")):
+        monkeypatch.setattr(choice, "attention_gain", lambda *asked, gain=gain: gain)
+        assert defaults.default_kernels("cpu", True, spec, 8) == (
+            form,
+            f"native attention is ×{gain / 2:.2f} as fast here",
+        )
+    assert (
+        defaults.default_kernels("cpu", False, spec, 8)[0]
+        == defaults.default_kernels("cuda", True, spec, 8)[0]
+        == "torch"
+    )
+    for options in ({"num_heads": 16}, {"init_values": 0.1}):
+        other = EncoderSpec("nano", (32, 32), 8, options=options)
+        assert defaults.default_kernels("cpu", True, other, 8) == ("torch", choice.NOT_SERVED)
+        with pytest.raises(PatchloomError, match="--kernels native does not fit this model"):
+            defaults.check_kernels("native", "cpu", True, other)
+    assert (
+        "GiB of attention weights" in defaults.default_kernels("cpu", True, EncoderSpec("nano", (512, 512), 4), 4096)[1]
+    )
+    monkeypatch.setattr(native, "missing", lambda: "g++ was not found")
+    assert defaults.default_kernels("cpu", True, spec, 8) == ("torch", "g++ was not found")
+
+
+def test_asking_for_them_where_they_do_nothing_is_refused(tmp_path):
+    with pytest.raises(PatchloomError, match="--kernels native is for bfloat16 on a CPU: add --precision bfloat16"):
+        pretrain("shapes:40", "mae", out=tmp_path / "run", kernels="native", precision="float32", epochs=1)
+    assert not (tmp_path / "run").exists()
+
+
+@here
+def test_a_run_goes_on_where_they_cannot_be_had_and_says_so(tmp_path, monkeypatch, capsys):
+    (tmp_path / "images").mkdir()
+    for i in range(40):
+        Image.effect_noise((16, 16), 50).save(tmp_path / "images" / f"{i}.png")
+    asked = {"out": tmp_path / "run", "kernels": "native", "precision": "bfloat16", "epochs": 1, "device": "cpu"}
+    pretrain(str(tmp_path / "images"), "mae", **asked)
+    assert "torch's go on" not in capsys.readouterr().out
+    for module in (tasks_of_runs, trained):
+        monkeypatch.setattr(module, "missing", lambda: "native kernels cannot be had here, since g++ was not found")
+    (tmp_path / "run" / "summary.txt").unlink()  # as if it had been killed while its pictures were drawn
+    pretrain(str(tmp_path / "images"), "mae", **asked)
+    said = "native kernels cannot be had here, since g++ was not found: torch's go on, and last digits differ"
+    assert said in capsys.readouterr().out

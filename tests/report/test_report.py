@@ -1,0 +1,195 @@
+"""The verb report: one file a page, of runs of any state; hostile names are plain text, and nothing else changes."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from patchloom.cli import main
+from patchloom.errors import PatchloomError
+from patchloom.report.report import page_of, report
+from patchloom.runs.verdict import NO_LABELS, Health, write_health
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    """What was rendered; the page itself is its title."""
+    made = []
+
+    def render(page):
+        made.append(page)
+        return f"<title>{len(made)}</title>"
+
+    monkeypatch.setitem(__import__("sys").modules, "patchloom.report.page", SimpleNamespace(render=render))
+    return made
+
+
+def test_one_run_has_its_page_beside_it(run, pages, capsys, monkeypatch):
+    def state():
+        return {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "report.html"}
+
+    write_health(run, Health("healthy", "12 % of the way", "", 2.0, True))
+    before = state()
+    assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().out.strip() == str(run / "report.html")
+    assert (run / "report.html").read_text() == "<title>1</title>" and state() == before
+    (page,) = pages
+    assert page.title == "mine" and page.notes == [] and page.tone == "good"
+    (part,) = page.runs
+    assert part.state == "finished" and part.summary
+    assert (
+        part.numbers and part.settings and part.pictures and part.cloud and part.files and part.about and part.command
+    )
+    assert page.charts and part.tables and page.lead == ["12 % of the way"]
+
+
+def test_a_run_without_labels_that_was_evaluated_with_some_does_not_say_that_there_are_none(run):
+    (run / "summary.txt").write_text(f"The task is being learnt. {NO_LABELS}\n")
+    assert page_of([run]).runs[0].summary == "The task is being learnt."
+    (run / "results.csv").unlink()
+    assert NO_LABELS in page_of([run]).runs[0].summary
+
+
+def test_a_throw_away_evaluation_is_forgotten(run, pages, capsys):
+    results = run / "results.csv"
+    before = results.read_text()
+    head, first, *_ = before.splitlines()
+    tried = first.replace(first[: first.index(",")], "2031-01-02T03:04:05+00:00")
+    for which in ("2031-01-02T03:04:05+00:00", "2031-01-02", str(len({line[:25] for line in before.splitlines()}))):
+        results.write_text(f"{before}{tried}\n")
+        assert main(["report", str(run), "--forget", which]) == 0
+        assert results.read_text() == before
+    for which in ("2031", "0", "99", ""):
+        assert main(["report", str(run), "--forget", which]) == 2
+        assert "has no evaluation" in capsys.readouterr().err and results.read_text() == before
+
+
+def test_several_runs_share_a_page(run, pages, tmp_path, monkeypatch, capsys):
+    other = shutil.copytree(run, tmp_path / "other")
+    (other / "verdict.yaml").unlink()  # as of an older version
+    write_health(run, Health("healthy", "12 % of the way", "", 2.0, True))
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(run), str(other)]) == 0
+    assert capsys.readouterr().out.strip() == "report.html" and (tmp_path / "report.html").exists()
+    (page,) = pages
+    assert page.title == "mine and other" and [part.name for part in page.runs] == ["mine", "other"]
+    assert page.lead[0] == "mine: healthy. 12 % of the way" and page.lead[1].startswith("other: ")
+    assert [part.tone for part in page.runs] == ["good", "plain"]
+    assert [line.name for line in page.charts[0].lines] == ["mine", "other"]
+    place = tmp_path / "deep" / "a.html"
+    assert report([run, other], out=place) == place and place.exists()
+
+
+def test_runs_whose_folders_are_called_the_same_are_told_apart(run, tmp_path):
+    places = [tmp_path / above / "run" for above in ("a", "b")]
+    for place in places:
+        shutil.copytree(run, place)
+    (places[1] / "results.csv").write_text("nothing\n1\n")
+    page = page_of(places)
+    names = ["a/run", "b/run"]
+    assert page.title == "a/run and b/run" and [part.name for part in page.runs] == names
+    assert [line.name for line in page.charts[0].lines] == names
+    assert all(lead.startswith(f"{name}: ") for lead, name in zip(page.lead, names, strict=True))
+    assert [note.partition(": ")[0] for note in page.notes] == ["b/run"]
+    assert all(name in part.pictures[0].alt for name, part in zip(names, page.runs, strict=True))
+    assert [part.command.endswith(f"{place}-again") for part, place in zip(page.runs, places, strict=True)] == [
+        True
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("verdict", "tone"),
+    [("healthy", "good"), ("learning but weak", "fair"), ("collapsed", "bad"), ("not learning", "bad"),
+     ("too early to tell", "plain")],
+)  # fmt: skip
+def test_a_verdict_has_its_tone(run, verdict, tone):
+    write_health(run, Health(verdict, "why", "then", 1.0, False))
+    page = page_of([run])
+    part = page.runs[0]
+    assert (part.verdict, part.why, part.then, part.tone, page.tone) == (verdict, "why", "then", tone, tone)
+
+
+def test_a_verdict_on_the_way_holds_so_far(run):
+    (run / "summary.txt").unlink()
+    for verdict, said in [("healthy", "healthy so far"), ("too early to tell", "too early to tell")]:
+        write_health(run, Health(verdict, "why", "then", 1.0, False))
+        assert page_of([run]).runs[0].verdict == said
+
+
+def test_a_run_before_its_first_row(run):
+    for name in ("summary.txt", "encoder.safetensors", "metrics.csv", "results.csv", "verdict.yaml"):
+        (run / name).unlink()
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(run / "pictures")
+    page = page_of([run])
+    part = page.runs[0]
+    assert part.state == "epoch 0 of 2, on the way" and part.settings and part.files and part.command
+    assert (part.numbers, part.cloud, list(page.charts), part.summary) == ([], None, [], "")
+    assert page.notes == [page.notes[0]] and page.notes[0].startswith("There is no map of embeddings: ")
+    assert "the run has no checkpoint yet" in page.notes[0] and page.lead == ["epoch 0 of 2, on the way"]
+
+
+def test_hostile_names_are_plain_text(images, run, tmp_path):
+    evil = "<img src=x onerror=alert(1)>\"'\n&"
+    folder = tmp_path / "evil"
+    for name in ("<script>", "b"):
+        (folder / name).mkdir(parents=True)
+        for i in range(4):
+            shutil.copy(images / "a" / "0.png", folder / name / f"{i}{evil.replace('/', '')}.png")
+    Image.new("RGB", (32, 32), "red").save(folder / "b" / "red.png")
+    named = shutil.copytree(run, tmp_path / "<b>&'\"run\n")
+    page = page_of([named], folder)
+    cloud = page.runs[0].cloud
+    assert page.runs[0].name == "<b>&'\"run\n" and "<script>" in cloud.classes
+    assert any(evil in name for name in cloud.names)
+    assert "<b>&'\"run\n" in page.title
+
+
+def test_one_image_has_no_map_and_a_note(run, tmp_path):
+    (tmp_path / "one").mkdir()
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "one" / "one.png")
+    notes = page_of([run], tmp_path / "one").notes
+    assert any("needs 5 images or more" in note for note in notes)
+
+
+def test_damage_is_noted_and_the_rest_is_there(run):
+    (run / "results.csv").write_text("broken")
+    (run / "metrics.csv").write_text("epoch\nx\n")
+    (run / "results.csv").write_text("date,protocol\n1,2\n")
+    page = page_of([run])
+    assert len(page.notes) == 2 and page.runs[0].numbers == [] and page.runs[0].cloud
+
+
+def test_recordings_can_be_heard(tmp_path, quick_probe):
+    from patchloom.train.loop import pretrain
+
+    small = {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2}, "epochs": 1, "batch_size": 16}
+    run = pretrain("tones:30", "mae", out=tmp_path / "run", device="cpu", workers=0, compile=False, **small).folder
+    page = page_of([run])
+    part = page.runs[0]
+    assert page.notes == [] and 5 <= len(part.recordings) <= 12 and part.cloud
+    assert "recordings" in part.numbers[0].note and "Recordings" in page.charts[1].note
+    assert {"rate", "features"} <= {one.name for one in part.settings} and "flip" not in {s.name for s in part.settings}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["nowhere"], "nowhere is not the folder of a run"),
+        (["RUN", "RUN/"], "is given twice: give each run once"),
+        (["RUN", "--out", "."], "--out . is a folder: give the file, such as report.html"),
+        ([], "patchloom report needs RUNS"),
+    ],
+)
+def test_slips_are_sentences(finished, given, said, capsys, pages):
+    assert main(["report", *(word.replace("RUN", str(finished)) for word in given)]) == 2
+    assert said in capsys.readouterr().err and not pages
+    with pytest.raises(PatchloomError, match="report needs the folder of a run"):
+        page_of([])
+
+
+def test_a_page_that_cannot_be_written_is_a_sentence(finished, tmp_path, pages):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PatchloomError, match="could not be written"):
+        report(finished, out=tmp_path / "file" / "page.html")

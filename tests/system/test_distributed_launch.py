@@ -1,0 +1,28 @@
+"""What processes that train together agree on."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from patchloom.errors import AlreadyReported
+from patchloom.system import distributed
+
+
+def fails():
+    raise RuntimeError("a task of one's own")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_whatever_fails_in_the_first_process_ends_the_others(monkeypatch, first):
+    sent = []
+    monkeypatch.setattr(distributed, "world", lambda: 2)
+    monkeypatch.setattr(distributed, "wait_for_all", lambda: None)
+
+    def broadcast(value):
+        sent.append(value)
+        return value if first else (None, "a task of one's own")
+
+    fabric = SimpleNamespace(is_global_zero=first, broadcast=broadcast)
+    with pytest.raises(RuntimeError if first else AlreadyReported, match="a task of one's own"):
+        distributed.first_decides(fabric, fails)
+    assert sent == [(None, "a task of one's own" if first else None)]

@@ -1,0 +1,85 @@
+"""Files are whole or not there, whoever else writes, and whatever ends the writing."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from patchloom.errors import PatchloomError
+from patchloom.system.files import remove_leftovers, write_whole
+
+
+def test_two_processes_of_the_same_number_do_not_meet(tmp_path, monkeypatch):
+    """As in two containers that share a disc; each is in the middle of its file when the other one ends."""
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    path = tmp_path / "shared.bin"
+
+    def slowly(beside: Path) -> None:
+        beside.write_bytes(b"one" * 1000)
+        write_whole(path, b"two")
+        assert path.read_bytes() == b"two" and beside.read_bytes() == b"one" * 1000
+
+    write_whole(path, slowly)
+    assert path.read_bytes() == b"one" * 1000 and os.listdir(tmp_path) == ["shared.bin"]
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt, PatchloomError("gone"), OSError(28, "full"), MemoryError])
+def test_whatever_ends_it_nothing_half_written_stays(problem, tmp_path):
+    path = tmp_path / "file"
+    path.write_text("before")
+
+    def ended(beside: Path) -> None:
+        beside.write_text("half")
+        raise problem
+
+    with pytest.raises(
+        PatchloomError if isinstance(problem, OSError) else (KeyboardInterrupt, PatchloomError, MemoryError)
+    ):
+        write_whole(path, ended)
+    assert os.listdir(tmp_path) == ["file"] and path.read_text() == "before"
+
+
+def test_a_signal_while_it_is_being_tidied_up_leaves_nothing_either(tmp_path, monkeypatch):
+    """Ctrl-C twice: the first one ends the writing, the second one the removing."""
+    unlink, calls = Path.unlink, []
+
+    def interrupted(path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        unlink(path)
+
+    def ended(beside: Path) -> None:
+        beside.touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "unlink", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "file", ended)
+    assert os.listdir(tmp_path) == [] and len(calls) == 2
+
+
+def test_names_as_long_as_the_system_has_them(tmp_path):
+    for name in ("a" * 255, "é" * 127):
+        write_whole(tmp_path / name, "whole")
+        assert (tmp_path / name).read_text() == "whole"
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    there = {".lock", ".gitignore", ".nfs000000000035a1b200000001", "metrics.csv", ".metrics.csv.bak", ".hidden.1a"}
+    there |= {".tmp", ".tmpABCDEFG", "tmpABCDEF"}
+    for name in there | {".metrics.csv.4711", ".tmpx3Yz0Q"}:  # as ours were until November 2026; as safetensors' are
+        (tmp_path / name).touch()
+    left = []
+
+    def killed(beside: Path) -> None:
+        beside.write_text("half")
+        left.append(beside.rename(tmp_path / "kept"))
+        raise KeyboardInterrupt
+
+    names = []
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "metrics.csv", lambda beside: names.append(beside.name) or killed(beside))
+    left[0].rename(tmp_path / names[0])
+    remove_leftovers(tmp_path)
+    assert set(os.listdir(tmp_path)) == there

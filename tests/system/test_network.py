@@ -1,0 +1,71 @@
+"""Offline, nothing is waited for: the libraries themselves try again for more than a minute."""
+
+import socket
+import time
+
+import pytest
+import timm
+from huggingface_hub import constants
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.checkpoints.format import load_encoder_file
+from patchloom.system import network
+
+NAME = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_name_that_is_never_found_costs_seconds(monkeypatch, tmp_path):
+    """A resolver that does not answer has no time limit of its own."""
+
+    def looks_up(*_):
+        time.sleep(30)
+        raise OSError
+
+    monkeypatch.setattr(network.socket, "create_connection", looks_up)
+    monkeypatch.setattr(network, "ANSWERS_WITHIN", 0.2)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    before = time.perf_counter()
+    with pytest.raises(PatchloomError) as refused:
+        load_encoder_file(f"timm:{NAME}")
+    assert time.perf_counter() - before < 10
+    said = str(refused.value)
+    assert (
+        "could not be fetched (huggingface.co does not answer): check the network, or fetch model.safetensors" in said
+    )
+    assert f"of timm/{NAME} elsewhere, and give that file with --model {NAME} instead" in said
+    assert not constants.HF_HUB_OFFLINE  # as it was
+
+
+def test_what_is_said_of_the_hub(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        assert network.why_offline() == ""
+        monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+        assert network.why_offline() == "hub.invalid does not answer"
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")  # through which the hub may be reached
+        assert network.why_offline() == ""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert network.why_offline() == "HF_HUB_OFFLINE is set"
+
+
+def test_what_is_on_the_disc_is_taken_offline(monkeypatch):
+    """timm is asked all the same, and told to look no further than its cache."""
+    create, seen = timm.create_model, []
+
+    def made(name, pretrained=False, **more):
+        if pretrained:
+            seen.append(constants.HF_HUB_OFFLINE)
+        return create(name, **more)
+
+    monkeypatch.setattr(timm, "create_model", made)
+    for offline in ("nobody answers", ""):
+        monkeypatch.setattr("patchloom.nets.checkpoints.format.why_offline", lambda said=offline: said)
+        assert load_encoder_file(f"timm:{NAME}")[1].timm_name == NAME
+    assert seen == [True, False]

@@ -1,0 +1,211 @@
+"""Pages of --help, and whatever is mistyped, as a stranger reads them: in 80 columns, and without waiting for torch."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from patchloom.cli import HELP_EXAMPLES, help_page, overview
+from patchloom.data.sources.builtin import BUILTIN
+from patchloom.evaluate.protocols import PROTOCOLS
+from patchloom.options import VERBS, evaluate_spec, parse_call, parse_evaluate, parse_pretrain, pretrain_spec, verb_spec
+from patchloom.tasks import TASKS
+
+_ASK = """
+import contextlib, io, json, sys
+from patchloom.cli import main
+said = []
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    said.append([code, out.getvalue(), err.getvalue()])
+json.dump([said, sorted({"torch", "numpy", "timm"} & set(sys.modules))], sys.stdout)
+"""
+PAGES = [
+    [],
+    ["-h"],
+    ["help"],
+    *([verb, "--help"] for verb in VERBS),
+    *([verb, "--help", "all"] for verb in VERBS),
+    *(["pretrain", "--task", task, "-h"] for task in TASKS),
+    *(["evaluate", protocol, "--help"] for protocol in PROTOCOLS),
+    *(["evaluate", protocol, "--help", "all"] for protocol in PROTOCOLS),
+    ["evaluate", "blocks:2", "run", "photos", "--help"],
+    ["tasks"],
+    ["recipes"],
+    ["recipes", "lut-vit-b-context"],
+]
+TYPED = {
+    "pretrain photos epoch=3": "did you mean --epochs=3?",
+    "pretrain photos --epoch 3": "did you mean --epochs?",
+    "pretrain photos -epochs 3": "begin with two hyphens; did you mean --epochs?",
+    "pretrain photos \N{EM DASH}epochs=3": "begin with two hyphens; did you mean --epochs=3?",
+    "pretrain photos --learning-rate 0.1": "did you mean --blr? It is the base learning rate: the peak is",
+    "pretrain photos --lr 0.1": "did you mean --blr? It is the base learning rate: the peak is",
+    "pretrain photos --taks mae": "did you mean --task?",
+    "pretrain photos --batchsize 3": "did you mean --batch_size?",
+    "pretrain photos --epochs=ten": "--epochs cannot be ten: it takes a number or auto",
+    "pretrain photos --epochs": "--epochs needs a value",
+    "pretrain photos --gpus 2": "did you mean --devices?",
+    "pretrain photos --mask_ratio 0.5": "did you mean --task.mask_ratio?",
+    "pretrain photos --task mae --task.sigma 1": "--task.sigma is an option of --task droppos and --task mixture",
+    "pretrain photos --task dropos": "did you mean droppos?",
+    "pretrain photos --task DropPos": "did you mean droppos?",
+    "pretrain photos mae": "mae does not exist, but is a task: did you mean --task mae?",
+    "pretrain photos --no-flip": "did you mean --flip false?",
+    "pretrain photos --resume": "the same command, with the same --out, goes on",
+    "pretrain --data photos": "give DATA without a name, patchloom pretrain DATA",
+    "pretrain --epochs 3": "patchloom pretrain needs DATA (a folder of images",
+    "pretrain photos --ks 3": "--ks is an option of patchloom evaluate knn",
+    "pretrain photos --qqqq 3": "patchloom pretrain --help all lists them",
+    "evaluate": "patchloom evaluate needs PROTOCOL (how it is measured), RUN (",
+    "evaluate knn": "patchloom evaluate knn needs RUN (",
+    "evaluate kn run photos": "there is no protocol kn; did you mean knn?",
+    "evaluate nothing run photos": "there is no protocol nothing. Choose knn, linear,",
+    "evaluate finetune run photos --batch 8": "there is no option --batch; did you mean --batch_size?",
+    "evaluate knn run photos --k 3": "did you mean --ks?",
+    "evaluate knn run photos --Ks 3": "did you mean --ks?",
+    "pretrain photos --recipe dropos-vit-b": "there is no recipe dropos-vit-b; did you mean droppos-vit-b?",
+    "pretrain photos --recipe simmim": "there is no recipe simmim; did you mean simmim-vit-b",
+    "pretrain photos --recipe qqqq": "there is no recipe qqqq. patchloom recipes lists them.",
+    "pretrain photos --recipe mae-vit-b --task lut": "the recipe mae-vit-b is of the task mae, and --task lut is given",
+    "pretrain photos --recipe mae-vit-b --task.sigma 1": "--task.sigma is an option of --task droppos",
+    "recipes mae-vitb": "there is no recipe mae-vitb; did you mean mae-vit-b?",
+    "recipes mae-vit-b lut-vit-b": "takes the name of one recipe, or nothing",
+    "look run photos others": "others is one word too many",
+    "finetune run photos": "did you mean patchloom evaluate finetune run photos?",
+    "mae": "did you mean patchloom pretrain photos/ --task mae?",
+    "train photos": "did you mean pretrain?",
+    "pretrian photos": "did you mean pretrain?",
+    "--task mae photos": "--task comes too early",
+    ".": ". is no verb: did you mean patchloom check ., or patchloom pretrain .?",
+    "help nothing": "there is no verb nothing.",
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each of `PAGES` and `TYPED` prints, of a process of its own, and the slow modules that it has imported."""
+    words = [*PAGES, *(text.split(" ") for text in TYPED)]
+    done = subprocess.run(
+        [sys.executable, "-c", _ASK, json.dumps(words)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path_factory.mktemp("x"),
+        env=os.environ | {"COLUMNS": "80"},
+    )
+    assert not done.stderr, done.stderr
+    answers, slow = json.loads(done.stdout)
+    return dict(zip(map(tuple, words), answers, strict=True)), slow
+
+
+def test_neither_help_nor_a_slip_waits_for_torch(said):
+    assert said[1] == []
+
+
+@pytest.mark.parametrize("words", PAGES, ids=" ".join)
+def test_a_page_fits_80_columns_in_plain_words(words, said):
+    code, out, err = said[0][tuple(words)]
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert not re.search(r"Union|Literal|NoneType|``|\bstr\b|None\b", out), out
+    assert not re.search(r"(?<!\.)\.\.(?!\.)| \n", out), "no line ends in spaces, and no sentence in two stops"
+
+
+@pytest.mark.parametrize("text", TYPED)
+def test_a_slip_gets_a_sentence_with_what_was_meant(text, said):
+    code, out, err = said[0][tuple(text.split(" "))]
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert TYPED[text] in err
+
+
+@pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        *((["pretrain", "--task", task], pretrain_spec(task)) for task in TASKS),
+        *((["evaluate", protocol], evaluate_spec(protocol)) for protocol in PROTOCOLS),
+        *(([verb], verb_spec(verb)) for verb in ("check", "look", "predict", "export", "bench")),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_every_option_is_named_and_all_are_explained(words, taken):
+    short, whole = help_page(words[0], [*words[1:], "--help"]), help_page(words[0], [*words[1:], "--help", "all"])
+    for option in taken.options[1 if words[0] == "evaluate" else 0 :]:
+        if option.positional:
+            assert re.search(rf"^  {option.name.upper()} ", short, re.MULTILINE)
+            continue
+        name = re.sub(r"(task|model|config)\.(name|file)$|from_run$", lambda m: m[1] or "from", option.name)
+        assert re.search(rf"--{re.escape(name)}\b", short), name
+        assert len(re.findall(rf"^  --{re.escape(name)} [\w{{]", whole, re.MULTILINE)) == 1, name
+        assert option.about and option.about.split()[0].strip('"`') in whole
+    hidden = re.search(r"^(\d+) more, explained by", short, re.MULTILINE)
+    explained = len(re.findall(r"^  --", short, re.MULTILINE))
+    assert explained + (int(hidden[1]) if hidden else 0) == len(re.findall(r"^  --", whole, re.MULTILINE))
+    assert "more, explained by" not in whole
+
+
+def test_options_are_grouped():
+    titles = re.findall(r"^(\w+)$", help_page("pretrain", ["--help"]), re.MULTILINE)
+    assert titles == ["data", "model", "task", "training", "machine", "run"]
+    text = help_page("pretrain", ["--help"])
+    assert re.search(r"^  --epochs float or auto +passes over", text, re.MULTILINE)
+    assert text.index("patchloom pretrain photos/") < text.index("--epochs float"), "examples come first"
+
+
+def test_data_names_what_it_can_be():
+    for verb in ("check", "pretrain", "evaluate", "look", "bench"):
+        text = help_page(verb, ["--help"])
+        assert all(
+            re.search(rf"\b{name}\b", text)
+            for name in (*BUILTIN, "list.txt", "table.csv", "pattern", "several", "hf:NAME", "pipe:COMMAND")
+        )
+
+
+@pytest.mark.parametrize("command", [command for found in HELP_EXAMPLES.values() for command, _ in found])
+def test_examples_are_commands(command):
+    _, verb, *words = command.split()
+    if words[:1] == ["curves"]:
+        verb, words = f"{verb} curves", words[1:]
+    if verb == "pretrain":
+        parse_pretrain(words)
+    elif "--help" in words:
+        assert help_page(verb, words)
+    elif verb == "evaluate":
+        parse_evaluate(words)
+    elif verb not in ("tasks", "recipes"):
+        parse_call(verb, words)
+
+
+def test_help_of_a_verb_is_the_same_by_all_ways(said):
+    assert said[0][()] == said[0][("-h",)] == said[0][("help",)] and said[0][()][1] == overview() + "\n"
+    assert help_page("look", ["--help"]) == help_page("look", ["-h"]) != help_page("look", ["curves", "--help"])
+    assert help_page("look", ["curves", "--help"]).startswith("usage: patchloom look curves RUNS [--OPTION VALUE ...]")
+
+
+def test_names_may_have_hyphens_and_switches_need_no_value():
+    words = ["photos", "--img-size", "64", "--batch-size=8", "--task", "mae", "--task.mask-ratio", "0.5"]
+    given, _ = parse_pretrain(words)
+    assert (given["img_size"], given["batch_size"], given["task"]["mask_ratio"]) == ((64, 64), 8, 0.5)
+    assert parse_pretrain(["photos", "--checkpointing", "--epochs", "3"])[0]["checkpointing"] is True
+    given, _ = parse_pretrain(["--checkpointing", "photos"])  # the word behind can only be the data
+    assert (given["checkpointing"], given["data"]) == (True, "photos")
+    assert parse_pretrain(["photos", "--flip", "false"])[0]["flip"] is False
+    assert parse_call("check", ["photos", "--estimate"])["estimate"] is True
+    assert parse_evaluate(["finetune", "run", "photos", "--from-scratch"])["from_scratch"] is True
+
+
+def test_the_table_of_tasks(said):
+    out = said[0][("tasks",)][1]
+    for name, entry in TASKS.items():
+        line = next(line for line in out.splitlines() if line.startswith(f"{name} "))
+        assert all(f"×{cost}" in line for cost in entry.cost or ())
+    assert "patchloom bench" in out and out.splitlines()[0].split()[-2:] == ["nano", "ViT-S"]
+
+
+def test_the_example_of_keywords_is_of_recordings():
+    shown = help_page("evaluate", ["keywords", "--help"])
+    assert "patchloom evaluate keywords runs/recordings-mp3 speech_commands/" in shown and "photos-mae" not in shown

@@ -1,0 +1,74 @@
+"""What patchloom returns is shown as a table that fits, by one mechanism, and in a notebook with nothing unescaped."""
+
+import pytest
+
+from patchloom.bench import Bench
+from patchloom.check import CheckResult, Proposal, check
+from patchloom.display import Displayable, TextTable, Verbatim, truncate_middle
+from patchloom.evaluate.results import Report
+from patchloom.export.encoder import Export
+from patchloom.train.loop import Run
+
+TABLE = TextTable(
+    ("encoder", "k", "a heading of words", "text"),
+    (
+        ("a/very/long/name/of/an/encoder", "1", "61.2 % [59.0, 63.3]", "words that may be broken between them"),
+        ("short", "20", "5.0 %\n[4.0, 6.0]", "few"),
+        ("a title over all columns, however narrow these are",),
+    ),
+    names=frozenset({0}),
+    texts=frozenset({3}),
+    ends=frozenset({0}),
+)
+
+
+class Said(Displayable):
+    def parts(self, width: int) -> list[str | TextTable]:
+        sentence = "Of these, 61.2 % [59.0, 63.3] against 50.0 % [47.9, 52.1] are right, and so are those."
+        return [sentence, Verbatim("Picture: /a/path/with spaces/that is not to be broken/anywhere.png"), "", TABLE]
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 100])
+def test_it_fits_and_breaks_neither_numbers_nor_intervals(width: int) -> None:
+    lines = TABLE.text(width).split("\n")
+    assert max(map(len, lines)) <= width and any("61.2 % [59.0, 63.3]" in line for line in lines)
+    assert set(lines[1]) <= {"─"} or set(lines[2]) <= {"─"}
+    sentence = Said().text(width).split("Picture")[0]
+    for whole in ("61.2 % [59.0, 63.3]".split(" [")[0], "[59.0, 63.3]", "50.0 %", "[47.9, 52.1]"):
+        assert any(whole in line for line in sentence.split("\n"))
+    assert "Picture: /a/path/with spaces/that is not to be broken/anywhere.png" in Said().text(width).split("\n")
+
+
+def test_what_may_give_way_does_so_in_turn() -> None:
+    wide, narrow = TABLE.text(200), TABLE.text(64)
+    assert "a/very/long/name/of/an/encoder" in wide and "words that may be broken between them" in wide
+    assert "a/very" in narrow and "encoder" in narrow and "…" in narrow and "words that may\n" not in wide
+    assert truncate_middle("abcdefghij", 5) == "ab…ij" and truncate_middle("abc", 5) == "abc"
+    assert TABLE.least() == max(map(len, TABLE.text(0).split("\n")[:5]))
+    # the line between two groups of rows
+    assert "\n\nshort" in wide
+
+
+def test_a_notebook_gets_tables_and_nothing_that_would_be_markup() -> None:
+    class Named(Displayable):
+        def parts(self, width: int) -> list[str | TextTable]:
+            return ["<script>alert(1)</script>", TextTable(("a&b",), (("<b>x</b>\ny",), ("z",)))]
+
+    html = Named()._repr_html_()
+    assert "<script>" not in html and "<b>" not in html and "&lt;script&gt;" in html
+    assert html.count("<table>") == 1 and "<th>a&amp;b</th>" in html and "<td>&lt;b&gt;x&lt;/b&gt;<br>y</td>" in html
+    assert "a/very/long/name/of/an/encoder" in Said()._repr_html_()
+
+
+@pytest.mark.parametrize("kind", [Bench, CheckResult, Export, Proposal, Report, Run])
+def test_whatever_is_returned_is_shown_by_one_mechanism(kind: type) -> None:
+    own = vars(kind)
+    assert issubclass(kind, Displayable) and "parts" in own
+    assert not {"__repr__", "__str__", "_repr_html_", "text"} & own.keys()
+
+
+def test_at_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = check("shapes:40", estimate=False)
+    assert repr(done) == str(done) == done.text(80)
+    assert max(map(len, str(done).split("\n\n")[0].split("\n"))) <= 80 and "patchloom pretrain shapes:40" in str(done)

@@ -1,0 +1,143 @@
+"""What is said while something takes a while: on a terminal, where there is none, and where another speaks."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from patchloom import display
+from patchloom.arguments import validate_arguments
+from patchloom.display import StatusMessage, track_progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Everything is said twenty times as soon."""
+    for name, seconds in {"_SOON": 0.05, "_AGAIN": 0.025, "_FIRST": 0.5, "_EVERY": 1.5}.items():
+        monkeypatch.setattr(display, name, seconds)
+
+
+def until(done) -> None:
+    end = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_terminal_shows_a_line_that_is_replaced_and_removed(quick, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with StatusMessage("reading images", 1000) as outer:
+        outer.advance(350)
+        until(lambda: "reading images: 350 of 1,000 (0 s)" in screen.getvalue())
+        with StatusMessage("compiling"):
+            until(lambda: "\r\x1b[2Kcompiling (0 s)" in screen.getvalue())
+    assert screen.getvalue().endswith("\r\x1b[2K") and "\n" not in screen.getvalue()
+    before = screen.getvalue()
+    time.sleep(0.1)
+    assert screen.getvalue() == before
+
+
+def test_a_line_fits_the_terminal(quick, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "30")
+    with StatusMessage("reading " + "x" * 100):
+        until(lambda: screen.getvalue())
+    assert all(len(line) < 30 for line in re.split(r"\r\x1b\[2K", screen.getvalue()))
+
+
+def test_what_is_over_soon_is_not_mentioned(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with StatusMessage("reading"):
+        pass
+    assert screen.getvalue() == ""
+
+
+def test_without_a_terminal_there_are_plain_lines_at_times(quick, monkeypatch):
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    with StatusMessage("reading images", 3) as waited:
+        waited.advance(2)
+        time.sleep(0.3)
+        assert log.getvalue() == ""
+        until(lambda: log.getvalue())
+    assert re.fullmatch(r"reading images: 2 of 3 \(\d s\)\n", log.getvalue())
+
+
+def test_a_notebook_has_it_beside_its_other_lines(quick, monkeypatch):
+    log = io.StringIO()
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setattr(sys, "stdout", log)
+    with StatusMessage("reading"):
+        until(lambda: "reading" in log.getvalue())
+
+
+def test_a_program_that_merely_imports_ipykernel_is_no_notebook(quick, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setitem(sys.modules, "ipykernel", display)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with StatusMessage("reading"):
+        until(lambda: "reading" in screen.getvalue())
+
+
+def test_of_several_processes_the_first_speaks(quick, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("RANK", "1")
+    with StatusMessage("reading"):
+        time.sleep(0.3)
+    assert screen.getvalue() == ""
+
+
+def test_a_stream_that_was_closed_ends_nothing(quick, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with StatusMessage("reading"):
+        until(lambda: screen.getvalue())
+        screen.close()
+        time.sleep(0.1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked here")
+def test_a_process_that_is_forked_meanwhile_can_end():
+    code = """
+import os, time
+from patchloom.display import StatusMessage, _teller
+with StatusMessage("outer"):
+    with _teller.lock:  # as if the thread were about to print
+        child = os.fork()
+    with StatusMessage("inner"):
+        pass
+    if not child:
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "7\n", done.stderr
+
+
+def test_what_an_error_left_amid_its_images_is_told_no_more():
+    @validate_arguments
+    def verb() -> None:
+        batches = track_progress(range(9), 9, "positions")
+        for _ in batches:
+            raise KeyboardInterrupt
+
+    with StatusMessage("of the program"):
+        with pytest.raises(KeyboardInterrupt) as kept:  # which holds the frame, and in it the generator
+            verb()
+        assert [one.what for one in display._teller.under_way] == ["of the program"]
+    assert kept.value.__traceback__ is not None and not display._teller.under_way

@@ -1,0 +1,229 @@
+"""The verdict on a run: each of its rules, and runs that were made to fail."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from killing import SMALL
+from PIL import Image
+
+from patchloom.claims import Level
+from patchloom.data.sources.open import open_data
+from patchloom.questions.question import Measure
+from patchloom.runs.settings import Settings
+from patchloom.runs.verdict import COLLAPSED, EARLY, HEALTHY, NOT_LEARNING, UNKNOWN, VERDICTS, WEAK, read_health
+from patchloom.train.loop import pretrain
+from patchloom.train.verdict import ClassResult, VerdictInputs, health_of
+
+SETTINGS = Settings(data="photos", task={"name": "mae"}, model={"name": "nano"}, epochs=10, blr=4e-3)
+FEATURES = {"features:spread": "0.9", "features:centred rank": "9", "features:deviation": "0.7"}
+UNTRAINED = {"features:deviation:untrained": "0.8"}
+BETTER = ClassResult(0.917, "untrained", 0.771, Level.UNSURE, Level.UNSURE)
+
+
+def measure(value, base=0.4, n=200, noise=0.01, **more):
+    """An error whose images differ by ±``noise``, so that means are exact."""
+    apart = noise * torch.tensor([1.0, -1.0]).repeat(n)[:n]
+    apart = apart - apart.mean()
+    how = {"to_beat": "blurred copy", "higher_is_better": False, "form": ".3f"} | more
+    return Measure("error", value + apart, {how["to_beat"]: torch.full((n,), base)}, **how)
+
+
+def agreement(value, base, rank=99):
+    outputs = torch.randn(200, rank, generator=torch.Generator().manual_seed(0))
+    return measure(value, base, to_beat="on other images", higher_is_better=True, outputs=outputs)
+
+
+def signs(found, values=(0.9,), step=1000, ended=True, **more):
+    """Those of a run that has come to ``step`` of 1,000, with its held-out measures evenly over the steps."""
+    values = [*values, found.value]
+    steps = [round(step * i / (len(values) - 1)) for i in range(len(values))] if step else [0]
+    rows = [{"step": str(at), "held_out": f"{value:.6g}"} for at, value in zip(steps, values, strict=False)]
+    rows[0] |= UNTRAINED | {"images:apart": more.pop("apart", "0.97")}
+    rows[-1] |= FEATURES | more.pop("features", {})
+    rng, apart = np.random.default_rng(0), found.values.double().numpy() - found.value
+    results = {str(at): (value + rng.permutation(apart)).tolist() for at, value in zip(steps, values, strict=False)}
+    return VerdictInputs(found, rows, SETTINGS, step, 1000, ended=ended, **{"results": results} | more)
+
+
+CASES = {
+    "clearly learnt": (signs(measure(0.2)), HEALTHY, "error 0.200, blurred copy 0.400, 50% of the way", "few labels"),
+    "with few labels": (
+        signs(measure(0.2), classes=ClassResult(0.2, "untrained", 0.3, Level.UNKNOWN, Level.UNKNOWN, 20)),
+        *(HEALTHY, "20 labelled images are too few to tell whether its features are better than unt", "label more"),
+    ),
+    "with labels": (
+        signs(measure(0.2), classes=ClassResult(0.3, "raw pixels", 0.2, Level.CLEAR, Level.CLEAR)),
+        HEALTHY,
+        "kNN 30.0%",
+        "",
+    ),
+    "still getting better": (
+        signs(measure(0.2), (0.9, 0.6, 0.4), classes=ClassResult(0.3, "raw pixels", 0.2, Level.CLEAR, Level.CLEAR)),
+        *(HEALTHY, "50%", "train longer (--epochs 40): it was still getting better"),
+    ),
+    "no gain in classes": (
+        signs(measure(0.2), classes=ClassResult(0.2, "raw pixels", 0.3, Level.WORSE, Level.NONE)),
+        *(WEAK, "no better than raw pixels (20.0%, raw pixels 30.0%)", "another --task"),
+    ),
+    "weakly": (signs(measure(0.38)), WEAK, "5% of the way to perfect", "train longer (--epochs 40)"),
+    "hardly": (signs(measure(0.399, noise=0.001), (0.9, 0.4)), NOT_LEARNING, "error 0.399, blurred copy 0.400", ""),
+    "a teacher, weakly": (signs(agreement(0.35, 0.3)), WEAK, "7% of the way", "larger --batch_size"),
+    "outputs alike": (signs(agreement(0.97, 0.93)), WEAK, "so alike that agreeing", "--task.loss infonce"),
+    "outputs collapsed": (signs(agreement(0.99, 0.95, rank=2)), COLLAPSED, "effective rank 1.99", "--task.momentum"),
+    "outputs collapsed, but better by labels": (
+        signs(agreement(0.99, 0.95, rank=2), classes=BETTER),
+        *(WEAK, "tell classes better than an untrained encoder's (91.7%, untrained 77.1%)", "--task.momentum"),
+    ),
+    "features on a line": (
+        signs(measure(0.2), features={"features:centred rank": "1.4"}),
+        *(COLLAPSED, "differ by 87.5% of what an untrained encoder's do, and in 1.4 dir", "lower --blr (from 0.004 to"),
+    ),
+    "features in one place": (signs(measure(0.2), features={"features:deviation": "0.008"}), COLLAPSED, "by 1.0%", ""),
+    # of `mae` on 240 small images of four kinds, 60 updates: kNN 97.9 %, untrained 81.2 %
+    "features far from 0": (
+        signs(
+            measure(0.2),
+            features={"features:spread": "0.034", "features:effective rank": "1.8", "features:deviation": "0.101"},
+        ),
+        *(HEALTHY, "50%", ""),
+    ),
+    "features in one place, but better by labels": (
+        signs(measure(0.2), features={"features:deviation": "0.008"}, classes=BETTER),
+        *(HEALTHY, "kNN 91.7%", ""),
+    ),
+    "features not finite": (signs(measure(0.2), features={"features:spread": "nan"}), NOT_LEARNING, "not finite", ""),
+    "measure not finite": (signs(measure(float("nan"))), NOT_LEARNING, "not finite", "lower --blr"),
+    "images alike": (signs(measure(0.2), apart="0.03"), UNKNOWN, "nearly all the same: 3.0% of", "look at your data"),
+    "images alike, at once": (signs(measure(0.9), (), 0, False, apart="0.03"), UNKNOWN, "nearly all the same", ""),
+    "few images": (signs(measure(0.3, n=4)), UNKNOWN, "on 4 held-out images, which are too few", "--held_out"),
+    "an interval with 0 and 10 %": (signs(measure(0.39, n=20, noise=0.08)), UNKNOWN, "on 20 held-out images", "--held"),
+    "an interval around 10 %": (
+        signs(measure(0.36, n=20, noise=0.06)),
+        *(WEAK, "10% of the way to perfect, and 20 held-out images are too few to tell how well", "--held_out"),
+    ),
+    "at the start": (signs(measure(0.9), (), 0, False), EARLY, "nothing is trained yet: error 0.900", ""),
+    "few updates": (signs(measure(0.5), step=499), EARLY, "after 499 updates", "train longer"),
+    "first half": (signs(measure(0.5), step=500, ended=False)._replace(steps=1001), EARLY, "the first half", ""),
+    "nearer than halfway": (signs(measure(0.5), (0.9, 0.55)), EARLY, "but 9% nearer to perfect than halfway", "longer"),
+    "stands still": (signs(measure(0.5), (0.9, 0.5)), NOT_LEARNING, "error 0.500, blurred copy 0.400", "--patch_size"),
+    "worse than at the start": (signs(measure(0.95)), NOT_LEARNING, "before the first step (0.900)", "lower --blr"),
+    "worse than at the start, by chance": (signs(measure(0.93, n=20, noise=0.1), step=8), EARLY, "after 8 updates", ""),
+    "up and down": (signs(measure(0.45), (0.9, 0.5, 0.6)), NOT_LEARNING, "from 0.500 back to 0.600", "lower --blr"),
+    # of `mae` at 100 times its learning rate, on 80 of `shapes`, 600 updates
+    "a hundredfold learning rate": (
+        signs(measure(0.3766, 0.339, n=20, noise=0.1), (1.3034, 0.377477, 0.5230, 0.4432, 0.3907)),
+        *(NOT_LEARNING, "from 0.377 back to 0.523", "lower --blr"),
+    ),
+    "went back": (signs(measure(0.5), setbacks=2), NOT_LEARNING, "went back 2 times", "lower --blr"),
+    "went back, and learnt": (signs(measure(0.2), setbacks=2), HEALTHY, "50%", ""),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_rule(case):
+    found, verdict, why, then = CASES[case]
+    health = health_of(found)
+    assert health.verdict == verdict in VERDICTS, health
+    assert why in health.why and then in health.then, health
+    assert health.ended == found.ended and health.epoch == round(found.step / found.steps * 10, 4)
+
+
+def answered(right, n=100, answers=4):
+    """Signs of a run whose measure is one answer an image, right as often as ``right`` [measures] says."""
+    shares = np.random.default_rng(n).random((len(right), n)) < np.asarray(right)[:, None]
+    found = Measure(
+        "accuracy", torch.tensor(shares[-1]).float(), {"chance": torch.full((n,), 1 / answers)}, "chance", True
+    )
+    steps = [round(400 * i / (len(right) - 1)) for i in range(len(right))]
+    return signs(found)._replace(
+        rows=[{"step": str(at), "held_out": f"{row.mean():.6g}"} for at, row in zip(steps, shares, strict=True)],
+        results={str(at): row.astype(float).tolist() for at, row in zip(steps, shares, strict=True)},
+        step=400,
+    )
+
+
+def test_chance_alone_is_no_jump_back():
+    """Of runs that stay at chance a third were called "not learning" for the noise of their images."""
+    verdicts = [health_of(answered([0.25] * 7, n)).verdict for n in range(100, 160)]
+    assert NOT_LEARNING not in verdicts and EARLY in verdicts
+
+
+def test_a_true_jump_back_is_more_than_chance():
+    health = health_of(answered([0.25, 0.25, 0.6, 0.2]))
+    assert health.verdict == NOT_LEARNING and "on the way" in health.why, health
+
+
+def test_a_run_of_an_older_version_has_no_columns_of_features():
+    old = signs(measure(0.2))
+    old = old._replace(rows=[{name: row[name] for name in ("step", "held_out")} for row in old.rows])
+    assert health_of(old).verdict == HEALTHY
+
+
+# ---- runs that were made to fail, and one that was not
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory) -> Path:
+    """A hundred drawn shapes without labels."""
+    return written(tmp_path_factory.mktemp("shapes"), [open_data("shapes").train.read(i) for i in range(100)])
+
+
+def written(folder: Path, images) -> Path:
+    for i, image in enumerate(images):
+        Image.fromarray(np.asarray(image.permute(1, 2, 0))).save(folder / f"{i:03d}.png")
+    return folder
+
+
+def trained(data, task, out, **how):
+    return read_health(pretrain(data, task, out=out, **SMALL | {"epochs": 20, "batch_size": 8} | how).folder)
+
+
+def test_a_verdict_has_its_row_in_the_metrics_however_soon_the_run_is_killed(shapes, tmp_path, monkeypatch):
+    """A report of a run that trains, or was killed between two checkpoints, reads both."""
+    last = []
+
+    def written(path, health):
+        with (path / "metrics.csv").open() as lines:
+            last.append((health.epoch, float([*csv.DictReader(lines)][-1]["epoch"])))
+
+    monkeypatch.setattr("patchloom.train.metrics.write_health", written)
+    pretrain(shapes, out=tmp_path / "run", **(SMALL | {"epochs": 3}))
+    assert len(last) > 2 and all(verdict == row for verdict, row in last) and last[-1][0] == 3
+
+
+def test_an_ordinary_run_is_not_called_bad(shapes, tmp_path):
+    """At 80 updates the task is not learnt yet, and nothing else is to be said."""
+    health = trained(shapes, "mae", tmp_path / "run", epochs=8)
+    assert health.verdict == EARLY and "after 80 updates" in health.why, health
+
+
+def test_a_learning_rate_beyond_all_measure(shapes, tmp_path):
+    health = trained(shapes, "mae", tmp_path / "run", blr=400.0)
+    assert health.verdict in (NOT_LEARNING, COLLAPSED) and "lower --blr (from 400 to 40)" in health.then, health
+
+
+def test_a_teacher_that_follows_at_once(shapes, tmp_path):
+    task = {"name": "extrema", "loss": "byol", "momentum": 0.0, "masks": 2}
+    health = trained(shapes, task, tmp_path / "run", blr=4e-2)
+    assert health.verdict == COLLAPSED and "nearly the same output" in health.why, health
+
+
+def test_one_image_again_and_again(tmp_path):
+    rng, folder = np.random.default_rng(0), tmp_path / "images"
+    folder.mkdir()
+    image = open_data("shapes").train.read(0).to(torch.int16)
+    grain = (torch.from_numpy(rng.integers(-3, 4, image.shape)) for _ in range(60))
+    written(folder, [(image + one).clamp(0, 255).to(torch.uint8) for one in grain])
+    health = trained(folder, "mae", tmp_path / "run", epochs=1)
+    assert health.verdict == UNKNOWN and "nearly all the same" in health.why, health
+
+
+def test_noise(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    noise = torch.randint(0, 256, (60, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    health = trained(written(folder, noise), "mae", tmp_path / "run", epochs=85, img_size=16)  # 510 updates
+    assert health.verdict == NOT_LEARNING, health
