@@ -35,7 +35,7 @@ def begun(values: SegmentRecipe, head: str = "upernet") -> SegmentTraining:
     model = Segmenter(at_size(build_encoder(SPEC), CARD, size), 3, head=head, head_width=16)
     held = Squares(4, (size[0], size[1] + 8), seed=1) if values.validation else None
     return SegmentTraining(
-        model, Squares(20, (size[0], size[1] + 8)), held, values, CARD, SETTINGS, half=False, native=False
+        model, Squares(20, (size[0], size[1] + 8)), held, values, CARD, SETTINGS, half=False, kernels="torch"
     )
 
 
@@ -78,7 +78,9 @@ def test_other_recipes_or_labels_are_another_training() -> None:
     assert begun(recipe()).about == first
     assert begun(recipe(lr=2e-3)).about != first
     other = begun(recipe())
-    moved = SegmentTraining(other.model, Squares(20, seed=3), None, recipe(), CARD, SETTINGS, half=False, native=False)
+    moved = SegmentTraining(
+        other.model, Squares(20, seed=3), None, recipe(), CARD, SETTINGS, half=False, kernels="torch"
+    )
     assert moved.about != first
 
 

@@ -9,8 +9,7 @@ from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import embed, encode, final_norm, patch_count, prefix_count
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.native.blocks import use_native
-from patchloom.nets.performance import fuse_attention
+from patchloom.nets.performance import fuse_attention, use_kernels
 from patchloom.withhold.encoder_input import all_patches
 
 KINDS = {
@@ -78,7 +77,7 @@ def test_weights_are_those_of_the_stock_blocks(options, size, p, channels):
 def test_the_encoder_gives_the_same_bit_for_bit(fused):
     vit = tiny(reg_tokens=2)
     fuse_attention(vit, fused)
-    use_native(vit)
+    use_kernels(vit, "native")
     given = all_patches(torch.randn(2, 3, 16, 24), patch_count(vit))
     before, settings = encode(vit, given), [dict(module.__dict__) for module in vit.modules()]
     *_, (_, last) = attention_each(vit, embed(vit, given))

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder, check_servable
 from patchloom.nets.encode import encode, layer_names, patch_layers, patch_positions
-from patchloom.nets.native.blocks import use_native
-from patchloom.nets.performance import fuse_attention
+from patchloom.nets.performance import fuse_attention, use_kernels
 from patchloom.patches.partition import random_partition
 from patchloom.patches.positions import sincos_1d, sincos_2d
 from patchloom.patches.tokens import patchify, scatter_tokens, unpatchify
@@ -168,7 +167,7 @@ def test_dropout_is_timms_in_training_and_none_in_eval(fused):
 def test_each_dropout_acts_where_few_patches_are_keys_and_on_what_would_run_native(one, fused):
     vit = tiny(embed_dim=64, **{one: 0.2}).train()
     fuse_attention(vit, fused)
-    use_native(vit)
+    use_kernels(vit, "native")
     given = limit_context(all_patches(torch.randn(2, 3, 24, 24), 9), torch.tensor([[0, 4, 8], [1, 2, 3]]))
     for half in (False, one != "pos_drop_rate"):  # that leaves the blocks to our kernels, which not every CPU can run
         with torch.autocast("cpu", torch.bfloat16, enabled=half):

@@ -180,7 +180,7 @@ def detect(
 
     def begin(model: Detector) -> DetectTraining:
         images = setup.train, setup.held, values, setup.card, settings
-        return DetectTraining(model, *images, half=setup.half, native=setup.native)
+        return DetectTraining(model, *images, half=setup.half, kernels=setup.kernels)
 
     def built(encoder: Encoder) -> Detector:
         return Detector(setup.encoder(encoder), len(classes), **options)

@@ -212,9 +212,9 @@ def segment(
     options = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
 
     def begin(model: Segmenter) -> SegmentTraining:
-        native = setup.native and isinstance(model, Segmenter)
+        kernels = setup.kernels if isinstance(model, Segmenter) else "torch"
         images = setup.train, setup.held, values, setup.card, settings
-        return SegmentTraining(model, *images, half=setup.half, native=native)
+        return SegmentTraining(model, *images, half=setup.half, kernels=kernels)
 
     def built(encoder: Encoder) -> Segmenter:
         return Segmenter(setup.encoder(encoder), len(classes), **options)

@@ -26,7 +26,7 @@ from patchloom.evaluate.settings import EvalSettings, note_copies, place_in_run,
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_size, patch_side, width
 from patchloom.nets.finetune import Variant, at_size
-from patchloom.nets.native.choice import choose_kernels
+from patchloom.nets.performance import choose_kernels
 from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.held_out import seen_in_pretraining
@@ -124,7 +124,7 @@ class Setup(Generic[T, R]):
         train, held: images to train on, and to choose weights by.
         settings: of the evaluation.
         half: matrix products of the training are in bfloat16.
-        native: attention is by our own kernels.
+        kernels: torch or native, of the training.
         precision: of the test, as it was asked for.
         unused: values of the recipe that have no meaning here.
     """
@@ -141,7 +141,7 @@ class Setup(Generic[T, R]):
     held: Annotated[T] | None
     settings: EvalSettings
     half: bool
-    native: bool
+    kernels: str
     precision: Precision
     unused: Sequence[str] = ()
 
@@ -219,7 +219,7 @@ def set_up(
     resized = at_size(vit, card, (recipe.size, recipe.size), variant)  # what is fastest depends on the size
     kernels, _ = choose_kernels(resized, settings.at.type, half and not recipe.drop_path, recipe.batch)
     plan = name, label or name, recipe, run, vit, card, variant, parts, train, held, settings
-    return Setup(*plan, half, kernels == "native", precision, unused)
+    return Setup(*plan, half, kernels, precision, unused)
 
 
 def _at_scale(recipe: R, asked: R, train: Annotated[T], tests: int, device: str, patch: int) -> tuple[R, str]:

@@ -27,8 +27,7 @@ from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, training_identity
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.heads import OnEncoder
-from patchloom.nets.native.blocks import use_native
-from patchloom.nets.performance import fuse_attention
+from patchloom.nets.performance import fuse_attention, use_kernels
 from patchloom.system.distributed import broadcast_buffers, collected, rank, world
 from patchloom.system.hardware import LiveBytes, keep_freed_memory
 
@@ -46,7 +45,7 @@ class DenseTraining(Loop, Generic[T]):
         card: its mean and std normalise the images.
         settings: seed, device and workers.
         half: take matrix products in bfloat16.
-        native: with our own kernels.
+        kernels: torch or native.
     """
 
     measure: str  # of the validation, in what is printed
@@ -62,12 +61,12 @@ class DenseTraining(Loop, Generic[T]):
         settings: EvalSettings,
         *,
         half: bool,
-        native: bool,
+        kernels: str,
     ) -> None:
         self.recipe, self.card, self.settings, self.half, self.held = recipe, card, settings, half, held
         self.source, self.truth = train.images, train.outlined
         self.device, self.seed, self.clip = settings.at, settings.seed, recipe.clip
-        numbers, device = [card.mean, card.std, self.seed], [self.device.type, half, native, world()]
+        numbers, device = [card.mean, card.std, self.seed], [self.device.type, half, kernels != "torch", world()]
         images = [train.fingerprint(), None if held is None else held.fingerprint()]
         plain = {"recipe": recipe.plain(), "images": images}
         self.about = training_identity(model, plain, numbers, device) if settings.cache else None
@@ -76,7 +75,7 @@ class DenseTraining(Loop, Generic[T]):
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         keep_freed_memory()
         fuse_attention(self.model, not (half and self.device.type == "cpu"))
-        use_native(self.model, native)
+        use_kernels(self.model, kernels)
         self.parallel = DistributedDataParallel(self.model) if world() > 1 else self.model
         self.batch = recipe.batch // world()
         self.steps, self.per_epoch = recipe.steps, max(1, len(train) // recipe.batch)
@@ -116,7 +115,7 @@ class DenseTraining(Loop, Generic[T]):
     @contextmanager
     def _without_numbers(self, images: int) -> Iterator[tuple[LiveBytes, Tensor]]:
         """Inside, the model and a batch have shapes alone, and what is computed is counted."""
-        use_native(self.model, False)  # native kernels need numbers, and keep no less
+        use_kernels(self.model, "torch")  # native kernels need numbers, and keep no less
         with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
             self._drop_numbers()
             views = torch.zeros(images, self.model.channels, *self.model.size, device=self.device)

@@ -58,9 +58,7 @@ from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, Trained, sco
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import attention_heads, encode, patch_count, pooled_norm, prefix_count, width
 from patchloom.nets.heads import InstanceHead, represent
-from patchloom.nets.native.blocks import use_native
-from patchloom.nets.native.choice import choose_kernels
-from patchloom.nets.performance import fuse_attention
+from patchloom.nets.performance import choose_kernels, fuse_attention, use_kernels
 from patchloom.nets.swin import Encoder
 from patchloom.schedules import halving_rate
 from patchloom.system.hardware import keep_freed_memory
@@ -213,7 +211,7 @@ class Training(Loop):
         mean, std: normalise the images.
         settings: seed, device and workers.
         half: take matrix products in bfloat16.
-        native: with our own kernels.
+        kernels: torch or native.
         validation: images that the data brings for it; None: the recipe's share of ``source``.
         noise: recordings of it, int16 [1 1 n] each, which are added to others.
     """
@@ -228,21 +226,21 @@ class Training(Loop):
         settings: EvalSettings,
         *,
         half: bool = False,
-        native: bool = False,
+        kernels: str = "torch",
         validation: Source | None = None,
         noise: Sequence[Tensor] = (),
     ) -> None:
         self.recipe, self.mean, self.std, self.settings, self.half = recipe, mean, std, settings, half
         self.device, self.seed, self.clip = settings.at, settings.seed, recipe.clip
         self.held = validation if recipe.validation else None
-        self.about = self._all_that_decides(model, source, native, noise) if settings.cache else None
+        self.about = self._all_that_decides(model, source, kernels, noise) if settings.cache else None
         if recipe.validation and validation is None:
             source, self.held = hold_out(splittable(source), recipe.validation, seed=settings.seed)
         self.source, self.labels = source, labels_of(source)
         self.model = model.to(self.device).train()
         keep_freed_memory()
         fuse_attention(model, not (half and self.device.type == "cpu"))
-        use_native(model, native)
+        use_kernels(model, kernels)
         n, (self.images, self.batch) = len(source), images_per_step(recipe, len(source))
         self.per_epoch = max(1, n // self.batch)
         self.steps = recipe.updates or recipe.epochs * self.per_epoch
@@ -323,9 +321,9 @@ class Training(Loop):
         )
 
     def _all_that_decides(
-        self, model: Classifier, source: Source, native: bool, noise: Sequence[Tensor]
+        self, model: Classifier, source: Source, kernels: str, noise: Sequence[Tensor]
     ) -> dict[str, Any]:
-        numbers, device = [self.mean, self.std, self.seed], [self.device.type, self.half, native]
+        numbers, device = [self.mean, self.std, self.seed], [self.device.type, self.half, kernels != "torch"]
         return {
             **training_identity(model, self.recipe.plain(), numbers, device),
             # neither heads nor pixels are seen in the weights, nor in the layers
@@ -505,7 +503,7 @@ class FitPlan:
         settings = self.settings
         numbers = self.recipe, self.card.mean, self.card.std
         kind = ProbeTraining if isinstance(model, LinearClassifier) else Training
-        how: Any = {"half": self.half, "native": self.kernels == "native"}
+        how: Any = {"half": self.half, "kernels": self.kernels}
         return kind(model, source, *numbers, settings, **how, validation=self.validation, noise=self.noise)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from patchloom.nets.finetune import RelativeAttention
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.queries import heads_of
+from patchloom.nets.sparse_attention import heads_of
 
 
 def attention_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,6 +1,11 @@
-"""How an encoder and its decoders compute: form of attention, checkpointing, compiling. No result depends on it."""
+"""How an encoder and its decoders compute: form of attention, kernels, checkpointing, compiling.
+
+No result depends on it, but for last digits.
+"""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 import torch
 from timm.layers import Attention
@@ -9,7 +14,19 @@ from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
+from patchloom.errors import PatchloomError
+from patchloom.nets.sparse_attention import BlockKernels
 from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.system.hardware import attention_gain, fused_gain, memory, when
+
+NATIVE: BlockKernels | None = None
+with suppress(ImportError):  # both lines may go, and nets/native with them: all else works on torch's kernels
+    from patchloom.nets.native import NATIVE
+
+_WORTH = 1.05  # less than that is noise
+_MAX_STORED = 0.25  # of the memory, by attention weights that a fused kernel would not store
+_NOT_SERVED = "native ones are for plain blocks, whose heads have a multiple of 16 channels"
+_ABSENT = "native kernels cannot be had here, since this installation has no patchloom/nets/native"
 
 
 def attention_shape(vit: Encoder) -> tuple[int, int, int]:
@@ -54,6 +71,59 @@ def fuse_attention(net: nn.Module, fused: bool) -> None:
     for module in net.modules():
         if isinstance(module, Attention | ClassAttn | WindowAttention):
             module.fused_attn = fused
+
+
+def use_kernels(net: nn.Module, kernels: str) -> None:
+    """Have the blocks inside ``net`` run on "torch" kernels, or on "native" ones wherever these serve.
+
+    Native ones serve where a CPU computes in bfloat16. Blocks that have more to them than the kernels know stay on
+    torch's, and so do all where `missing_kernels` gives a reason.
+    """
+    chosen = None if missing_kernels(kernels) or kernels == "torch" else NATIVE
+    for module in net.modules():
+        if isinstance(module, Block):
+            module.kernels = chosen if chosen is not None and chosen.know(module) else None
+
+
+def missing_kernels(kernels: str) -> str | None:
+    """Return why "torch" or "native" kernels cannot be had on this machine, after trying; None if they can."""
+    if kernels == "torch":
+        return None
+    return _ABSENT if NATIVE is None else NATIVE.missing()
+
+
+def choose_kernels(vit: Encoder, device: str, bfloat16: bool, images: int) -> tuple[str, str]:
+    """Return "torch" or "native", and why: our own where this machine has them, and their attention is faster."""
+    if device != "cpu" or not bfloat16:
+        return "torch", "native ones are for bfloat16 on a CPU"
+    if NATIVE is None:
+        return "torch", _ABSENT
+    if not _knows(NATIVE, vit):
+        return "torch", _NOT_SERVED
+    stored = weights_bytes(vit, images) / 2**30
+    if stored > _MAX_STORED * memory(device)[1]:
+        return "torch", f"native ones would keep {stored:,.0f} GiB of attention weights"
+    if reason := NATIVE.missing():
+        return "torch", reason
+    shape = device, "bfloat16", *attention_shape(vit)
+    ours = attention_gain("native", NATIVE.attend, *shape)
+    gain = ours / max(1.0, fused_gain(*shape))
+    return ("native" if gain > _WORTH else "torch"), f"native attention is ×{gain:.2f} as fast here{when(ours)}"
+
+
+def check_native(vit: Encoder, device: str, bfloat16: bool) -> None:
+    """Refuse native kernels where they cannot be had, or would do nothing."""
+    if NATIVE is not None and (device != "cpu" or not bfloat16):
+        raise PatchloomError("--kernels native is for bfloat16 on a CPU: add --precision bfloat16, or leave it out")
+    if NATIVE is not None and not _knows(NATIVE, vit):
+        raise PatchloomError(f"--kernels native does not fit this model, since {_NOT_SERVED}: use --kernels torch")
+    if reason := missing_kernels("native"):
+        raise PatchloomError(f"{reason}: use --kernels torch")
+
+
+def _knows(kernels: BlockKernels, vit: Encoder) -> bool:
+    """Whether every block of an encoder would run on some kernels; none of a Swin would."""
+    return isinstance(vit, VisionTransformer) and all(map(kernels.know, vit.blocks))
 
 
 def checkpoint_gradients(net: nn.Module, enabled: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from timm.layers import Attention
@@ -12,9 +13,36 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from patchloom.nets.native.blocks import native_block, runs_native, sum_parts
-from patchloom.nets.queries import heads_of
 from patchloom.patches.tokens import gather_tokens
+
+
+class BlockKernels(NamedTuple):
+    """Kernels of a timm block in place of torch's; `patchloom.nets.performance.use_kernels` sets them on blocks.
+
+    Attributes:
+        know: whether all parts of a block are among what they compute.
+        serve: whether they compute a block of given tokens now, which depends on autocast and the device.
+        compute: a block, of tokens [b t d] that come in and go out as parts, which `_sum_parts` adds up.
+        attend: attention alone, from queries, keys and values [b n 3 h d] to [b n h d].
+        missing: why they cannot be had on this machine, after trying, in a few words; None: they can.
+    """
+
+    know: Callable[[Block], bool]
+    serve: Callable[[Block, Tensor], bool]
+    compute: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    attend: Callable[[Tensor], Tensor]
+    missing: Callable[[], str | None]
+
+
+def kernels_of(block: Block, tokens: Tensor) -> BlockKernels | None:
+    """Kernels that compute a block of ``tokens`` now; None: torch's."""
+    kernels: BlockKernels | None = getattr(block, "kernels", None)
+    return kernels if kernels is not None and kernels.serve(block, tokens) else None
+
+
+def _sum_parts(tokens: Tensor, more: Tensor, shift: Tensor) -> Tensor:
+    """Sum [b t d] float32 of the parts that kernels give."""
+    return tokens + (more + shift)
 
 
 def run_blocks(
@@ -29,13 +57,14 @@ def run_blocks(
         checkpointing: keep no activations inside the blocks, and compute them again on the way back.
     """
     blocks = list(blocks)
-    if blocks and all(runs_native(block, tokens) for block in blocks):
+    each = [kernels for block in blocks if (kernels := kernels_of(block, tokens)) is not None]
+    if blocks and len(each) == len(blocks):
         more, shift = None, None
-        for block in blocks:
-            step = partial(as_compiled(block, native_block), block, keys_values=keys_values)
+        for block, kernels in zip(blocks, each, strict=True):
+            step = partial(as_compiled(block, kernels.compute), block, keys_values=keys_values)
             given = tokens, more, shift
             tokens, more, shift = checkpoint(step, *given, use_reentrant=False) if checkpointing else step(*given)
-        return sum_parts(tokens, more, shift)
+        return _sum_parts(tokens, more, shift)
     for block in blocks:
         step = (
             block if keys_values is None else partial(as_compiled(block, context_block), block, keys_values=keys_values)
@@ -65,10 +94,20 @@ def query_block(block: Block, tokens: Tensor, first: int) -> Tensor:
 
     For a last block, of which the other tokens are not read.
     """
-    if runs_native(block, tokens):
-        return sum_parts(*native_block(block, tokens, first=first))
+    if (kernels := kernels_of(block, tokens)) is not None:
+        return _sum_parts(*kernels.compute(block, tokens, first=first))
     normed = block.norm1(tokens)
     return _rest(block, tokens[:, first:], _attention(block.attn, normed[:, first:], normed))
+
+
+def heads_of(attn: Attention, queries: Tensor, keys_values: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries [b t h d] of ``queries`` [b t w], keys and values [b m 2 h d] of ``keys_values`` [b m w]."""
+    heads, side = attn.num_heads, attn.head_dim
+    parts = [heads * side, 2 * heads * side]
+    weights = attn.qkv.weight.split(parts)
+    biases = (None, None) if attn.qkv.bias is None else attn.qkv.bias.split(parts)
+    q = F.linear(queries, weights[0], biases[0]).unflatten(-1, (heads, side))
+    return q, F.linear(keys_values, weights[1], biases[1]).unflatten(-1, (2, heads, side))
 
 
 def _rest(block: Block, tokens: Tensor, attended: Tensor) -> Tensor:

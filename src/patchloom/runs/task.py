@@ -18,9 +18,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.finetune import train_last_blocks
-from patchloom.nets.native import missing
-from patchloom.nets.native.blocks import use_native
-from patchloom.nets.performance import checkpoint_gradients, fuse_attention
+from patchloom.nets.performance import checkpoint_gradients, fuse_attention, use_kernels
 from patchloom.nets.teacher import use_half_without_grad
 from patchloom.runs.checkpoint import is_best, restore
 from patchloom.runs.folder import RunFolder
@@ -55,7 +53,7 @@ def prepare_task(
     with affordable:
         task = build_task(settings.task, vit)
     fuse_attention(task, fused=settings.attention == "fused")
-    use_native(task, settings.kernels == "native" and missing() is None)
+    use_kernels(task, settings.kernels)
     checkpoint_gradients(task, settings.checkpointing)
     if settings.teacher_precision == "bfloat16" and not use_half_without_grad(task):
         raise PatchloomError(

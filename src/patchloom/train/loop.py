@@ -29,8 +29,7 @@ from patchloom.errors import AlreadyReported, PatchloomError, Stopped
 from patchloom.loggers.pending import send_pending
 from patchloom.loggers.queue import TrackerSet
 from patchloom.loggers.registry import check_installed, parse_trackers
-from patchloom.nets.native import missing
-from patchloom.nets.performance import compile_blocks
+from patchloom.nets.performance import compile_blocks, missing_kernels
 from patchloom.questions.question import Measure
 from patchloom.runs.checkpoint import all_finite, as_best, restore, tensors_of
 from patchloom.runs.folder import RunFolder, usual_folder
@@ -365,7 +364,7 @@ def train(
         known = f" The last measure: {state.measured[0]}." if state.measured else ""
         verb = "Training on" if state.began == state.step > 0 else "Resuming"
         reporter.say(f"{verb} after step {state.step:,} of {steps:,}.{known}")
-        if settings.kernels == "native" and (reason := missing()):
+        if reason := missing_kernels(settings.kernels):
             reporter.say(f"  {reason}: torch's go on, and last digits differ")
         if fabric.is_global_zero:
             folder.write_metrics(state.rows)  # the run may have been killed between its checkpoint and this

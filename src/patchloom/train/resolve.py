@@ -17,11 +17,8 @@ from patchloom.data.loader import steps_of
 from patchloom.data.source import Source
 from patchloom.data.stats import Stats, channels_of, statistics_of, statistics_of_recordings, variance_lost
 from patchloom.errors import PatchloomError
-from patchloom.nets import native
 from patchloom.nets.build import PRESETS, EncoderSpec, outline, swin_sizes
-from patchloom.nets.native.blocks import supports_native
-from patchloom.nets.native.choice import NOT_SERVED, choose_kernels
-from patchloom.nets.performance import attention_shape
+from patchloom.nets.performance import attention_shape, check_native, choose_kernels
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import Auto, Settings
 from patchloom.sizes import PatchSize, in_pixels, to_pair
@@ -95,17 +92,6 @@ def default_attention(device: str, precision: str, spec: EncoderSpec) -> tuple[s
 def default_kernels(device: str, bfloat16: bool, spec: EncoderSpec, images: int) -> tuple[str, str]:
     """Our own where they can be had, and are faster than torch's for the encoder's attention."""
     return choose_kernels(outline(spec), device, bfloat16, images)
-
-
-def check_kernels(kernels: str, device: str, bfloat16: bool, spec: EncoderSpec) -> None:
-    """Refuse kernels that cannot be had."""
-    if kernels != "native":
-        return
-    if device != "cpu" or not bfloat16:
-        raise PatchloomError("--kernels native is for bfloat16 on a CPU: add --precision bfloat16, or leave it out")
-    if not supports_native(outline(spec)):
-        raise PatchloomError(f"--kernels native does not fit this model, since {NOT_SERVED}: use --kernels torch")
-    native.library()
 
 
 def default_compile(device: str, precision: str, spec: EncoderSpec, kernels: str, threads: int) -> tuple[bool, str]:
@@ -233,7 +219,8 @@ def resolve(
     found("attention", default_attention, device, half, spec)
     halves = "bfloat16" in (half, settings.teacher_precision)
     kernels = found("kernels", default_kernels, device, halves, spec, batch // world)
-    check_kernels(settings.kernels, device, halves, spec)
+    if settings.kernels == "native":
+        check_native(outline(spec), device, halves)
     found("compile", default_compile, device, half, spec, kernels, threads)
     if settings.compile is True and not can_compile(device):
         raise PatchloomError("--compile true needs a C++ compiler, such as g++: install one, or leave it out")

@@ -26,7 +26,7 @@ from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Trained
 from patchloom.evaluate.training import Candidate, Training, fit, plan_for, predict_classes, temporary_seed
-from patchloom.nets import native
+from patchloom.nets import performance
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.nets.encode import grid_size, patch_positions
@@ -370,27 +370,23 @@ def test_auto_is_bfloat16_where_that_is_faster(run: Path, monkeypatch: pytest.Mo
     assert seen == {(True, half), (False, False)} and chosen == [("cpu", half, 8)]
 
 
-@pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels cannot be had: {native.lacking()}")
 def test_native_kernels_train_as_torchs_do(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := performance.missing_kernels("native"):
+        pytest.skip(reason)
     monkeypatch.setattr(features, "bfloat16_pays", lambda: (True, "here"))
-    used: list[bool] = []
+    native, used = performance.NATIVE, []
+
+    def noting(*given, **options):
+        used.append(kernels)
+        return native.compute(*given, **options)
+
+    monkeypatch.setattr(performance, "NATIVE", native._replace(compute=noting))
     for kernels in ("torch", "native"):
         monkeypatch.setattr(training, "choose_kernels", lambda *given, kernels=kernels: (kernels, ""))
-        with monkeypatch.context() as patch:
-            patch.setattr(Training, "_step", _noting(used))
-            report = _tuned(run, max_train=40, out=str(run / f"{kernels}.safetensors"))
+        report = _tuned(run, max_train=40, out=str(run / f"{kernels}.safetensors"))
         assert report.n_test == 360
-    assert used == [False] * 10 + [True] * 10
+    steps, blocks = 10, len(load_encoder_file(run)[0].blocks)
+    assert used == ["native"] * steps * blocks  # the test is in float32
     one, other = (load_classifier(run / f"{name}.safetensors")[0].state_dict() for name in ("torch", "native"))
     for name, value in one.items():
         torch.testing.assert_close(value, other[name], atol=5e-3, rtol=0.1)
-
-
-def _noting(used: list[bool]):
-    step = Training._step
-
-    def noting(self, *given):
-        used.append(all(block.native for block in self.model.encoder.blocks))
-        return step(self, *given)
-
-    return noting

@@ -12,8 +12,7 @@ from torch.nn import functional as F
 from patchloom.nets import native
 from patchloom.nets import sparse_attention as partial_blocks
 from patchloom.nets.native import ops
-from patchloom.nets.native.blocks import use_native
-from patchloom.nets.performance import checkpoint_gradients, compile_blocks, fuse_attention
+from patchloom.nets.performance import checkpoint_gradients, compile_blocks, fuse_attention, use_kernels
 from patchloom.nets.sparse_attention import run_blocks
 from patchloom.tasks import TASKS
 
@@ -217,8 +216,7 @@ def test_every_task_gets_the_gradients_that_it_gets_from_torch(name):
     views = views_of(task)
     exact, slope = gradients_of(task, views, half=False)
     _, usual = gradients_of(task, views)
-    use_native(task)
-    assert any(module.native for module in task.modules() if isinstance(module, Block))
+    use_kernels(task, "native")
     loss, ours = gradients_of(task, views)
     assert loss == pytest.approx(exact, rel=5e-3)
     assert not torch.equal(ours, usual)  # it is our kernels that computed it
@@ -244,20 +242,30 @@ def compiled_gradients_of(task, views, compiler):
     return found
 
 
-def test_blocks_that_the_kernels_do_not_know_stay_on_torchs():
-    for options in (
+@here
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
         {"qk_norm": True},
         {"init_values": 0.1},
         {"drop_path": 0.1},
         {"attn_drop": 0.1},
         {"proj_drop": 0.1},
-    ):
-        block = Block(32, 2, qkv_bias=True, **options)
-        use_native(block)
-        assert not block.native, options
-    block = Block(24, 3, qkv_bias=True)  # heads of 8
-    use_native(block)
-    assert not block.native
+        {"num_heads": 4},  # of 8
+    ],
+    ids=str,
+)
+def test_blocks_that_the_kernels_do_not_know_stay_on_torchs(options):
+    torch.manual_seed(0)
+    block, tokens = Block(**{"dim": 32, "num_heads": 2, "qkv_bias": True, **options}).eval(), torch.randn(2, 9, 32)
+    fuse_attention(block, False)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        usual = run_blocks([block], tokens)
+        use_kernels(block, "native")
+        assert torch.equal(run_blocks([block], tokens), usual) == bool(options)
+        use_kernels(block, "torch")
+        assert torch.equal(run_blocks([block], tokens), usual)
 
 
 @here
@@ -265,5 +273,5 @@ def test_in_float32_torch_computes_what_it_always_did():
     torch.manual_seed(0)
     block, tokens = Block(32, 2, qkv_bias=True), torch.randn(2, 9, 32)
     usual = block(tokens)
-    use_native(block)
+    use_kernels(block, "native")
     assert torch.equal(run_blocks([block], tokens), usual)

@@ -1,6 +1,5 @@
 """Native kernels are compiled, chosen and refused as the machine and the model allow."""
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +10,23 @@ from PIL import Image
 
 from patchloom import pretrain
 from patchloom.errors import PatchloomError
-from patchloom.nets import native
-from patchloom.nets.build import EncoderSpec
-from patchloom.nets.native import choice
+from patchloom.nets import native, performance
+from patchloom.nets.build import EncoderSpec, outline
 from patchloom.nets.native import compiler as made
-from patchloom.runs import task as tasks_of_runs
 from patchloom.train import resolve as defaults
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
-trained = importlib.import_module("patchloom.train.loop")  # the package's name for it is a function
 here = pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels cannot be had: {native.lacking()}")
+
+
+def lack(monkeypatch, reason):
+    """Have the kernels be missing for some reason, or be there."""
+    monkeypatch.setattr(performance, "NATIVE", native.NATIVE._replace(missing=lambda: reason))
+
+
+def test_they_are_used_where_they_are():
+    assert performance.NATIVE is native.NATIVE
 
 
 @pytest.mark.parametrize(
@@ -75,10 +80,10 @@ def test_they_run_on_torchs_own_threads():
 
 def test_they_are_chosen_where_they_are_faster_and_can_be_had(monkeypatch):
     spec = EncoderSpec("nano", (32, 32), 8)
-    monkeypatch.setattr(native, "missing", lambda: None)
-    monkeypatch.setattr(choice, "fused_gain", lambda *shape: 2.0)
+    lack(monkeypatch, None)
+    monkeypatch.setattr(performance, "fused_gain", lambda *shape: 2.0)
     for gain, form in ((2.05, "torch"), (3.0, "native")):
-        monkeypatch.setattr(choice, "attention_gain", lambda *asked, gain=gain: gain)
+        monkeypatch.setattr(performance, "attention_gain", lambda *asked, gain=gain: gain)
         assert defaults.default_kernels("cpu", True, spec, 8) == (
             form,
             f"native attention is ×{gain / 2:.2f} as fast here",
@@ -90,13 +95,14 @@ def test_they_are_chosen_where_they_are_faster_and_can_be_had(monkeypatch):
     )
     for options in ({"num_heads": 16}, {"init_values": 0.1}):
         other = EncoderSpec("nano", (32, 32), 8, options=options)
-        assert defaults.default_kernels("cpu", True, other, 8) == ("torch", choice.NOT_SERVED)
+        kernels, why = defaults.default_kernels("cpu", True, other, 8)
+        assert kernels == "torch" and "plain blocks" in why
         with pytest.raises(PatchloomError, match="--kernels native does not fit this model"):
-            defaults.check_kernels("native", "cpu", True, other)
+            performance.check_native(outline(other), "cpu", True)
     assert (
         "GiB of attention weights" in defaults.default_kernels("cpu", True, EncoderSpec("nano", (512, 512), 4), 4096)[1]
     )
-    monkeypatch.setattr(native, "missing", lambda: "g++ was not found")
+    lack(monkeypatch, "g++ was not found")
     assert defaults.default_kernels("cpu", True, spec, 8) == ("torch", "g++ was not found")
 
 
@@ -114,8 +120,7 @@ def test_a_run_goes_on_where_they_cannot_be_had_and_says_so(tmp_path, monkeypatc
     asked = {"out": tmp_path / "run", "kernels": "native", "precision": "bfloat16", "epochs": 1, "device": "cpu"}
     pretrain(str(tmp_path / "images"), "mae", **asked)
     assert "torch's go on" not in capsys.readouterr().out
-    for module in (tasks_of_runs, trained):
-        monkeypatch.setattr(module, "missing", lambda: "native kernels cannot be had here, since g++ was not found")
+    lack(monkeypatch, "native kernels cannot be had here, since g++ was not found")
     (tmp_path / "run" / "summary.txt").unlink()  # as if it had been killed while its pictures were drawn
     pretrain(str(tmp_path / "images"), "mae", **asked)
     said = "native kernels cannot be had here, since g++ was not found: torch's go on, and last digits differ"

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import torch
 from timm.layers import Mlp
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.nets.native import ops
-from patchloom.nets.queries import heads_of
+from patchloom.nets.sparse_attention import heads_of
 from patchloom.patches.tokens import gather_tokens
 
 
-def use_native(net: nn.Module, wanted: bool = True) -> None:
-    """Have the blocks inside ``net`` run on our kernels wherever a CPU computes them in bfloat16.
-
-    Blocks that have more to them than the kernels know stay on torch's.
-    """
-    for module in net.modules():
-        if isinstance(module, Block):
-            module.native = wanted and _plain(module)
-
-
-def supports_native(vit: nn.Module) -> bool:
-    """Whether every block of an encoder would run on the kernels; none of a Swin would."""
-    return isinstance(vit, VisionTransformer) and all(map(_plain, vit.blocks))
-
-
-def _plain(block: Block) -> bool:
-    """Whether a block has only what the kernels know."""
+def knows_block(block: Block) -> bool:
+    """Whether a block has only parts that the kernels know."""
     attn, mlp = block.attn, block.mlp
     if type(mlp) is not Mlp:
         return False
@@ -48,19 +33,13 @@ def _plain(block: Block) -> bool:
 
 
 def runs_native(block: Block, tokens: Tensor) -> bool:
-    """Whether a block runs on our kernels now: they are for float32 tokens of which a CPU makes bfloat16 ones."""
+    """Whether the kernels compute a block now: they are for float32 tokens of which a CPU makes bfloat16 ones."""
     return (
-        getattr(block, "native", False)
-        and tokens.device.type == "cpu"
+        tokens.device.type == "cpu"
         and tokens.dtype == block.norm1.weight.dtype == torch.float32
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
     )
-
-
-def sum_parts(tokens: Tensor, more: Tensor, shift: Tensor) -> Tensor:
-    """What the parts that `native_block` gives stand for: [b t d] float32."""
-    return tokens + (more + shift)
 
 
 def native_block(

@@ -1,0 +1,70 @@
+"""Without the folder of the native kernels everything works, on torch's."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import patchloom
+
+SOURCE = Path(patchloom.__file__).parent
+IMPORT = ("with suppress(ImportError)", "from patchloom.nets.native import")
+PRETRAIN = "pretrain digits --task mae --model nano --precision bfloat16 --threads 1 --workers 0 --device cpu"
+START = """
+import sys
+import patchloom
+from patchloom.cli import main
+place, *asked = sys.argv[1:]
+assert patchloom.__file__.startswith(place)
+codes = [main(words.split()) for words in asked]
+print("codes", *codes)
+"""
+
+
+def python(place, *arguments):
+    """Run Python on the package in ``place``, and return what it wrote."""
+    environment = os.environ | {"PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", *map(str, arguments)]
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the package without the folder."""
+    shutil.copytree(SOURCE, tmp_path / "patchloom", ignore=lambda folder, names: {"native", "__pycache__"} & {*names})
+    return tmp_path / "patchloom"
+
+
+def test_all_works_without_the_folder(copy, tmp_path):
+    run, refused = tmp_path / "run", tmp_path / "refused"
+    said = python(
+        tmp_path,
+        START,
+        tmp_path,
+        f"{PRETRAIN} --kernels auto --epochs 0.1 --batch_size 32 --out {run}",
+        f"evaluate knn {run} digits --device cpu",
+        f"{PRETRAIN} --kernels native --out {refused}",
+    )
+    assert "codes 0 0 2" in said and "Traceback" not in said
+    assert (run / "encoder.safetensors").exists() and not refused.exists()
+    chosen, reason = [line for line in said.splitlines() if "has no patchloom/nets/native" in line]
+    assert "torch" in chosen and "native kernels cannot be had" in reason and reason.endswith(": use --kernels torch")
+
+
+@pytest.mark.parametrize("rest", ["what Python cached", "nothing, nor of its import"])
+def test_nothing_is_left_of_the_folder_but(rest, copy, tmp_path):
+    if rest == "what Python cached":  # git leaves it, when it removes the folder
+        (copy / "nets" / "native" / "__pycache__").mkdir(parents=True)
+    else:
+        file = copy / "nets" / "performance.py"
+        lines = file.read_text().splitlines()
+        left = [line for line in lines if not line.strip().startswith(IMPORT)]
+        assert len(left) == len(lines) - 2
+        file.write_text("\n".join(left))
+    code = "from patchloom.nets.performance import missing_kernels; print(missing_kernels('native'))"
+    assert "has no patchloom/nets/native" in python(tmp_path, code)
