@@ -243,7 +243,7 @@ def test_a_frozen_encoder_without_positions_gets_none(run: Path, squares: object
 def test_of_equal_validation_scores_the_last_weights_are_tested(
     run: Path, squares: object, protocol: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for kind in ("segmenting.SegmentTraining", "detecting.DetectTraining"):
+    for kind in ("segment.SegmentTraining", "detect.DetectTraining"):
         monkeypatch.setattr(f"patchloom.dense.{kind}.score", lambda *_: 0.25)
     evaluate(protocol, run, "data", control=False, **OPTIONS[protocol], **COMMON)
     assert "step 4 of 4 was best" in capsys.readouterr().out

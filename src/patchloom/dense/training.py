@@ -123,12 +123,12 @@ class DenseTraining(Loop, Generic[T]):
                 yield live, views
 
     def _drop_numbers(self) -> None:
-        for module in self.model.modules():
-            for name, one in [*module.named_parameters(recurse=False)]:
+        for part in self.model.modules():
+            for name, one in list(part.named_parameters(recurse=False)):
                 empty = torch.empty(one.shape, dtype=one.dtype, device=self.device)
-                setattr(module, name, nn.Parameter(empty, one.requires_grad))
-            for name, one in [*module.named_buffers(recurse=False)]:
-                setattr(module, name, torch.empty(one.shape, dtype=one.dtype, device=self.device))
+                setattr(part, name, nn.Parameter(empty, one.requires_grad))
+            for name, one in list(part.named_buffers(recurse=False)):
+                setattr(part, name, torch.empty(one.shape, dtype=one.dtype, device=self.device))
 
     def _batches(self, steps: int, workers: int) -> Any:
         reading = self.batch, self.seed, self.step, steps, workers, self.model.channels, rank(), world()

@@ -16,7 +16,6 @@ from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransfo
 from patchloom import display
 from patchloom.cli import main
 from patchloom.data.source import Data, Source
-from patchloom.data.sources import open
 from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import features, settings, training
@@ -312,7 +311,7 @@ def test_wrong_pairs_are_refused_in_a_sentence(run: Path, tmp_path: Path, record
     with pytest.raises(PatchloomError, match="another number of channels"):
         _tuned(tmp_path / "five.safetensors", max_train=40)
     record_reads(30, 20)
-    one = open.open_data("digits").train
+    one = settings.open_data("digits").train
     one.labels = np.zeros(30, np.int64)
     with pytest.raises(PatchloomError, match="images of one class only"):
         _tuned(run)
