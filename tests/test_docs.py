@@ -200,8 +200,8 @@ def test_options_links_and_lines(page):
     others = {
         "extend.md": {"task.share"},
         "pretrain.md": {"lr"},
-        "devices.md": {"rdzv_conf"},
-        "CHANGELOG.md": {"batch", "lr", "taks"},
+        "devices.md": {"rdzv_conf", "kill_on_bad_exit", "signal"},
+        "CHANGELOG.md": {"batch", "lr", "nodes", "taks"},
         "CONTRIBUTING.md": {"strict", "build_arg"},
         "README.md": {"spec"} if page.parent == ROOT else set(),
         "containers.md": {

@@ -193,7 +193,7 @@ class RandAugment:
 Sharing = Literal["none", "shared", "own"]
 Change = Callable[[Tensor, np.random.Generator], Tensor]
 
-NATIVE = (0.5, 2.0)  # area in the image, over that of the view, of crops at native scale: sides differ by up to 1.4
+_NATIVE = (0.5, 2.0)  # area in the image, over that of the view, of crops at native scale: sides differ by up to 1.4
 _USUAL = 0.2  # smallest share of the area, for images that are hardly larger than the view
 
 
@@ -206,7 +206,7 @@ class RandomCrop:
         ratio: range of the crop's width over its height, as a multiple of that of ``size``.
         flip: whether to mirror at all.
         randaugment: changes a view [c h w] after that, by what its generator draws; None leaves it as it is.
-        native: draw the crop's area from `NATIVE` times that of the view, in pixels of the image, instead of by
+        native: draw the crop's area from 0.5 to 2 times that of the view, in pixels of the image, instead of by
             ``scale``: an image of any size is then seen at about its own scale. Of images hardly larger than the view,
             crops are the usual ones.
 
@@ -257,7 +257,7 @@ class RandomCrop:
 def native_scale(image: tuple[int, int], view: tuple[int, int]) -> tuple[float, float]:
     """Range of a crop's area, as a share of the image's (h, w), for views (h, w) at about the image's own scale."""
     share = view[0] * view[1] / (image[0] * image[1])
-    return min(_USUAL, NATIVE[0] * share), min(1.0, NATIVE[1] * share)
+    return min(_USUAL, _NATIVE[0] * share), min(1.0, _NATIVE[1] * share)
 
 
 def cuts_natively(augment: object) -> bool:

@@ -110,6 +110,7 @@ LOOK_ALIKES = frozenset(f"{_PICTURES} {_RAW} {_SCIENCE} {_FILMS} {_OTHER_SOUND}"
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # it logs broken files, which are reported by name here
 
 _ORIENTATION = 274  # the tag, in EXIF as in TIFF
+_HOUNSFIELD = -1024, 3071  # units of CT: the 12 bits from air to beyond bone
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 # the first bytes of formats that are read without PIL, or with more than PIL alone
 _BEGINNINGS = {
@@ -191,8 +192,6 @@ def _decoded(source: Path | BytesIO, suffix: str) -> Tensor:
     if suffix == ".png" and _is_16_bit_png(source):
         return _read_deep_png(source)
     if suffix in DICOM:
-        from patchloom.data.dicom import read_dicom  # an extra
-
         return from_array(read_dicom(source))
     if suffix in HEIF:
         from pillow_heif import register_heif_opener  # an extra
@@ -312,6 +311,52 @@ def _read_deep_png(source: Path | BytesIO) -> Tensor:
         record_alpha(array[..., -1], tiff=False)
         array = over_white(array, premultiplied=False)
     return channels_first(apply_orientation(array, orientation))
+
+
+def read_dicom(source: Path | BytesIO) -> np.ndarray:
+    """Decode the first frame of a DICOM file; pydicom is the extra ``dicom``.
+
+    CT becomes Hounsfield units by the rescale slope and intercept, of which -1,024 to 3,071 become 0 to 1, so that
+    scanners agree. Any other stored value is divided by the largest that its bits can hold; the window is not applied,
+    as it is made for eyes. White is 1, also where it is stored as 0 (MONOCHROME1).
+
+    Returns:
+        [h w] or [h w 3], uint8 for 8 bits, otherwise float32 in [0, 1].
+    """
+    import pydicom  # an extra
+    from pydicom.pixels import apply_color_lut, apply_rescale, pixel_array
+
+    if isinstance(source, BytesIO):
+        source.seek(0)
+    data = pydicom.dcmread(source)
+    if "Rows" not in data or "Columns" not in data:
+        raise ValueError("it is a DICOM file without pixels")
+    refuse_bomb(int(data.Rows), int(data.Columns))
+    if int(data.get("NumberOfFrames") or 1) > 1:
+        record_conversion("frames")
+    array = pixel_array(data, index=0)
+    kind = str(data.get("PhotometricInterpretation", ""))
+    if kind == "PALETTE COLOR":
+        record_conversion("palette")
+        array = apply_color_lut(array, data)
+        top = np.iinfo(array.dtype).max
+        return array if top == 255 else (array / np.float32(top)).astype(np.float32)
+    if data.get("Modality") == "CT" and array.ndim == 2:
+        record_conversion("CT")
+        air, dense = _HOUNSFIELD
+        units = apply_rescale(array, data).astype(np.float32)
+        image = np.clip((units - air) / np.float32(dense - air), 0, 1)
+    elif array.dtype == np.uint8 and int(data.BitsStored) == 8:
+        image = array
+    else:
+        record_conversion("bits")
+        least = -(2 ** (int(data.BitsStored) - 1)) if int(data.PixelRepresentation) else 0
+        most = np.float32(2 ** int(data.BitsStored) - 1)
+        image = np.clip((array.astype(np.float32) - least) / most, 0, 1)
+    if kind == "MONOCHROME1":
+        record_conversion("inverted")
+        image = (255 if image.dtype == np.uint8 else np.float32(1)) - image
+    return image
 
 
 def _read_tiff(source: Path | BytesIO) -> Tensor:

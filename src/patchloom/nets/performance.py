@@ -21,7 +21,7 @@ from patchloom.system.hardware import attention_gain, fused_gain, memory, when
 
 NATIVE: BlockKernels | None = None
 with suppress(ImportError):  # both lines may go, and nets/native with them: all else works on torch's kernels
-    from patchloom.nets.native import NATIVE
+    from patchloom.nets.native import KERNELS as NATIVE
 
 _WORTH = 1.05  # less than that is noise
 _MAX_STORED = 0.25  # of the memory, by attention weights that a fused kernel would not store

@@ -22,11 +22,11 @@ here = pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels 
 
 def lack(monkeypatch, reason):
     """Have the kernels be missing for some reason, or be there."""
-    monkeypatch.setattr(performance, "NATIVE", native.NATIVE._replace(missing=lambda: reason))
+    monkeypatch.setattr(performance, "NATIVE", native.KERNELS._replace(missing=lambda: reason))
 
 
 def test_they_are_used_where_they_are():
-    assert performance.NATIVE is native.NATIVE
+    assert performance.NATIVE is native.KERNELS
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,6 @@ from patchloom.nets.native.compiler import lacking, library, missing
 from patchloom.nets.native.ops import LANES, add_norm, attention, gelu
 from patchloom.nets.sparse_attention import BlockKernels
 
-__all__ = ["LANES", "NATIVE", "add_norm", "attention", "gelu", "lacking", "library", "missing"]
+__all__ = ["LANES", "KERNELS", "add_norm", "attention", "gelu", "lacking", "library", "missing"]
 
-NATIVE = BlockKernels(knows_block, runs_native, native_block, attention, missing)
+KERNELS = BlockKernels(knows_block, runs_native, native_block, attention, missing)
