@@ -1,4 +1,4 @@
-"""What a run tells goes to all trackers; one that fails is switched off, and none is waited for."""
+"""All trackers get what a run sends; a failing one is switched off, and training waits for none."""
 
 import json
 import threading
@@ -10,35 +10,37 @@ from tracked import RESULT, ROWS, SETTINGS, png
 
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.loggers import queue
-from patchloom.loggers.queue import TrackerSet
-from patchloom.runs.folder import RunFolder
+from patchloom.loggers.queue import TrackerSet, send_pending
+from patchloom.runs.checksummed import write_checksummed
+from patchloom.runs.folder import FolderLocked, RunFolder, write_metrics
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     Noting.forget()
     monkeypatch.setattr(queue, "tracker_class", {"noting": Noting, "other": Other}.__getitem__)
-    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "pictures").mkdir(parents=True)
     return tmp_path / "run"
 
 
 def tell(run, said, names=("noting", "other")):
     with TrackerSet(names, RunFolder(run), said.append) as all_of_it:
         all_of_it.start(SETTINGS, ROWS[:1])
-        all_of_it.row(ROWS[1])
-        all_of_it.pictures([png(run / "recovered.png", 10), run / "page.html"], 4)
-        all_of_it.row(ROWS[2])
-        all_of_it.result(RESULT, 8)
+        all_of_it.log_row(ROWS[1])
+        all_of_it.log_images([png(run / "pictures" / "recovered.png", 10), run / "page.html"], 4)
+        all_of_it.log_row(ROWS[2])
+        png(run / "pictures" / "recovered.png", 200)
+        all_of_it.log_result(RESULT)
 
 
 def test_all_is_told_in_order(run):
     said = []
     tell(run, said)
-    picture = {"recovered": ("RGB", (10, 10, 10))}
+    early, last = {"recovered": ("RGB", (10, 10, 10))}, {"recovered": ("RGB", (200, 200, 200))}
     assert Noting.calls == Other.calls
     assert Noting.calls == [
-        *(("init",), ("settings", "mae"), ("row", 0), ("row", 4), ("pictures", 4, picture), ("row", 8)),
-        *(("result", 8), ("end", "success")),
+        *(("init",), ("settings", "mae"), ("row", 0), ("row", 4), ("pictures", 4, early), ("row", 8)),
+        *(("pictures", 8, last), ("result", 8), ("end", "success")),
     ]
     assert said == ["  noting: here", "  other: here"]
 
@@ -55,10 +57,19 @@ def test_the_last_pictures_are_sent_though_others_were_at_that_step(run):
     for _ in range(2):  # the second start is that of a run that was killed at its end: it draws them again
         with TrackerSet(["noting"], RunFolder(run), print) as all_of_it:
             all_of_it.start(SETTINGS, ROWS)
-            all_of_it.pictures([png(run / "recovered.png", 10)], 8)
-            all_of_it.pictures([png(run / "recovered.png", 200)], 8, ended=True)
+            all_of_it.log_images([png(run / "pictures" / "recovered.png", 10)], 8)
+            png(run / "pictures" / "recovered.png", 200)
+            all_of_it.log_result(RESULT)
     shades = [one[2]["recovered"][1][0] for one in Noting.calls if one[0] == "pictures"]
     assert shades == [10, 200]
+
+
+def test_a_run_that_is_trained_on_sends_its_next_result(run):
+    tell(run, [], ["noting"])
+    with TrackerSet(["noting"], RunFolder(run), print) as all_of_it:
+        all_of_it.start(SETTINGS, ROWS)
+        all_of_it.log_result(RESULT._replace(step=16))
+    assert [one[1] for one in Noting.calls if one[0] == "result"] == [8, 16]
 
 
 def test_one_that_is_asked_for_later_gets_all_rows(run):
@@ -78,7 +89,7 @@ def test_one_that_fails_is_switched_off_in_one_sentence(where, problem, run):
     about = [line for line in said if "switched off" in line]
     assert len(about) == 1 and about[0].startswith("  noting is switched off, and the run goes on without it: ")
     assert type(problem).__name__ in about[0]
-    assert [one[0] for one in Other.calls] == "init settings row row pictures row result end".split()
+    assert [one[0] for one in Other.calls] == "init settings row row pictures row pictures result end".split()
     Noting.fails = {}
     tell(run, [])  # what it lacks, it gets when the run goes on
     assert [one[1] for one in Noting.calls if one[0] == "row"] == [0, 4, 8]
@@ -89,12 +100,12 @@ def test_training_does_not_wait_for_one_that_is_stuck(run, monkeypatch):
     said, began = [], time.monotonic()
     with TrackerSet(["noting", "other"], RunFolder(run), said.append) as all_of_it:
         all_of_it.start(SETTINGS, [])
-        all_of_it.row(ROWS[0] | {"stuck": "1"})
-        all_of_it.row(ROWS[1])
+        all_of_it.log_row(ROWS[0] | {"stuck": "1"})
+        all_of_it.log_row(ROWS[1])
     assert time.monotonic() - began < 20
     Noting.let_go.set()
     for thread in threading.enumerate():
-        if thread.name.startswith("tracker "):
+        if isinstance(thread, queue.Sender):
             thread.join()  # else it would tell the next test
     assert "  noting did not take all that it was sent within 0.2 s; the rest is in the run" in said
 
@@ -102,28 +113,11 @@ def test_training_does_not_wait_for_one_that_is_stuck(run, monkeypatch):
 def test_a_run_that_went_back_sends_its_rows_again(run):
     with TrackerSet(["noting"], RunFolder(run), print) as all_of_it:
         all_of_it.start(SETTINGS, ROWS)
-        all_of_it.back([4])
-        all_of_it.row(ROWS[2])
+        all_of_it.rewind(4)
+        all_of_it.log_row(ROWS[2])
     assert [one[:2] for one in Noting.calls[2:]] == [
         *(("row", 0), ("row", 4), ("row", 8), ("back", 4), ("row", 8), ("end", "success")),
     ]
-
-
-@pytest.mark.parametrize(
-    "known, went_back, back, rows",
-    [(0, [4], [4], [8]), (0, [4, 0], [0], [4, 8]), (1, [0, 4], [4], [8]), (1, [0], [], [])],
-)
-def test_setbacks_without_the_tracker_are_made_good_at_its_next_start(known, went_back, back, rows, run):
-    """A start without --log may go back, and any may be killed before its trackers hear of it."""
-    with TrackerSet(["noting"], RunFolder(run), print) as all_of_it:
-        all_of_it.start(SETTINGS, [], went_back[:known])
-        for row in ROWS:
-            all_of_it.row(row)
-    for expected in ([*back, *rows], []):  # each setback is made good once
-        Noting.calls = []
-        with TrackerSet(["noting"], RunFolder(run), print) as all_of_it:
-            all_of_it.start(SETTINGS, ROWS, went_back)
-        assert [one[1] for one in Noting.calls if one[0] in ("back", "row")] == expected
 
 
 @pytest.mark.parametrize("problem, status", [(Stopped("s"), "aborted"), (PatchloomError("p"), "failed")])
@@ -134,12 +128,12 @@ def test_the_end_says_how_the_run_ended(problem, status, run):
     assert Noting.calls[-1] == ("end", status)
 
 
-def test_a_damaged_note_is_named(run):
+def test_a_damaged_record_is_named(run):
     said = []
     tell(run, [])
     (run / "logs" / "noting.json").write_text("{")
     tell(run, said)
-    assert "noting.json is damaged: delete it, and a new run begins there" in " ".join(said)
+    assert "noting.json is damaged: delete it" in " ".join(said)
 
 
 def test_nothing_is_written_into_a_folder_that_took_the_place_of_the_runs(run):
@@ -151,8 +145,86 @@ def test_nothing_is_written_into_a_folder_that_took_the_place_of_the_runs(run):
         time.sleep(0.01)
     run.rename(run.with_name("moved"))
     run.mkdir()
-    tracked.row(ROWS[1])
+    tracked.log_row(ROWS[1])
     tracked.close("success")
     folder.unlock()
     assert not list(run.iterdir()) and "was removed, moved or replaced" in said[-1]
     assert json.loads((run.with_name("moved") / "logs" / "noting.json").read_text())["step"] == 0
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A run that was killed while a tracker had the first two rows of it."""
+    Noting.forget()
+    monkeypatch.setattr(queue, "tracker_class", {"noting": Noting}.__getitem__)
+    found = RunFolder(tmp_path / "run")
+    found.pictures.mkdir(parents=True)
+    write_checksummed(found.config, SETTINGS.plain())
+    write_metrics(found.metrics, ROWS)
+    png(found.pictures / "recovered.png", 200)
+    png(found.pictures / "layers.png", 0)  # which an evaluation drew
+    with TrackerSet(["noting"], found, print) as killed:
+        killed.start(SETTINGS, ROWS[:2])
+    TrackerSet(["noting"], found, print).log_result(RESULT._replace(images=["recovered.png", "gone.png"]))
+    Noting.calls = []
+    return found
+
+
+def test_what_a_kill_left_is_sent_once(folder):
+    send_pending(["noting"], folder)
+    picture = {"recovered": ("RGB", (200, 200, 200))}
+    told = [("row", 8), ("pictures", 8, picture), ("result", 8), ("end", "success")]
+    assert Noting.calls == [("init",), ("settings", "mae"), *told]
+    Noting.calls = []
+    send_pending(["noting"], folder)
+    assert not Noting.calls
+    folder.lock()  # it was let go: else this process could not be told from another that trains
+    folder.unlock()
+
+
+def test_what_could_not_be_reached_is_told_the_rest_later(folder):
+    said = []
+    Noting.fails = {("result",): OSError("no network")}
+    send_pending(["noting"], folder, said.append)
+    assert "noting is switched off" in said[-1]
+    Noting.fails, Noting.calls = {}, []
+    send_pending(["noting"], folder, said.append)
+    assert [one[0] for one in Noting.calls] == ["init", "settings", "pictures", "result", "end"]
+
+
+def test_other_processes_send_nothing(folder, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    send_pending(["noting"], folder)
+    assert not Noting.calls
+
+
+def test_a_run_without_trackers_says_that_nothing_is_sent(folder):
+    said = []
+    (folder.path / "ending.json").unlink()
+    send_pending(["noting"], folder, said.append)
+    assert not Noting.calls and "nothing is sent to noting" in said[0] and "ending.json is missing" in said[0]
+
+
+def test_a_damaged_ending_is_named(folder):
+    (folder.path / "ending.json").write_text("[]")
+    with pytest.raises(PatchloomError, match=r"ending.json .* is damaged"):
+        send_pending(["noting"], folder)
+
+
+def test_a_run_that_is_trained_on_without_trackers_sends_no_earlier_result(folder):
+    said = []
+    folder.summary.write_text("The end of the first epochs.\n")
+    folder.keep_end(3)
+    send_pending(["noting"], folder, said.append)
+    assert not Noting.calls and "nothing is sent to noting" in said[0]
+    assert (folder.kept_end(3) / "ending.json").exists()
+
+
+def test_another_process_in_the_folder_is_named(folder, monkeypatch):
+    def locked(self):
+        raise FolderLocked("another process is training in it")
+
+    monkeypatch.setattr(RunFolder, "lock", locked)
+    with pytest.raises(FolderLocked):
+        send_pending(["noting"], folder)
+    assert not Noting.calls

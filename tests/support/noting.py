@@ -12,13 +12,11 @@ class Noting(Tracker):
     fails: dict = {}
     let_go = threading.Event()
 
-    def __init__(self, place):
-        super().__init__(place)
-        self._note("init")
+    location = "here"
 
-    @property
-    def where(self):
-        return "here"
+    def __init__(self, folder, kind):
+        super().__init__(folder, kind)
+        self._note("init")
 
     @staticmethod
     def forget():
@@ -38,11 +36,11 @@ class Noting(Tracker):
     def log_hyperparams(self, params, *args, **kwargs):
         self._note("settings", params["task.name"])
 
-    def log_pictures(self, pictures, step):
-        self._note("pictures", step, {name: (one.mode, one.getpixel((0, 0))) for name, one in pictures.items()})
+    def log_images(self, images, step):
+        self._note("pictures", step, {name: (one.mode, one.getpixel((0, 0))) for name, one in images.items()})
 
-    def log_result(self, result, step):
-        self._note("result", step)
+    def log_result(self, result):
+        self._note("result", result.step)
 
     def rewind(self, step):
         self._note("back", step)

@@ -26,7 +26,7 @@ QUOTED = [
     {"protocol": "knn", "encoder": "run", "value": "0.5", "low": "0.4", "high": "0.6"},
     {"protocol": "knn", "encoder": "raw pixels", "value": "0.25", "low": "0.2", "high": "0.3"},
 ]
-RESULT = FinalResult("healthy: half of the way.", "The task is clearly being learnt.", QUOTED)
+RESULT = FinalResult(8, "healthy: half of the way.", "The task is clearly being learnt.", QUOTED, ["recovered.png"])
 
 
 def png(path: Path, grey: int) -> Path:
@@ -42,18 +42,18 @@ def shade(data: bytes) -> int:
 
 def whole_run(names: list[str], run: Path, said: list[str]) -> None:
     """A run of two starts: the first ends by a stop after its second row, the second does all to the end."""
-    run.mkdir(parents=True)
+    (run / "pictures").mkdir(parents=True)
     first = TrackerSet(names, RunFolder(run), said.append)
     first.start(SETTINGS, [])
-    first.row(ROWS[0])
-    first.pictures([png(run / "recovered.png", 10)], 0)
-    first.row(ROWS[1])
+    first.log_row(ROWS[0])
+    first.log_images([png(run / "pictures" / "recovered.png", 10)], 0)
+    first.log_row(ROWS[1])
     first.close("aborted")
     second = TrackerSet(names, RunFolder(run), said.append)
     second.start(SETTINGS, ROWS[:2])
-    second.row(ROWS[2])
-    second.pictures([png(run / "recovered.png", 200)], 8, ended=True)
-    second.result(RESULT, 8)
+    second.log_row(ROWS[2])
+    png(run / "pictures" / "recovered.png", 200)
+    second.log_result(RESULT)
     second.close("success")
 
 

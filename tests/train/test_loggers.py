@@ -1,4 +1,4 @@
-"""What a training run tells a tracker where it does not simply go from its first step to its last."""
+"""What training sends to a tracker after a setback, an early stop, and a result that was not taken."""
 
 import pytest
 from killing import SMALL, draw_images
@@ -48,20 +48,24 @@ def test_a_kill_after_a_setback_an_early_stop_and_a_result_that_was_not_taken(ru
     def told(name: str) -> list[int]:
         return [one[1] for one in Noting.calls if one[0] == name]
 
-    def kill(*_):
+    rewind = TrackerSet.rewind
+
+    def kill(*given):
+        rewind(*given)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as killed:
-        killed.setattr(TrackerSet, "back", kill)
+        killed.setattr(TrackerSet, "rewind", kill)
         with pytest.raises(KeyboardInterrupt):
             run()
     assert told("row") == [*range(FIRST_BAD + training._MAX_IN_A_ROW)]  # the last of the bad ones has none
+    assert told("back") == [FIRST_BAD]
     Noting.fails = {("result",): OSError("no network")}
     run()
-    assert told("back") == [FIRST_BAD] and told("row") == [*range(FIRST_BAD + 1, LAST + 1)]
+    assert told("back") == [] and told("row") == [*range(FIRST_BAD + 1, LAST + 1)]
     assert told("pictures") == [LAST, LAST], "those on the way, and those of the weights that are kept"
     assert told("result") == []
     Noting.fails = {}
     run()
     assert "is finished" in capsys.readouterr().out
-    assert told("result") == [LAST] and told("row") == told("pictures") == []
+    assert told("result") == told("pictures") == [LAST] and told("row") == []

@@ -1,4 +1,3 @@
-"""Where else a run tells what it does: trackers of experiments, each behind lightning-fabric's ``Logger``."""
+"""Experiment trackers behind lightning-fabric's ``Logger``."""
 
-# the class of each, in the module of its name; that is the name of the package that it needs, too
-TRACKERS = {"tensorboard": "TensorBoard", "wandb": "WandB", "mlflow": "MLflow", "trackio": "Trackio"}
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")  # each is named after the package that it needs

@@ -1,154 +1,154 @@
-"""What a tracker is given, and what it keeps of what it was given."""
+"""The interface of an experiment tracker, and the record of what it was sent."""
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lightning_fabric.loggers import Logger
 from PIL.Image import Image
 
 from patchloom.errors import PatchloomError
+from patchloom.runs.folder import RunFolder
 from patchloom.system.files import write_whole
 
-PROJECT = "patchloom"  # under which runs stand in a tracker, where its own variable of the environment names no other
+
+class FinalResult(NamedTuple):
+    """Result of a finished run.
+
+    Attributes:
+        step: last training step.
+        verdict: verdict on the run, a sentence.
+        summary: closing sentence of the run.
+        rows: quoted results, one per encoder or control, all with the same columns.
+        images: file names of the last pictures, in the run's folder of pictures.
+    """
+
+    step: int
+    verdict: str
+    summary: str
+    rows: Sequence[Mapping[str, str]] = ()
+    images: Sequence[str] = ()
+
+    def scores(self) -> dict[str, float]:
+        """Return the quoted results as metrics, such as ``results/knn/untrained``."""
+        return {f"results/{row['protocol']}/{row['encoder']}": float(row["value"]) for row in self.rows}
 
 
 @dataclass
 class SentRecord:
-    """What a tracker was given already, kept in the run's folder, so that a run that goes on does so there, too.
+    """Record of what a tracker was sent; it lies in the run's folder, so that a resumed run continues there.
 
     Attributes:
-        id: by which the tracker knows the run; "" before it has one.
-        step: of the last row of ``metrics.csv`` that it took; -1 before the first.
-        pictured: step of the last pictures; -1 before the first.
-        shown: whether it has the pictures of the run's end.
-        ended: whether it has the result.
-        setbacks: of the run that it knows of.
+        id: identifier of the run in the tracker; "" before it has one.
+        step: step of the last row of ``metrics.csv``; -1 before the first.
+        images_step: step of the last pictures; -1 before the first.
+        result_step: last step of the training whose result was sent; -1 before that.
     """
 
     id: str = ""
     step: int = -1
-    pictured: int = -1
-    shown: bool = False
-    ended: bool = False
-    setbacks: int = 0
+    images_step: int = -1
+    result_step: int = -1
 
-
-class RunLocation(NamedTuple):
-    """Where a tracker finds the run.
-
-    Attributes:
-        folder: for the tracker's own files, in that of the run; it may not be there yet.
-        name: of the run.
-        sent: what was sent before.
-        keep: writes ``sent`` into the folder.
-    """
-
-    folder: Path
-    name: str
-    sent: SentRecord
-    keep: Callable[[], None]
-
-
-class FinalResult(NamedTuple):
-    """What a run says at its end.
-
-    Attributes:
-        verdict: in words.
-        summary: the closing sentence.
-        rows: the results that it quotes, a row an encoder or control, all with the same columns.
-    """
-
-    verdict: str
-    summary: str
-    rows: Sequence[Mapping[str, str]]
+    @classmethod
+    def read(cls, path: Path) -> SentRecord:
+        """Read a record; it is an empty one if there is no such file."""
+        try:
+            values = json.loads(path.read_text("utf-8"))
+            # a record of another version may lack fields, or have others
+            return cls(**{one.name: type(one.default)(values.get(one.name, one.default)) for one in fields(cls)})
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError, TypeError, AttributeError) as problem:
+            raise PatchloomError(f"{path} is damaged: delete it, and a new run begins in the tracker") from problem
 
 
 class Tracker(Logger):
-    """A tracker of experiments. Whatever its methods raise switches it off; the run goes on.
+    """Experiment tracker: lightning-fabric's ``Logger`` with pictures, a final result, and a record of what was sent.
+
+    A subclass opens the tracker's run in ``__init__``: a new one, whose identifier it puts into ``sent.id``, or the
+    one that is named there. Any method may raise: the tracker is switched off then.
 
     Args:
-        place: of the run.
+        folder: folder of the run.
+        kind: name of the tracker, as in ``--log``.
+
+    Attributes:
+        logs: folder for the tracker's own files; it may not exist yet.
+        sent: record of what the tracker was sent.
+        location: where users find the run, in a few words.
     """
 
-    def __init__(self, place: RunLocation):
-        self.place = place
+    location = ""
+
+    def __init__(self, folder: RunFolder, kind: str):
+        self.folder, self.logs = folder, folder.path / "logs"
+        self._record = record_path(folder, kind)
+        self.sent = SentRecord.read(self._record)
 
     @property
     def name(self) -> str:
-        """Of the run."""
-        return self.place.name
+        """Name of the run."""
+        return self.folder.name
 
     @property
     def version(self) -> str:
-        """By which the tracker knows the run."""
-        return self.place.sent.id
-
-    @property
-    @abstractmethod
-    def where(self) -> str:
-        """Where people see it, in a few words."""
+        """Identifier of the run in the tracker."""
+        return self.sent.id
 
     @abstractmethod
-    def log_pictures(self, pictures: Mapping[str, Image], step: int) -> None:
-        """Take pictures in RGB by name, as they are after so many steps."""
+    def log_images(self, images: Mapping[str, Image], step: int) -> None:
+        """Log RGB pictures by name."""
 
     @abstractmethod
-    def log_result(self, result: FinalResult, step: int) -> None:
-        """Take what the run says at its end, after so many steps."""
+    def log_result(self, result: FinalResult) -> None:
+        """Log verdict, summary and quoted results of a finished run."""
 
     def rewind(self, step: int) -> None:
-        """Forget what came after ``step``, if that can be: the run went back there and does the rest again."""
+        """Discard what was logged after ``step``, if the tracker can: training repeats those steps."""
+
+    def save(self) -> None:
+        """Write the record of what was sent."""
+        self.folder.check_lock()
+        write_whole(self._record, json.dumps(asdict(self.sent)) + "\n")
+
+    def send_row(self, row: Mapping[str, str]) -> None:
+        """Log a row of ``metrics.csv``, once: a resumed run repeats rows, with the same numbers."""
+        step = int(row["step"])
+        if step > self.sent.step:
+            # trackers group by slashes: baseline/chance
+            values = {name.replace(":", "/"): float(value) for name, value in row.items() if value and name != "step"}
+            self.log_metrics(values, step)
+            self.sent.step = step
+            self.save()
+
+    def send_images(self, images: Mapping[str, Image], step: int) -> None:
+        """Log pictures, once."""
+        if step > self.sent.images_step:
+            self.log_images(images, step)
+            self.sent.images_step = step
+            self.save()
+
+    def send_rewind(self, step: int) -> None:
+        """Take later rows and pictures again, as training repeats them with another learning rate."""
+        self.sent.step, self.sent.images_step = min(self.sent.step, step), min(self.sent.images_step, step)
+        self.rewind(step)
+        self.save()
+
+    def send_result(self, result: FinalResult, images: Mapping[str, Image]) -> None:
+        """Log the last pictures and the result, once."""
+        if result.step != self.sent.result_step:
+            self.log_images(images, result.step)
+            self.log_result(result)
+            self.sent.images_step = self.sent.result_step = result.step
+            self.save()
 
 
-def read_sent(path: Path) -> SentRecord:
-    """What `write_sent` wrote; nothing was sent if there is no such file."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-        shown, setbacks = bool(found.get("shown", False)), int(found.get("setbacks", 0))
-        steps = int(found["step"]), int(found["pictured"])
-        return SentRecord(str(found["id"]), *steps, shown, bool(found["ended"]), setbacks)
-    except FileNotFoundError:
-        return SentRecord()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
-        raise PatchloomError(f"{path} is damaged: delete it, and a new run begins there") from problem
-
-
-def write_sent(sent: SentRecord, path: Path) -> None:
-    """Keep what was sent."""
-    write_whole(path, json.dumps(asdict(sent)) + "\n")
-
-
-def mark_unfinished(folder: Path) -> None:
-    """Have every tracker take another end of the run: it is trained on."""
-    ending = folder / "ending.json"
-    for path in folder.glob("*.json"):
-        if path != ending:
-            with suppress(PatchloomError):  # damaged: said when the tracker begins
-                write_sent(replace(read_sent(path), ended=False, shown=False), path)
-    ending.unlink(missing_ok=True)
-
-
-def scalar_metrics(row: Mapping[str, str]) -> dict[str, float]:
-    """The columns of a row of ``metrics.csv`` but its step, grouped as trackers group: ``baseline/chance``."""
-    return {name.replace(":", "/"): float(value) for name, value in row.items() if value and name != "step"}
-
-
-def scores_of(result: FinalResult) -> dict[str, float]:
-    """The quoted results as numbers: ``results/knn/untrained``."""
-    return {f"results/{row['protocol']}/{row['encoder']}": float(row["value"]) for row in result.rows}
-
-
-def markdown_table(values: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with the same columns as a table of Markdown; "" of none."""
-    if not values:
-        return ""
-    names = list(values[0])
-    lines = [names, ["---"] * len(names), *([str(row[name]) for name in names] for row in values)]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+def record_path(folder: RunFolder, kind: str) -> Path:
+    """Return the file that holds the `SentRecord` of a tracker."""
+    return folder.path / "logs" / f"{kind}.json"

@@ -124,7 +124,6 @@ class TrainState:
         skipped: updates since the last row that were not made, since loss or gradient were not finite.
         in_a_row: such updates up to now, without a good one between them.
         setbacks: how often the run went back to a checkpoint; each halves the learning rate.
-        went_back: the steps to which it did, in that order; those are missing that an older version's run did.
         scale: by which losses are multiplied in float16.
         steady: updates since it last changed.
         steps: of the whole run; 0 in a checkpoint of an older version, which did not say.
@@ -144,7 +143,6 @@ class TrainState:
     skipped: int = 0
     in_a_row: int = 0
     setbacks: int = 0
-    went_back: list[int] = field(default_factory=list)
     scale: float = 2.0**16
     steady: int = 0
     steps: int = 0

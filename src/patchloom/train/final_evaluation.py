@@ -22,7 +22,6 @@ from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.results import Report, Row, append_rows
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.loggers.base import FinalResult
-from patchloom.loggers.pending import RunEnding, write_run_ending
 from patchloom.loggers.queue import TrackerSet
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder, save_extra_module
 from patchloom.questions.question import Measure
@@ -88,7 +87,6 @@ class FinalEvaluation(NamedTuple):
         save_encoder(task.encoder, card, folder.encoder)
         measure = measure or validation.run(device, precision)[0]
         pictures = draw_run(validation, folder, self.settings, measure, place, device, ended=True)
-        self.tracks.pictures(pictures, state.step, ended=True)
         folder.note_unreadable(sorted(validation.unreadable))
         if count := len(folder.unreadable_names()):
             files = "file" if count == 1 else "files"
@@ -108,10 +106,9 @@ class FinalEvaluation(NamedTuple):
         self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{also}.")
         folder.check_lock()
         write_health(folder.path, health)
-        result = FinalResult(str(health), summary, [_plain(row) for one in reports for row in one.quoted])
-        if self.tracks.names:  # before the run is finished: whoever is killed while trackers take it sends the rest
-            write_run_ending(RunEnding(state.step, state.went_back, [file.name for file in pictures], result), folder)
-        self.tracks.result(result, state.step)
+        rows = [_plain(row) for one in reports for row in one.quoted]
+        # before the run is finished: a run that is killed while trackers take the result sends the rest later
+        self.tracks.log_result(FinalResult(state.step, str(health), summary, rows, [file.name for file in pictures]))
         write_whole(folder.summary, summary + "\n")
         return summary
 

@@ -26,9 +26,8 @@ from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name
 from patchloom.data.sources.open import open_data
 from patchloom.display import Displayable, StatusMessage, Verbatim
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped
-from patchloom.loggers.pending import send_pending
-from patchloom.loggers.queue import TrackerSet
-from patchloom.loggers.registry import check_installed, parse_trackers
+from patchloom.loggers.queue import TrackerSet, send_pending
+from patchloom.loggers.trackers import check_installed, parse_trackers
 from patchloom.nets.performance import compile_blocks, missing_kernels
 from patchloom.questions.question import Measure
 from patchloom.runs.checkpoint import all_finite, as_best, restore, tensors_of
@@ -178,7 +177,7 @@ def go_back(
             f"{settings.blr:g}), or with --precision float32; {folder.skipped} names the images"
         )
     earlier = restored_state(folder, stepper, reporter) or TrainState()  # there is one: a run begins with a checkpoint
-    earlier.setbacks, earlier.went_back = setbacks, [*state.went_back, earlier.step]
+    earlier.setbacks = setbacks
     reporter.say(
         f"  not finite any more at step {done:,}: going back to step {earlier.step:,}, with ×"
         f"{earlier.factor:g} the learning rate from there on ({setbacks} of at most {_MAX_SETBACKS} times)"
@@ -368,7 +367,7 @@ def train(
             reporter.say(f"  {reason}: torch's go on, and last digits differ")
         if fabric.is_global_zero:
             folder.write_metrics(state.rows)  # the run may have been killed between its checkpoint and this
-        tracks.start(settings, state.rows, state.went_back)
+        tracks.start(settings, state.rows)
     else:
         state = TrainState(steps=steps)
         tracks.start(settings, [])
@@ -437,7 +436,7 @@ def train(
                 reading.close()
                 batches = None
                 state = go_back(folder, stepper, state, unreadable, reporter)
-                tracks.back(state.went_back)
+                tracks.rewind(state.step)
                 journal.start(state)
                 smallest, saved = each, time.perf_counter()
             elif stopping or ended:

@@ -451,7 +451,7 @@ class MetricsLog:
         """Measure what needs no training, begin the rows with it, and draw what the task is."""
         columns = self._measured(state, first=True)
         state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
-        self.tracks.row(state.rows[-1])
+        self.tracks.log_row(state.rows[-1])
         self.reporter.say(f"before the first step: {state.measured[0]}")
         self._judged(state)
         self._drawn(state)
@@ -490,7 +490,7 @@ class MetricsLog:
                 row |= self._measured(state)
             self.reporter.say(self._line(state, losses))
         state.rows.append(metrics_row(row))
-        self.tracks.row(state.rows[-1])
+        self.tracks.log_row(state.rows[-1])
         if measured:
             with self.pace.paused():
                 self._judged(state)
@@ -528,7 +528,7 @@ class MetricsLog:
                 place = state.step, self.steps
                 device = self.stepper.fabric.device
                 files = draw_run(self.validation, reporter.folder, self.settings, self.measure, place, device)
-                self.tracks.pictures(files, state.step)
+                self.tracks.log_images(files, state.step)
         if state.step == min(self.drawn):
             reporter.say(f"first pictures: {reporter.folder.pictures}; they are drawn again on the way, and at the end")
         state.measuring += time.perf_counter() - began

@@ -16,7 +16,6 @@ from patchloom.data.sources.in_memory import is_object_name
 from patchloom.data.stats import Stats
 from patchloom.display import is_first
 from patchloom.errors import PatchloomError
-from patchloom.loggers.base import mark_unfinished
 from patchloom.nets.finetune import block_count
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.runs.folder import FolderLocked, RunFolder
@@ -124,7 +123,6 @@ class Planner:
             self.folder.rewrite("data", plan.settings.data)
         if plan.ended:
             self.folder.keep_end(plan.ended)
-            mark_unfinished(self.folder.path / "logs")
             self.folder.rewrite("epochs", plan.settings.epochs, plan.settings.epochs * views)
 
     def note_place(self) -> None:

@@ -1,0 +1,29 @@
+"""The record of what a tracker was sent, and the result that is sent at the end."""
+
+import json
+
+import pytest
+from tracked import RESULT
+
+from patchloom.errors import PatchloomError
+from patchloom.loggers.base import SentRecord
+
+
+def test_there_is_no_record_before_the_first_start(tmp_path):
+    assert SentRecord.read(tmp_path / "none.json") == SentRecord("", -1, -1, -1)
+
+
+def test_the_record_of_another_version_keeps_the_run_and_its_step(tmp_path):
+    (tmp_path / "wandb.json").write_text(json.dumps({"id": "a1", "step": 8, "pictured": 8, "ended": True, "new": {}}))
+    assert SentRecord.read(tmp_path / "wandb.json") == SentRecord("a1", 8)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"step": null}', '{"step": "x"}'])
+def test_a_damaged_record_is_refused(text, tmp_path):
+    (tmp_path / "wandb.json").write_text(text)
+    with pytest.raises(PatchloomError, match=r"wandb.json is damaged: delete it"):
+        SentRecord.read(tmp_path / "wandb.json")
+
+
+def test_quoted_results_are_metrics():
+    assert RESULT.scores() == {"results/knn/run": 0.5, "results/knn/raw pixels": 0.25}
