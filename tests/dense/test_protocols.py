@@ -110,7 +110,7 @@ def test_test_images_are_read_after_all_training(
 ) -> None:
     seen: list[str] = []
     kind = type(Squares(1).images)
-    read, step = kind.read, Loop._step
+    read, step = kind.read, Loop.update
 
     def watched(self: Source, i: int) -> torch.Tensor:
         seen.append(self.name)
@@ -121,7 +121,7 @@ def test_test_images_are_read_after_all_training(
         return step(self, *arguments)
 
     monkeypatch.setattr(kind, "read", watched)
-    monkeypatch.setattr(Loop, "_step", stepped)
+    monkeypatch.setattr(Loop, "update", stepped)
     evaluate(protocol, run, "data", **OPTIONS[protocol], **COMMON)
     assert seen.count("step") == 8 and seen.index("squares test") > max(
         i for i, one in enumerate(seen) if one == "step"
@@ -134,7 +134,7 @@ def test_an_evaluation_that_was_stopped_goes_on(
     run: Path, squares: object, protocol: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = evaluate(protocol, run / "encoder.safetensors", "data", **OPTIONS[protocol], **COMMON)
-    step, done = Loop._step, [0]
+    step, done = Loop.update, [0]
 
     def stopped(self: Loop, *arguments: Any) -> torch.Tensor:
         done[0] += 1
@@ -144,7 +144,7 @@ def test_an_evaluation_that_was_stopped_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr("patchloom.evaluate.trainer._SAVE_EVERY", 0.0)
-        patch.setattr(Loop, "_step", stopped)
+        patch.setattr(Loop, "update", stopped)
         with pytest.raises(Stopped, match="the same command goes on from there"):
             evaluate(protocol, run / "encoder.safetensors", "data", **OPTIONS[protocol], **COMMON)
     capsys.readouterr()
@@ -370,7 +370,7 @@ def test_memory_that_does_not_suffice_is_told_before_training_with_sizes_that_fi
         return counted[-1]
 
     monkeypatch.setattr(DenseTraining, "bytes_of_step", counting)
-    monkeypatch.setattr(Loop, "_step", no_step)
+    monkeypatch.setattr(Loop, "update", no_step)
     options = OPTIONS[protocol] | {"control": False, "size": 64, "validation": 0.0}
     with pytest.raises(RuntimeError, match="a step was made"):
         evaluate(protocol, run / "encoder.safetensors", "data", **options, **COMMON)
@@ -392,7 +392,7 @@ def test_memory_that_does_not_suffice_is_told_before_training_with_sizes_that_fi
 def test_a_counted_step_is_as_large_as_a_real_one(
     run: Path, squares: object, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted, real, step = [], [], Loop._step
+    counted, real, step = [], [], Loop.update
     count = DenseTraining.bytes_of_step
 
     def counting(self: DenseTraining, images: int) -> int | None:
@@ -406,7 +406,7 @@ def test_a_counted_step_is_as_large_as_a_real_one(
         return loss
 
     monkeypatch.setattr(DenseTraining, "bytes_of_step", counting)
-    monkeypatch.setattr(Loop, "_step", watched)
+    monkeypatch.setattr(Loop, "update", watched)
     options = OPTIONS[protocol] | {"size": 64, "steps": 2, "control": False, "head_width": 32}
     evaluate(protocol, run / "encoder.safetensors", "data", **options, **COMMON)
     assert counted[0] == pytest.approx(max(real), rel=0.2)

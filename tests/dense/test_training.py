@@ -54,7 +54,7 @@ def test_it_learns(head: str, steps: int) -> None:
 def test_one_that_was_stopped_ends_as_one_that_was_not(stopped_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = begun(recipe())
     whole.run("tiny", TimeLeft(6))
-    step = SegmentTraining._step
+    step = SegmentTraining.update
 
     def interrupted(self: SegmentTraining, number: int, batch: object) -> torch.Tensor:
         if number == stopped_at:
@@ -62,10 +62,10 @@ def test_one_that_was_stopped_ends_as_one_that_was_not(stopped_at: int, monkeypa
         return step(self, number, batch)
 
     with keep_until_done():
-        monkeypatch.setattr(SegmentTraining, "_step", interrupted)
+        monkeypatch.setattr(SegmentTraining, "update", interrupted)
         with pytest.raises(Stopped, match=f"stopped at step {stopped_at + 1} of 6 of tiny: the same command goes on"):
             begun(recipe()).run("tiny", TimeLeft(6))
-        monkeypatch.setattr(SegmentTraining, "_step", step)
+        monkeypatch.setattr(SegmentTraining, "update", step)
         again = begun(recipe())
         again.run("tiny", TimeLeft(6))
     assert again.best.score == whole.best.score

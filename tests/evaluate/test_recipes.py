@@ -207,7 +207,7 @@ def test_the_loss_of_a_batch_is_timms(mixed: bool) -> None:
     training = planned(recipe).begin(deepcopy(model), source)
     batch = next(training._batches(1, workers=0))
     random_seed(3)
-    loss = training._step(0, batch)
+    loss = training.update(0, batch)
     images = normalize(batch.views[0], CARD.mean, CARD.std)
     labels = torch.from_numpy(source.labels)[batch.indices]
     if mixed:

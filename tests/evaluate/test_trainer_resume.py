@@ -60,7 +60,7 @@ def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tiny_encoder: Path
 def test_ctrl_c_ends_it_after_a_step_and_the_same_command_goes_on(tiny_encoder, tmp_path, monkeypatch, capsys) -> None:
     whole_run, run = (_run(tiny_encoder, tmp_path / name) for name in ("whole", "stopped"))
     whole = left(whole_run, evaluate("finetune", whole_run, "digits", **OPTIONS))
-    step, done = Training._step, []
+    step, done = Training.update, []
 
     def pressed(self, *given):
         done.append(1)
@@ -69,7 +69,7 @@ def test_ctrl_c_ends_it_after_a_step_and_the_same_command_goes_on(tiny_encoder, 
         return step(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_step", pressed)
+        patch.setattr(Training, "update", pressed)
         with pytest.raises(Stopped, match=r"stopped at epoch 1\.6 of 3 of tiny: the same command goes on from there"):
             evaluate("finetune", run, "digits", **OPTIONS)
     assert len(done) == 8 and not (run / "finetuned").exists()
@@ -82,7 +82,7 @@ def test_ctrl_c_ends_it_after_a_step_and_the_same_command_goes_on(tiny_encoder, 
 def test_another_training_does_not_go_on_with_it(tiny_encoder, tmp_path, monkeypatch, capsys) -> None:
     run = _run(tiny_encoder, tmp_path / "run")
     monkeypatch.setattr(trainer, "_SAVE_EVERY", 0.0)
-    step = Training._step
+    step = Training.update
 
     def stopped(self, number, batch):
         if number == 4:
@@ -90,7 +90,7 @@ def test_another_training_does_not_go_on_with_it(tiny_encoder, tmp_path, monkeyp
         return step(self, number, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_step", stopped)
+        patch.setattr(Training, "update", stopped)
         with pytest.raises(KeyboardInterrupt):
             evaluate("finetune", run, "digits", **OPTIONS)
     for change in ({"blr": 0.01}, {"seed": 4}, {"max_train": 110}, {"positions": "learned"}):

@@ -40,7 +40,7 @@ def tune(run: str, home: str, event: int | None) -> None:
     os.environ["XDG_CACHE_HOME"] = home  # the server has that of an earlier test
     hardware.bfloat16_pays = lambda: (False, "")
     trainer._SAVE_EVERY, trainer._SAVE_SHARE = 0.0, math.inf  # after every step
-    steps, step = 0, Training._step
+    steps, step = 0, Training.update
 
     def counted(self, *given):
         nonlocal steps
@@ -49,6 +49,6 @@ def tune(run: str, home: str, event: int | None) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return step(self, *given)
 
-    Training._step = counted
+    Training.update = counted
     report = evaluate("finetune", run, "digits", **OPTIONS)
     Path(run, "told.pickle").write_bytes(pickle.dumps((steps, left(Path(run), report))))

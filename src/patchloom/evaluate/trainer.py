@@ -308,7 +308,7 @@ class Loop(ABC):
         batches = self._batches(_MEASURED, workers=0)
         for step in range(_MEASURED):
             begun = time.perf_counter()
-            self._step(step, next(batches)).item()
+            self.update(step, next(batches)).item()
             seconds.append(time.perf_counter() - begun)
         return statistics.median(seconds[1:])
 
@@ -325,7 +325,7 @@ class Loop(ABC):
                 batch = next(batches)
                 self.unreadable.update(batch.unreadable)
                 random_seed((self.seed * 1_000_003 + self.step * world() + rank()) % 2**32)
-                losses.append(self._step(self.step, batch))
+                losses.append(self.update(self.step, batch))
                 self.step += 1
                 left.step()
                 if self.best.due(self.step):
@@ -356,7 +356,8 @@ class Loop(ABC):
         """How many have been trained."""
         return self.step / self.per_epoch
 
-    def _step(self, step: int, batch: Batch) -> Tensor:
+    def update(self, step: int, batch: Batch) -> Tensor:
+        """Update the weights once by a batch; the loss before that."""
         self.schedule.step_update(step + 1)
         loss = self._loss(batch)
         loss.backward()

@@ -254,7 +254,7 @@ def test_what_is_saved_says_the_same_again(run: Path, tmp_path: Path, positions:
 
 
 def test_what_is_interrupted_leaves_nothing_and_begins_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, done = Training._step, []
+    step, done = Training.update, []
 
     def interrupted(self, *given):
         done.append(1)
@@ -263,7 +263,7 @@ def test_what_is_interrupted_leaves_nothing_and_begins_again(run: Path, monkeypa
         return step(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_step", interrupted)
+        patch.setattr(Training, "update", interrupted)
         with pytest.raises(KeyboardInterrupt):
             _tuned(run, max_train=40)
     assert [path.name for path in run.iterdir()] == ["encoder.safetensors"]
@@ -337,13 +337,13 @@ def test_the_time_of_all_trainings_is_said_before_they_begin(run: Path, capsys: 
 
 
 def test_the_line_has_the_time_left_of_all_trainings(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines, step = [], Training._step
+    lines, step = [], Training.update
 
     def watched(self, *given):
         lines.append(display._teller.under_way[-1].line())
         return step(self, *given)
 
-    monkeypatch.setattr(Training, "_step", watched)
+    monkeypatch.setattr(Training, "update", watched)
     _tuned(run, max_train=40, control=True, epochs=3)
     assert len(lines) == 30 and lines[0].endswith("s left · small · the first step")
     assert re.fullmatch(r"\d+ s left · small · epoch 0\.2/3 · loss \d\.\d{3}", lines[1])

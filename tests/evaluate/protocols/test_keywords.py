@@ -154,7 +154,7 @@ def test_stopped_it_goes_on_as_if_it_had_not_been(
     paper = QUICK | {"recipe": "mp3-speech"}
     other = encoder_of_sound(tmp_path / "other")
     whole = _kept(other, evaluate("keywords", other, commands, **paper))
-    step, done = Training._step, []
+    step, done = Training.update, []
 
     def pressed(self, *given):
         done.append(1)
@@ -163,7 +163,7 @@ def test_stopped_it_goes_on_as_if_it_had_not_been(
         return step(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_step", pressed)
+        patch.setattr(Training, "update", pressed)
         with pytest.raises(Stopped, match="stopped at update 3 of 4 of ear: the same command goes on from there"):
             evaluate("keywords", run, commands, **paper)
     capsys.readouterr()
@@ -218,7 +218,7 @@ def test_recordings_without_a_label_are_left_out_and_a_part_without_any_is_refus
 
     trained = []
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_step", lambda self, *given: trained.append(1))
+        patch.setattr(Training, "update", lambda self, *given: trained.append(1))
         for blank in ({"train": 0, "test": 3}, {"train": 8, "test": 0}):
             with pytest.raises(PatchloomError, match="has no labels"):
                 evaluate("keywords", run, written(blank), **quick)

@@ -106,7 +106,7 @@ def test_a_step_is_lars_and_the_bias_is_not_adapted() -> None:
         labels = training.labels[batch.indices]
         loss = nn.functional.cross_entropy(normed @ leaves[0].T + leaves[1], labels)
         slope, slope_of_bias = torch.autograd.grad(loss, leaves)
-        torch.testing.assert_close(training._step(step, batch), loss.detach())
+        torch.testing.assert_close(training.update(step, batch), loss.detach())
         rate = training.optimizer.param_groups[0]["lr"]
         share = 0.001 * weight.norm() / (slope.norm() + 0.01 * weight.norm() + 1e-8)
         moving[0] = 0.5 * moving[0] + share * (slope + 0.01 * weight)
@@ -208,7 +208,7 @@ def test_test_images_are_read_once_at_the_end(tiny_encoder: Path, record_reads) 
 def test_stopped_it_goes_on_and_ends_the_same(tiny_encoder: Path, monkeypatch, capsys) -> None:
     asked = {**QUICK, "epochs": 4, "batch_size": 20}
     whole = evaluate("linear", tiny_encoder, "digits", **asked)
-    step, done = ProbeTraining._step, []
+    step, done = ProbeTraining.update, []
 
     def stopped(self, number, batch):
         done.append(number)
@@ -217,7 +217,7 @@ def test_stopped_it_goes_on_and_ends_the_same(tiny_encoder: Path, monkeypatch, c
         return step(self, number, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ProbeTraining, "_step", stopped)
+        patch.setattr(ProbeTraining, "update", stopped)
         with pytest.raises(Stopped, match="the same command goes on from there"):
             evaluate("linear", tiny_encoder, "digits", **asked)
     capsys.readouterr()
