@@ -90,6 +90,8 @@ LAYOUTS = {
     "{}.png label_{}.png": black_and_white,
     "cells/image_{}.png cells/{}_seg.png": codes,
     "images/{}.png binary_masks/{}_L.png": codes,
+    "images/gt_{}.png labels/gt_{}.png": codes,
+    "seg_{}.png masks/seg_{}.png": codes,
 }
 
 

@@ -212,13 +212,14 @@ def _label_maps(paths: list[str]) -> tuple[set[str], set[str]]:
     """Return the label maps, and files that may be some: marked without an image, or named as images and not marked."""
     folders = read_folders({path.rpartition("/")[0] for path in paths})
     by_folder, by_name = marked_paths(paths, folders)
-    images = [path for path in paths if path not in by_folder and path not in by_name]
+    unmarked = [path for path in paths if path not in by_folder and path not in by_name]
+    left = _named_alike(partners(by_name, unmarked, folders))
+    images = [path for path in paths if path not in by_folder and path not in left]
     of_images = {folders[path.rpartition("/")[0]].top for path in images} - {""}
     parents = {top.rpartition("/")[0] for top in of_images}
-    named = _named_alike(partners(by_folder | by_name, images, folders))
-    left = (named & by_name.keys()) | _mostly(by_folder, named)
+    left |= _mostly(by_folder, _named_alike(partners(by_folder, images, folders)))
     left |= {path for path, top in by_folder.items() if top.rpartition("/")[0] in parents}
-    others = _only_neighbours([path for path in paths if path not in by_folder], of_images)
+    others = _only_neighbours(images, of_images)
     compared = partners(others, (path for path in images if path not in others), folders) if others else {}
     return left, {*(by_folder if images else ()), *_mostly(others, _named_alike(compared))} - left
 
