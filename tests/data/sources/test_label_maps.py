@@ -1,4 +1,4 @@
-"""Label maps are left out by what is in them and beside them; nothing else is."""
+"""Label maps are left out by the names of files and folders, and a line says so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.sources import label_maps
 from patchloom.data.sources.open import open_data
 
 SIDE = 48
@@ -74,7 +73,11 @@ LAYOUTS = {
     "frames/clip/{}.jpg ground_truth/clip/{}_mask.png": black_and_white,
     "rgb/{}_rgb.png seg/{}_seg.png": codes,
     "stills/{}.png semantic/{}_L.png": codes,
-    "images/{}.jpg nuclei/{}.png": codes,
+    "train/{}.jpg trainannot/{}.png": codes,
+    "left/a_images/{}.jpg left/a_masks/{}.png": codes,
+    "imagesTr/{}_0000.png labelsTr/{}.png": codes,
+    "seg_data/images/{}.png seg_data/masks/{}.png": codes,
+    "images/frame_1/{}.png masks/frame_1/{}.png": codes,
     "leftImg8bit/{}_leftImg8bit.png gtFine/{}_gtFine_labelIds.png": codes,
     "{}.png masks/{}.png": black_and_white,
     "slide/{}.jpg slide/labels/{}_label.png": codes,
@@ -86,6 +89,9 @@ LAYOUTS = {
     "img{}.png gt-{}.png": codes,
     "{}.png label_{}.png": black_and_white,
     "cells/image_{}.png cells/{}_seg.png": codes,
+    "images/{}.png binary_masks/{}_L.png": codes,
+    "images/gt_{}.png labels/gt_{}.png": codes,
+    "seg_{}.png masks/seg_{}.png": codes,
 }
 
 
@@ -101,48 +107,60 @@ def test_images_beside_their_label_maps(tmp_path: Path, layout: str) -> None:
     assert {data.train.describe(i) for i in range(len(data.train))} == expected
     assert data.train.labels is None and data.test is None
     (note,) = data.notes
-    assert note.startswith("8 files were left out as label maps: they have few values")
+    assert note.startswith("8 files were left out as label maps of the images beside them")
     first = Path(str(maps).format("0b")).relative_to(tmp_path)
     assert f"({first}," in note and ", ...)" in note
     pattern = re.search("'(.*)'", note)
     assert pattern is not None and len(open_data(pattern[1]).train) >= 8  # how to keep them
 
 
-def classes_of(tmp_path: Path, count: int) -> None:
-    data = open_data(tmp_path)
-    assert data.notes == () and len(data.train) == count and len(data.train.classes) == 2
-
-
-@pytest.mark.parametrize("other", ["faces", "images"])
-def test_a_class_that_is_called_masks_stays(tmp_path: Path, other: str) -> None:
+def test_names_alone_decide(tmp_path: Path) -> None:
     for i in range(8):
         photo(tmp_path / "masks" / f"{i}.jpg")
-        photo(tmp_path / other / f"{i}.jpg")
-    classes_of(tmp_path, 16)
-
-
-def test_photographs_in_a_folder_called_masks_within_another_stay(tmp_path: Path) -> None:
-    for i in range(8):
-        photo(tmp_path / f"{i}.jpg")
-        photo(tmp_path / "masks" / f"{i}.jpg")
-        black_and_white(tmp_path / "labels" / f"drawing{i}.png")  # of none of those
+        photo(tmp_path / "faces" / f"{i}.jpg")
     data = open_data(tmp_path)
-    assert len(data.train) == 24 and not data.notes
+    assert len(data.train) == 8 and "8 files were left out as label maps" in data.notes[0]
+    assert data.train.describe(0).endswith("faces/0.jpg")
 
 
-def test_black_and_white_images_stay(tmp_path: Path) -> None:
-    for i in range(8):  # two classes of drawings, numbered alike
-        black_and_white(tmp_path / "circle" / f"{i}.png")
-        codes(tmp_path / "square" / f"{i}.png")
-    classes_of(tmp_path, 16)
+@pytest.mark.parametrize(
+    "classes",
+    [
+        "mask/a{}.jpg face/b{}.jpg",
+        "mask/{}.jpg cat/{}.jpg dog/{}.jpg",
+        "images/{}.jpg nuclei/{}.png",
+        "StillsRaw/{}.png LabeledApproved/{}_L.png",
+    ],
+)
+def test_half_of_the_rule_is_said_and_keeps_the_images(tmp_path: Path, classes: str) -> None:
+    """Neither a class called mask is lost, nor a folder of label maps without a word for it trained on unsaid."""
+    for i in range(4):
+        for form in classes.split():
+            photo(tmp_path / form.format(i))
+    data = open_data(tmp_path)
+    assert len(data.train) == 4 * len(classes.split()) and len(data.train.classes) == len(classes.split())
+    (note,) = data.notes
+    assert note.startswith("4 files are taken for images and may be label maps (") and "masks/" in note
+    assert Path(classes.split()["mask" not in classes].format(0)).parts[0] in note
 
 
-def test_black_and_white_images_beside_photographs_stay(tmp_path: Path) -> None:
-    for i in range(8):  # numbered alike, but nothing says that one is the label map of the other
-        black_and_white(tmp_path / "drawing" / f"{i}.png")
-        photo(tmp_path / "painting" / f"{i}.png")
-        empty(tmp_path / "nothing" / f"{i}.png")
-    assert len(open_data(tmp_path).train.classes) == 3 and not open_data(tmp_path).notes
+@pytest.mark.parametrize(
+    "classes",
+    [
+        "circle/{}.png square/{}.png",
+        "drawing/{}.png painting/{}.png nothing/{}.png",
+        "with_mask/{}.png without_mask/{}.png",
+        "labelled/{}.png unlabelled/{}.png",
+        "gas/gas_mask_{}.png cat/cat_{}.png",
+        "photo/{}.png sketch/{}.png cartoon/{}.png",
+    ],
+)
+def test_classes_without_a_word_or_with_nothing_else_stay(tmp_path: Path, classes: str) -> None:
+    for i in range(4):
+        for form in classes.split(" "):
+            black_and_white(tmp_path / form.format(i))
+    data = open_data(tmp_path)
+    assert data.notes == () and len(data.train.classes) == len(classes.split(" "))
 
 
 @pytest.mark.parametrize("folder", ["masks", "."])
@@ -153,26 +171,21 @@ def test_label_maps_alone_are_images(tmp_path: Path, folder: str) -> None:
     assert len(data.train) == 8 and not data.notes
 
 
-def test_names_alone_decide_nothing(tmp_path: Path) -> None:
-    for i in range(8):
-        photo(tmp_path / f"{i}.jpg")
-        photo(tmp_path / f"{i}_mask.jpg")
-    assert len(open_data(tmp_path).train) == 16
-    for i in range(8):  # of another size: no label map of that image
-        write(tmp_path / "a" / f"{i}.png", Image.fromarray(blobs(tmp_path, side=20)))
-        photo(tmp_path / "rgb" / f"{i}.png")
-    assert not open_data(tmp_path).notes
+def test_a_class_beside_images_with_label_maps_by_name(tmp_path: Path) -> None:
+    for i in range(4):
+        photo(tmp_path / "photos" / f"p{i}.png")
+        photo(tmp_path / "tumour" / f"{i}.png")
+        black_and_white(tmp_path / "tumour" / f"{i}_mask.png")
+    data = open_data(tmp_path)
+    assert data.train.classes == ("photos", "tumour") and len(data.train) == 8 and len(data.notes) == 1
 
 
-def test_one_broken_file_does_not_decide(tmp_path: Path) -> None:
+def test_label_maps_without_images_are_left_out_with_their_folder(tmp_path: Path) -> None:
     for i in range(6):
-        photo(tmp_path / "images" / f"{i}.jpg")
-        codes(tmp_path / "masks" / f"{i}.png")
-    (tmp_path / "masks" / "0.png").write_bytes(b"no image")
-    photo(tmp_path / "masks" / "3.png")
-    assert len(open_data(tmp_path).train) == 6
-    photo(tmp_path / "masks" / "4.png")
-    assert len(open_data(tmp_path).train) == 12
+        photo(tmp_path / f"{i}.jpg")
+        codes(tmp_path / "masks" / f"{i + 3}.png")
+    data = open_data(tmp_path)
+    assert len(data.train) == 6 and data.notes[0].startswith("6 files were left out as label maps")
 
 
 def test_classes_within_the_images_are_found(tmp_path: Path) -> None:
@@ -200,7 +213,7 @@ def test_splits_within_and_without(tmp_path: Path) -> None:
             codes(tmp_path / "a" / "labels" / split / f"{split}{i}.png")
             photo(tmp_path / "b" / split / "images" / f"{split}{i}.jpg")
             codes(tmp_path / "b" / split / "masks" / f"{split}{i}.png")
-    for root, before, maps in (("a", "images/", 1), ("b", "", 3)):
+    for root, before in (("a", "images/"), ("b", "")):
         data = open_data(tmp_path / root)
         assert len(data.train) == 5 and data.test is not None and len(data.test) == 4
         assert data.train.labels is None and data.test.labels is None
@@ -211,7 +224,7 @@ def test_splits_within_and_without(tmp_path: Path) -> None:
             f"{before}val{within} (3) is neither: choose between runs by it, or move it into train to train on it"
         )
         told = sum(int(count) for note in data.notes for count in re.findall(r"(\d+) files were left out as", note))
-        assert len(data.notes) == 1 + maps and told == 12
+        assert len(data.notes) == 2 and told == 12
 
 
 def test_label_maps_in_train_alone(tmp_path: Path) -> None:
@@ -224,18 +237,19 @@ def test_label_maps_in_train_alone(tmp_path: Path) -> None:
     assert data.test.describe(0).endswith("test/images/t0.jpg")
 
 
-def test_a_sample_is_read_however_many_files_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[Path] = []
-    look = label_maps._looked_at
-    monkeypatch.setattr(label_maps, "_looked_at", lambda path: read.append(path) or look(path))
-    for i in range(300):
-        name = f"{i:03}.png"
-        codes(tmp_path / "labels" / name)
-        photo(tmp_path / "images" / name, side=SIDE)
-    assert len(open_data(tmp_path).train) == 300
-    assert len(read) == len(set(read)) == 12
-    read.clear()
-    for c in range(20):  # many classes, numbered alike: nothing is read
+def test_folders_of_label_maps_beside_the_splits(tmp_path: Path) -> None:
+    for split in ("train", "val", "test"):
         for i in range(3):
-            photo(tmp_path / "classes" / f"c{c}" / f"{i}.png")
-    assert len(open_data(tmp_path / "classes").train.classes) == 20 and not read
+            photo(tmp_path / split / f"{split}{i}.png")
+            codes(tmp_path / f"{split}annot" / f"{split}{i}.png")
+    data = open_data(tmp_path)
+    assert data.test is not None and len(data.train) == len(data.test) == 3
+    assert data.notes[0].startswith("Of 9 images, train (3) is trained on") and "annot" not in data.notes[0]
+    assert data.notes[1].startswith("9 files were left out as label maps") and len(data.notes) == 2
+
+
+def test_no_file_is_read(tmp_path: Path) -> None:
+    for name in ("labels/a.png", "images/a.jpg"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"no image")
+    assert len(open_data(tmp_path).train) == 1

@@ -66,6 +66,40 @@ def test_endings_of_label_maps(ending):
     )
 
 
+@pytest.mark.parametrize(
+    "image, label",
+    [
+        ("image_{}.png", "mask_{}.png"),
+        ("{}_sat.jpg", "{}_mask.png"),
+        ("{}/image.png", "{}/label.png"),
+        ("stills/{}.jpg", "labels/{}.png"),
+        ("seg_data/images/{}.jpg", "seg_data/masks/{}.png"),
+        ("images/frame_1/{}.jpg", "masks/frame_1/{}.png"),
+        ("VOCdevkit/VOC2012/JPEGImages/{}.jpg", "VOCdevkit/VOC2012/SegmentationClass/{}.png"),
+    ],
+)
+def test_one_rule_pairs_what_pre_training_leaves_out(image, label):
+    layout = laid_out(*(form.format(name) for form in (image, label) for name in "ab"))
+    assert layout.parts == {"train": tuple([form.format(name) for name in "ab"] for form in (image, label))}
+    assert layout.notes == ()
+
+
+@pytest.mark.parametrize("words", [("training", "validation"), ("train", "valid"), ("trainval", "testing")])
+def test_a_part_and_a_word_in_one_name(words):
+    layout = laid_out(*(f"{word}{joined}/a.png" for word in words for joined in ("", "annot")))
+    assert set(layout.words.values()) == set(words)
+    assert layout.notes == () and all(len(images) == 1 for images, _ in layout.parts.values())
+
+
+def test_label_maps_of_another_part_are_no_partners():
+    layout = laid_out("train/1.jpg", "train/2.jpg", "train_labels/1.png", "val_labels/1.png", "val_labels/2.png")
+    assert layout.parts == {"train": (["train/1.jpg"], ["train_labels/1.png"])} and len(layout.notes) == 2
+    layout = laid_out("rgb/1.jpg", "depth/1.jpg", "depth/2.jpg", "labels/1.png", "labels/2.png")
+    assert layout.parts == {"train": (["rgb/1.jpg"], ["labels/1.png"])} and len(layout.notes) == 2
+    with pytest.raises(PatchloomError, match="labels/1.png may be the label map of depth/1.jpg and of left/1.jpg"):
+        laid_out("left/1.jpg", "depth/1.jpg", "labels/1.png")
+
+
 def test_labels_of_all_parts_in_one_folder():
     layout = laid_out("images/train/a.jpg", "images/test/b.jpg", "labels/a.png", "labels/b.png")
     assert layout.parts == {

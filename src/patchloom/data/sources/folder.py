@@ -76,7 +76,10 @@ def open_folder(folder: Path, name: str) -> Data:
     found, of_runs = without_runs(folder, list_files(folder))
     kinds, sound, beside = select_kind({"": found}, name)
     listed = some_images(kinds[""], name)
-    paths, notes = without_label_maps(folder, listed) if sound is None else (listed.paths, [])
+    paths, notes = listed.paths, []
+    if sound is None:
+        images, notes = without_label_maps(folder, {"": listed})
+        paths = images[""]
     whole = _Part(folder, paths, "", sound)
     others = [*of_runs, *beside, *note_on_others({"": listed})]
     split_within: dict[str, list[str]] = {}
@@ -95,7 +98,7 @@ def open_folder(folder: Path, name: str) -> Data:
     if split_within:
         where = limit_examples(split_within, len(split_within))
         notes.append(f"Train and test within other folders are taken for no splits: all are trained on ({where})")
-    if notes and whole.only_folder:
+    if len(paths) < len(listed.paths) and whole.only_folder:
         whole = whole.inside(whole.only_folder)
     return Data(_source(name, whole), None, (*notes, *others))
 
@@ -117,18 +120,19 @@ def _split_here(folder: Path, name: str, children: list[str], splits: tuple[str,
     listings = {child: here[f"{child}/"] for child in children}
     for split in splits:
         some_images(listings[split], f"{name} ({split})")
+    images = {before: listed.paths for before, listed in here.items()}
+    if sound is None:
+        images, said = without_label_maps(folder, here)
+        notes += said
     parts: dict[str, _Part] = {}
     holder = ""  # the sub-folder of a split that holds its images, beside one of label maps
     for child in [*splits, *(child for child in children if child not in splits)]:
-        paths, said = listings[child].paths, []
-        if sound is None:
-            paths, said = without_label_maps(folder / child, listings[child], f"{child}/")
-        part = _Part(folder / child, paths, f"{child}/", sound)
-        holder = part.only_folder if said and not holder else holder
+        part = _Part(folder / child, images[f"{child}/"], f"{child}/", sound)
+        left_out = len(part) < len(listings[child].paths)
+        holder = part.only_folder if left_out and not holder else holder
         parts[child] = part.inside(holder) if holder and part.only_folder == holder else part
-        notes += said
     notes += [*beside, *note_on_others(here)]
-    return _of_splits(name, parts, splits, {"the folder itself": len(here[""].paths)}, notes)
+    return _of_splits(name, parts, splits, {"the folder itself": len(images[""])}, notes)
 
 
 def _of_splits(

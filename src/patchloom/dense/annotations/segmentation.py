@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tifffile
@@ -26,7 +25,7 @@ from patchloom.data.sources.builtin import is_builtin, open_builtin
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.huggingface import Hub, is_hub, splits_of, stored_file
 from patchloom.data.sources.in_memory import DataLike, open_objects
-from patchloom.data.sources.label_maps import IMAGE_ENDING, MAP_ENDING, is_image_folder, is_map_folder
+from patchloom.data.sources.label_maps import Folder, is_map_name, marked_paths, partners, read_folders
 from patchloom.data.sources.scandir import list_files, some_images
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.workers import in_threads
@@ -149,9 +148,6 @@ def _places(array: np.ndarray, colours: np.ndarray, name: str) -> np.ndarray:
 # Which label map belongs to which image, and to which part of the data, by the names of files and folders alone.
 
 
-# train_labels, trainannot, masks-val: a part and what lies in it, in one name
-_WHAT = "labels?|masks?|annot|annotations?|gt|images?|imgs?|photos?|frames?"
-_BOTH = re.compile(rf"(?P<split>[a-z]+?\d*)[ _.-]?({_WHAT})|({_WHAT})[ _.-]?(?P<other>[a-z]+\d*)")
 # maps of something else than classes, or of classes in colours, as Cityscapes and VOC have them beside the others
 _LESSER = re.compile(r"colou?r|instance|object|panoptic|polygon|visual|overlay|preview")
 _LOSSY_SUFFIXES = (".jpg", ".jpeg", ".webp", ".heic", ".heif")
@@ -175,159 +171,78 @@ class Layout:
     notes: tuple[str, ...]
 
 
-class _Folder(NamedTuple):
-    """What the name of a folder says: whether it holds label maps, or images; its part; and the rest of its path."""
-
-    maps: bool
-    images: bool
-    split: str
-    word: str
-    rest: str
-    top: str
-
-
 def layout_of(paths: Sequence[str], name: str) -> Layout:
-    """Find the label map of each image.
+    """Find the label map of each image by `patchloom.data.sources.label_maps`, within ``train``, ``val`` and ``test``.
 
-    Folders of label maps have one of their usual names (labels, masks, annotations, gt, SegmentationClass...), beside
-    those of images; both may lie in ``train``, ``val`` and ``test``, or hold these. A label map has the name of its
-    image, but for an ending such as ``_mask``. Without such folders, it lies beside its image with such an ending.
+    Those marked by their own names count only where no folder is one of label maps.
     """
-    folders = {path: _read_folder(path) for path in {path.rpartition("/")[0] for path in paths}}
-    found = {path: folders[path.rpartition("/")[0]] for path in paths}
-    maps = [path for path in paths if found[path].maps] or _beside(paths)
+    folders = read_folders({path.rpartition("/")[0] for path in paths})
+    maps, beside = marked_paths(paths, folders)
+    split = {folder: _part_of(folder, said) for folder, said in folders.items()}
+    if not maps:
+        unmarked = [path for path in paths if path not in beside]
+        maps = {path: "" for path, those in partners(beside, unmarked, folders, parse_part).items() if those}
     if not maps:
         raise PatchloomError(
             f"{name} holds no label maps: put them into labels/ beside images/, each with the name of its image"
         )
-    taken = set(maps)
-    images = [path for path in paths if path not in taken]
+    images = [path for path in paths if path not in maps]
     if not images:
         raise PatchloomError(
             f"{name} holds label maps and no images ({limit_examples(maps, len(maps))}): put them into images/"
         )
-    of_image, alone = _matched(images, maps, found)
-    if not of_image:
-        raise PatchloomError(
-            f"none of the {len(maps):,} label maps of {name} has the name of an image: call {maps[0]} as its image, "
-            f"such as {images[0]}"
-        )
-    chosen = {image: _chosen(image, of_image[image]) for image in images if image in of_image}
-    owners: dict[str, str] = {}
-    for image, label in chosen.items():
-        if label in owners:
-            raise PatchloomError(f"{label} may be the label map of {owners[label]} and of {image}: rename one of them")
-        owners[label] = image
-        if label.lower().endswith(_LOSSY_SUFFIXES):
-            raise PatchloomError(
-                f"{label} is of a format that changes numbers to make files small: save label maps as PNG"
-            )
-    parts: dict[str, tuple[list[str], list[str]]] = {}
-    words: dict[str, str] = {}
-    for image, label in chosen.items():
-        folder = found[image]
-        part = parts.setdefault(folder.split, ([], []))
-        part[0].append(image)
-        part[1].append(label)
-        if (other := words.setdefault(folder.split, folder.word)) != folder.word:
-            raise PatchloomError(f"{name} has {other} and {folder.word} for the same part: leave one of them")
-    notes = []
-    if "train" not in parts and "" not in parts:
-        raise PatchloomError(f"{name} has {' and '.join(words.values())} and no train: name a folder so")
-    if "" in parts and len(parts) > 1:
-        outside = parts.pop("")[0] if "train" in parts else []
-        if outside:
-            notes.append(
-                f"{_were(len(outside), 'image')} left out, in none of the parts "
-                f"({limit_examples(outside, len(outside))})"
-            )
-    if "" in parts:
-        parts["train"], words["train"] = parts.pop(""), words.pop("")
-    lacking = [image for image in images if image not in of_image]
-    if lacking:
-        notes.append(
-            f"{_were(len(lacking), 'image')} left out, without a label map ({limit_examples(lacking, len(lacking))})"
-        )
-    if alone:
-        notes.append(
-            f"{_were(len(alone), 'label map')} left out, without an image ({limit_examples(alone, len(alone))})"
-        )
-    tops = sorted({found[label].top for label in chosen.values()})
-    around = dict.fromkeys(["", *(os.path.dirname(top) for top in tops), *tops])
-    return Layout(parts, words, tuple(around), tuple(notes))
-
-
-def _were(count: int, what: str) -> str:
-    return f"1 {what} was" if count == 1 else f"{count:,} {what}s were"
-
-
-@lru_cache(maxsize=2**16)
-def _read_folder(path: str) -> _Folder:
-    maps = images = False
-    split = word = top = ""
-    rest, above = [], []
-    for name in filter(None, path.split("/")):
-        above.append(name)
-        lower = name.lower()
-        both = _BOTH.fullmatch(lower)
-        alone = parse_part(lower)
-        here = alone or (parse_part(both["split"] or both["other"]) if both else None)
-        if here and not split:
-            split, word = here, name
-        role = not (maps or images) and not alone
-        if role and is_map_folder(name):
-            maps, top = True, "/".join(above)
-        elif role and is_image_folder(name):
-            images = True
-        elif not here:
-            rest.append(name)
-    return _Folder(maps, images, split, word, "/".join(rest), top)
-
-
-def _beside(paths: Sequence[str]) -> list[str]:
-    """The label maps that lie beside their images, by the ends of their names."""
-    stems = {_stem(path) for path in paths}
-    return [path for path in paths if _without(MAP_ENDING, _stem(path)) in stems - {_stem(path)}]
-
-
-def _stem(path: str) -> str:
-    return os.path.splitext(path)[0]
-
-
-def _without(ending: re.Pattern[str], stem: str) -> str:
-    folder, _, name = stem.rpartition("/")
-    return f"{folder}/{ending.sub('', name)}" if folder else ending.sub("", name)
-
-
-def _matched(
-    images: Iterable[str], maps: Iterable[str], found: Mapping[str, _Folder]
-) -> tuple[dict[str, list[str]], list[str]]:
-    """The label maps that each image may have, and those without an image."""
-    split = any(found[path].split for path in maps)  # otherwise one folder holds those of all parts
-
-    def key(path: str, name: str) -> tuple[str, str, str]:
-        return found[path].split if split else "", found[path].rest, name
-
-    by_name: dict[tuple[str, str, str], list[str]] = {}
-    by_start: dict[tuple[str, str, str], list[str]] = {}
-    for image in images:
-        name = os.path.basename(_stem(image))
-        by_name.setdefault(key(image, name), []).append(image)
-        by_start.setdefault(key(image, IMAGE_ENDING.sub("", name)), []).append(image)
+    one_folder = not any(split[path.rpartition("/")[0]][0] for path in maps)  # holds those of all parts
+    pairs = partners(maps, images, folders, parse_part, ignore_parts=one_folder)
     of_image: dict[str, list[str]] = {}
-    alone = []
-    for path in maps:
-        name = os.path.basename(_stem(path))
-        short = MAP_ENDING.sub("", name)
-        tried = (by_name.get(key(path, name)), by_name.get(key(path, short)), by_start.get(key(path, short)))
-        those = next(filter(None, tried), [])
-        if not those:
-            alone.append(path)
+    for path, those in pairs.items():
         if len(those) > 1:
             raise PatchloomError(f"{path} may be the label map of {those[0]} and of {those[1]}: rename one of them")
         for image in those:
             of_image.setdefault(image, []).append(path)
-    return of_image, alone
+    if not of_image:
+        first = next(iter(maps))
+        raise PatchloomError(
+            f"none of the {len(maps):,} label maps of {name} has the name of an image: call {first} as its image, "
+            f"such as {images[0]}"
+        )
+    chosen = {image: _chosen(image, of_image[image]) for image in images if image in of_image}
+    parts: dict[str, tuple[list[str], list[str]]] = {}
+    words: dict[str, str] = {}
+    for image, label in chosen.items():
+        if label.lower().endswith(_LOSSY_SUFFIXES):
+            raise PatchloomError(
+                f"{label} is of a format that changes numbers to make files small: save label maps as PNG"
+            )
+        part, word = split[image.rpartition("/")[0]]
+        those, labels = parts.setdefault(part, ([], []))
+        those.append(image)
+        labels.append(label)
+        if (other := words.setdefault(part, word)) != word:
+            raise PatchloomError(f"{name} has {other} and {word} for the same part: leave one of them")
+    if TRAIN not in parts and "" not in parts:
+        raise PatchloomError(f"{name} has {' and '.join(words.values())} and no train: name a folder so")
+    notes = []
+    if "" in parts and len(parts) > 1:
+        outside = parts.pop("")[0] if TRAIN in parts else []
+        notes += _left_out(outside, "image", "in none of the parts")
+    if "" in parts:
+        parts[TRAIN], words[TRAIN] = parts.pop(""), words.pop("")
+    notes += _left_out([image for image in images if image not in of_image], "image", "without a label map")
+    notes += _left_out([path for path, those in pairs.items() if not those], "label map", "without an image")
+    tops = sorted({maps[label] for label in chosen.values()})
+    around = dict.fromkeys(["", *map(os.path.dirname, tops), *tops])
+    return Layout(parts, words, tuple(around), tuple(notes))
+
+
+def _part_of(path: str, folder: Folder) -> tuple[str, str]:
+    """The part of the data that a folder belongs to, and what it is called; "" twice for none."""
+    known = ((parse_part(rest), name) for rest, name in zip(folder.rest, path.split("/"), strict=True))
+    return next(((part, name) for part, name in known if part), ("", ""))
+
+
+def _left_out(paths: Sequence[str], what: str, why: str) -> list[str]:
+    were = f"1 {what} was" if len(paths) == 1 else f"{len(paths):,} {what}s were"
+    return [f"{were} left out, {why} ({limit_examples(paths, len(paths))})"] if paths else []
 
 
 def _chosen(image: str, maps: Sequence[str]) -> str:
@@ -335,7 +250,7 @@ def _chosen(image: str, maps: Sequence[str]) -> str:
     if len(maps) > 1:
         maps = [path for path in maps if not _LESSER.search(path.lower())] or maps
     if len(maps) > 1:  # Cityscapes: its 19 classes, where they are beside its 34
-        maps = [path for path in maps if re.search(r"train_?ids?$", _stem(path).lower())] or maps
+        maps = [path for path in maps if re.search(r"train_?ids?$", os.path.splitext(path)[0].lower())] or maps
     if len(maps) > 1:
         raise PatchloomError(f"{maps[0]} and {maps[1]} may both be the label map of {image}: take one out")
     return maps[0]
@@ -702,7 +617,7 @@ def _columns(name: str, dataset: Dataset) -> tuple[str, str]:
     from datasets import Image
 
     found = [column for column, feature in dataset.features.items() if isinstance(feature, Image)]
-    labels = [column for column in found if is_map_folder(column)]
+    labels = [column for column in found if is_map_name(column)]
     images = [column for column in found if column not in labels]
     if len(images) > 1 and "image" in images:
         images = ["image"]
