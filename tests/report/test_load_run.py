@@ -36,10 +36,11 @@ def test_a_run_that_trains_says_how_far_it_is(run):
     (run / "summary.txt").unlink()
     (run / "encoder.safetensors").unlink()
     found = load_run(run)
-    assert found.state() == "epoch 2 of 2, on the way"
-    assert found.state(now=time.time() + 7200.5).startswith("epoch 2 of 2, not finished; nothing was written for 2 h 0")
+    written = found.last_written()
+    assert found.state(now=written + 60) == "epoch 2 of 2, on the way"
+    assert found.state(now=written + 7200.5).startswith("epoch 2 of 2, not finished; nothing was written for 2 h 0")
     ending = replace(found, settings=replace(found.settings, epochs=1.98701))  # whole steps go beyond it
-    assert ending.state() == "epoch 1.99 of 1.99, on the way"
+    assert ending.state(now=written) == "epoch 1.99 of 1.99, on the way"
     assert [_rounded(epochs) for epochs in (1200.0, 2.531, 0.0)] == ["1,200", "2.53", "0"]
     (run / "metrics.csv").unlink()
     assert load_run(run).epoch == 2  # by the checkpoint

@@ -56,7 +56,7 @@ def test_quoted_numbers_have_intervals_and_controls(run):
 def test_a_renamed_run_keeps_the_step_and_the_names_of_others(run):
     assert load_encoder(run)[1].name == load_encoder(run / "encoder.safetensors")[1].name == "mine"
     shutil.copy(run / "encoder.safetensors", other := run.parent / "encoder.safetensors")
-    assert load_encoder(other)[1].name == "one", "it lies in no run"
+    assert load_encoder(other)[1].name == "droppos", "it lies in no run"
     for first, shown in {"one (step 3 of 9)": "mine (step 3 of 9)", "from scratch": "from scratch"}.items():
         write(run, {"encoder": first}, {"encoder": "untrained"})
         assert [row[0] for row in results_of(load_run(run))[0].rows] == [shown, "untrained"]
