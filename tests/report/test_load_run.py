@@ -1,7 +1,6 @@
 """What a run's folder tells, also where it is not finished, damaged, or of another version."""
 
 import os
-import time
 from dataclasses import replace
 
 import pytest

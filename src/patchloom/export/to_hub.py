@@ -12,7 +12,7 @@ import huggingface_hub
 import timm
 import torch
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, though not in its __all__
 from timm.models import save_for_hf
 from torch import Tensor, nn
 
