@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import tracemalloc
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from patchloom.data.sources.files import PackedStrings
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.dense.annotations.base import Objects
-from patchloom.dense.annotations.boxes import BoxedImages
+from patchloom.dense.annotations.boxes import BoxedImages, compress_outline
 from patchloom.dense.augment import BoxAugment, fit_for_test, to_original
 
 H, W = 60, 90
@@ -159,7 +158,7 @@ def test_masks_are_decoded_one_at_a_time():
     outlines = [[[x, y, x + 40, y, x + 40, y + 30, x, y + 30]] for x, y in corners.tolist()]
     boxes = np.array([[x, y, x + 40, y + 30] for x, y in corners], np.float32)
     numbers, crowd = np.zeros(m, np.int64), np.zeros(m, bool)
-    packed = PackedStrings([json.dumps(outline) for outline in outlines])
+    packed = PackedStrings([compress_outline(outline, side, side) for outline in outlines])
     data = BoxedImages(Shapes(1), ("cell",), np.array([[side, side]]), np.array([m]), boxes, numbers, crowd, packed)
     image, augment = torch.zeros(3, side, side, dtype=torch.uint8), BoxAugment(96, (0.5, 3.0))
     expected = [augment(image, data.truth(0), np.random.default_rng(seed)) for seed in range(5)]
