@@ -83,11 +83,12 @@ def test_boxes_come_back_to_the_last_pixel_of_the_image(shape):
     torch.testing.assert_close(to_original(whole, factor, shape), torch.tensor([[0.0, 0.0, shape[1], shape[0]]] * 2))
 
 
-def test_it_is_a_function_of_its_generator_alone():
+def test_it_is_a_function_of_its_generator_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("a GPU's stream begins anew"))
     image, truth = rectangles((10, 8, 34, 30), (50, 20, 80, 55))
     augment = BoxAugment(48, (0.5, 2.0), color=True)
     (one,), first = augment(image, truth, np.random.default_rng(5))
-    torch.manual_seed(1)
+    torch.rand(1)
     before = torch.get_rng_state()
     (two,), second = augment(image, truth, np.random.default_rng(5))
     assert torch.equal(before, torch.get_rng_state())
@@ -122,6 +123,15 @@ def test_images_without_objects_and_objects_of_less_than_a_pixel():
     image, truth = rectangles((10, 8, 12, 40), (40, 8, 80, 40))  # at a third, the first is less than a pixel wide
     _, target = BoxAugment(30, (1, 1), flip=False)(image, truth, np.random.default_rng(0))
     assert target.objects.labels.tolist() == [1] and len(target.objects.masks) == 1
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_an_object_as_large_as_the_image_is_kept_at_every_size(masks):
+    """Scaled in float32, its box may reach out of the view by rounding."""
+    image, truth = rectangles((0, 0, W, H), masks=masks)
+    for side in range(20, 200):
+        _, (objects, (h, w)) = BoxAugment(side, (1, 1), flip=False)(image, truth, np.random.default_rng(0))
+        torch.testing.assert_close(objects.boxes, torch.tensor([[0.0, 0.0, w, h]]))
 
 
 def test_the_box_of_a_cut_object_is_that_of_what_is_left_of_its_mask():
