@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.ops import clip_boxes_to_image, masks_to_boxes
 from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
 
-from patchloom.data.augment import resize_part
 from patchloom.dense.annotations.base import IGNORED, Objects
 from patchloom.errors import PatchloomError
 
@@ -60,41 +62,33 @@ class PixelAugment:
             )
         factor = (1.0 if self.side is None else self.side / min(height, width)) * rng.uniform(*self.scale)
         (h, high), (w, wide) = cut(height, factor, self.size[0]), cut(width, factor, self.size[1])
-        labels = truth.numpy()
         for _ in range(_TRIES + 1):
             top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
-            seen = labels[top + nearest_indices(h, high)[:, None], left + nearest_indices(w, wide)]
+            part, becomes = (top, left, h, w), [high, wide]
+            seen = F.resized_crop(truth[None], *part, becomes, v2.InterpolationMode.NEAREST_EXACT)
             if (h, w) == (height, width) or _varied(seen):
                 break
-        view = resize_part(image, top, left, h, w, (high, wide), "bilinear")
+        view = F.resized_crop(image, *part, becomes)
         if self.flip and rng.random() < 0.5:
-            view, seen = view.flip(-1), seen[:, ::-1]
-        if self.distort is not None and len(view) == 3:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(int(rng.integers(2**63)))
-                view = self.distort(view)
-        return (self._filled(view),), self._filled_labels(seen)
+            view, seen = F.horizontal_flip(view), F.horizontal_flip(seen)
+        view = _distorted(view, self.distort, rng)
+        return (fill_up(view, self.size),), _padded(seen, self.size, IGNORED)[0]
 
-    def _filled(self, view: Tensor) -> Tensor:
-        if view.shape[-2:] == self.size:
-            return view
-        mean = view.mean((1, 2), dtype=torch.float32)
-        filled = (mean if view.is_floating_point() else mean.round()).to(view.dtype)
-        whole = filled[:, None, None].repeat(1, *self.size)
-        whole[:, : view.shape[1], : view.shape[2]] = view
-        return whole
 
-    def _filled_labels(self, seen: np.ndarray) -> Tensor:
-        whole = np.full(self.size, IGNORED, np.int16)
-        whole[: seen.shape[0], : seen.shape[1]] = seen
-        return torch.from_numpy(whole)
+def fill_up(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Fill an image [c h w] up to at least ``size`` at the right and at the bottom, with its mean colour."""
+    height, width = (max(pair) for pair in zip(image.shape[-2:], size, strict=True))
+    if (height, width) == image.shape[-2:]:
+        return image
+    mean = image.mean((1, 2), dtype=torch.float32)
+    return _padded(image, (height, width), (mean if image.is_floating_point() else mean.round()).tolist())
 
 
 def resized_for_test(image: Tensor, side: int) -> Tensor:
     """An image [c h w] whose shorter side is ``side`` pixels; aspect ratio and dtype stay."""
     h, w = image.shape[-2:]
-    size = tuple(max(1, round(length * side / min(h, w))) for length in (h, w))
-    return image if size == (h, w) else resize_part(image, 0, 0, h, w, (size[0], size[1]), "bilinear")
+    size = [max(1, round(length * side / min(h, w))) for length in (h, w)]
+    return F.resize(image, size)
 
 
 class PhotometricDistortion(v2.RandomPhotometricDistort):
@@ -111,19 +105,23 @@ def cut(length: int, factor: float, size: int) -> tuple[int, int]:
     return (length if becomes < size else min(length, max(1, round(size / factor)))), becomes
 
 
-def nearest_indices(length: int, becomes: int) -> np.ndarray:
-    """For each pixel of a resized side the one at its centre, int64 [becomes]."""
-    return ((2 * np.arange(becomes) + 1) * length) // (2 * becomes)
+def _distorted(view: Tensor, distort: v2.Transform | None, rng: np.random.Generator) -> Tensor:
+    """A view [c h w] with other colours, drawn from ``rng``, where it has 3 channels."""
+    if distort is None or len(view) != 3:
+        return view
+    with torch.random.fork_rng(devices=[]):  # torchvision draws from torch's global stream
+        torch.default_generator.manual_seed(int(rng.integers(2**63)))  # and a GPU's stays as it is
+        return distort(view)
 
 
-def _varied(labels: np.ndarray) -> bool:
+def _varied(labels: Tensor) -> bool:
     """Whether no class has over 75 % of the pixels that count, and any does."""
-    counts = np.bincount(labels.ravel().astype(np.int64) - IGNORED)[1:]
-    return bool(len(counts)) and counts.max() <= _MAX_SHARE * counts.sum()
+    counts = torch.bincount(labels.flatten() - IGNORED)[1:]
+    return bool(len(counts)) and bool(counts.max() <= _MAX_SHARE * counts.sum())
 
 
 _LEAST = 1.0  # pixels of the canvas that each side of an object must have
-_CUT = 0.01  # pixels by which a box reaches out of the crop, if more than rounding does so
+_CUT = 0.01  # pixels of the image by which a box is cut, if it is by more than rounding
 
 
 class BoxTarget(NamedTuple):
@@ -181,17 +179,16 @@ class BoxAugment:
         # whole pixels of the image are cut out, so that only these are resized and boxes stay where their pixels are
         (h, out_h), (w, out_w) = cut(height, factor, self.canvas[0]), cut(width, factor, self.canvas[1])
         top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
-        view = resize_part(image, top, left, h, w, (out_h, out_w), "bilinear")
-        objects = _moved(truth, (top, left, h, w), (out_h, out_w))
+        part, becomes = (top, left, h, w), [out_h, out_w]
+        view, objects = F.resized_crop(image, *part, becomes), _moved(truth, (height, width), part, becomes)
+        boxes, masks = _in_image(objects.boxes, (out_h, out_w)), objects.masks
         if self.flip and rng.random() < 0.5:
-            view, objects = view.flip(-1), _mirrored(objects, out_w)
-        if self.distort is not None and len(view) == 3:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(int(rng.integers(2**63)))
-                view = self.distort(view)
-        masks = None if objects.masks is None else _padded(objects.masks, self.canvas)
-        objects = Objects(objects.boxes, objects.labels, masks, objects.crowd)
-        return (_padded(view, self.canvas),), BoxTarget(objects, (out_h, out_w))
+            view, boxes = F.horizontal_flip(view), F.horizontal_flip(boxes)
+            masks = None if masks is None else F.horizontal_flip(masks)
+        view = _padded(_distorted(view, self.distort, rng), self.canvas)
+        masks = None if masks is None else _padded(masks, self.canvas)
+        boxes = boxes.as_subclass(Tensor)
+        return (view,), BoxTarget(Objects(boxes, objects.labels, masks, objects.crowd), (out_h, out_w))
 
 
 def fit_for_test(
@@ -208,7 +205,7 @@ def fit_for_test(
     if sides is not None:
         factor = min(factor, _by_sides((height, width), sides))
     fitted = _resized(height, canvas[0], factor), _resized(width, canvas[1], factor)
-    return _padded(resize_part(image, 0, 0, height, width, fitted, "bilinear"), canvas), factor, fitted
+    return _padded(F.resize(image, list(fitted)), canvas), factor, fitted
 
 
 def to_original(boxes: Tensor, factor: float, size: tuple[int, int]) -> Tensor:
@@ -222,7 +219,7 @@ def to_original(boxes: Tensor, factor: float, size: tuple[int, int]) -> Tensor:
     height, width = size
     # what the resized sides were rounded to, so that the last pixel of the one is the last of the other
     across, down = width / max(1, round(width * factor)), height / max(1, round(height * factor))
-    return _clipped(boxes * boxes.new_tensor([across, down, across, down]), size)
+    return clip_boxes_to_image(boxes * boxes.new_tensor([across, down, across, down]), size)
 
 
 def _both(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -242,53 +239,33 @@ def _resized(length: int, canvas: int, factor: float) -> int:
     return min(canvas, max(1, round(length * factor)))
 
 
-def _moved(truth: Objects, part: tuple[int, int, int, int], size: tuple[int, int]) -> Objects:
-    """The objects of a part (top, left, h, w) of an image that is resized to ``size``; those that are left."""
-    (top, left, h, w), (out_h, out_w) = part, size
-    by = truth.boxes.new_tensor([out_w / w, out_h / h, out_w / w, out_h / h])
-    reaching = (truth.boxes - truth.boxes.new_tensor([left, top, left, top])) * by
-    boxes = _clipped(reaching, size)
-    left_over = ((boxes[:, 2:] - boxes[:, :2]) >= _LEAST).all(1)
-    objects = _chosen(Objects(boxes, truth.labels, None, truth.crowd), left_over)
+def _moved(truth: Objects, whole: tuple[int, int], part: tuple[int, int, int, int], size: list[int]) -> Objects:
+    """The objects of a part (top, left, h, w) of an image (h, w) that is resized to ``size``; those that are left."""
+    inside = F.crop(_in_image(truth.boxes, whole), *part)
+    # resizing may round a box out of the image
+    boxes, left_over = F.sanitize_bounding_boxes(F.clamp_bounding_boxes(F.resize(inside, size)), min_size=_LEAST)
+    boxes, labels, crowd = boxes.as_subclass(Tensor), truth.labels[left_over], truth.crowd[left_over]
     if not truth.has_masks:
-        return objects
-    # NumPy picks single bytes several times faster than torch, and stops at the first pixel that is there
-    across, down = left + nearest_indices(w, out_w), top + nearest_indices(h, out_h)
-    masks = np.zeros((len(objects.labels), out_h, out_w), bool)
+        return Objects(boxes, labels, None, crowd)
+    masks = torch.zeros(len(labels), *size, dtype=torch.bool)
     for mask, k in zip(masks, left_over.nonzero()[:, 0].tolist(), strict=True):  # one whole mask in memory at a time
-        mask[:] = np.take(np.take(truth.mask(k).numpy(), across, 1), down, 0)
-    seen = torch.tensor([bool(mask.any()) for mask in masks], dtype=torch.bool)
-    cut = ((reaching - boxes).abs().amax(1) > _CUT)[left_over]
-    for k in (cut & seen).nonzero()[:, 0].tolist():
-        ys, xs = np.flatnonzero(masks[k].any(1)), np.flatnonzero(masks[k].any(0))
-        objects.boxes[k] = objects.boxes.new_tensor([xs[0], ys[0], xs[-1] + 1, ys[-1] + 1])
-    return _chosen(Objects(objects.boxes, objects.labels, torch.from_numpy(masks), objects.crowd), seen)
+        mask.copy_(F.resized_crop(truth.mask(k)[None], *part, size, v2.InterpolationMode.NEAREST_EXACT)[0])
+    seen = masks.flatten(1).any(1)
+    lost = _sides(truth.boxes) - _sides(inside.as_subclass(Tensor))
+    redrawn = (lost > _CUT).any(1)[left_over] & seen
+    boxes[redrawn] = masks_to_boxes(masks[redrawn]) + boxes.new_tensor([0, 0, 1, 1])  # theirs are inclusive
+    return Objects(boxes[seen], labels[seen], masks[seen], crowd[seen])
 
 
-def _mirrored(objects: Objects, width: int) -> Objects:
-    x0, y0, x1, y1 = objects.boxes.unbind(1)
-    masks = None if objects.masks is None else objects.masks.flip(-1)
-    return Objects(torch.stack([width - x1, y0, width - x0, y1], 1), objects.labels, masks, objects.crowd)
+def _in_image(boxes: Tensor, size: tuple[int, int]) -> tv_tensors.BoundingBoxes:
+    return tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size)
 
 
-def _chosen(objects: Objects, which: Tensor) -> Objects:
-    """Some of the objects, by a mask bool [m]."""
-    if which.all():
-        return objects
-    masks = None if objects.masks is None else objects.masks[which]
-    return Objects(objects.boxes[which], objects.labels[which], masks, objects.crowd[which])
+def _sides(boxes: Tensor) -> Tensor:
+    return boxes[:, 2:] - boxes[:, :2]
 
 
-def _clipped(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    height, width = size
-    return torch.minimum(boxes.clamp(min=0), boxes.new_tensor([width, height, width, height]))
-
-
-def _padded(image: Tensor, canvas: tuple[int, int]) -> Tensor:
-    """An image, or masks, [c h w] at the top left of a canvas of zeros."""
+def _padded(image: Tensor, canvas: tuple[int, int], fill: float | list[float] = 0) -> Tensor:
+    """An image, or masks, [c h w] at the top left of a canvas of ``fill``."""
     height, width = image.shape[-2:]
-    if (height, width) == canvas:
-        return image
-    whole = image.new_zeros(len(image), *canvas)
-    whole[:, :height, :width] = image
-    return whole
+    return F.pad(image, [0, 0, canvas[1] - width, canvas[0] - height], fill)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.data.stats import normalize
-from patchloom.dense.augment import fit_for_test, resized_for_test, to_original
+from patchloom.dense.augment import fill_up, fit_for_test, resized_for_test, to_original
 from patchloom.dense.detector import Detector, paste_masks
 from patchloom.dense.metrics import DetectedObjects, run_lengths
 from patchloom.dense.segmenter import SegmentLogits
@@ -69,7 +69,7 @@ def segment_image(
     device, own = torch.device(device), (int(image.shape[1]), int(image.shape[2]))
     resized = image if side is None else resized_for_test(image, side)
     there = (int(resized.shape[1]), int(resized.shape[2]))
-    padded = _filled(resized, model.size)
+    padded = fill_up(resized, model.size)
     whole = (int(padded.shape[1]), int(padded.shape[2]))
     places = [(top, left) for top in starts(whole[0], model.size[0]) for left in starts(whole[1], model.size[1])]
     found: list[_Window] = []
@@ -86,18 +86,6 @@ def starts(length: int, window: int) -> list[int]:
     """Where windows begin along a side: two thirds of a window apart, the last one where the side ends."""
     stride = max(1, int(_STRIDE * window))
     return [min(i * stride, length - window) for i in range(math.ceil(max(0, length - window) / stride) + 1)]
-
-
-def _filled(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """An image [c h w] that is at least of that size, filled up at the right and at the bottom."""
-    height, width = (max(pair) for pair in zip(image.shape[1:], size, strict=True))
-    if (height, width) == image.shape[1:]:
-        return image
-    mean = image.float().mean((1, 2))
-    mean = mean if image.is_floating_point() else mean.round()
-    whole = mean.to(image.dtype)[:, None, None].repeat(1, height, width)
-    whole[:, : image.shape[1], : image.shape[2]] = image
-    return whole
 
 
 def _bands(

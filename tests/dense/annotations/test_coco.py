@@ -204,7 +204,7 @@ def changed(change: str) -> Any:
         ("[one.update(segmentation=[[1, 2, 3, 4, 5, inf]]) for one in what['annotations']]", "no list of polygons"),
         (
             "[one.update(segmentation={'size': [20, 16], 'counts': [320]}) for one in what['annotations']]",
-            r"has a mask whose size is \[20, 16\] \[h, w\], in an image of \[16, 20\]",
+            r"whose size is \[20, 16\] \[h, w\], in an image of \[16, 20\]",
         ),
     ],
 )

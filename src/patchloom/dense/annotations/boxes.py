@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,94 +14,53 @@ import torch
 from patchloom.data.source import Source, digest
 from patchloom.data.sources.files import Files, PackedStrings
 from patchloom.dense.annotations.base import Annotated, Objects
-from patchloom.errors import PatchloomError
+from patchloom.dense.metrics import coco_tool, from_run_lengths
 
-# Masks of objects as annotation files have them: polygons, and run lengths (RLE), as COCO writes both.
-
-
-_FINE = 5  # steps a pixel in which COCO's tools follow an outline
+_FARTHEST = 2**20  # pixels, of corners and of the sides of a polygon together: drawing it takes some 40 bytes a pixel
 
 
-def rasterize_outline(outline: Any, height: int, width: int) -> np.ndarray:
-    """The mask of one object, bool [h w]."""
-    if isinstance(outline, dict):
-        if list(outline.get("size", ())) != [height, width]:
-            raise ValueError(f"a mask of size {outline.get('size')} [h, w] in an image of {[height, width]}")
-        return _of_runs(_counts(outline.get("counts")), height, width)
-    mask = np.zeros((height, width), bool)
-    for polygon in outline:
-        points = np.asarray(polygon, np.float64)
-        if points.ndim != 1 or len(points) < 6 or len(points) % 2:
-            raise ValueError("a polygon that is not a list x y x y ... of at least three points")
-        mask |= _of_polygon(points.reshape(-1, 2), height, width)
-    return mask
+def compress_outline(outline: Any, height: int, width: int) -> str:
+    """Return COCO's compressed run lengths of an object's mask.
 
+    Args:
+        outline: COCO's segmentation: polygons in pixels, or run lengths, compressed or not.
+        height, width: of the image in pixels.
 
-def _of_runs(counts: np.ndarray, height: int, width: int) -> np.ndarray:
-    if counts.sum() != height * width or (counts < 0).any():
-        raise ValueError(f"run lengths of {counts.sum():,} pixels in an image of {height * width:,}")
-    return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T
-
-
-def _counts(counts: Any) -> np.ndarray:
-    if isinstance(counts, bytes):
-        counts = counts.decode("ascii", "replace")
-    if isinstance(counts, str):
-        return np.array(_numbers(counts), np.int64)
-    if isinstance(counts, list | tuple) and all(isinstance(count, int) for count in counts):
-        return np.array(counts, np.int64)
-    raise ValueError("run lengths that are neither a list of whole numbers nor text")
-
-
-def _numbers(text: str) -> list[int]:
-    """COCO's compressed run lengths: groups of 5 bits, the lowest first, from the fourth on as the change from the
-    number two before."""
-    found: list[int] = []
-    number = shift = 0
-    for letter in text:
-        bits = ord(letter) - 48
-        if not 0 <= bits < 64:
-            raise ValueError("run lengths with letters that COCO's compression does not have")
-        number |= (bits & 31) << shift
-        shift += 5
-        if bits & 32:  # another group follows
-            continue
-        if bits & 16:  # the highest bit is the sign
-            number -= 1 << shift
-        found.append(number + (found[-2] if len(found) > 2 else 0))
-        number = shift = 0
-    return found
-
-
-def _of_polygon(points: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Fill a polygon [k 2] of x and y by COCO's rule.
-
-    Its corners are rounded to fifths of a pixel, each side is followed a fifth at a time, and a column of pixels
-    changes between out and in wherever the outline passes its middle.
+    Raises:
+        ValueError: if the outline is malformed, or takes too much memory.
     """
-    corners = (points * _FINE + 0.5).astype(np.int64)
-    start, end = corners, np.roll(corners, -1, axis=0)
-    far = np.abs(end - start)
-    steep = far[:, 1] > far[:, 0]
-    along = np.where(steep, 1, 0)  # the axis that is followed in whole steps
-    sides = np.arange(len(corners))
-    turned = start[sides, along] > end[sides, along]  # a side is rounded alike in both directions
-    low, high = np.where(turned[:, None], end, start), np.where(turned[:, None], start, end)
-    length = far.max(1)
-    slope = (high - low)[sides, 1 - along] / np.maximum(length, 1)
-    side = np.repeat(sides, length + 1)
-    step = np.arange(len(side)) - np.repeat(np.cumsum(length + 1) - (length + 1), length + 1)
-    step = np.where(turned[side], length[side] - step, step)
-    whole = low[side, along[side]] + step
-    other = (low[side, 1 - along[side]] + slope[side] * step + 0.5).astype(np.int64)
-    x, y = np.where(steep[side], other, whole), np.where(steep[side], whole, other)
-    passed = np.flatnonzero(np.diff(x))
-    column = (np.minimum(x[passed], x[passed + 1]) + 0.5) / _FINE - 0.5
-    row = (np.minimum(y[passed], y[passed + 1]) + 0.5) / _FINE - 0.5
-    kept = (column == np.floor(column)) & (column >= 0) & (column <= width - 1)
-    row = np.ceil(np.clip(row[kept], 0, height)).astype(np.int64)
-    changes = np.sort(column[kept].astype(np.int64) * height + row)
-    return _of_runs(np.diff(np.concatenate([[0], changes, [height * width]])), height, width)
+    codec, size = coco_tool("mask"), [height, width]
+    if isinstance(outline, dict):
+        if outline.get("size") != size:
+            raise ValueError(f"whose size is {outline.get('size')} [h, w], in an image of {size}")
+        counts = outline.get("counts")
+        try:
+            runs = codec.frPyObjects(outline, height, width) if isinstance(counts, list) else outline
+            codec.decode({"size": size, "counts": runs["counts"]})  # which checks that they fill the image
+        except (ValueError, TypeError, RuntimeError, KeyError) as error:
+            raise ValueError(f"of {height * width:,} pixels with run lengths that are malformed") from error
+    else:
+        runs = codec.merge(codec.frPyObjects(_check_polygons(outline), height, width))
+    found = runs["counts"]
+    return found.decode() if isinstance(found, bytes) else found
+
+
+def _check_polygons(outline: Any) -> list[list[float]]:
+    """Return polygons as lists of floats if COCO's tools can draw them."""
+    try:
+        polygons = [np.asarray(polygon, np.float64) for polygon in outline]
+    except (TypeError, ValueError, OverflowError):
+        polygons = []
+    good = (one.ndim == 1 and len(one) >= 6 and len(one) % 2 == 0 and np.isfinite(one).all() for one in polygons)
+    if not polygons or not all(good):
+        raise ValueError("that is no list of polygons of at least three points")
+    for polygon in polygons:
+        points = polygon.reshape(-1, 2)
+        if np.abs(points).max() > _FARTHEST:
+            raise ValueError(f"with a polygon that reaches {_FARTHEST:,} pixels far")
+        if np.abs(points - np.roll(points, 1, axis=0)).max(1).sum() > _FARTHEST:
+            raise ValueError(f"with a polygon whose sides are longer than {_FARTHEST:,} pixels together")
+    return [polygon.tolist() for polygon in polygons]
 
 
 @dataclass
@@ -115,7 +73,7 @@ class ImageAnnotation:
         boxes: x0 y0 x1 y1 of each object, in pixels or, if ``relative``, as shares of width and height.
         labels: the class of each.
         crowd: whether each is a group, or doubtful.
-        outlines: of each, as `rasterize_outline` takes it; None where there is none.
+        outlines: of each, as `compress_outline` takes it; None where there is none.
         relative: coordinates are shares of width and height, in ``outlines``, too.
     """
 
@@ -181,7 +139,7 @@ class BoxedImages(Annotated[Objects]):
         boxes: float32 [m 4], of all images, one after another.
         labels: int64 [m].
         crowd: bool [m].
-        outlines: of each object in JSON, decoded when it is asked for; None if there are none.
+        outlines: of each object as `compress_outline` returns it, decoded when it is asked for; None if there are none.
     """
 
     def __init__(
@@ -218,18 +176,13 @@ class BoxedImages(Annotated[Objects]):
             torch.from_numpy(self.labels[there].copy()),
             None,
             torch.from_numpy(self.crowd[there].copy()),
-            None if self.outlines is None else lambda k: torch.from_numpy(self._mask(i, there.start + k)),
+            None if self.outlines is None else lambda k: self._mask(i, there.start + k),
         )
 
-    def _mask(self, i: int, k: int) -> np.ndarray:
+    def _mask(self, i: int, k: int) -> torch.Tensor:
         assert self.outlines is not None
-        try:
-            return rasterize_outline(json.loads(self.outlines[k]), *self.size(i))
-        except (ValueError, TypeError, KeyError) as error:
-            raise PatchloomError(
-                f"{self.images.describe(i)}: the segmentation of an object cannot be read ({error}): mend it or take "
-                "it out"
-            ) from error
+        size = self.size(i)
+        return from_run_lengths([{"size": [*size], "counts": self.outlines[k]}], size)[0]
 
     def fingerprint(self) -> str:
         arrays = (self.sizes, self.counts, self.boxes, self.labels, self.crowd)

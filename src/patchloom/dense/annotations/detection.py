@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +31,13 @@ from patchloom.dense.annotations.base import (
     named_parts,
     parse_part,
 )
-from patchloom.dense.annotations.boxes import AnnotatedFiles, Annotations, BoxedImages, ImageAnnotation
+from patchloom.dense.annotations.boxes import (
+    AnnotatedFiles,
+    Annotations,
+    BoxedImages,
+    ImageAnnotation,
+    compress_outline,
+)
 from patchloom.dense.annotations.coco import find_coco, json_files, read_json
 from patchloom.dense.annotations.synthetic import DrawnObjects
 from patchloom.dense.annotations.voc import find_voc, xml_files
@@ -349,27 +353,14 @@ def _within(
 
 
 def _outline(outline: Any, sheet: ImageAnnotation, size: tuple[int, int]) -> str:
-    """An outline in JSON, in pixels."""
-    if isinstance(outline, dict):
-        if [*outline.get("size", ())] != [*size] or not isinstance(outline.get("counts"), list | str):
-            raise PatchloomError(
-                f"{sheet.file} has a mask whose size is {outline.get('size')} [h, w], in an image of {[*size]}: mend "
-                "it or take it out"
-            )
-        return json.dumps(outline, separators=(",", ":"))
+    """An outline as compressed run lengths."""
+    height, width = size
     try:
-        good = all(len(one) >= 6 and len(one) % 2 == 0 and all(map(isfinite, one)) for one in outline)
-    except TypeError:
-        good = False
-    if not (good and outline):
-        raise PatchloomError(
-            f"{sheet.file} has a segmentation that is no list of polygons of at least three points: mend it or take it "
-            "out"
-        )
-    if sheet.relative:
-        height, width = size
-        outline = [[one * (width, height)[k % 2] for k, one in enumerate(polygon)] for polygon in outline]
-    return json.dumps(outline, separators=(",", ":"))
+        if sheet.relative:
+            outline = [[one * (width, height)[k % 2] for k, one in enumerate(polygon)] for polygon in outline]
+        return compress_outline(outline, height, width)
+    except ValueError as error:
+        raise PatchloomError(f"{sheet.file} has a segmentation {error}: mend it or take it out") from error
 
 
 _LAYOUTS = (
