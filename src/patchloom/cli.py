@@ -512,7 +512,8 @@ def _embed(words: list[str]) -> None:
         from patchloom.embed.embed import embed
 
     done = embed(**given)
-    print(*done.notes, *done.sentences(), *_in_columns(done.table() if done.neighbours else []), sep="\n")
+    if is_first():
+        print(*done.notes, *done.sentences(), *_in_columns(done.table() if done.neighbours else []), sep="\n")
 
 
 def _predict(words: list[str]) -> None:
