@@ -73,6 +73,7 @@ HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "embed": [
         ("patchloom embed runs/photos-mae photos/ --to photos.parquet", ""),
         ("patchloom embed runs/photos-mae photos/ --to photos.npz --near a.jpg", ""),
+        ("patchloom embed runs/photos-mae photos/ --to vectors/ --devices 4", ""),
     ],
     "predict": [
         ("patchloom predict model.safetensors photos/", "label maps, or COCO JSON"),

@@ -16,7 +16,7 @@ import patchloom
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source
 from patchloom.embed import parts as parts_module
-from patchloom.embed.formats import FORMATS, Rows, read_card, read_rows, read_table
+from patchloom.embed.formats import FORMATS, Rows, iterate_rows, read_card, read_rows
 from patchloom.embed.parts import PartFolder, PartWriter
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import each_batch
@@ -91,7 +91,7 @@ def test_a_part_with_other_rows_than_it_says(tiny: Path, photos: Path, tmp_path:
     to, folder = tmp_path / "f.npz", tmp_path / "f.npz.parts"
     assert embed_apart(tiny, photos, to, event=5) is None
     part = min(folder.glob("[!.]*-*"))
-    table = read_table(part)
+    table = read_rows(part)
     FORMATS[".npz"].write(part, Rows(*(column[:3] for column in table)), read_card(part))
     with pytest.raises(PatchloomError, match="does not have the 8 vectors of its card: remove it"):
         patchloom.embed(tiny, photos, to=to, **SMALL)
@@ -219,7 +219,7 @@ def test_memory_does_not_grow_with_the_images(tmp_path: Path, suffix: str, monke
             writer.finish()
             folder.finish()
         total = 0
-        for some in read_rows([part.path for part in folder.all]):
+        for some in iterate_rows([part.path for part in folder.all]):
             assert (
                 some.paths[0] == f"few #{total}"
                 and some.vectors[-1, 0] == (total + len(some.paths) - 1) // batch * batch

@@ -31,9 +31,9 @@ class Rows(NamedTuple):
     """Rows of a file: vectors [m ...], and the path, split and label (None: unlabelled) of each."""
 
     vectors: np.ndarray
-    paths: Sequence[str]
-    splits: Sequence[str]
-    labels: Sequence[str | None]
+    paths: list[str]
+    splits: list[str]
+    labels: list[str | None]
 
 
 def parse_card(text: str | None, path: Path, counts: bool = False) -> Card:
@@ -64,17 +64,17 @@ def arrow() -> ModuleType:
     return library
 
 
-def _write_parquet(path: Path, table: Rows, card: Card) -> None:
+def _write_parquet(path: Path, rows: Rows, card: Card) -> None:
     """Write a vector as a list of fixed length, and n patch tokens as a list of n of them."""
-    pa, shape = arrow(), table.vectors.shape[1:]
-    vector = reduce(pa.list_, reversed(shape), pa.from_numpy_dtype(table.vectors.dtype))
+    pa, shape = arrow(), rows.vectors.shape[1:]
+    vector = reduce(pa.list_, reversed(shape), pa.from_numpy_dtype(rows.vectors.dtype))
     kinds = {"path": pa.string(), "split": pa.string(), "label": pa.string(), "vector": vector}
     schema = pa.schema(list(kinds.items()), metadata={METADATA_KEY: json.dumps(card)})
-    vectors = reduce(pa.FixedSizeListArray.from_arrays, reversed(shape), pa.array(table.vectors.ravel()))
-    texts = [pa.array(values, pa.string()) for values in (table.paths, table.splits, table.labels)]
+    vectors = reduce(pa.FixedSizeListArray.from_arrays, reversed(shape), pa.array(rows.vectors.ravel()))
+    texts = [pa.array(values, pa.string()) for values in (rows.paths, rows.splits, rows.labels)]
     # features hardly shrink, and are read faster uncompressed
     packed = {"path": "zstd", "split": "zstd", "label": "zstd", "vector" + ".list.element" * len(shape): "none"}
-    group = max(1, min(ROWS, BYTES // (table.vectors.itemsize * int(np.prod(shape)))))
+    group = max(1, min(ROWS, BYTES // (rows.vectors.itemsize * int(np.prod(shape)))))
     columns = pa.table([*texts, vectors], schema=schema)
     pa.parquet.write_table(columns, path, row_group_size=group, compression=packed, use_dictionary=["split", "label"])
 
@@ -85,27 +85,35 @@ def _read_parquet_card(path: Path) -> str | None:
 
 
 def _read_parquet(path: Path) -> Rows:
+    # else all row groups would be fetched ahead, and stay until the last one is read
     with arrow().parquet.ParquetFile(path, pre_buffer=False) as file:
-        found = file.read()
-    lists, shape = found.column("vector").combine_chunks(), [len(found)]
-    while hasattr(lists.type, "list_size"):
-        shape.append(lists.type.list_size)
-        lists = lists.flatten()
-    texts = (found.column(name).to_pylist() for name in ("path", "split", "label"))
-    return Rows(lists.to_numpy(zero_copy_only=False).reshape(shape), *texts)
+        kind, shape = file.schema_arrow.field("vector").type, [file.metadata.num_rows]
+        while hasattr(kind, "list_size"):
+            shape.append(kind.list_size)
+            kind = kind.value_type
+        rows = Rows(np.empty(shape, kind.to_pandas_dtype()), [], [], [])
+        for some in file.iter_batches(ROWS):
+            lists, start = some.column("vector"), len(rows.paths)
+            while hasattr(lists.type, "list_size"):
+                lists = lists.flatten()
+            rows.vectors[start : start + len(some)] = lists.to_numpy().reshape(len(some), *shape[1:])
+            rows.paths.extend(some.column("path").to_pylist())
+            rows.splits.extend(some.column("split").to_pylist())
+            rows.labels.extend(some.column("label").to_pylist())
+    return rows
 
 
 # npz, which numpy.load reads without pickle: vectors, paths, splits, labels (int64 in classes, -1 for none) and card.
 
 
-def _write_npz(path: Path, table: Rows, card: Card) -> None:
+def _write_npz(path: Path, rows: Rows, card: Card) -> None:
     columns = {
         "card": np.array(json.dumps(card)),
         "classes": np.array(card["classes"], str),
-        "labels": _numbers(table.labels, card["classes"]),
-        "splits": np.array(table.splits, str),
-        "paths": np.array(table.paths, str),
-        "vectors": table.vectors,
+        "labels": _numbers(rows.labels, card["classes"]),
+        "splits": np.array(rows.splits, str),
+        "paths": np.array(rows.paths, str),
+        "vectors": rows.vectors,
     }
     with open(path, "wb") as file:  # numpy would add an ending to another name
         np.savez(file, **columns)
@@ -126,13 +134,13 @@ def _read_npz(path: Path) -> Rows:
 # from path_ends[i] to path_ends[i + 1]. The format has no text.
 
 
-def _write_safetensors(path: Path, table: Rows, card: Card) -> None:
-    paths = [one.encode() for one in table.paths]
+def _write_safetensors(path: Path, rows: Rows, card: Card) -> None:
+    paths = [one.encode() for one in rows.paths]
     columns = {
-        "labels": _numbers(table.labels, card["classes"]),
+        "labels": _numbers(rows.labels, card["classes"]),
         "path_ends": np.cumsum([0, *map(len, paths)], dtype=np.int64),
-        "vectors": table.vectors,
-        "splits": _numbers(table.splits, list(card["data"]["splits"])).astype(np.uint8),
+        "vectors": rows.vectors,
+        "splits": _numbers(rows.splits, list(card["data"]["splits"])).astype(np.uint8),
         "paths": np.frombuffer(b"".join(paths), np.uint8),
     }
     path.touch()
@@ -173,7 +181,7 @@ class Format(NamedTuple):
     """Writer and readers of one kind of file.
 
     Attributes:
-        write: writes a table, with a card, to a path.
+        write: writes rows, with a card, to a path.
         read: reads all rows.
         read_card: reads the text of the card alone; None: there is none.
     """
@@ -212,22 +220,24 @@ def read_card(path: Path) -> Card:
         return parse_card(FORMATS[path.suffix.lower()].read_card(path), path, counts=True)
 
 
-def read_table(path: Path) -> Rows:
+def read_rows(path: Path) -> Rows:
     """Read all rows of a file."""
     with _as_vectors(path):
-        table = FORMATS[path.suffix.lower()].read(path)
-        if len({*map(len, table)}) != 1:
+        rows = FORMATS[path.suffix.lower()].read(path)
+        if len({*map(len, rows)}) != 1:
             raise ValueError("its columns are of different lengths")
-        return table
+        return rows
 
 
-def read_rows(paths: Sequence[Path]) -> Iterator[Rows]:
+def iterate_rows(paths: Sequence[Path]) -> Iterator[Rows]:
     """Read the rows of several files, one file in memory at a time, and yield up to 16 MB of vectors at once."""
     for path in paths:
-        table = read_table(path)
-        rows = max(1, _READ_BYTES // (4 * max(1, int(np.prod(table.vectors.shape[1:])))))
-        for start in range(0, len(table.paths), rows):
-            yield Rows(*(column[start : start + rows] for column in table))
+        rows = read_rows(path)
+        size = max(1, _READ_BYTES // (4 * max(1, int(np.prod(rows.vectors.shape[1:])))))
+        for start in range(0, len(rows.paths), size):
+            some = slice(start, start + size)
+            # a copy, because a view would keep all of the file
+            yield Rows(rows.vectors[some].copy(), rows.paths[some], rows.splits[some], rows.labels[some])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.glob import is_single, open_images
-from patchloom.embed.formats import read_rows
+from patchloom.embed.formats import iterate_rows
 from patchloom.embed.parts import path_of
 from patchloom.errors import PatchloomError
 
@@ -89,7 +89,7 @@ def nearest_rows(
     Of patch tokens all stand in a row, so that each is compared with that at the same place.
     """
     total, count = np.zeros(vector.size), 0
-    for some in read_rows(files):
+    for some in iterate_rows(files):
         total += some.vectors.reshape(len(some.vectors), -1).sum(0, dtype=np.float64)
         count += len(some.vectors)
     mean = total / max(1, count)
@@ -101,7 +101,7 @@ def nearest_rows(
     )
     sample, start = list[np.ndarray](), 0
     best: list[Neighbour] = []
-    for some in read_rows(files):
+    for some in iterate_rows(files):
         units = _unit(some.vectors.reshape(len(some.vectors), -1) - mean)
         sample.append(units[sampled[(sampled >= start) & (sampled < start + len(units))] - start])
         start += len(units)

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from patchloom.data.source import Source
 from patchloom.data.sources.concat import ConcatSource
 from patchloom.data.sources.files import Files
-from patchloom.embed.formats import BYTES, COUNTS, FORMATS, ROWS, Card, Rows, parse_card, read_card, read_table
+from patchloom.embed.formats import BYTES, COUNTS, FORMATS, ROWS, Card, Rows, parse_card, read_card, read_rows
 from patchloom.errors import PatchloomError, listing
 from patchloom.system.files import make_folder, move_whole, remove_leftovers, write_whole
 
@@ -187,14 +187,14 @@ class PartFolder:
         numbers = np.concatenate([np.zeros(0, np.int64), *indices]).tolist()
         source, classes = self.sources[part.split], self.card["classes"]
         labels = [-1] * len(numbers) if source.labels is None else source.labels[numbers].tolist()
-        table = Rows(
+        rows = Rows(
             np.concatenate([np.zeros((0, *self.shape), self.dtype), *vectors]),
             [path_of(source, i) for i in numbers],
             [part.split] * len(numbers),
             [None if label < 0 else classes[label] for label in labels],
         )
         card = self.card | _counts(len(numbers), part.stop - part.start - len(numbers))
-        write_whole(part.path, lambda path: FORMATS[self.suffix].write(path, table, card))
+        write_whole(part.path, lambda path: FORMATS[self.suffix].write(path, rows, card))
 
     def finish(self) -> tuple[Card, list[str]]:
         """Return the card with its counts, and names of images that could not be read, and write the card."""
@@ -222,27 +222,26 @@ class PartFolder:
 
     def join(self, file: Path, card: Card) -> None:
         """Put all parts together in memory, write them as one file, and remove the folder."""
-        vectors = np.empty((card["rows"], *self.shape), self.dtype)
-        texts: tuple[list[Any], ...] = ([], [], [])
+        rows = Rows(np.empty((card["rows"], *self.shape), self.dtype), [], [], [])
         for part in self.all:
-            table = self._read(part)
-            start = len(texts[0])
-            vectors[start : start + len(table.paths)] = table.vectors
-            for column, more in zip(texts, table[1:], strict=True):
-                column.extend(more)
+            some, start = self._read(part), len(rows.paths)
+            rows.vectors[start : start + len(some.paths)] = some.vectors
+            rows.paths.extend(some.paths)
+            rows.splits.extend(some.splits)
+            rows.labels.extend(some.labels)
         # beside the parts first: whatever a kill leaves lies in their folder
         whole = self.folder / f"whole{self.suffix}"
-        write_whole(whole, lambda path: FORMATS[self.suffix].write(path, Rows(vectors, *texts), card))
+        write_whole(whole, lambda path: FORMATS[self.suffix].write(path, rows, card))
         move_whole(whole, file)
         self.remove()
 
     def _read(self, part: Part) -> Rows:
-        table, rows = read_table(part.path), read_card(part.path)["rows"]
-        if table.vectors.shape != (rows, *self.shape):
+        rows, count = read_rows(part.path), read_card(part.path)["rows"]
+        if rows.vectors.shape != (count, *self.shape):
             raise PatchloomError(
-                f"{part.path} does not have the {rows} vectors of its card: remove it, and give the same command again"
+                f"{part.path} does not have the {count} vectors of its card: remove it, and give the same command again"
             )
-        return table
+        return rows
 
     def remove(self) -> None:
         """Remove the folder."""
