@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tracemalloc
 import weakref
 from pathlib import Path
@@ -125,11 +126,32 @@ def test_several_processes(tiny: Path, photos: Path, tmp_path: Path, to: str):
 
 def test_of_several_processes_one_fails(tiny: Path, photos: Path, tmp_path: Path):
     """The others keep what they have done, and all of them end."""
-    ended = embed_together(tiny, photos, tmp_path / "parts", 3, failing=1)
+    ended = embed_together(tiny, photos, tmp_path / "parts", 3, failing={1: 1})
     assert [one.code for one in ended] == [2, 2, 2] and [one.written for one in ended] == [2, 0, 2]
     assert [one.told for one in ended] == ["another", "PatchloomError: no", "another"]
     assert len(read_parts(tmp_path / "parts")) == 4
     patchloom.embed(tiny, photos, to=tmp_path / "parts", **SMALL)
+
+
+def test_of_several_processes_one_is_killed(tiny: Path, photos: Path, tmp_path: Path):
+    first, killed = embed_together(tiny, photos, tmp_path / "f.npz", 2, failing={1: signal.SIGKILL})
+    assert (first.code, first.written, killed.code) == (2, 3, -1)
+    assert "another process has died" in first.told and "which goes on from there" in first.told
+    assert len(read_parts(tmp_path / "f.npz.parts")) == 3
+
+
+def test_a_process_with_other_images_or_another_version(tiny: Path, photos: Path, tmp_path: Path, monkeypatch):
+    write = PartFolder.write
+
+    def of_another(self, part, *given):
+        own = self.card
+        self.card = own | ({"patchloom": "0.0"} if part.start == 8 else {})
+        write(self, part, *given)
+        self.card = own
+
+    monkeypatch.setattr(PartFolder, "write", of_another)
+    with pytest.raises(PatchloomError, match="train-000000008.npz was made by a command with another patchloom"):
+        patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **SMALL)
 
 
 class _Few(Source):

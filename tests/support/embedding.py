@@ -102,7 +102,7 @@ class Ended(NamedTuple):
     told: str
 
 
-def _rank(run: str, data: str, to: str, rank: int, world: int, port: int, failing: bool, told: Any) -> None:
+def _rank(run: str, data: str, to: str, rank: int, world: int, port: int, failing: int, told: Any) -> None:
     found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0}
     found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
     os.environ.update({name: str(value) for name, value in found.items()})
@@ -117,6 +117,8 @@ def _rank(run: str, data: str, to: str, rank: int, world: int, port: int, failin
     parts.ROWS, write, written = ROWS, parts.PartFolder.write, []
 
     def recording(self, part, *given):
+        if failing == signal.SIGKILL:
+            os.kill(os.getpid(), failing)
         if failing:
             raise PatchloomError("no")
         write(self, part, *given)
@@ -132,11 +134,19 @@ def _rank(run: str, data: str, to: str, rank: int, world: int, port: int, failin
         told.put((rank, Ended(2, len(written), False, f"PatchloomError: {error}")))
 
 
-def embed_together(run: Path, data: Path, to: Path, world: int, failing: int | None = None) -> list[Ended]:
-    """``embed`` in several processes, as torchrun starts them, of which one may fail to write; by rank."""
+def embed_together(run: Path, data: Path, to: Path, world: int, failing: dict[int, int] | None = None) -> list[Ended]:
+    """``embed`` in several processes, as torchrun starts them, by rank.
+
+    Args:
+        run, data, to: as for ``embed``.
+        world: number of processes.
+        failing: by rank, how it fails to write a part: 1 by an error, SIGKILL by that signal.
+    """
     context = server()
     told, port = context.SimpleQueue(), free_port()
-    given = [(str(run), str(data), str(to), rank, world, port, rank == failing, told) for rank in range(world)]
+    given = [
+        (str(run), str(data), str(to), rank, world, port, (failing or {}).get(rank, 0), told) for rank in range(world)
+    ]
     processes = [context.Process(target=_rank, args=one) for one in given]
     for process in processes:
         process.start()

@@ -206,6 +206,7 @@ class PartFolder:
         rows, unreadable = dict.fromkeys(self.sources, 0), list[str]()
         for part in self.all:
             here = read_card(part.path)
+            self._check(here, part.path)  # another machine may have another version, or other images
             rows[part.split] += here["rows"]
             if here["unreadable"]:
                 unreadable += self._lacking(part, {*self._read(part).paths})
