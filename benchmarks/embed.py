@@ -23,6 +23,7 @@ FILES = {
     "f.parquet": {},
     "f.npz": {},
     "f.safetensors": {},
+    "parts": {"format": "parquet"},
     "f16.parquet": {"dtype": "float16"},
     "patches.safetensors": {"dtype": "float16", "pooling": "patches"},
 }

@@ -73,6 +73,7 @@ HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "embed": [
         ("patchloom embed runs/photos-mae photos/ --to photos.parquet", ""),
         ("patchloom embed runs/photos-mae photos/ --to photos.npz --near a.jpg", ""),
+        ("patchloom embed runs/photos-mae photos/ --to vectors/ --devices 4", ""),
     ],
     "predict": [
         ("patchloom predict model.safetensors photos/", "label maps, or COCO JSON"),
@@ -512,7 +513,8 @@ def _embed(words: list[str]) -> None:
         from patchloom.embed.embed import embed
 
     done = embed(**given)
-    print(*done.notes, *done.sentences(), *_in_columns(done.table() if done.neighbours else []), sep="\n")
+    if is_first():
+        print(*done.notes, *done.sentences(), *_in_columns(done.table() if done.neighbours else []), sep="\n")
 
 
 def _predict(words: list[str]) -> None:

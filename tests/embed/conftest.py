@@ -10,7 +10,7 @@ from PIL import Image
 from threads import one_thread
 
 from patchloom.data.sources.open import open_data
-from patchloom.embed import chunks
+from patchloom.embed import parts
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
@@ -23,7 +23,7 @@ one_thread = pytest.fixture(autouse=True, scope="package")(one_thread)
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few images make several parts."""
-    monkeypatch.setattr(chunks, "_ROWS", ROWS)
+    monkeypatch.setattr(parts, "ROWS", ROWS)
 
 
 @pytest.fixture(scope="package")

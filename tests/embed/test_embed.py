@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
-from embedding import SMALL, SUFFIXES, Read, read
+from embedding import SMALL, SUFFIXES, Read, read, read_parts
 from spoken import Tones, encoder_of_sound
 from swins import spec_of, swin
 
@@ -19,7 +20,7 @@ import patchloom
 from patchloom.cli import main
 from patchloom.data.source import Data
 from patchloom.data.sources.open import open_data
-from patchloom.embed import embed
+from patchloom.embed import embed, parts
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import settings
 from patchloom.evaluate.features import extract
@@ -251,9 +252,13 @@ def test_refusals(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(PatchloomError, match=sentence):
             patchloom.embed(tiny, photos, **{"to": tmp_path / "f.npz", **SMALL, **options})
 
-    refused("say with --to where the vectors go: FILE.parquet, FILE.npz or FILE.safetensors", to=None)
-    refused(r"its ending says how it is written, .parquet, .npz or .safetensors, as in f.npz", to=tmp_path / "f.npy")
-    refused(r"as in f.parquet", to=tmp_path / "f")
+    refused("say with --to where the vectors go: a FOLDER, FILE.parquet, FILE.npz or FILE.safetensors", to=None)
+    refused(r"ending of a file says .* .parquet, .npz or .safetensors, as in f.npz; a folder", to=tmp_path / "f.npy")
+    refused("--format npz is not that of .*f.parquet: leave it out", to=tmp_path / "f.parquet", format="npz")
+    (tmp_path / "file").write_text("mine")
+    refused("file, which is a file: name a folder", to=tmp_path / "file")
+    refused("is there already, and embed did not write it: choose another --to", to=tmp_path)
+    refused("--devices must be 1 or more, not 0", devices=0)
     (tmp_path / "folder.npz").mkdir()
     refused("which is a folder: name a file in it", to=tmp_path / "folder.npz")
     refused("--layer cannot be 4: this encoder has embedding, block 1 to 3 and norm", layer=4)
@@ -263,8 +268,52 @@ def test_refusals(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.
     refused("--pooling cannot be max: it takes mean, class", pooling="max")
     monkeypatch.setattr(embed.shutil, "disk_usage", lambda folder: type("", (), {"free": 100})())
     refused("needs about 0.0 MB while it is made, and .* has 0.0 MB free: make room")
+    refused("needs about 0.0 MB while it is made, and .* has 0.0 MB free: make room", to=tmp_path / "new" / "parts")
+    assert not (tmp_path / "new").exists()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     refused(r"Parquet is written by pyarrow: pip install 'pyarrow", to=tmp_path / "f.parquet")
+
+
+def test_a_file_that_does_not_fit_in_memory(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    patchloom.embed(tiny, photos, to=tmp_path / "whole.npz", **SMALL)
+    monkeypatch.setattr(embed, "free_memory", lambda device: 1e-6)
+    with pytest.raises(PatchloomError, match=r"of memory as one file, .*: name a folder, as in --to .*/f/,"):
+        patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **SMALL)
+    assert [one.name for one in tmp_path.iterdir()] == ["whole.npz"]  # nothing was begun
+    near = {"near": photos / "train" / "b" / "5.png", **SMALL}
+    with pytest.raises(PatchloomError, match="of memory as one file"):
+        patchloom.embed(tiny, photos, to=tmp_path / "whole.npz", **near)
+    assert patchloom.embed(tiny, photos, to=tmp_path / "f", format="npz", **near).neighbours
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_folder_of_parts_has_the_rows_of_the_file(whole, tiny: Path, photos: Path, tmp_path: Path, suffix: str):
+    done = patchloom.embed(tiny, photos, to=tmp_path / "parts", format=suffix[1:], **SMALL)
+    found, expected = read_parts(tmp_path / "parts"), read(whole[suffix])
+    starts = [("train", i) for i in (0, 8, 16, 24)] + [("test", i) for i in (0, 8)]
+    each = [found[f"{split}-{start:09}{suffix}"] for split, start in starts]
+    assert len(found) == done.files == 6 and sum(len(one.vectors) for one in each) == done.card["rows"] == 35
+    assert np.array_equal(np.concatenate([one.vectors for one in each]), expected.vectors)  # bit for bit
+    for name in ("paths", "splits", "labels"):
+        assert sum((getattr(one, name) for one in each), []) == getattr(expected, name)
+    counts = [(one.card["rows"], one.card["unreadable"]) for one in each]
+    assert sorted(counts) == [(2, 0)] * 2 + [(7, 1)] + [(8, 0)] * 3
+    card = json.loads((tmp_path / "parts" / "_card.json").read_text())
+    assert card == expected.card == {**each[0].card, "rows": 35, "unreadable": 1}
+    assert {path.stat().st_mode for path in (tmp_path / "parts").glob("[!.]*-*")} == {whole[".npz"].stat().st_mode}
+    again = patchloom.embed(tiny, photos, to=tmp_path / "parts", **SMALL)  # of the kind that is there
+    assert not again.made and again.card == done.card and again.files == 6 and again.notes
+    with pytest.raises(PatchloomError, match="parts was made by a command with another layer"):
+        patchloom.embed(tiny, photos, to=tmp_path / "parts", layer=1, **SMALL)
+    other = next(one for one in SUFFIXES if one != suffix)
+    with pytest.raises(PatchloomError, match=f"parts has parts in {suffix}: leave out --format"):
+        patchloom.embed(tiny, photos, to=tmp_path / "parts", format=other[1:], **SMALL)
+
+
+def test_a_folder_of_parquet_is_one_table(tiny: Path, photos: Path, tmp_path: Path):
+    patchloom.embed(tiny, photos, to=f"{tmp_path}/v1.0/", **SMALL)
+    table = pyarrow.parquet.read_table(tmp_path / "v1.0")
+    assert len(table) == 35 and table.column_names == ["path", "split", "label", "vector"]
 
 
 def test_numbers_that_float16_cannot_hold(tiny: Path, photos: Path, tmp_path: Path):
@@ -277,7 +326,7 @@ def test_numbers_that_float16_cannot_hold(tiny: Path, photos: Path, tmp_path: Pa
 
 
 def test_images_that_change_meanwhile(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(embed, "fingerprints", lambda sources: {"train": "1", "test": "2"})
+    monkeypatch.setattr(parts, "fingerprints", lambda sources: {"train": "1", "test": "2"})
     with pytest.raises(PatchloomError, match="has changed while its images were read: remove .*f.npz.parts"):
         made(tmp_path, tiny, photos)
     assert not (tmp_path / "f.npz").exists()

@@ -30,7 +30,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_nearest_are_those_of_a_plain_search(tiny: Path, photos: Path, tmp_path: Path, monkeypatch, suffix: str):
-    monkeypatch.setattr(formats, "_BYTES", 7 * 4 * 16)  # so that seven rows are read at once
+    monkeypatch.setattr(formats, "_READ_BYTES", 7 * 4 * 16)  # so that seven rows are read at once
     near = photos / "train" / "b" / "5.png"
     done = patchloom.embed(tiny, photos, to=tmp_path / f"f{suffix}", near=near, top=6, **SMALL)
     found = read(tmp_path / f"f{suffix}")
@@ -49,6 +49,14 @@ def test_the_nearest_are_those_of_a_plain_search(tiny: Path, photos: Path, tmp_p
     np.testing.assert_allclose([one.as_near for one in done.neighbours], expected, atol=1.5 / len(pairs))
 
 
+def test_the_nearest_in_a_folder_are_those_in_a_file(tiny: Path, photos: Path, tmp_path: Path):
+    near = {"near": photos / "train" / "b" / "5.png", "top": 6}
+    parts, file = (patchloom.embed(tiny, photos, to=tmp_path / to, **near, **SMALL) for to in ("parts", "f.parquet"))
+    assert parts.files == 6 and parts.neighbours[0].itself
+    for one, other in zip(parts.neighbours, file.neighbours, strict=True):
+        assert one == other._replace(cosine=pytest.approx(other.cosine, abs=1e-6))
+
+
 def test_a_copy_elsewhere_is_a_row_like_others(tiny: Path, photos: Path, tmp_path: Path):
     shutil.copy(photos / "train" / "b" / "5.png", tmp_path / "5.png")
     done = patchloom.embed(tiny, photos, to=tmp_path / "f.npz", near=tmp_path / "5.png", top=2, **SMALL)
@@ -60,7 +68,7 @@ def test_of_many_rows_a_sample_is_the_scale(tiny: Path, photos: Path, tmp_path: 
     near = {"near": photos / "train" / "b" / "5.png", "top": 100}
     whole = patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **near, **SMALL)
     monkeypatch.setattr(search, "_SAMPLED", 20)
-    monkeypatch.setattr(formats, "_BYTES", 7 * 4 * 16)
+    monkeypatch.setattr(formats, "_READ_BYTES", 7 * 4 * 16)
     sampled = patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **near, **SMALL)
     assert [one.path for one in sampled.neighbours] == [one.path for one in whole.neighbours]
     one, other = (np.array([row.as_near for row in done.neighbours]) for done in (sampled, whole))

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet
 from dying import die_at
 from forked import server
+from ranks import free_port
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -55,22 +56,27 @@ def read(path: Path) -> Read:
     return Read(found["vectors"], paths, splits, labels, card)
 
 
+def read_parts(folder: Path) -> dict[str, Read]:
+    """The parts of a folder by their names."""
+    return {path.name: read(path) for path in sorted(folder.glob("[!.]*-*"))}
+
+
 def _work(run: str, data: str, to: str, event: int | None, told: Any) -> None:
-    seen = die_at(event, os.path.dirname(to), ("open", "os.rename"))
+    seen = die_at(event, os.path.dirname(to), ("os.rename",))
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     import torch
 
-    from patchloom.embed import chunks, embed
+    from patchloom.embed import embed, parts
 
     torch.set_num_threads(1)
-    chunks._ROWS = ROWS
+    parts.ROWS = ROWS
     embed.embed(run, data, to=to, **SMALL)
     told.put(len(seen))
 
 
 def embed_apart(run: Path, data: Path, to: Path, event: int | None = None) -> int | None:
-    """``embed`` in a process of its own, killed at this event of its files (from 1).
+    """``embed`` in a process of its own, killed before it gives its name to this file (from 1) of those it writes.
 
     Returns:
         How many events there were; None if it was killed.
@@ -85,3 +91,70 @@ def embed_apart(run: Path, data: Path, to: Path, event: int | None = None) -> in
         return found
     assert process.exitcode == -signal.SIGKILL, f"{to} ended with {process.exitcode}"
     return None
+
+
+class Ended(NamedTuple):
+    """Exit code of a process, parts that it wrote, whether it was told of a result that was made, and its error."""
+
+    code: int
+    written: int
+    made: bool
+    told: str
+
+
+def _rank(run: str, data: str, to: str, rank: int, world: int, port: int, failing: int, told: Any) -> None:
+    found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0}
+    found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+    os.environ.update({name: str(value) for name, value in found.items()})
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    import torch
+
+    from patchloom.embed import embed, parts
+    from patchloom.errors import AlreadyReported, PatchloomError
+
+    torch.set_num_threads(1)
+    parts.ROWS, write, written = ROWS, parts.PartFolder.write, []
+
+    def recording(self, part, *given):
+        if failing == signal.SIGKILL:
+            os.kill(os.getpid(), failing)
+        if failing:
+            raise PatchloomError("no")
+        write(self, part, *given)
+        written.append(part)
+
+    parts.PartFolder.write = recording
+    try:
+        made = embed.embed(run, data, to=to, **SMALL).made
+        told.put((rank, Ended(0, len(written), made, "")))
+    except AlreadyReported:
+        told.put((rank, Ended(2, len(written), False, "another")))
+    except PatchloomError as error:
+        told.put((rank, Ended(2, len(written), False, f"PatchloomError: {error}")))
+
+
+def embed_together(run: Path, data: Path, to: Path, world: int, failing: dict[int, int] | None = None) -> list[Ended]:
+    """``embed`` in several processes, as torchrun starts them, by rank.
+
+    Args:
+        run, data, to: as for ``embed``.
+        world: number of processes.
+        failing: by rank, how it fails to write a part: 1 by an error, SIGKILL by that signal.
+    """
+    context = server()
+    told, port = context.SimpleQueue(), free_port()
+    given = [
+        (str(run), str(data), str(to), rank, world, port, (failing or {}).get(rank, 0), told) for rank in range(world)
+    ]
+    processes = [context.Process(target=_rank, args=one) for one in given]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        process.kill()
+    found: dict[int, Ended] = {}
+    while not told.empty():
+        rank, ended = told.get()
+        found[rank] = ended
+    return [found.get(rank, Ended(-1, 0, False, "nothing was heard")) for rank in range(world)]

@@ -164,11 +164,17 @@ def plain_batches(
     device: torch.device | str | None = None,
     first: int = 0,
     native: bool = False,
+    stop: int | None = None,
 ) -> Iterator[Batch]:
-    """Every image once, in order, centre-cropped to ``size``. Unreadable images are left out; no batch is empty."""
+    """Every image once, in order, centre-cropped to ``size``. Unreadable images are left out; no batch is empty.
+
+    With ``first`` and ``stop`` only batches from ``first`` to ``stop`` - 1.
+    """
     batches = _PlainBatches(source, centre_of(source, size, native), batch_size, channels)
-    made = in_workers(batches, range(first, -(-len(source) // batch_size)), workers, _on_gpu(device))
-    return _arriving(_without_empty(made, source, may_be_none=first > 0), device, source)
+    count = -(-len(source) // batch_size)
+    numbers = range(first, count if stop is None else stop)
+    made = in_workers(batches, numbers, workers, _on_gpu(device))
+    return _arriving(_without_empty(made, source, may_be_none=len(numbers) < count), device, source)
 
 
 def centre_of(source: Source, size: tuple[int, int], native: bool = False) -> CentreCrop | CentreExcerpt:

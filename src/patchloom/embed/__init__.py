@@ -1,1 +1,1 @@
-"""Vectors of every image as a file that other programs read: Parquet, npz or safetensors."""
+"""Vectors of every image as files for other programs: Parquet, npz or safetensors, one file or parts in a folder."""

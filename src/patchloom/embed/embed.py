@@ -1,59 +1,272 @@
-"""``embed``: the features of every image as a file, made a part at a time, and the nearest images in it."""
+"""``embed``: the features of every image in files for other programs, and the nearest images in them.
+
+Letters as in `patchloom.nets.encode`: b batch, c channels, h w height and width, n patches, d width.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
 
 from patchloom.arguments import PathLike, validate_arguments
 from patchloom.audio.requirements import with_encoder_sound
+from patchloom.audio.spectrogram import pictures
+from patchloom.data.loader import Batch
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, evenly_spaced
+from patchloom.data.stats import normalize
 from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, duration
-from patchloom.embed.chunks import (
-    Card,
+from patchloom.embed.formats import FORMATS, Card, check_suffix, read_card
+from patchloom.embed.near import Neighbour, matching_rows, nearest_rows, open_one
+from patchloom.embed.parts import (
+    Part,
+    PartFolder,
     PartWriter,
-    Rows,
-    VectorParts,
-    card_of,
     cast_vectors,
+    consecutive,
     differing_fields,
     fingerprints,
     path_of,
+    to_utf8,
 )
-from patchloom.embed.formats import format_of, read_card
-from patchloom.embed.near import Neighbour, matching_rows, nearest_rows, open_one
-from patchloom.embed.vectors import LAST, Encoding, Tokens, resolve_layer, vector_extractor, vector_shape
 from patchloom.errors import PatchloomError, listing
+from patchloom.evaluate.features import digest_tensors, each_batch, runs_in_bfloat16
 from patchloom.evaluate.results import note_unreadable
 from patchloom.evaluate.settings import EvalSettings, open_with_notes, print_notes_once, tell_colours
-from patchloom.nets.heads import POOLED
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.encode import (
+    attend_each,
+    attention_heads,
+    encode,
+    final_norm,
+    input_channels,
+    input_size,
+    layer_names,
+    patch_count,
+    patch_layers,
+    prefix_count,
+)
+from patchloom.nets.encode import embed as embed_patches
+from patchloom.nets.heads import (
+    POOLED,
+    InstanceHead,
+    check_pooling,
+    pooled_tokens,
+    select_pooling,
+    summaries,
+    tokens_of,
+)
+from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.runs.encoder import check_model, load_encoder, load_extra_module
-from patchloom.system.files import move_whole, size_in_words, write_whole
+from patchloom.system.distributed import (
+    cores_here,
+    first_decides,
+    launch,
+    launched_processes,
+    raise_together,
+    rank,
+    world,
+)
+from patchloom.system.files import size_in_words
+from patchloom.system.hardware import choose_workers, free_memory
+from patchloom.version import __version__
+from patchloom.withhold.encoder_input import all_patches
 
-# What ``embed`` says: before it starts, and of what it made.
+Tokens = Literal["mean", "class", "prefix", "both", "instance", "patches"]
+LAST = "norm"  # of `layer_names`: what the encoder gives at its end
+
+Keep = Callable[[np.ndarray, np.ndarray], None]
+
+
+# Vectors: the tokens of an encoder that become the vector of an image, and the layer after which they are taken.
+
+
+def resolve_layer(vit: Encoder, layer: int | str) -> str:
+    """That of `layer_names` which is meant by the number of a block, from 1, or by its name."""
+    names = layer_names(vit)
+    word = " ".join(str(layer).lower().replace("_", " ").split())
+    if re.fullmatch(r"[0-9]{1,9}", word):
+        word = f"{names[1].split()[0]} {int(word)}"
+    if word not in names:
+        blocks = f"{names[1]} to {names[-2].split()[1]}"
+        raise PatchloomError(f"--layer cannot be {layer}: this encoder has {listing([names[0], blocks, LAST], 'and')}")
+    return word
+
+
+def vector_extractor(
+    vit: Encoder, head: InstanceHead | None, pooling: Tokens, layer: str
+) -> Callable[[Tensor], dict[str, Tensor]]:
+    """What takes the vectors, by the name "vectors", from normalised images [b c h w].
+
+    They are what the evaluations are given: at the end those of `pooled_tokens`, and the mean in each layer that of
+    `extract` with ``layers``. Patch tokens at the end are normed, [b n d].
+    """
+    if pooling == "instance" and layer != LAST:
+        raise PatchloomError("--pooling instance is of the last layer: leave out --layer, or take --pooling mean")
+    if pooling != "patches":
+        check_pooling(pooling, tokens_of(vit, head))
+    if layer == LAST:
+        if pooling == "patches":
+            return lambda images: {"vectors": _last_patches(vit, images)}
+        return lambda images: {"vectors": select_pooling(pooling, pooled_tokens(vit, images, head))}
+    number = layer_names(vit).index(layer)
+
+    def take(images: Tensor) -> dict[str, Tensor]:
+        tokens = _tokens_after(vit, images, number).float()
+        if pooling == "patches":
+            return {"vectors": tokens[:, prefix_count(vit) :]}
+        return {"vectors": select_pooling(pooling, summaries(vit, tokens))}
+
+    return take
+
+
+def _last_patches(vit: Encoder, images: Tensor) -> Tensor:
+    """Patch tokens [b n d] after the last norm."""
+    unnormed = encode(vit, all_patches(images, patch_count(vit)), norm=False)
+    return final_norm(vit, unnormed).float()[:, prefix_count(vit) :]
+
+
+def _tokens_after(vit: Encoder, images: Tensor, number: int) -> Tensor:
+    """Tokens [b prefix+n d] of the layer with this number in `layer_names`; those behind it are not computed."""
+    if is_hierarchical(vit):
+        return next(islice(patch_layers(vit, images), number, None)).flatten(1, 2)
+    return next(islice(attend_each(vit, embed_patches(vit, all_patches(images, patch_count(vit)))), number, None))
+
+
+class Encoding(NamedTuple):
+    """An encoder, what of it is taken, and how it runs.
+
+    Attributes:
+        vit, card: the encoder.
+        take: what `vector_extractor` gives.
+        settings: the device, images of a batch, and who reads them.
+        most: processes that may read images for this one, if their number is chosen here.
+    """
+
+    vit: Encoder
+    card: EncoderCard
+    take: Callable[[Tensor], dict[str, Tensor]]
+    settings: EvalSettings
+    most: int = 0
+
+    def workers_for(self, source: Source, batches: int) -> int:
+        """Return the number of processes that read so many batches of a source."""
+        found = self.settings.workers_for(source, batches)
+        return min(found, self.most) if self.settings.workers == "auto" else found
+
+    def each(
+        self, source: Source, keep: Keep, workers: int = 0, what: str = "", first: int = 0, stop: int | None = None
+    ) -> None:
+        """Call ``keep`` for each batch from ``first`` to ``stop`` - 1 with numbers of images, int64 [b], and vectors
+        [b ...] float32.
+        """
+        at, batch_size = self.settings.at, self.settings.at_once
+
+        def hand(tokens: dict[str, Tensor], batch: Batch) -> None:
+            keep(batch.indices.numpy(), tokens["vectors"].numpy())
+
+        half = runs_in_bfloat16(at, "auto")
+        each_batch(self.vit, self.card, source, self.take, hand, at, batch_size, workers, half, what, first, stop)
+
+
+@torch.inference_mode()
+def vector_shape(vit: Encoder, card: EncoderCard, take: Callable[[Tensor], dict[str, Tensor]]) -> tuple[int, ...]:
+    """The shape of the vector of one image: (d,), (2d,) or (n, d)."""
+    if card.sound is None:
+        image = torch.zeros(1, input_channels(vit), *input_size(vit))
+    else:
+        image = pictures(torch.zeros(1, 1, 1, card.sound.samples), card.sound)
+    return tuple(take(normalize(image, card.mean, card.std))["vectors"].shape[1:])
+
+
+# The card of a file of vectors. It has no date, so that the same command gives the same bytes.
+
+
+def card_of(
+    vit: Encoder,
+    card: EncoderCard,
+    head: InstanceHead | None,
+    sources: Mapping[str, Source],
+    settings: EvalSettings,
+    *,
+    pooling: str,
+    layer: str,
+    shape: tuple[int, ...],
+    dtype: str,
+) -> Card:
+    """Return everything on which the vectors depend, as plain values of JSON."""
+    first = next(iter(sources.values()))
+    half = runs_in_bfloat16(settings.at, "auto")
+    prepared: Card = {"size": list(input_size(vit)), "channels": input_channels(vit)}
+    prepared |= {"mean": list(card.mean), "std": list(card.std)}
+    if card.sound is None:
+        prepared |= {"crop": "the largest at the centre of that shape", "resize": "bicubic, antialiased"}
+    else:
+        prepared |= {"sound": asdict(card.sound)}
+    encoder = {
+        "name": card.name,
+        "arguments": {"timm": card.timm_name} if card.spec is None else asdict(card.spec),
+        "heads": attention_heads(vit),
+        "weights_sha256": digest_tensors(vit.state_dict()),
+        **({} if head is None else {"head_sha256": digest_tensors(head.state_dict())}),
+    }
+    made = {
+        "encoder": encoder,
+        "pooling": pooling,
+        "layer": layer,
+        "shape": list(shape),
+        "dtype": dtype,
+        "preprocessing": prepared,
+        "computed": {"device": settings.at.type, "products": "bfloat16" if half else "float32"}
+        | {"batch_size": settings.at_once},
+        "data": {
+            "name": to_utf8(_one_spelling(first.name)),
+            "splits": {name: len(source) for name, source in sources.items()},
+            "fingerprint": fingerprints(sources),
+        },
+        "classes": list(map(to_utf8, first.classes)),
+        "patchloom": __version__,
+    }
+    found: Card = json.loads(json.dumps(made))
+    return found
+
+
+def _one_spelling(name: str) -> str:
+    """Return the name of data; that of a folder without what can be left out, as in ./photos/."""
+    place = Path(name).expanduser()
+    return str(place) if place.is_dir() else name
+
+
+# Messages: before the images are read, and on the result.
 
 
 _SCALE = "and how many pairs of rows are as near"
 _WHICH = POOLED | {"patches": "the patch tokens"}
 
 
-def describe_plan(card: Card, file: Path, noun: str, size: int, seconds: float | None, at_most: bool) -> str:
-    """How many images there are, what becomes of each, how large the file will be, and how long it takes."""
+def describe_plan(card: Card, to: Path, noun: str, size: int, seconds: float | None, at_most: bool) -> str:
+    """Return a sentence on the number of images, the vectors, the size of the result and the time that it takes."""
     n = sum(card["data"]["splits"].values())
     layer = "" if card["layer"] == "norm" else f" after {card['layer']}"
     takes = "" if seconds is None else f", and it takes {'at most ' * at_most}about {duration(seconds)}"
     return (
         f"{n:,} {noun}: of each, {_WHICH[card['pooling']]}{layer} by {card['encoder']['name']}, "
         f"{describe_vector(card)}. "
-        f"{file} will have about {size_in_words(size)}{takes}."
+        f"{to} will have about {size_in_words(size)}{takes}."
     )
 
 
@@ -65,13 +278,14 @@ def describe_vector(card: Card) -> str:
 
 @dataclass(frozen=True, repr=False)
 class EmbeddingsFile(Displayable):
-    """A file of vectors.
+    """A file of vectors, or a folder of parts.
 
     Attributes:
-        file: where it is.
+        file: its path.
         card: how they were made, and how many there are.
-        size: of the file, in bytes.
+        size: in bytes.
         made: this call made it; else it was there already.
+        files: number of parts in a folder; 0 for a file.
         notes: sentences on the encoder, and on what was left out.
         near: the image to which the nearest were asked for; "" for none.
         neighbours: the nearest, the nearest first.
@@ -81,6 +295,7 @@ class EmbeddingsFile(Displayable):
     card: Card
     size: int
     made: bool
+    files: int = 0
     notes: tuple[str, ...] = ()
     near: str = ""
     neighbours: tuple[Neighbour, ...] = ()
@@ -92,7 +307,8 @@ class EmbeddingsFile(Displayable):
 
     def sentences(self) -> list[str]:
         """What is in the file; and to which image the nearest are."""
-        holds = f"{self.card['rows']:,} vectors of {describe_vector(self.card)} ({size_in_words(self.size)})"
+        parts = f" in {self.files:,} {'parts' if self.files > 1 else 'part'}" if self.files else ""
+        holds = f"{self.card['rows']:,} vectors of {describe_vector(self.card)}{parts} ({size_in_words(self.size)})"
         said = [
             f"{self.file} has {holds}."
             if self.made
@@ -130,42 +346,53 @@ def _one_in(share: float) -> str:
     return f"1 pair in {count:.1f}" if count < 10 else f"1 pair in {float(f'{count:.2g}'):,.0f}"
 
 
-# Before it starts: how large the file will be, whether the disc has room for it, and how long it takes.
+# Estimates: size of the result, room on the disc and in memory, and time.
 
 
-_FIRST, _TIMED = 8, 64  # images: of the first few much of the time is a beginning, so it is not that which is told
+_FIRST, _TIMED = 8, 64  # images: the first few are slower, so the second measurement counts
 _SLOW = 1.0  # seconds, above which the next few are as few
 _PATHS = 100  # are looked at
 _BESIDE = 10  # bytes of a row for its split and label
+_IN_MEMORY = 400  # bytes of a row for path, split and label as Python's text
 
 
-def file_bytes(parts: VectorParts, suffix: str) -> int:
-    """About how large the file will be, in bytes."""
+def result_bytes(parts: PartFolder) -> int:
+    """Estimate the size of the file or folder."""
     vector = int(np.prod(parts.shape)) * parts.dtype.itemsize
     total = 0.0
     for source in parts.sources.values():
         lengths = [len(path_of(source, i)) for i in evenly_spaced(len(source), _PATHS)]
         # text of a fixed width has 4 bytes a letter, as many as the longest needs
-        path = 4 * max(lengths) if suffix == ".npz" else sum(lengths) / len(lengths) + 8
+        path = 4 * max(lengths) if parts.suffix == ".npz" else sum(lengths) / len(lengths) + 8
         total += len(source) * (vector + path + _BESIDE)
     return round(total)
 
 
-def check_disk_space(parts: VectorParts, size: int) -> None:
-    """Refuse to begin where the disc has no room for the parts and the file, which are there together at the end."""
+def check_disk_space(to: Path, parts: PartFolder, size: int) -> None:
+    """Refuse to begin if the disc has no room for the parts, and for a file beside them."""
     folder = next(one for one in parts.folder.absolute().parents if one.is_dir())
-    need = 2 * size - sum(part.path.stat().st_size for part in parts.all[: parts.there()])
+    need = (size if to == parts.folder else 2 * size) - parts.size
     free = shutil.disk_usage(folder).free
     if need > free:
         raise PatchloomError(
-            f"{parts.folder.name.removesuffix('.parts')} needs about {size_in_words(need)} while it is made, and "
-            f"{folder} has {size_in_words(free)} free: make room, choose a --to on a larger disc, or take --dtype "
-            "float16"
+            f"{to.name} needs about {size_in_words(need)} while it is made, and {folder} has {size_in_words(free)} "
+            "free: make room, choose a --to on a larger disc, or take --dtype float16"
+        )
+
+
+def check_memory(file: Path, size: int, images: int) -> None:
+    """Refuse a single file that does not fit in memory: it is put together, and searched, there."""
+    need = 2 * size + _IN_MEMORY * images
+    free = free_memory("cpu") * 2**30
+    if need > free:
+        raise PatchloomError(
+            f"{file} needs about {size_in_words(need)} of memory as one file, and {size_in_words(free)} are free: name "
+            f"a folder, as in --to {file.with_suffix('')}/, which keeps the vectors in parts"
         )
 
 
 def seconds_for(encoding: Encoding, sources: Mapping[str, Source], images: int) -> float | None:
-    """About how long so many ``images`` take, by a few of them in this process; None where these tell nothing."""
+    """Estimate the time for a number of images by a few of them in this process; None if these cannot be read."""
     source = max(sources.values(), key=len)
     if images <= 2 * _TIMED:
         return None
@@ -183,80 +410,132 @@ def _seconds(encoding: Encoding, source: Source, count: int) -> float:
     return time.perf_counter() - begun
 
 
-# Making the file: what is missing is computed, the parts are joined, and what is there already is not made again.
+# The making: one process plans, all compute the parts that are missing, and one ends it.
 
 
-def find_existing(file: Path, card: Card, parts: VectorParts) -> EmbeddingsFile | None:
-    """The file, if it is there already; None if it is not."""
-    if not file.exists():
-        return None
-    found = read_card(file)
-    if other := differing_fields(card, found):
-        raise PatchloomError(
-            f"{file} is there already, and was made with another {listing(other[:3], 'and')}: choose another --to, or "
-            "remove it"
-        )
-    if parts.are_of(card):
-        parts.remove()
-    lost, noun = found["unreadable"], parts.noun
-    notes = (f"{lost:,} {noun} could not be read when it was made, and were left out.",) if lost else ()
-    return EmbeddingsFile(file, found, file.stat().st_size, False, notes)
-
-
-def make(file: Path, card: Card, parts: VectorParts, encoding: Encoding) -> EmbeddingsFile:
-    """Compute what is missing of the parts, and join them to the file. What is planned is printed first."""
-    with parts.locked():
-        if done := find_existing(file, card, parts):  # of another process, for which this one waited
-            return done
-        parts.begin(card)
-        _tell(file, card, parts, encoding)
-        _compute(card, parts, encoding)
-        if fingerprints(parts.sources) != card["data"]["fingerprint"]:
+def find_existing(to: Path, parts: PartFolder) -> EmbeddingsFile | None:
+    """Return the file or the folder of parts, if it is there already, and made in this way."""
+    if to == parts.folder:
+        found = None if parts.missing() else parts.finished()
+        if found is None:
+            return None
+        size, count = parts.size, len(parts.all)
+    elif to.exists():
+        found = read_card(to)
+        if other := differing_fields(parts.card, found):
             raise PatchloomError(
-                f"{card['data']['name']} has changed while its {parts.noun} were read: remove {parts.folder}, and give "
-                "the same command again"
+                f"{to} is there already, and was made with another {listing(other[:3], 'and')}: choose another --to, "
+                "or remove it"
             )
-        with StatusMessage(f"writing {file}"):
-            rows = Rows.of(parts, card)
-            whole = parts.folder / f"whole{file.suffix}"
-            write_whole(whole, lambda path: format_of(file).write(path, rows))
-            move_whole(whole, file)
-    parts.remove()
-    return EmbeddingsFile(
-        file, rows.card, file.stat().st_size, True, tuple(note_unreadable(rows.unreadable, parts.noun))
-    )
+        with suppress(PatchloomError):  # of another command's parts
+            parts.missing()
+            parts.remove()
+        size, count = to.stat().st_size, 0
+    else:
+        return None
+    lost = found["unreadable"]
+    notes = (f"{lost:,} {parts.noun} could not be read when it was made, and were left out.",) if lost else ()
+    return EmbeddingsFile(to, found, size, False, count, notes)
 
 
-def _tell(file: Path, card: Card, parts: VectorParts, encoding: Encoding) -> None:
-    """Print what is planned."""
-    size, done = file_bytes(parts, file.suffix.lower()), sum(p.stop - p.start for p in parts.all[: parts.there()])
-    check_disk_space(parts, size)
+def make(to: Path, parts: PartFolder, encoding: Encoding, fabric: Fabric) -> EmbeddingsFile:
+    """Compute the parts that are missing, each process its share, and join them if a file is asked for."""
+    with ExitStack() as held:
+        done, missing = first_decides(fabric, lambda: _plan(to, parts, encoding, held))
+        if done is not None:
+            return done
+        problem = None
+        try:
+            share = slice(len(missing) * rank() // world(), len(missing) * (rank() + 1) // world())
+            _compute(missing[share], parts, encoding)
+        except PatchloomError as error:
+            problem = error
+        raise_together(problem)
+        return first_decides(fabric, lambda: _finish(to, parts))
+
+
+def _plan(to: Path, parts: PartFolder, encoding: Encoding, held: ExitStack) -> tuple[EmbeddingsFile | None, list[Part]]:
+    """Return the result if it is there, else the parts to compute, announced, and locked until ``held`` ends."""
+    if done := find_existing(to, parts):
+        return done, []
+    size = result_bytes(parts)
+    images = sum(map(len, parts.sources.values()))
+    check_disk_space(to, parts, size)
+    if to != parts.folder:
+        check_memory(to, size, images)
+    held.enter_context(parts.locked())
+    if done := find_existing(to, parts):  # of another command, for which this one waited
+        return done, []
+    missing = parts.missing()
+    parts.begin()
+    rest = sum(part.stop - part.start for part in missing)
     with StatusMessage("taking the time of a few"):
-        seconds = seconds_for(encoding, parts.sources, parts.images - done)
+        seconds = seconds_for(encoding, parts.sources, rest // world())
     readers = any(encoding.settings.reading(source)["workers"] for source in parts.sources.values())
-    print(describe_plan(card, file, parts.noun, size, seconds, readers), flush=True)
-    if done:
-        print(f"{done:,} of them are done already, by this command when it was stopped.", flush=True)
+    print(describe_plan(parts.card, to, parts.noun, size, seconds, readers), flush=True)
+    if rest < images:
+        print(f"{images - rest:,} of them are done already, by this command when it was stopped.", flush=True)
+    return None, missing
 
 
-def _compute(card: Card, parts: VectorParts, encoding: Encoding) -> None:
-    """Write the parts that are missing, in one pass over the rest of each split."""
-    missing = parts.all[parts.there() :]
-    for split, source in parts.sources.items():
-        own = [part for part in missing if part.split == split]
-        if own:
-            writer, first = PartWriter(parts, own), own[0].start // parts.batch_size
-            workers = encoding.settings.workers_for(source, encoding.settings.batches(source) - first)
-            what = f"{card['encoder']['name']}: vectors of {len(source) - own[0].start:,} {source.noun}"
-            encoding.each(source, writer.add, workers, what, first)
-            writer.finish()
+def _compute(missing: Sequence[Part], parts: PartFolder, encoding: Encoding) -> None:
+    """Write parts, in one pass over those that are consecutive."""
+    for run in consecutive(missing):
+        source, writer = parts.sources[run[0].split], PartWriter(parts, run)
+        first, stop = run[0].start // parts.batch_size, -(-run[-1].stop // parts.batch_size)
+        what = f"{parts.card['encoder']['name']}: vectors of {run[-1].stop - run[0].start:,} {source.noun}"
+        encoding.each(source, writer.add, encoding.workers_for(source, stop - first), what, first, stop)
+        writer.finish()
+
+
+def _finish(to: Path, parts: PartFolder) -> EmbeddingsFile:
+    card, unreadable = parts.finish()
+    size, count = parts.size, len(parts.all)
+    if to != parts.folder:
+        with StatusMessage(f"writing {to}"):
+            parts.join(to, card)
+        size, count = to.stat().st_size, 0
+    return EmbeddingsFile(to, card, size, True, count, tuple(note_unreadable(unreadable, parts.noun)))
+
+
+def find_nearest(
+    near: str | Path, image: Source, done: EmbeddingsFile, parts: PartFolder, encoding: Encoding, top: int
+) -> EmbeddingsFile:
+    """Return the result with the nearest to an image, which is the only one of the source ``image``."""
+    if not done.files:
+        check_memory(done.file, done.size, done.card["rows"])
+    files = [part.path for part in parts.all] if done.files else [done.file]
+    with StatusMessage(f"looking for the nearest in {done.file}"):
+        vector = vector_of(image, encoding, done.card["dtype"])
+        found = nearest_rows(files, vector, top, matching_rows(near, parts.sources))
+    return replace(done, near=str(near), neighbours=tuple(found))
 
 
 def vector_of(image: Source, encoding: Encoding, dtype: str) -> np.ndarray:
-    """The vector of a source's only image, as it is in a file of ``dtype``; float32."""
+    """Return the vector of a source's only image, as it is in a file of ``dtype``; float32."""
     found: list[np.ndarray] = []
     encoding.each(image, lambda _, vectors: found.append(cast_vectors(vectors, dtype).astype(np.float32)))
     return found[0][0]
+
+
+def parse_target(to: str | Path, format: str) -> tuple[Path, Path, str]:
+    """Return the path of the result, the folder of its parts, and the ending of these."""
+    path = Path(to).expanduser()
+    if not (str(to).endswith("/") or not path.suffix or (path.is_dir() and path.suffix.lower() not in FORMATS)):
+        suffix = check_suffix(path)
+        if format not in ("auto", suffix[1:]):
+            raise PatchloomError(f"--format {format} is not that of {path}: leave it out, or name a folder")
+        return path, path.with_name(f"{path.name}.parts"), suffix
+    if path.is_file():
+        raise PatchloomError(
+            f"--to cannot be {to}, which is a file: name a folder, or a file whose ending is {listing(FORMATS)}"
+        )
+    there = {one.suffix for one in path.glob("*-*") if one.suffix in FORMATS} if path.is_dir() else set()
+    suffix = f".{format}" if format != "auto" else min(there, default=".parquet")
+    if there - {suffix}:
+        raise PatchloomError(f"{path} has parts in {min(there - {suffix})}: leave out --format, or choose another --to")
+    check_suffix(path / f"part{suffix}")
+    return path, path, suffix
 
 
 @validate_arguments
@@ -265,74 +544,80 @@ def embed(
     data: DataLike,
     *,
     to: str | Path | None = None,
+    format: Literal["auto", "parquet", "npz", "safetensors"] = "auto",
     pooling: Tokens = "mean",
     layer: int | str = LAST,
     dtype: Literal["float32", "float16"] = "float32",
     near: str | Path | None = None,
     top: int = 10,
     device: str = "auto",
+    devices: int | Literal["auto"] = "auto",
     batch_size: int | Literal["auto"] = "auto",
     workers: int | Literal["auto"] = "auto",
     model: str | None = None,
 ) -> EmbeddingsFile:
-    """Write the features of every image to a file that other programs read, with how they were made inside.
+    """Write the features of every image to files that other programs read, with how they were made inside.
 
-    They are what the evaluations are given. A part at a time reaches the disc; the same command goes on after a kill,
-    and ends with the same bytes.
+    They are what the evaluations are given. Each part of about a thousand images is a whole file, written by any number
+    of processes; the same command goes on after a kill, and ends with the same vectors.
 
     Args:
         run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
         data: images of any source, all of its splits, with or without labels.
-        to: the file; its ending says how it is written: .parquet (by pyarrow, an extra), .npz or .safetensors.
+        to: a folder, which keeps the parts; or a file, into which they are joined in memory: .parquet (by pyarrow, an
+            extra), .npz or .safetensors.
+        format: kind of the parts; auto is that of the file's ending, and parquet in a new folder.
         pooling: mean of the patch tokens, class token, prefix (mean of class token and registers), both mean and class
             token, instance (of an encoder with such a head), or all patches.
         layer: number of a block, from 1, or embedding; norm is what the encoder gives at its end.
         dtype: of the numbers that are written.
-        near: an image, whose nearest in the file are printed.
+        near: an image, whose nearest in the file or folder are printed.
         top: how many of them.
         device: what computes: auto (a GPU where there is one), cpu, cuda, or another name that torch has for it.
+        devices: processes on each machine, with a device each; auto is what torchrun or SLURM started, else 1.
         batch_size: images at once; auto is 256.
         workers: processes that read images; auto depends on the device, and is 0 where starting them does not pay.
         model: timm's name of the model, where the encoder is a file of weights alone.
 
     Returns:
-        What is in the file, and the nearest.
+        What is in the file or folder, and the nearest.
 
     Raises:
         PatchloomError: no such encoder, images or layer; a file that is taken or cannot be written; or no room for it.
     """
     if to is None:
-        raise PatchloomError("say with --to where the vectors go: FILE.parquet, FILE.npz or FILE.safetensors")
+        raise PatchloomError("say with --to where the vectors go: a FOLDER, FILE.parquet, FILE.npz or FILE.safetensors")
     if top < 1:
         raise PatchloomError(f"--top must be 1 or more, not {top}")
+    if devices != "auto" and devices < 1:
+        raise PatchloomError(f"--devices must be 1 or more, not {devices}")
     settings = EvalSettings(device=device, batch_size=batch_size, workers=workers, model=model)
     settings.check()
     check_model(run, model)
-    file = Path(to).expanduser()
-    format_of(file)
+    place, folder, suffix = parse_target(to, format)
     asked = None if near is None else open_one(near)
+    several = launched_processes() > 1 or devices not in ("auto", 1)
+    fabric = launch(settings.at.type, devices) if several else Fabric(accelerator="cpu", devices=1)
     vit, about = load_encoder(run, model)
     head = load_extra_module(run, "pooling") if pooling == "instance" else None
     named = resolve_layer(vit, layer)
-    encoding = Encoding(vit, about, vector_extractor(vit, head, pooling, named), settings)
+    most = choose_workers(settings.at.type, cores_here())[0]
+    encoding = Encoding(vit, about, vector_extractor(vit, head, pooling, named), settings, most)
     one = None if asked is None else with_encoder_sound(asked, about.sound, about.name).train
     with print_notes_once():
         opened = with_encoder_sound(open_with_notes(data), about.sound, about.name)
         tell_colours(opened.train, about)
-    parts = {"train": opened.train} if opened.test is None else {"train": opened.train, "test": opened.test}
-    parts |= {name: source for name, source in opened.others.items() if name not in parts}
-    sources = parts if len(parts) > 1 else {"all": opened.train}
+    splits = {"train": opened.train} if opened.test is None else {"train": opened.train, "test": opened.test}
+    splits |= {name: source for name, source in opened.others.items() if name not in splits}
+    sources = splits if len(splits) > 1 else {"all": opened.train}
     shape = vector_shape(vit, about, encoding.take)
     if head is not None:
         head.to(settings.at)
     with StatusMessage("looking at the encoder and the images"):
         how = {"pooling": pooling, "layer": named, "shape": shape, "dtype": dtype}
         card = card_of(vit, about, head, sources, settings, **how)
-    written = VectorParts(file, sources, shape, np.dtype(dtype), settings.at_once)
-    done = find_existing(file, card, written) or make(file, card, written, encoding)
-    done = replace(done, notes=(about.note, *done.notes) if about.note else done.notes)
-    if one is None or near is None:
-        return done
-    with StatusMessage(f"looking for the nearest in {file}"):
-        found = nearest_rows(file, vector_of(one, encoding, dtype), top, matching_rows(near, sources))
-    return replace(done, near=str(near), neighbours=tuple(found))
+    parts = PartFolder(folder, suffix, sources, card, settings.at_once)
+    done = make(place, parts, encoding, fabric)
+    if one is not None and near is not None:
+        done = first_decides(fabric, lambda: find_nearest(near, one, done, parts, encoding, top))
+    return replace(done, notes=(about.note, *done.notes) if about.note else done.notes)

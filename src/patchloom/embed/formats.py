@@ -1,82 +1,258 @@
-"""The formats by the ending of a file, and a file as it is read back, whichever of them it has."""
+"""Tables of vectors as Parquet, npz and safetensors files, and the card in each that says how they were made."""
 
 from __future__ import annotations
 
+import json
 import zipfile
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
-from patchloom.embed import npz, parquet, tensors
-from patchloom.embed.chunks import Card, Chunk, Rows, from_text
-from patchloom.errors import PatchloomError, closest_word, listing
+from patchloom.errors import PatchloomError, closest_word, listing, pip_install
 
-_BYTES = 2**24  # of vectors that are read at once
+METADATA_KEY = "patchloom-embeddings-1"  # of the card in a file
+ROWS, BYTES = 1024, 2**26  # of vectors in a part or a row group, whichever is less
+_READ_BYTES = 2**24  # of vectors that are handed out at once
+COUNTS = ("rows", "unreadable")  # of a card: not known before the images are read
+_NESTED = ("encoder", "preprocessing", "computed", "data")
+
+Card = dict[str, Any]
+
+
+class Rows(NamedTuple):
+    """Rows of a file: vectors [m ...], and the path, split and label (None: unlabelled) of each."""
+
+    vectors: np.ndarray
+    paths: list[str]
+    splits: list[str]
+    labels: list[str | None]
+
+
+def parse_card(text: str | None, path: Path, counts: bool = False) -> Card:
+    """Return a card from its JSON; ``counts``: it has to have those."""
+    try:
+        card = json.loads(text or "")
+    except ValueError:
+        card = None
+    known = isinstance(card, dict) and all(isinstance(card.get(name), dict) for name in _NESTED)
+    if not known or (counts and not all(isinstance(card.get(name), int) for name in COUNTS)):
+        raise PatchloomError(f"{path} is there already, and embed did not write it: choose another --to, or remove it")
+    return card
+
+
+# Parquet, by pyarrow, an extra: columns path, split, label and vector.
+
+
+def arrow() -> ModuleType:
+    """Import the library that reads and writes Parquet."""
+    try:
+        import pyarrow as library  # an extra
+        import pyarrow.parquet
+    except ImportError as error:
+        raise PatchloomError(
+            f"Parquet is written by pyarrow: {pip_install('parquet')}, or choose .npz or .safetensors (--format for "
+            "a folder)"
+        ) from error
+    return library
+
+
+def _write_parquet(path: Path, rows: Rows, card: Card) -> None:
+    """Write a vector as a list of fixed length, and n patch tokens as a list of n of them."""
+    pa, shape = arrow(), rows.vectors.shape[1:]
+    vector = reduce(pa.list_, reversed(shape), pa.from_numpy_dtype(rows.vectors.dtype))
+    kinds = {"path": pa.string(), "split": pa.string(), "label": pa.string(), "vector": vector}
+    schema = pa.schema(list(kinds.items()), metadata={METADATA_KEY: json.dumps(card)})
+    vectors = reduce(pa.FixedSizeListArray.from_arrays, reversed(shape), pa.array(rows.vectors.ravel()))
+    texts = [pa.array(values, pa.string()) for values in (rows.paths, rows.splits, rows.labels)]
+    # features hardly shrink, and are read faster uncompressed
+    packed = {"path": "zstd", "split": "zstd", "label": "zstd", "vector" + ".list.element" * len(shape): "none"}
+    group = max(1, min(ROWS, BYTES // (rows.vectors.itemsize * int(np.prod(shape)))))
+    columns = pa.table([*texts, vectors], schema=schema)
+    pa.parquet.write_table(columns, path, row_group_size=group, compression=packed, use_dictionary=["split", "label"])
+
+
+def _read_parquet_card(path: Path) -> str | None:
+    found = (arrow().parquet.read_schema(path).metadata or {}).get(METADATA_KEY.encode())
+    return None if found is None else found.decode("utf-8", "replace")
+
+
+def _read_parquet(path: Path) -> Rows:
+    # else all row groups would be fetched ahead, and stay until the last one is read
+    with arrow().parquet.ParquetFile(path, pre_buffer=False) as file:
+        kind, shape = file.schema_arrow.field("vector").type, [file.metadata.num_rows]
+        while hasattr(kind, "list_size"):
+            shape.append(kind.list_size)
+            kind = kind.value_type
+        rows = Rows(np.empty(shape, kind.to_pandas_dtype()), [], [], [])
+        for some in file.iter_batches(ROWS):
+            lists, start = some.column("vector"), len(rows.paths)
+            while hasattr(lists.type, "list_size"):
+                lists = lists.flatten()
+            rows.vectors[start : start + len(some)] = lists.to_numpy().reshape(len(some), *shape[1:])
+            rows.paths.extend(some.column("path").to_pylist())
+            rows.splits.extend(some.column("split").to_pylist())
+            rows.labels.extend(some.column("label").to_pylist())
+    return rows
+
+
+# npz, which numpy.load reads without pickle: vectors, paths, splits, labels (int64 in classes, -1 for none) and card.
+
+
+def _write_npz(path: Path, rows: Rows, card: Card) -> None:
+    columns = {
+        "card": np.array(json.dumps(card)),
+        "classes": np.array(card["classes"], str),
+        "labels": _numbers(rows.labels, card["classes"]),
+        "splits": np.array(rows.splits, str),
+        "paths": np.array(rows.paths, str),
+        "vectors": rows.vectors,
+    }
+    with open(path, "wb") as file:  # numpy would add an ending to another name
+        np.savez(file, **columns)
+
+
+def _read_npz_card(path: Path) -> str | None:
+    with np.load(path) as file:
+        return str(file["card"]) if "card" in file else None
+
+
+def _read_npz(path: Path) -> Rows:
+    with np.load(path) as file:
+        labels = _names(file["labels"], file["classes"].tolist())
+        return Rows(file["vectors"], file["paths"].tolist(), file["splits"].tolist(), labels)
+
+
+# safetensors: vectors, labels int64 and splits uint8 as numbers in the card, and paths as UTF-8 in a row: uint8, path i
+# from path_ends[i] to path_ends[i + 1]. The format has no text.
+
+
+def _write_safetensors(path: Path, rows: Rows, card: Card) -> None:
+    paths = [one.encode() for one in rows.paths]
+    columns = {
+        "labels": _numbers(rows.labels, card["classes"]),
+        "path_ends": np.cumsum([0, *map(len, paths)], dtype=np.int64),
+        "vectors": rows.vectors,
+        "splits": _numbers(rows.splits, list(card["data"]["splits"])).astype(np.uint8),
+        "paths": np.frombuffer(b"".join(paths), np.uint8),
+    }
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(columns, path, {METADATA_KEY: json.dumps(card)})
+    path.chmod(mode)  # the library's is for its owner alone
+
+
+def _read_safetensors_card(path: Path) -> str | None:
+    with safe_open(path, "np") as file:
+        return (file.metadata() or {}).get(METADATA_KEY)
+
+
+def _read_safetensors(path: Path) -> Rows:
+    with safe_open(path, "np") as file:
+        card = json.loads(file.metadata()[METADATA_KEY])
+        columns = {name: file.get_tensor(name) for name in ("vectors", "labels", "splits", "paths", "path_ends")}
+    text, ends = columns["paths"].tobytes(), columns["path_ends"].tolist()
+    paths = [text[a:b].decode() for a, b in zip(ends, ends[1:], strict=False)]
+    splits = [list(card["data"]["splits"])[i] for i in columns["splits"]]
+    return Rows(columns["vectors"], paths, splits, _names(columns["labels"], card["classes"]))
+
+
+def _numbers(names: Sequence[str | None], known: Sequence[str]) -> np.ndarray:
+    """Return the place int64 [m] of each name in ``known``; -1 for none."""
+    places: dict[str | None, int] = {name: i for i, name in reversed([*enumerate(known)])}
+    return np.array([-1 if name is None else places[name] for name in names], np.int64)
+
+
+def _names(numbers: np.ndarray, known: Sequence[str]) -> list[str | None]:
+    return [None if i < 0 else known[i] for i in numbers.tolist()]
+
+
+# Any of them, by the ending of its name.
 
 
 class Format(NamedTuple):
-    """How vectors are written, and read back.
+    """Writer and readers of one kind of file.
 
     Attributes:
-        write: to a path, all rows.
-        read_card: the text of the card in a file, or None.
-        chunks: the rows of a file, up to a number of them at once.
+        write: writes rows, with a card, to a path.
+        read: reads all rows.
+        read_card: reads the text of the card alone; None: there is none.
     """
 
-    write: Callable[[Path, Rows], None]
+    write: Callable[[Path, Rows, Card], None]
+    read: Callable[[Path], Rows]
     read_card: Callable[[Path], str | None]
-    chunks: Callable[[Path, int], Iterator[Chunk]]
 
 
 FORMATS = {
-    ".parquet": Format(parquet.write, parquet.read_card, parquet.chunks),
-    ".npz": Format(npz.write, npz.read_card, npz.chunks),
-    ".safetensors": Format(tensors.write, tensors.read_card, tensors.chunks),
+    ".parquet": Format(_write_parquet, _read_parquet, _read_parquet_card),
+    ".npz": Format(_write_npz, _read_npz, _read_npz_card),
+    ".safetensors": Format(_write_safetensors, _read_safetensors, _read_safetensors_card),
 }
 
 
-def format_of(path: Path) -> Format:
-    """By its ending, how a file is written."""
+def check_suffix(path: Path) -> str:
+    """Return the ending of a file of vectors that is to be written, a key of `FORMATS`."""
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
         ending = closest_word(suffix, FORMATS) or ".parquet"
         raise PatchloomError(
-            f"--to cannot be {path}: its ending says how it is written, {listing(FORMATS)}, as in "
-            f"{path.name.removesuffix(path.suffix) or 'features'}{ending}"
+            f"--to cannot be {path}: the ending of a file says how it is written, {listing(FORMATS)}, as in "
+            f"{path.name.removesuffix(path.suffix) or 'features'}{ending}; a folder of parts is named {path}/"
         )
     if path.is_dir():
-        raise PatchloomError(f"--to cannot be {path}, which is a folder: name a file in it")
+        raise PatchloomError(f"--to cannot be {path}, which is a folder: name a file in it, or {path}/")
     if suffix == ".parquet":
-        parquet.arrow()
-    return FORMATS[suffix]
+        arrow()
+    return suffix
 
 
 def read_card(path: Path) -> Card:
-    """The card of a file that is there."""
-    with _as_it_was_written(path):
-        return from_text(format_of(path).read_card(path), path)
+    """Read the card of a file."""
+    with _as_vectors(path):
+        return parse_card(FORMATS[path.suffix.lower()].read_card(path), path, counts=True)
 
 
-def read_chunks(path: Path, shape: tuple[int, ...]) -> Iterator[Chunk]:
-    """The rows of a file whose vectors are of ``shape``, some at once."""
-    with _as_it_was_written(path):
-        yield from format_of(path).chunks(path, max(1, _BYTES // (4 * int(np.prod(shape)))))
+def read_rows(path: Path) -> Rows:
+    """Read all rows of a file."""
+    with _as_vectors(path):
+        rows = FORMATS[path.suffix.lower()].read(path)
+        if len({*map(len, rows)}) != 1:
+            raise ValueError("its columns are of different lengths")
+        return rows
+
+
+def iterate_rows(paths: Sequence[Path]) -> Iterator[Rows]:
+    """Read the rows of several files, one file in memory at a time, and yield up to 16 MB of vectors at once."""
+    for path in paths:
+        rows = read_rows(path)
+        size = max(1, _READ_BYTES // (4 * max(1, int(np.prod(rows.vectors.shape[1:])))))
+        for start in range(0, len(rows.paths), size):
+            some = slice(start, start + size)
+            # a copy, because a view would keep all of the file
+            yield Rows(rows.vectors[some].copy(), rows.paths[some], rows.splits[some], rows.labels[some])
 
 
 @contextmanager
-def _as_it_was_written(path: Path) -> Iterator[None]:
-    """While entered, what goes wrong in reading a file means that it is damaged, or another program's."""
+def _as_vectors(path: Path) -> Iterator[None]:
+    """Inside, an error of a library means that a file is damaged, or another program's."""
     try:
         yield
     except PatchloomError:
         raise
     # pyarrow's own errors are of these kinds
-    except (OSError, SafetensorError, zipfile.BadZipFile, ValueError, LookupError, TypeError, EOFError) as problem:
+    except (
+        *(OSError, SafetensorError, zipfile.BadZipFile, zlib.error),
+        *(ValueError, LookupError, TypeError, EOFError),
+    ) as problem:
         raise PatchloomError(
-            f"{path} cannot be read as vectors ({' '.join(str(problem).split())[:200]}): remove it, or choose another "
-            "--to"
+            f"{path} cannot be read as vectors ({' '.join(str(problem).split())[:200]}): remove it, and give the same "
+            "command again, or choose another --to"
         ) from problem

@@ -1,10 +1,10 @@
-"""The nearest of a file's vectors to that of one image."""
+"""Nearest vectors of a file, or of several parts, to that of one image."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,8 +13,8 @@ import numpy as np
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.glob import is_single, open_images
-from patchloom.embed.chunks import path_of
-from patchloom.embed.formats import read_chunks
+from patchloom.embed.formats import iterate_rows
+from patchloom.embed.parts import path_of
 from patchloom.errors import PatchloomError
 
 _LEAST = 1e-12  # the length of a vector, as torch's normalize has it
@@ -77,17 +77,19 @@ def _same(path: str, other: Path) -> bool:
         return False
 
 
-def nearest_rows(file: Path, vector: np.ndarray, top: int, own: Collection[tuple[str, str]] = ()) -> list[Neighbour]:
-    """Return the rows of a file whose cosine to ``vector`` is largest, the nearest first; equal ones in file order.
+def nearest_rows(
+    files: Sequence[Path], vector: np.ndarray, top: int, own: Collection[tuple[str, str]] = ()
+) -> list[Neighbour]:
+    """Return the rows of files whose cosine to ``vector`` is largest, the nearest first; equal ones in file order.
 
-    The mean of the file's vectors is taken from all first: encoders give all images much in common, which crowds plain
+    The mean of the files' vectors is taken from all first: encoders give all images much in common, which crowds plain
     cosines near 1. Vectors in the file stay as they are. Centred cosines of the nearest may still be crowded, so each
     comes with the fraction of pairs of rows that are as near.
 
     Of patch tokens all stand in a row, so that each is compared with that at the same place.
     """
     total, count = np.zeros(vector.size), 0
-    for some in read_chunks(file, vector.shape):
+    for some in iterate_rows(files):
         total += some.vectors.reshape(len(some.vectors), -1).sum(0, dtype=np.float64)
         count += len(some.vectors)
     mean = total / max(1, count)
@@ -99,7 +101,7 @@ def nearest_rows(file: Path, vector: np.ndarray, top: int, own: Collection[tuple
     )
     sample, start = list[np.ndarray](), 0
     best: list[Neighbour] = []
-    for some in read_chunks(file, vector.shape):
+    for some in iterate_rows(files):
         units = _unit(some.vectors.reshape(len(some.vectors), -1) - mean)
         sample.append(units[sampled[(sampled >= start) & (sampled < start + len(units))] - start])
         start += len(units)

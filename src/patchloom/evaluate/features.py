@@ -57,6 +57,7 @@ def each_batch(
     half: bool = False,
     what: str = "",
     first: int = 0,
+    stop: int | None = None,
 ) -> None:
     """Apply ``pools`` to every image, labelled or not, and hand what it gives to ``keep``; no more is held.
 
@@ -71,15 +72,16 @@ def each_batch(
         workers: processes that read images.
         half: products are taken in bfloat16.
         what: is said to be done, if it takes a while; nothing is said without it.
-        first: number of the batch to begin with, as for `plain_batches`.
+        first, stop: numbers of the first batch and of that behind the last one, as for `plain_batches`.
     """
     channels, size = input_channels(vit), input_size(vit)
     training = vit.training
     vit.to(device).eval()
     try:
         with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=half):
-            batches = plain_batches(source, size, batch_size, workers, channels, device, first)
-            for batch in track_progress(batches, -(-len(source) // batch_size) - first, what):
+            batches = plain_batches(source, size, batch_size, workers, channels, device, first, stop=stop)
+            count = (-(-len(source) // batch_size) if stop is None else stop) - first
+            for batch in track_progress(batches, count, what):
                 images = normalize(batch.views[0], card.mean, card.std)
                 tokens = {name: values.float().cpu() for name, values in pools(images).items()}
                 if not all(values.isfinite().all() for values in tokens.values()):

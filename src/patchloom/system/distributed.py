@@ -225,6 +225,22 @@ def first_decides(fabric: Fabric, decide: Callable[[], T]) -> T:
     return answer
 
 
+def raise_together(problem: PatchloomError | None) -> None:
+    """Raise the problem of any process in all of them, once each has come here with its own or with None."""
+    try:
+        wait_for_all()  # patiently, as others may still be at work
+        found = [one for one in collected([None if problem is None else str(problem)]) if one is not None]
+    except RuntimeError as lost:
+        raise problem or PatchloomError(
+            "another process has died, so this one stops, too: see what was printed before this, then run the same "
+            "command again, which goes on from there"
+        ) from lost
+    if problem is not None:
+        raise problem
+    if found:
+        raise AlreadyReported(found[0])
+
+
 # Launching: Fabric starts the processes of one machine; torchrun, `fabric run` or SLURM those of several machines.
 
 

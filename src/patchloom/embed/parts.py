@@ -1,0 +1,297 @@
+"""Folder of parts, each a whole file of the vectors of consecutive images: written by any number of processes.
+
+Parts begin where batches begin, so whichever process computes a part, and whenever, it has the same batches. A part
+that is there is not computed again. The card of the folder, ``_card.json``, has the number of rows once all are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from patchloom.data.source import Source
+from patchloom.data.sources.concat import ConcatSource
+from patchloom.data.sources.files import Files
+from patchloom.embed.formats import BYTES, COUNTS, FORMATS, ROWS, Card, Rows, parse_card, read_card, read_rows
+from patchloom.errors import PatchloomError, listing
+from patchloom.system.files import make_folder, move_whole, remove_leftovers, write_whole
+
+CARD = "_card.json"  # readers of a folder of Parquet files pass over names with an underscore
+_RENAMED = "encoder name"  # of a run whose folder was renamed; its weights have a digest of their own
+_WAIT = 5.0  # seconds for a process that is about to end
+
+
+def differing_fields(mine: Card, other: Card) -> list[str]:
+    """Return names of fields that differ, but for the counts and the encoder's name; that of the weights first."""
+    flat, its = _flat(mine), _flat(other)
+    names = [name for name in dict.fromkeys([*flat, *its]) if flat.get(name) != its.get(name)]
+    names = [name for name in names if name not in (*COUNTS, _RENAMED)]
+    return sorted(names, key=lambda name: name != "encoder weights_sha256")
+
+
+def _flat(card: Card) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in card.items():
+        # all of them have names and sizes
+        nested = isinstance(value, dict)
+        found |= {f"{name} {key}": one for key, one in value.items()} if nested else {name: value}
+    return found
+
+
+def fingerprints(sources: Mapping[str, Source]) -> dict[str, str]:
+    """Return 16 hex digits per split that change when its images do."""
+    return {name: source.fingerprint() for name, source in sources.items()}
+
+
+def to_utf8(text: str) -> str:
+    """Return the same in UTF-8, which every format wants, and not every file name is."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def path_of(source: Source, i: int) -> str:
+    """Return the path of image i within the folder that was given, or as a list or several sources have it.
+
+    Without a path it is its name in messages, such as "shapes #3".
+    """
+    whole = source.describe(i)
+    if isinstance(source, Files | ConcatSource):
+        folder, path = PurePath(os.path.expanduser(source.name)), PurePath(whole)
+        if path.is_relative_to(folder):  # with the folder of its split, by which the paths of two splits differ
+            return to_utf8(path.relative_to(folder).as_posix())
+    place = None if isinstance(source, ConcatSource) else source.place(i)
+    return to_utf8(place or whole)
+
+
+def cast_vectors(vectors: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
+    """Return a copy of float32 vectors in the numbers of a file."""
+    with np.errstate(over="ignore"):  # refused below
+        narrow = vectors.astype(dtype)
+    if not np.isfinite(narrow).all():
+        raise PatchloomError("some vectors have values beyond 65,504, which float16 cannot hold: leave out --dtype")
+    return narrow
+
+
+class Part(NamedTuple):
+    """Images ``start`` to ``stop`` - 1 of a split, and the file of their vectors."""
+
+    split: str
+    start: int
+    stop: int
+    path: Path
+
+
+class PartFolder:
+    """Parts of all splits, in the order of the rows.
+
+    Args:
+        folder: where they are.
+        suffix: kind of file, a key of `FORMATS`.
+        sources: images by split.
+        card: how all are made, without counts.
+        batch_size: images of a batch. A part has whole batches: up to 1,024 images and 64 MB, or one batch.
+    """
+
+    def __init__(self, folder: Path, suffix: str, sources: Mapping[str, Source], card: Card, batch_size: int) -> None:
+        self.folder, self.suffix, self.sources, self.card = folder, suffix, sources, card
+        self.batch_size, self.dtype, self.shape = batch_size, np.dtype(card["dtype"]), tuple(card["shape"])
+        row_bytes = int(np.prod(self.shape)) * self.dtype.itemsize
+        rows = batch_size * max(1, min(ROWS, BYTES // row_bytes) // batch_size)
+        self.all = [
+            Part(split, start, min(start + rows, len(source)), folder / f"{split}-{start:09}{suffix}")
+            for split, source in sources.items()
+            for start in range(0, len(source), rows)
+        ]
+
+    @property
+    def noun(self) -> str:
+        """Images or recordings."""
+        return next(iter(self.sources.values())).noun
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parts that are there."""
+        return sum(part.path.stat().st_size for part in self.all if part.path.exists())
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other commands from writing the same parts; make the folder."""
+        make_folder(self.folder)
+        lock = FileLock(self.folder / ".lock")
+        try:
+            lock.acquire(timeout=_WAIT)
+        except Timeout:
+            raise PatchloomError(
+                f"another process is writing {self.folder}: wait for its end, or choose another --to"
+            ) from None
+        except (OSError, NotImplementedError):  # a file system without locks, or read-only: what is written next tells
+            pass
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def missing(self) -> list[Part]:
+        """Return the parts that are not there.
+
+        Raises:
+            PatchloomError: the folder has other files, or a part is damaged, or made in another way.
+        """
+        begun = self._read_card()
+        if begun is None:
+            if self.folder.is_dir() and any(not one.name.startswith(".") for one in self.folder.iterdir()):
+                raise PatchloomError(
+                    f"{self.folder} is there already, and embed did not write it: choose another --to, or remove it"
+                )
+            return self.all
+        self._check(begun, self.folder)
+        there = {part for part in self.all if part.path.exists()}
+        for part in there:
+            self._check(read_card(part.path), part.path)
+        return [part for part in self.all if part not in there]
+
+    def _check(self, found: Card, path: Path) -> None:
+        if other := differing_fields(self.card, found):
+            raise PatchloomError(
+                f"{path} was made by a command with another {listing(other[:3], 'and')}: repeat that command, choose "
+                "another --to, or remove it"
+            )
+
+    def finished(self) -> Card | None:
+        """Return the card with its counts, if all parts are there; the caller has asked for those that are missing."""
+        card = self._read_card()
+        return card if card and COUNTS[0] in card and all(part.path.exists() for part in self.all) else None
+
+    def begin(self) -> None:
+        """Write the card, if none is there; the folder must be locked."""
+        remove_leftovers(self.folder)
+        if not (self.folder / CARD).exists():
+            self._write_card(self.card)
+
+    def _read_card(self) -> Card | None:
+        path = self.folder / CARD
+        return parse_card(path.read_text("utf-8", "replace"), path) if path.exists() else None
+
+    def _write_card(self, card: Card) -> None:
+        write_whole(self.folder / CARD, json.dumps(card))
+
+    def write(self, part: Part, indices: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> None:
+        """Write a part from its batches: numbers int64 [b] of readable images, and vectors [b ...]."""
+        numbers = np.concatenate([np.zeros(0, np.int64), *indices]).tolist()
+        source, classes = self.sources[part.split], self.card["classes"]
+        labels = [-1] * len(numbers) if source.labels is None else source.labels[numbers].tolist()
+        rows = Rows(
+            np.concatenate([np.zeros((0, *self.shape), self.dtype), *vectors]),
+            [path_of(source, i) for i in numbers],
+            [part.split] * len(numbers),
+            [None if label < 0 else classes[label] for label in labels],
+        )
+        card = self.card | _counts(len(numbers), part.stop - part.start - len(numbers))
+        write_whole(part.path, lambda path: FORMATS[self.suffix].write(path, rows, card))
+
+    def finish(self) -> tuple[Card, list[str]]:
+        """Return the card with its counts, and names of images that could not be read, and write the card."""
+        if fingerprints(self.sources) != self.card["data"]["fingerprint"]:
+            raise PatchloomError(
+                f"{self.card['data']['name']} has changed while its {self.noun} were read: remove {self.folder}, and "
+                "give the same command again"
+            )
+        rows, unreadable = dict.fromkeys(self.sources, 0), list[str]()
+        for part in self.all:
+            here = read_card(part.path)
+            self._check(here, part.path)  # another machine may have another version, or other images
+            rows[part.split] += here["rows"]
+            if here["unreadable"]:
+                unreadable += self._lacking(part, {*self._read(part).paths})
+        for split, source in self.sources.items():
+            if not rows[split]:
+                raise PatchloomError(f"nothing in {source.name} could be read, beginning with {source.describe(0)}")
+        card = self.card | _counts(sum(rows.values()), len(unreadable))
+        self._write_card(card)
+        return card, unreadable
+
+    def _lacking(self, part: Part, paths: Collection[str]) -> list[str]:
+        source = self.sources[part.split]
+        return [source.describe(i) for i in range(part.start, part.stop) if path_of(source, i) not in paths]
+
+    def join(self, file: Path, card: Card) -> None:
+        """Put all parts together in memory, write them as one file, and remove the folder."""
+        rows = Rows(np.empty((card["rows"], *self.shape), self.dtype), [], [], [])
+        for part in self.all:
+            some, start = self._read(part), len(rows.paths)
+            rows.vectors[start : start + len(some.paths)] = some.vectors
+            rows.paths.extend(some.paths)
+            rows.splits.extend(some.splits)
+            rows.labels.extend(some.labels)
+        # beside the parts first: whatever a kill leaves lies in their folder
+        whole = self.folder / f"whole{self.suffix}"
+        write_whole(whole, lambda path: FORMATS[self.suffix].write(path, rows, card))
+        move_whole(whole, file)
+        self.remove()
+
+    def _read(self, part: Part) -> Rows:
+        rows, count = read_rows(part.path), read_card(part.path)["rows"]
+        if rows.vectors.shape != (count, *self.shape):
+            raise PatchloomError(
+                f"{part.path} does not have the {count} vectors of its card: remove it, and give the same command again"
+            )
+        return rows
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _counts(rows: int, unreadable: int) -> Card:
+    return dict(zip(COUNTS, (rows, unreadable), strict=True))
+
+
+class PartWriter:
+    """Collector of the batches of consecutive parts that writes each part when its last batch has come.
+
+    Args:
+        folder: of all parts.
+        parts: consecutive parts of one split.
+    """
+
+    def __init__(self, folder: PartFolder, parts: Sequence[Part]) -> None:
+        self.folder, self.parts = folder, list(parts)
+        self.indices: list[np.ndarray] = []
+        self.vectors: list[np.ndarray] = []
+
+    def add(self, indices: np.ndarray, vectors: np.ndarray) -> None:
+        """Take a batch: numbers of images, int64 [b], b at least 1, and vectors [b ...] float32."""
+        while self.parts[0].stop <= indices[0]:
+            self._write()
+        self.indices.append(indices)
+        self.vectors.append(cast_vectors(vectors, self.folder.dtype))
+        # a batch ends where it would end if all of it could be read
+        if (int(indices[0]) // self.folder.batch_size + 1) * self.folder.batch_size >= self.parts[0].stop:
+            self._write()
+
+    def finish(self) -> None:
+        """Write the parts that are left, in which no image can be read."""
+        while self.parts:
+            self._write()
+
+    def _write(self) -> None:
+        self.folder.write(self.parts.pop(0), self.indices, self.vectors)
+        self.indices, self.vectors = [], []
+
+
+def consecutive(parts: Sequence[Part]) -> list[list[Part]]:
+    """Return the runs of parts that one pass over a split can write."""
+    runs: list[list[Part]] = []
+    for part in parts:
+        if runs and (runs[-1][-1].split, runs[-1][-1].stop) == (part.split, part.start):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs

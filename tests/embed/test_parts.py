@@ -1,0 +1,255 @@
+"""A kill costs a part: the same command goes on, to the same bytes, by any number of processes."""
+
+from __future__ import annotations
+
+import signal
+import tracemalloc
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from embedding import SMALL, SUFFIXES, embed_apart, embed_together, read, read_parts
+
+import patchloom
+from patchloom.data.decode import Unreadable
+from patchloom.data.source import Source
+from patchloom.embed import parts as parts_module
+from patchloom.embed.formats import FORMATS, Rows, iterate_rows, read_card, read_rows
+from patchloom.embed.parts import PartFolder, PartWriter
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.features import each_batch
+from patchloom.nets.checkpoints.format import load_encoder_file
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_killed_at_any_instant_it_ends_with_the_same_bytes(tiny: Path, photos: Path, tmp_path: Path, suffix: str):
+    patchloom.embed(tiny, photos, to=tmp_path / "whole" / f"f{suffix}", **SMALL)
+    expected = (tmp_path / "whole" / f"f{suffix}").read_bytes()
+    to = tmp_path / "killed" / f"f{suffix}"
+    # Files get their names in this order: the card, six parts, the card with the counts, the file beside the parts, and
+    # in its place. The first start is killed amid the first split, the next ones as the second split begins, before the
+    # whole file has its name, and before it is moved; of npz alone, as processes take their time.
+    for event in (4, 2, 4, 3) if suffix == ".npz" else (7, 3):
+        assert embed_apart(tiny, photos, to, event) is None and not to.exists()
+    patchloom.embed(tiny, photos, to=to, **SMALL)
+    assert to.read_bytes() == expected
+    assert [one.name for one in to.parent.iterdir()] == [to.name]  # no part is left, nor half of a file
+
+
+def test_parts_that_are_there_are_not_computed_again(tiny: Path, photos: Path, tmp_path: Path, capsys, monkeypatch):
+    patchloom.embed(tiny, photos, to=tmp_path / "whole", **SMALL)
+    assert embed_apart(tiny, photos, tmp_path / "f", event=6) is None
+    there = sorted((tmp_path / "f").glob("[!.]*-*"))
+    assert len(there) == 4
+    there.pop(1).unlink()  # as where another process was slower
+    before = [path.stat().st_mtime_ns for path in there]
+    written: list[str] = []
+    monkeypatch.setattr(PartFolder, "write", _recorded(PartFolder.write, written))
+    patchloom.embed(tiny, photos, to=tmp_path / "f", **SMALL)
+    starts = ("train-000000008", "test-000000000", "test-000000008")
+    assert written == [f"{start}.parquet" for start in starts]
+    assert [path.stat().st_mtime_ns for path in there] == before
+    assert "18 of them are done already, by this command when it was stopped." in capsys.readouterr().out
+    for path in (tmp_path / "whole").glob("[!.]*"):
+        assert path.read_bytes() == (tmp_path / "f" / path.name).read_bytes()
+
+
+def _recorded(write, record: list[str]):
+    def recording(self, part, *given):
+        record.append(part.path.name)
+        write(self, part, *given)
+
+    return recording
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_parts_of_another_command_are_left_alone(tiny: Path, photos: Path, tmp_path: Path, suffix: str):
+    to, folder = tmp_path / f"f{suffix}", tmp_path / f"f{suffix}.parts"
+    assert embed_apart(tiny, photos, to, event=5) is None
+    before = {path: path.read_bytes() for path in folder.glob("[!.]*")}
+    assert len(before) == 4
+    with pytest.raises(PatchloomError, match="was made by a command with another layer: repeat that command"):
+        patchloom.embed(tiny, photos, to=to, layer=1, **SMALL)
+    part = max(before)
+    patchloom.embed(tiny, photos, to=tmp_path / f"other{suffix}", layer=1, **SMALL)
+    for content, sentence in (
+        (b"damaged", "cannot be read as vectors .*: remove it, and give the same command again"),
+        (before[part][:-300], "cannot be read as vectors .*: remove it, and give the same command again"),
+        ((tmp_path / f"other{suffix}").read_bytes(), f"{part.name} was made by a command with another layer"),
+    ):
+        part.write_bytes(content)
+        with pytest.raises(PatchloomError, match=sentence):
+            patchloom.embed(tiny, photos, to=to, **SMALL)
+        assert before | {part: content} == {path: path.read_bytes() for path in folder.glob("[!.]*")}
+    part.unlink()
+    patchloom.embed(tiny, photos, to=to, **SMALL)
+
+
+def test_a_part_with_other_rows_than_it_says(tiny: Path, photos: Path, tmp_path: Path):
+    to, folder = tmp_path / "f.npz", tmp_path / "f.npz.parts"
+    assert embed_apart(tiny, photos, to, event=5) is None
+    part = min(folder.glob("[!.]*-*"))
+    table = read_rows(part)
+    FORMATS[".npz"].write(part, Rows(*(column[:3] for column in table)), read_card(part))
+    with pytest.raises(PatchloomError, match="does not have the 8 vectors of its card: remove it"):
+        patchloom.embed(tiny, photos, to=to, **SMALL)
+
+
+def test_two_at_once(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parts_module, "_WAIT", 0.01)
+    with _folder(tmp_path / "f.npz.parts", ".npz", _Few(4, ()), 2, 4).locked():
+        with pytest.raises(PatchloomError, match="another process is writing .*f.npz.parts: wait for its end"):
+            patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **SMALL)
+
+
+def _folder(folder: Path, suffix: str, source: Source, width: int, batch: int) -> PartFolder:
+    card = dict.fromkeys(("encoder", "preprocessing", "computed"), {})
+    card |= {"data": {"splits": {"all": len(source)}, "fingerprint": {"all": source.fingerprint()}}}
+    card |= {"dtype": "float32", "shape": [width], "classes": []}
+    return PartFolder(folder, suffix, {"all": source}, card, batch)
+
+
+@pytest.mark.parametrize("to", ["f.npz", "parts"])
+def test_several_processes(tiny: Path, photos: Path, tmp_path: Path, to: str):
+    """Each writes its share of the parts, and they are those of one."""
+    patchloom.embed(tiny, photos, to=tmp_path / "whole" / to, **SMALL)
+    ended = embed_together(tiny, photos, tmp_path / "together" / to, 3)
+    assert [one.code for one in ended] == [0, 0, 0] and [one.written for one in ended] == [2, 2, 2]
+    assert [one.made for one in ended] == [True] * 3  # all of them are told the result
+    for path in (tmp_path / "whole").glob("**/[!.]*.*"):
+        assert path.read_bytes() == (tmp_path / "together" / path.relative_to(tmp_path / "whole")).read_bytes()
+    assert len([*(tmp_path / "together").iterdir()]) == 1
+
+
+def test_of_several_processes_one_fails(tiny: Path, photos: Path, tmp_path: Path):
+    """The others keep what they have done, and all of them end."""
+    ended = embed_together(tiny, photos, tmp_path / "parts", 3, failing={1: 1})
+    assert [one.code for one in ended] == [2, 2, 2] and [one.written for one in ended] == [2, 0, 2]
+    assert [one.told for one in ended] == ["another", "PatchloomError: no", "another"]
+    assert len(read_parts(tmp_path / "parts")) == 4
+    patchloom.embed(tiny, photos, to=tmp_path / "parts", **SMALL)
+
+
+def test_of_several_processes_one_is_killed(tiny: Path, photos: Path, tmp_path: Path):
+    first, killed = embed_together(tiny, photos, tmp_path / "f.npz", 2, failing={1: signal.SIGKILL})
+    assert (first.code, first.written, killed.code) == (2, 3, -1)
+    assert "another process has died" in first.told and "which goes on from there" in first.told
+    assert len(read_parts(tmp_path / "f.npz.parts")) == 3
+
+
+def test_a_process_with_other_images_or_another_version(tiny: Path, photos: Path, tmp_path: Path, monkeypatch):
+    write = PartFolder.write
+
+    def of_another(self, part, *given):
+        own = self.card
+        self.card = own | ({"patchloom": "0.0"} if part.start == 8 else {})
+        write(self, part, *given)
+        self.card = own
+
+    monkeypatch.setattr(PartFolder, "write", of_another)
+    with pytest.raises(PatchloomError, match="train-000000008.npz was made by a command with another patchloom"):
+        patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **SMALL)
+
+
+class _Few(Source):
+    """Grey images of 8 pixels, of which some cannot be read."""
+
+    name = "few"
+
+    def __init__(self, count: int, broken: tuple[int, ...]) -> None:
+        self.count, self.broken = count, broken
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, i: int) -> torch.Tensor:
+        if i in self.broken:
+            raise Unreadable("broken")
+        return torch.full((1, 8, 8), i, dtype=torch.uint8)
+
+    def fingerprint(self) -> str:
+        return "0" * 16
+
+
+def test_nothing_readable_is_left(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where a pass goes on amid images none of which can be read, the file is as if it had not been stopped."""
+    from patchloom.data.source import Data
+    from patchloom.evaluate import settings
+
+    few = _Few(30, (*range(3, 11), *range(20, 30)))  # parts without any, in the middle and at the end
+    monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(few, None))
+    done = patchloom.embed(tiny, "few", to=tmp_path / "whole.npz", **SMALL)
+    assert (done.card["rows"], done.card["unreadable"]) == (12, 18)
+    assert done.notes == ("18 images could not be read and were left out, such as few #3.",)
+    assert read(tmp_path / "whole.npz").paths == [f"few #{i}" for i in range(30) if i not in few.broken]
+    finish = PartFolder.finish
+
+    def killed(*given):
+        raise KeyboardInterrupt
+
+    for gone in ([-4, -3, -2, -1], [-3, -2, -1], [-2, -1], [-1], [1], [0, 3]):
+        monkeypatch.setattr(PartFolder, "finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            patchloom.embed(tiny, "few", to=tmp_path / "f.npz", **SMALL)
+        there = sorted((tmp_path / "f.npz.parts").glob("all-*"))
+        for i in gone:
+            there[i].unlink()
+        monkeypatch.setattr(PartFolder, "finish", finish)
+        patchloom.embed(tiny, "few", to=tmp_path / "f.npz", **SMALL)
+        assert (tmp_path / "f.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+        (tmp_path / "f.npz").unlink()
+    few.broken = tuple(range(30))
+    with pytest.raises(PatchloomError, match="nothing in few could be read, beginning with few #0"):
+        patchloom.embed(tiny, "few", to=tmp_path / "f.npz", **SMALL)
+
+
+def test_a_pass_holds_a_batch_or_two(tiny: Path):
+    vit, card = load_encoder_file(tiny)
+    alive: list[weakref.ref] = []
+    most = 0
+
+    def keep(tokens, batch) -> None:
+        nonlocal most
+        most = max(most, sum(one() is not None for one in alive))
+        alive.append(weakref.ref(tokens["vectors"]))
+
+    def take(images: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"vectors": torch.zeros(len(images), 5)}
+
+    each_batch(vit, card, _Few(80, ()), take, keep, torch.device("cpu"), batch_size=4)
+    assert len(alive) == 20 and most <= 1
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_memory_does_not_grow_with_the_images(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch):
+    """20 MB of vectors go into a folder of parts, and are read back, within 6 MB."""
+    monkeypatch.setattr(parts_module, "ROWS", 1024)
+    n, width, batch = 20 * 1024, 256, 256
+    folder = _folder(tmp_path / "parts", suffix, _Few(n, ()), width, batch)
+    arrow = pyarrow.total_allocated_bytes()
+    rows_in_arrow = 0
+    tracemalloc.start()
+    try:
+        with folder.locked():
+            writer = PartWriter(folder, folder.missing())
+            folder.begin()
+            for start in range(0, n, batch):
+                writer.add(np.arange(start, start + batch), np.full((batch, width), start, np.float32))
+            writer.finish()
+            folder.finish()
+        total = 0
+        for some in iterate_rows([part.path for part in folder.all]):
+            assert (
+                some.paths[0] == f"few #{total}"
+                and some.vectors[-1, 0] == (total + len(some.paths) - 1) // batch * batch
+            )
+            total += len(some.paths)
+            rows_in_arrow = max(rows_in_arrow, pyarrow.total_allocated_bytes() - arrow)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert total == n and folder.size > 4 * n * width
+    assert peak < 6e6 and rows_in_arrow < 6e6, (peak, rows_in_arrow)
