@@ -6,7 +6,6 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "patchloom"
 MEANT = {
-    "read_card", "write", "chunks",  # one interface of three formats of vectors
     "embed",  # the verb, and the first step of an encoder
     "T", "R",  # type variables
     "Auto",  # the word "auto"

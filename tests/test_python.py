@@ -40,14 +40,14 @@ def test_every_verb_is_listed_and_can_be_called():
     assert {"PatchloomError", "TASKS", "load_encoder", "open_data"} <= {*patchloom.__all__} <= {*dir(patchloom)}
 
 
-@pytest.mark.parametrize("first", ["", "import patchloom.evaluate.protocols, patchloom.look.pictures"])
+@pytest.mark.parametrize("first", ["", "import patchloom.evaluate.protocols, patchloom.look.task_pictures"])
 def test_a_name_is_a_verb_and_a_module(first):
     """Whatever was imported before, and by which route."""
     in_a_fresh_process(
         f"{first}\n"
         "import patchloom\n"
         "assert patchloom.evaluate is patchloom.evaluate and callable(patchloom.evaluate)\n"
-        "import patchloom.evaluate.protocols as protocols, patchloom.look.pictures\n"
+        "import patchloom.evaluate.protocols as protocols, patchloom.look.task_pictures\n"
         "from patchloom.evaluate.settings import EvalSettings\n"
         "from patchloom import look, check\n"
         "assert patchloom.evaluate.protocols is protocols and patchloom.look is look\n"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from patchloom.dense.protocol import native_or_reduced, window_count
 from patchloom.dense.recipes import DETECT, PROBE, SEGMENT, dense_recipe, usual_crops
-from patchloom.dense.setup import native_or_reduced, window_count
 from patchloom.dense.training import rate_schedule
 from patchloom.errors import PatchloomError
 

@@ -127,7 +127,7 @@ def test_what_is_for_images_is_refused_and_what_does_not_act_is_said(run: Path, 
 
 
 def _digits(run: Path) -> None:
-    from patchloom.audio.requirements import with_encoder_sound
+    from patchloom.audio.compatibility import with_encoder_sound
     from patchloom.data.sources.open import open_data
 
     with_encoder_sound(open_data("digits"), SOUND, "ear")

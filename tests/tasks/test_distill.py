@@ -25,7 +25,7 @@ from patchloom.runs.held_out import own_held_out
 from patchloom.runs.settings import request
 from patchloom.runs.training_set import read_record
 from patchloom.tasks import build_task
-from patchloom.tasks.sizes import frozen_teacher
+from patchloom.tasks.defaults import frozen_teacher
 from patchloom.train.init import Start
 from patchloom.train.loop import pretrain
 

@@ -73,11 +73,11 @@ def test_pictures_show_every_part_of_the_data(tmp_path, monkeypatch):
         draw_images(tmp_path / "images" / label, 40)
     seen = []
     from patchloom.data import loader
-    from patchloom.look import pictures
+    from patchloom.look import task_pictures
 
     real = loader.plain_batches
     monkeypatch.setattr(
-        pictures,
+        task_pictures,
         "plain_batches",
         lambda source, *rest, **more: seen.append(source.labels) or real(source, *rest, **more),
     )

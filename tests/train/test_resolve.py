@@ -11,7 +11,7 @@ from patchloom.runs.settings import Settings
 from patchloom.runs.task import prepare_task
 from patchloom.schedules import cosine_rate, halving_rate
 from patchloom.tasks import build_task, with_defaults
-from patchloom.tasks.sizes import momentum_for
+from patchloom.tasks.defaults import momentum_for
 from patchloom.train.estimate import too_little_memory
 from patchloom.train.metrics import event_steps
 from patchloom.train.resolve import resolve

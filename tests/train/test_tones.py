@@ -12,7 +12,7 @@ from patchloom.check import propose
 from patchloom.cli import main
 from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.look import image_grid, pictures
+from patchloom.look import image_grid, task_pictures
 from patchloom.runs.settings import request
 from patchloom.runs.task import unknown_stats
 from patchloom.train.resolve import resolve
@@ -35,7 +35,7 @@ def test_what_a_run_would_do_is_said_and_nothing_is_trained(tmp_path, capsys, mo
 @pytest.mark.usefixtures("quick_probe")
 def test_a_tiny_run_its_pictures_and_its_export(tmp_path, monkeypatch):
     titles, draw = [], image_grid.draw_sheet
-    monkeypatch.setattr(pictures, "draw_sheet", lambda *given: titles.append(given[4]) or draw(*given))
+    monkeypatch.setattr(task_pictures, "draw_sheet", lambda *given: titles.append(given[4]) or draw(*given))
     run = patchloom.pretrain("tones:48", task="mp3", seconds=0.32, out=tmp_path / "run", **TINY).folder
     drawn = Image.open(run / "pictures" / "rebuilt.png")
     assert drawn.width > 3 * 300 and len(np.unique(np.asarray(drawn).reshape(-1, 3), axis=0)) > 100

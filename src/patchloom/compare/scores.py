@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.audio.requirements import with_encoder_sound
+from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.compare.runner import Job
 from patchloom.data.source import Data, Source, Subset
 from patchloom.data.sources.in_memory import DataLike

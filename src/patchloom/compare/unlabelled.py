@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from patchloom.audio.requirements import with_encoder_sound
+from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.compare.outcome import Comparison, health_tables
 from patchloom.compare.scores import PIXELS, TASK, UNTRAINED, Contender, file_of, load_or_compute, measurement_key
 from patchloom.data.source import Data, Source

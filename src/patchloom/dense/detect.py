@@ -19,22 +19,23 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.dense.annotations.base import Annotated, Objects
 from patchloom.dense.annotations.detection import open_boxes
-from patchloom.dense.arms import (
-    DenseCandidate,
-    best_and_worst,
-    check_outputs,
-    check_read,
-    dense_report,
-    save_model,
-    train_each,
-)
 from patchloom.dense.augment import BoxAugment
 from patchloom.dense.backbone import window_of
 from patchloom.dense.detector import Detector
 from patchloom.dense.metrics import DetectedObjects, average_precision, coco_tool, interval, pseudo_precision
 from patchloom.dense.pictures import BoxRow
+from patchloom.dense.protocol import (
+    DenseCandidate,
+    Setup,
+    best_and_worst,
+    check_outputs,
+    check_read,
+    dense_report,
+    save_model,
+    set_up,
+    train_each,
+)
 from patchloom.dense.recipes import DETECT, DetectRecipe
-from patchloom.dense.setup import Setup, set_up
 from patchloom.dense.training import DenseTraining, mask_padding, predict_images
 from patchloom.dense.windows import detect_image
 from patchloom.errors import PatchloomError, check_options

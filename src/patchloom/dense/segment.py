@@ -20,21 +20,23 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.dense.annotations.base import IGNORED, Annotated
 from patchloom.dense.annotations.segmentation import class_ids, open_label_maps
-from patchloom.dense.arms import (
+from patchloom.dense.augment import PixelAugment
+from patchloom.dense.metrics import class_ious, confusion, interval, mean_iou, overlaps, pixel_accuracy, pseudo_values
+from patchloom.dense.pictures import MapRow
+from patchloom.dense.protocol import (
     DenseCandidate,
+    Setup,
     best_and_worst,
     check_outputs,
     check_read,
     dense_report,
     save_model,
+    set_up,
     train_each,
+    window_count,
 )
-from patchloom.dense.augment import PixelAugment
-from patchloom.dense.metrics import class_ious, confusion, interval, mean_iou, overlaps, pixel_accuracy, pseudo_values
-from patchloom.dense.pictures import MapRow
 from patchloom.dense.recipes import PROBE, SEGMENT, SegmentRecipe
 from patchloom.dense.segmenter import PixelSegmenter, Segmenter, SegmentLogits
-from patchloom.dense.setup import Setup, set_up, window_count
 from patchloom.dense.training import DenseTraining, predict_images
 from patchloom.dense.windows import AT_ONCE, BAND, segment_image
 from patchloom.errors import PatchloomError, check_options

@@ -23,7 +23,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from patchloom.arguments import PathLike, validate_arguments
-from patchloom.audio.requirements import with_encoder_sound
+from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.audio.spectrogram import pictures
 from patchloom.data.loader import Batch
 from patchloom.data.source import Source

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_type_hints
 import numpy as np
 import torch
 
-from patchloom.audio.requirements import with_encoder_sound
+from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.duplicates import copies_sentence
 from patchloom.data.near_duplicates import near_copies, parted_wholes
 from patchloom.data.source import Data, Source

@@ -22,8 +22,8 @@ from timm.utils import ModelEmaV3, random_seed
 from torch import Tensor, nn
 
 from patchloom.audio.augment import RandomExcerpt
+from patchloom.audio.compatibility import wrong_kind_error
 from patchloom.audio.config import Sound
-from patchloom.audio.requirements import wrong_kind_error
 from patchloom.data.augment import RandAugment, RandomCrop
 from patchloom.data.loader import Augment, Batch, plain_batches, training_batches
 from patchloom.data.source import Source

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from patchloom.audio.compatibility import first_waves, with_encoder_sound
 from patchloom.audio.config import item_noun
-from patchloom.audio.requirements import first_waves, with_encoder_sound
 from patchloom.data.decode import read_image, to_channels
 from patchloom.data.loader import plain_batches
 from patchloom.data.source import Data, Source

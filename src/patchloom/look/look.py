@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from patchloom.arguments import PathLike, validate_arguments
-from patchloom.audio.requirements import with_encoder_sound
+from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name, open_data, open_stored
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.look.context import QUERIES, UNTRAINED, Draw, HeadChoice, ImagePoint, LookRequest, NamedEncoder
 from patchloom.look.image_grid import SHEET_ROWS
-from patchloom.look.pictures import draw_task, title_of
+from patchloom.look.task_pictures import draw_task, title_of
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_size
 from patchloom.nets.finetune import at_size

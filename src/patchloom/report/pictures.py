@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.audio.config import Sound, reword_for_sound
-from patchloom.audio.requirements import with_encoder_sound
 from patchloom.data.decode import Unreadable, open_pillow
 from patchloom.data.loader import plain_batches
 from patchloom.data.source import Data, Source

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from patchloom.arguments import to_plain_value, unknown_option_error
+from patchloom.audio.compatibility import wrong_kind_error
 from patchloom.audio.config import FeatureKind, Sound
-from patchloom.audio.requirements import wrong_kind_error
 from patchloom.data.augment import MAX_MAGNITUDE
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object_name

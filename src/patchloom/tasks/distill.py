@@ -10,8 +10,8 @@ from patchloom.errors import check_type
 from patchloom.nets.decoders import PatchHead
 from patchloom.patches.partition import random_partition
 from patchloom.questions.features import FeatureLoss, Features
+from patchloom.tasks.defaults import frozen_teacher
 from patchloom.tasks.masking import masked_units
-from patchloom.tasks.sizes import frozen_teacher
 from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, blank_patches
 

@@ -18,8 +18,8 @@ from patchloom.questions.pixels import Pixels
 from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions, figure_3, frames_sheet
 from patchloom.questions.question import Sheet
 from patchloom.system.distributed import draw
+from patchloom.tasks.defaults import check_normalizable, decoder_sizes, patch_decoder
 from patchloom.tasks.masking import UNIFORM, check_uniform, partition, visible_of
-from patchloom.tasks.sizes import check_normalizable, decoder_sizes, patch_decoder
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 

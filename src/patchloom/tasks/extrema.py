@@ -16,8 +16,8 @@ from patchloom.nets.heads import InstanceHead
 from patchloom.patches.partition import random_partition
 from patchloom.questions.agreement import Agreement, Loss, Representation, agreement_measure
 from patchloom.questions.question import ROWS, Measure, Outcome, Sheet
+from patchloom.tasks.defaults import AGREEMENT_UPDATES, agreement_heads, momentum_for, refuse_unused, teacher_momentum
 from patchloom.tasks.masking import visible_of
-from patchloom.tasks.sizes import AGREEMENT_UPDATES, agreement_heads, momentum_for, refuse_unused, teacher_momentum
 from patchloom.tasks.task import Size, Task, augment_views, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 

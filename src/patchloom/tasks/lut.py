@@ -17,8 +17,7 @@ from patchloom.patches.partition import complement, random_unit_partition, share
 from patchloom.questions.agreement import Agreement
 from patchloom.questions.pixels import Pixels
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Sheet
-from patchloom.tasks.masking import patches_of_unit, visible_of
-from patchloom.tasks.sizes import (
+from patchloom.tasks.defaults import (
     AGREEMENT_UPDATES,
     agreement_heads,
     check_normalizable,
@@ -27,6 +26,7 @@ from patchloom.tasks.sizes import (
     refuse_unused,
     teacher_momentum,
 )
+from patchloom.tasks.masking import patches_of_unit, visible_of
 from patchloom.tasks.task import Size, Task, augment_views, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, blank_patches, mask_patches
 

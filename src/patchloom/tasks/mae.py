@@ -11,8 +11,8 @@ from torch import Tensor
 
 from patchloom.nets.swin import Encoder
 from patchloom.questions.pixels import Pixels
+from patchloom.tasks.defaults import check_normalizable, patch_decoder
 from patchloom.tasks.masking import check_uniform, masked_units, partition, patches_of_unit
-from patchloom.tasks.sizes import check_normalizable, patch_decoder
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 

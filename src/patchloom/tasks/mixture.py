@@ -19,9 +19,7 @@ from patchloom.questions.features import FeatureLoss, Features
 from patchloom.questions.pixels import Restoration
 from patchloom.questions.positions import DROPPOS_RATIOS, MP3_RATIOS, Positions
 from patchloom.questions.question import Question
-from patchloom.tasks.masking import visible_of
-from patchloom.tasks.restore import STRENGTHS, build_degradation, others_needed
-from patchloom.tasks.sizes import (
+from patchloom.tasks.defaults import (
     AGREEMENT_UPDATES,
     MOMENTUM,
     agreement_heads,
@@ -33,6 +31,8 @@ from patchloom.tasks.sizes import (
     refuse_unused,
     teacher_momentum,
 )
+from patchloom.tasks.masking import visible_of
+from patchloom.tasks.restore import STRENGTHS, build_degradation, others_needed
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.degradation import CropPlace, DegradationKind
 from patchloom.withhold.degrade import KernelInit, KernelOf

@@ -14,8 +14,8 @@ from patchloom.data.augment import RandomCrop
 from patchloom.errors import PatchloomError, check_type
 from patchloom.patches.partition import central_block, random_block, random_partition
 from patchloom.questions.pixels import BandTarget, Restoration, TargetNorm
+from patchloom.tasks.defaults import check_normalizable, patch_decoder, refuse_unused
 from patchloom.tasks.masking import visible_of
-from patchloom.tasks.sizes import check_normalizable, patch_decoder, refuse_unused
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.degradation import CanvasFit, CropPlace, Degradation, DegradationKind, Fill
 from patchloom.withhold.degrade import KernelInit, KernelOf

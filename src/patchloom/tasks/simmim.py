@@ -9,8 +9,8 @@ from patchloom.nets.decoders import PatchHead
 from patchloom.nets.swin import Encoder
 from patchloom.patches.partition import random_unit_partition
 from patchloom.questions.pixels import Pixels
+from patchloom.tasks.defaults import check_normalizable
 from patchloom.tasks.masking import masked_units, patches_of_unit
-from patchloom.tasks.sizes import check_normalizable
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, blank_patches
 

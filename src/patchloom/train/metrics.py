@@ -21,7 +21,7 @@ from patchloom.data.loader import steps_of, steps_per_epoch
 from patchloom.display import duration
 from patchloom.loggers.queue import TrackerSet
 from patchloom.look.charts import draw_curves
-from patchloom.look.pictures import draw_task, title_of
+from patchloom.look.task_pictures import draw_task, title_of
 from patchloom.nets.encode import patch_count
 from patchloom.questions.question import Measure
 from patchloom.runs.folder import RunFolder, metrics_row

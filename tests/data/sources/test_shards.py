@@ -22,7 +22,7 @@ from patchloom.data.augment import RandomCrop
 from patchloom.data.cache import cache_images
 from patchloom.data.decode import Unreadable, read_image
 from patchloom.data.loader import training_batches
-from patchloom.data.sources import remote_cache, shards
+from patchloom.data.sources import shards
 from patchloom.data.sources.open import absolute_name, open_data
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.sources.urls import Shard, expand_braces, stat_shards
@@ -37,8 +37,8 @@ EACH = 5
 def cache(tmp_path, monkeypatch) -> Path:
     """Where fetched shards and indices of this test are."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote_cache, "_PAUSES", ())
-    remote_cache._asked.clear()
+    monkeypatch.setattr(shards, "_PAUSES", ())
+    shards._asked.clear()
     return tmp_path / "cache" / "patchloom" / "shards"
 
 
@@ -317,8 +317,8 @@ def test_a_remote_shard_that_changes(memory):
     fs = fsspec.filesystem("memory")
     fs.pipe("/set/a-01.tar", fs.cat("/set/a-00.tar"))
     assert source.stamp() != stamp and open_data(f"{memory}/a-*.tar").train.fingerprint() != fingerprint
-    remote_cache._place(source.shards[1]).unlink()
-    remote_cache._asked[source.shards[1].address] = remote_cache._FEW
+    shards.cached_path(source.shards[1]).unlink()
+    shards._asked[source.shards[1].address] = shards._FEW
     with pytest.raises(Unreadable, match=r"^memory://set/a-01.tar:in/0005.png.*changed since it was opened"):
         source.read(EACH)
 
@@ -328,19 +328,17 @@ def test_a_few_images_of_a_shard_come_without_the_rest_of_it(memory, cache):
     here = cache / "fetched"
     for path in here.glob("*.tar"):
         path.unlink()
-    for i in range(remote_cache._FEW):
+    for i in range(shards._FEW):
         assert torch.equal(source.read(i), pixels_of(i)) and not list(here.glob("*.tar"))
-    assert (
-        torch.equal(source.read(remote_cache._FEW), pixels_of(remote_cache._FEW)) and len(list(here.glob("*.tar"))) == 1
-    )
-    for address in range(remote_cache._REMEMBERED):
-        assert remote_cache._seldom(str(address))
-    assert remote_cache._seldom(source.shards[0].address)  # forgotten meanwhile
+    assert torch.equal(source.read(shards._FEW), pixels_of(shards._FEW)) and len(list(here.glob("*.tar"))) == 1
+    for address in range(shards._REMEMBERED):
+        assert shards._seldom(str(address))
+    assert shards._seldom(source.shards[0].address)  # forgotten meanwhile
 
 
 def test_a_server_that_sends_everything_does_no_harm(memory, cache, monkeypatch):
     source = open_data(f"{memory}/a-00.tar").train
-    remote_cache._place(source.shards[0]).unlink()
+    shards.cached_path(source.shards[0]).unlink()
     monkeypatch.setattr(fsspec.filesystem("memory"), "cat_file", lambda path, **part: bytes(99999), raising=False)
     assert torch.equal(source.read(2), pixels_of(2))
 
@@ -348,37 +346,35 @@ def test_a_server_that_sends_everything_does_no_harm(memory, cache, monkeypatch)
 def test_fetched_shards_stay_within_their_room(memory, cache, monkeypatch):
     size = fsspec.filesystem("memory").size("/set/a-00.tar")
     source = open_data(f"{memory}/a-*.tar").train
-    monkeypatch.setenv(remote_cache.ROOM, str(2.5 * size / 1e9))
+    monkeypatch.setenv(shards.ROOM, str(2.5 * size / 1e9))
     for number, shard in enumerate(source.shards):
-        remote_cache._asked[shard.address] = remote_cache._FEW
-        if remote_cache._place(shard).exists():
-            os.utime(remote_cache._place(shard), (number + 1, number + 1))
-    remote_cache._place(source.shards[3]).unlink()
+        shards._asked[shard.address] = shards._FEW
+        if shards.cached_path(shard).exists():
+            os.utime(shards.cached_path(shard), (number + 1, number + 1))
+    shards.cached_path(source.shards[3]).unlink()
     source.read(0)  # so that the first was used lately
     source.read(3 * EACH)
-    left = [number for number, shard in enumerate(source.shards) if remote_cache._place(shard).exists()]
+    left = [number for number, shard in enumerate(source.shards) if shards.cached_path(shard).exists()]
     assert left == [0, 3]
     assert_whole(source)
     assert sum(path.stat().st_size for path in (cache / "fetched").glob("*.tar")) <= 2.5 * size
 
 
 def test_too_little_room_is_said_at_opening(memory, folder, monkeypatch):
-    monkeypatch.setenv(remote_cache.ROOM, "1e-5")
+    monkeypatch.setenv(shards.ROOM, "1e-5")
     for data in (f"{memory}/a-*.tar", f"pipe:cat {folder}/a-{{00..03}}.tar"):
-        with pytest.raises(
-            PatchloomError, match=f"at the same time, and 1e-05 GB are allowed: raise {remote_cache.ROOM}"
-        ):
+        with pytest.raises(PatchloomError, match=f"at the same time, and 1e-05 GB are allowed: raise {shards.ROOM}"):
             open_data(data)
     assert_whole(open_data(str(folder)).train)  # needs none
-    monkeypatch.setenv(remote_cache.ROOM, "much")
-    with pytest.raises(PatchloomError, match=f"^{remote_cache.ROOM} is much: give the gigabytes"):
+    monkeypatch.setenv(shards.ROOM, "much")
+    with pytest.raises(PatchloomError, match=f"^{shards.ROOM} is much: give the gigabytes"):
         open_data(f"{memory}/a-*.tar")
 
 
 def test_a_shard_is_fetched_once_whoever_asks(folder, tmp_path):
     shard = Shard(f"pipe:echo asked >> {tmp_path}/log; sleep 0.1; cat {folder}/a-00.tar", "", 0, False)
     with ThreadPoolExecutor(6) as pool:
-        parts = set(pool.map(lambda _: remote_cache.read_range(shard, 512, 100), range(6)))
+        parts = set(pool.map(lambda _: shards.read_range(shard, 512, 100), range(6)))
     assert parts == {(folder / "a-00.tar").read_bytes()[512:612]}
     assert (tmp_path / "log").read_text() == "asked\n"
 
@@ -389,7 +385,7 @@ def fetching():
 
 
 def test_nothing_more_is_fetched_once_it_is_too_much(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv(remote_cache.ROOM, "1e-5")
+    monkeypatch.setenv(shards.ROOM, "1e-5")
     for i in range(40):
         (folder / f"b-{i}.tar").symlink_to("a-00.tar")
     before = fetching()
@@ -418,16 +414,16 @@ def test_a_command_that_fails_leaves_nothing(folder, cache):
 
 def test_what_comes_in_another_length_is_not_taken(folder):
     source = open_data(f"pipe:cat {folder}/a-00.tar").train
-    remote_cache._place(source.shards[0]).unlink()
+    shards.cached_path(source.shards[0]).unlink()
     path = folder / "a-00.tar"
     path.write_bytes(path.read_bytes()[:-512])
     with pytest.raises(Unreadable, match="in/0000.png: .* cannot be fetched: 19,968 bytes came instead of 20,480"):
         source.read(0)
-    assert not list(remote_cache._folder().glob("*.tar"))
+    assert not list(shards.shard_cache().glob("*.tar"))
 
 
 def test_an_outage_is_waited_for(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_cache, "_PAUSES", (0, 0))
+    monkeypatch.setattr(shards, "_PAUSES", (0, 0))
     command = f"echo >> {tmp_path}/log; test $(wc -l < {tmp_path}/log) = 3 && cat {folder}/a-00.tar"
     assert_whole(open_data(f"pipe:{command}").train, EACH)
 
@@ -445,7 +441,7 @@ def test_a_shard_that_disappears_takes_its_images_alone(folder, memory, remote):
     lost = source.shards[1]
     if remote:
         fsspec.filesystem("memory").rm("/set/a-01.tar")
-        remote_cache._place(lost).unlink()
+        shards.cached_path(lost).unlink()
     else:
         os.unlink(lost.address)
     with pytest.raises(Unreadable, match=f"^{lost.address}:in/0005.png"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from patchloom.audio.requirements import with_encoder_sound
+from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.audio.requirements import with_encoder_sound
+from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.augment import cuts_natively
 from patchloom.data.loader import Batch, plain_batches
 from patchloom.data.source import Source

@@ -378,7 +378,7 @@ def test_memory_that_does_not_suffice_is_told_before_training_with_sizes_that_fi
     named = []
     for share in (0.9, 0.4) if protocol == "segment" else (0.9,):
         free = share * counted[0] / 2**30
-        monkeypatch.setattr("patchloom.dense.arms.free_memory", lambda _, free=free: free)
+        monkeypatch.setattr("patchloom.dense.protocol.free_memory", lambda _, free=free: free)
         with pytest.raises(PatchloomError, match="of memory, and .* are free: give --") as refused:
             evaluate(protocol, run / "encoder.safetensors", "data", **options, **COMMON)
         less = {name: int(value) for name, value in re.findall(r"--(batch_size|size) (\d+)", str(refused.value))}

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from patchloom.cli import main
-from patchloom.look import image_grid, pictures
+from patchloom.look import image_grid, task_pictures
 from patchloom.look.image_grid import FRAME_GREY
-from patchloom.look.pictures import title_of
+from patchloom.look.task_pictures import title_of
 from patchloom.questions.question import Measure
 from patchloom.runs.settings import Settings
 
@@ -63,7 +63,7 @@ def rows_of(path) -> int:
 
 def test_four_images_are_four_rows(run, tmp_path, monkeypatch, capsys):
     titles, draw = [], image_grid.draw_sheet
-    monkeypatch.setattr(pictures, "draw_sheet", lambda *given: titles.append(given[4]) or draw(*given))
+    monkeypatch.setattr(task_pictures, "draw_sheet", lambda *given: titles.append(given[4]) or draw(*given))
     assert main(["look", str(run), "--images", "4", "--out", str(tmp_path)]) == 0
     drawn = capsys.readouterr().out.split()
     assert drawn and [rows_of(path) for path in drawn] == [4] * len(drawn)

@@ -5,7 +5,7 @@ import pytest
 from scenes import Squares
 
 from patchloom.dense.annotations.base import AnnotatedData
-from patchloom.dense.setup import dense_parts
+from patchloom.dense.protocol import dense_parts
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.runs import held_out
