@@ -18,7 +18,6 @@ from patchloom.cli import main
 from patchloom.runs.folder import RunFolder
 from patchloom.system.signals import SIGNALS
 from patchloom.train import loop as training
-from patchloom.train import plan as plans
 from patchloom.train.checkpointing import TrainState
 
 COMMAND = ["--task", "droppos", "--epochs", "16", "--batch_size", "16", "--accumulate", "2", "--img_size", "32"]
@@ -150,7 +149,7 @@ def test_a_finished_run_is_trained_on_by_a_new_schedule(images, finished, capsys
 @pytest.mark.parametrize(
     ("owner", "name", "calls"),
     [
-        (plans, "mark_unfinished", 1),
+        (RunFolder, "keep_end", 1),
         (RunFolder, "rewrite", 1),
         (TrainState, "count", 5),
     ],
@@ -159,15 +158,11 @@ def test_training_on_that_is_killed_is_never_killed(owner, name, calls, images, 
     run = shutil.copytree(finished / "two", tmp_path / "six")
     longer = {"out": run, **SMALL, "epochs": 6}
     killed(monkeypatch, owner, name, calls, images, "extrema", **longer)
-    if name == "mark_unfinished":  # the command of before finishes what it had, and the longer one goes on
-        pretrain(images, "extrema", **longer | {"epochs": 2})
     pretrain(images, "extrema", **longer)
     assert left(run) == left(finished / "six")
     kept = run / "earlier" / "epochs-2"
     # what was finished once more has the name of its folder
-    assert weights(kept) == weights(finished / "two") and (
-        name == "mark_unfinished" or left(kept) == left(finished / "two")
-    )
+    assert weights(kept) == weights(finished / "two") and (name == "keep_end" or left(kept) == left(finished / "two"))
 
 
 def test_the_command_of_the_verdict_works(images, tmp_path, monkeypatch):
