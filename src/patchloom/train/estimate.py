@@ -421,6 +421,7 @@ def _halves(images: int) -> list[int]:
 _GIB = 2**30
 _SECONDS = 1.0  # that a step which is tried may take, and how long steps are tried
 _STEPS = 3  # timed at least, after one that is not
+_TRIED = 0.1  # of a run's steps at most, beyond those: a trial is not to take longer than the run
 _PERIODS = 0.5  # seconds of steps at least: a CPU quota lets go and holds back within periods of 0.1 s
 _LARGE = 2 * _GIB  # bytes of weights, gradients and moments that are not made twice only to see how fast they are
 _REACHED = 0.4  # of the peak of products, by the steps of most models (docs/bench.md)
@@ -475,8 +476,12 @@ class Forecast:
         return said
 
 
-def forecast_run(settings: Settings, training: Source, share: int, here: Cores, folder: RunFolder) -> Forecast:
+def forecast_run(
+    settings: Settings, training: Source, share: int, here: Cores, folder: RunFolder, endless: bool = False
+) -> Forecast:
     """Measure a few steps of a run, or count what it would take where that is much.
+
+    ``endless`` is a run whose epochs follow from the forecast.
 
     Nothing of it reaches the training: the weights are made for this alone, and torch's random state is put back.
     """
@@ -490,15 +495,16 @@ def forecast_run(settings: Settings, training: Source, share: int, here: Cores, 
     counted = refuse_too_large(settings, share, here.processes)
     # of the own GPU alone: others would be set up for it, and torch would warn
     used = [torch.cuda.current_device()] if settings.device == "cuda" else []
+    steps = steps_of(settings.epochs, len(training), settings.batch_size)
+    most = math.inf if endless else _TRIED * steps
     with StatusMessage("trying a few steps"), torch.random.fork_rng(devices=used), without_collectives():
-        tried = try_steps(settings, share, counted, training)
+        tried = try_steps(settings, share, counted, training, most)
     sizes = tried.sizes if counted is None else counted.sizes
     best = 0 if settings.patience is None else sizes.weights  # which a checkpoint has besides
     disc = 3 * (sizes.checkpoint + best) + sizes.encoder + _FILES
     room = refuse_full_disc(folder, disc)
     base = resident() if settings.device == "cpu" else 0.0
     needed = tried.memory if counted is None else base + counted.likely
-    steps = steps_of(settings.epochs, len(training), settings.batch_size)
     total = None if tried.step is None else steps * seconds_with_reading(settings, tried, here)
     advice = smaller_steps(settings)
     return Forecast(steps, tried.step, tried.reading, tried.how, total, needed, there, free + base, disc, room, advice)
@@ -551,8 +557,13 @@ class Tried:
     memory: float | None
 
 
-def try_steps(settings: Settings, share: int, counted: Sketch | None, training: Source) -> Tried:
-    """Take a few steps, of fewer images where all would take long, or calculate where one would be too much."""
+def try_steps(
+    settings: Settings, share: int, counted: Sketch | None, training: Source, most: float = math.inf
+) -> Tried:
+    """Take a few steps, of fewer images where all would take long, or calculate where one would be too much.
+
+    It takes up to ``most`` steps, and never fewer than are needed.
+    """
     guess = None if counted is None else _calculated(counted, settings)
     n = share
     if counted is not None:
@@ -563,7 +574,7 @@ def try_steps(settings: Settings, share: int, counted: Sketch | None, training: 
         step = Step(settings, batch=n, sound=training.sound)
         step()  # finds its memory, which takes a while
         count, begun, passed = 0, time.perf_counter(), 0.0
-        while count == 0 or (passed < _PERIODS or count < _STEPS) and passed < _SECONDS:
+        while count == 0 or (passed < _PERIODS and count < most or count < _STEPS) and passed < _SECONDS:
             step()
             count, passed = count + 1, time.perf_counter() - begun
     except (MemoryError, RuntimeError) as problem:  # the training will say what it lacks

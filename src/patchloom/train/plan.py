@@ -232,7 +232,7 @@ class Planner:
         settings, reasons = resolve(replace(asked, minutes=None), *found)
         if asked.minutes is not None:
             each = share_of_batch(settings.batch_size, len(training), world())
-            forecast = forecast_run(settings, training, each, self.here, self.folder)
+            forecast = forecast_run(settings, training, each, self.here, self.folder, endless=True)
             epochs, why = epochs_in(asked.minutes, forecast, settings, len(training))
             fixed = {name: getattr(settings, name) for name in ("batch_size", "threads")}  # of which the pace is
             reasons = {name: reasons[name] for name in fixed if name in reasons}
