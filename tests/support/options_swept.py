@@ -146,6 +146,13 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
 _NAMES = {"withhold": {*_SHARES, *STRENGTHS}, "ask": {*_QUESTIONS}}
 
 
+def mixture_of(question: str) -> dict[str, Any]:
+    """Return the first options of a mixture that ask this question alone."""
+    found = [options for options in OPTION_SETS["mixture"] if options.get("ask", {}).keys() == {question}]
+    assert found, f"add options of a mixture that ask {question} alone, to OPTION_SETS"
+    return found[0]
+
+
 def left_out(name: str) -> list[str]:
     """What of the options of task ``name`` no set has: an option, a value of its choices, or a kind of value."""
     cls, sets = task_class(name), OPTION_SETS[name]
