@@ -147,10 +147,12 @@ _NAMES = {"withhold": {*_SHARES, *STRENGTHS}, "ask": {*_QUESTIONS}}
 
 
 def mixture_of(question: str) -> dict[str, Any]:
-    """Return the first options of a mixture that ask this question alone."""
-    found = [options for options in OPTION_SETS["mixture"] if options.get("ask", {}).keys() == {question}]
-    assert found, f"add options of a mixture that ask {question} alone, to OPTION_SETS"
-    return found[0]
+    """Return the first options of a mixture that ask this question alone, of images and of recordings."""
+    for options in OPTION_SETS["mixture"]:
+        # some degradations are for images of three channels
+        if options.get("ask", {}).keys() == {question} and not options["withhold"].keys() & STRENGTHS.keys():
+            return options
+    raise AssertionError(f"add options to OPTION_SETS that ask {question} alone, without a degradation")
 
 
 def left_out(name: str) -> list[str]:
