@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from patchloom.cli import HELP_EXAMPLES, help_page, overview
+from patchloom.cli import _COMMANDS, HELP_EXAMPLES, help_page, overview
 from patchloom.data.sources.builtin import BUILTIN
 from patchloom.evaluate.protocols import PROTOCOLS
 from patchloom.options import VERBS, evaluate_spec, parse_call, parse_evaluate, parse_pretrain, pretrain_spec, verb_spec
@@ -65,7 +65,7 @@ TYPED = {
     "evaluate": "patchloom evaluate needs PROTOCOL (how it is measured), RUN (",
     "evaluate knn": "patchloom evaluate knn needs RUN (",
     "evaluate kn run photos": "there is no protocol kn; did you mean knn?",
-    "evaluate nothing run photos": "there is no protocol nothing. Choose knn, linear,",
+    "evaluate nothing run photos": "there is no protocol nothing. Choose ",
     "evaluate finetune run photos --batch 8": "there is no option --batch; did you mean --batch_size?",
     "evaluate knn run photos --k 3": "did you mean --ks?",
     "evaluate knn run photos --Ks 3": "did you mean --ks?",
@@ -146,6 +146,10 @@ def test_every_option_is_named_and_all_are_explained(words, taken):
     explained = len(re.findall(r"^  --", short, re.MULTILINE))
     assert explained + (int(hidden[1]) if hidden else 0) == len(re.findall(r"^  --", whole, re.MULTILINE))
     assert "more, explained by" not in whole
+
+
+def test_every_verb_has_a_function():
+    assert [*_COMMANDS] == [*VERBS]
 
 
 def test_options_are_grouped():

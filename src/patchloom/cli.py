@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -360,45 +360,6 @@ _ON_FEWER = (
 _HELP = ("-h", "--help", "--help=all", "--help-all", "--help_all")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Returns:
-        The exit code: 0 done, 2 the user can mend it, 1 patchloom is at fault, 130 stopped, by whichever signal.
-    """
-    words = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in words
-    with StopAtOnce() as stop:
-        try:
-            return _run([word for word in words if word != "--debug"])
-        except BaseException as error:
-            # what a library makes of Ctrl-C, or of another process's end by the same signal, is no error of its own
-            if isinstance(error, KeyboardInterrupt) or (stop.asked and not isinstance(error, Stopped)):
-                return _stopped()
-            if not isinstance(error, Exception) or (debug and not isinstance(error, BrokenPipeError)):
-                raise
-            return _failed(error)
-
-
-def _run(words: list[str]) -> int:
-    verb, *rest = words or ["--help"]
-    if verb == "help":
-        verb, *rest = [*rest[:1], "--help", *rest[1:]] if rest and rest[0] != "all" else ["--help"]
-    if verb in _HELP:
-        print(overview())
-    elif verb in ("--version", "-V", "version"):
-        from patchloom.version import __version__
-
-        print(__version__)
-    elif verb not in VERBS:
-        raise PatchloomError(_no_verb(verb, rest))
-    elif any(word in _HELP for word in rest):
-        print(help_page(verb, rest))
-    else:
-        globals()[f"_{verb}"](rest)
-    return 0
-
-
 def _stopped() -> int:
     if is_first():
         _say("stopped.")
@@ -634,6 +595,61 @@ def _in_columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list
         for parts in zip_longest(*cells, fillvalue=""):
             lines.append("  ".join(part.ljust(size) for part, size in zip(parts, widths, strict=True)).rstrip())
     return lines
+
+
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "check": _check,
+    "pretrain": _pretrain,
+    "evaluate": _evaluate,
+    "compare": _compare,
+    "embed": _embed,
+    "predict": _predict,
+    "look": _look,
+    "report": _report,
+    "export": _export,
+    "bench": _bench,
+    "tasks": _tasks,
+    "recipes": _recipes,
+}
+
+
+def _run(words: list[str]) -> int:
+    verb, *rest = words or ["--help"]
+    if verb == "help":
+        verb, *rest = [*rest[:1], "--help", *rest[1:]] if rest and rest[0] != "all" else ["--help"]
+    if verb in _HELP:
+        print(overview())
+    elif verb in ("--version", "-V", "version"):
+        from patchloom.version import __version__
+
+        print(__version__)
+    elif verb not in VERBS:
+        raise PatchloomError(_no_verb(verb, rest))
+    elif any(word in _HELP for word in rest):
+        print(help_page(verb, rest))
+    else:
+        _COMMANDS[verb](rest)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns:
+        The exit code: 0 done, 2 the user can mend it, 1 patchloom is at fault, 130 stopped, by whichever signal.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    with StopAtOnce() as stop:
+        try:
+            return _run([word for word in words if word != "--debug"])
+        except BaseException as error:
+            # what a library makes of Ctrl-C, or of another process's end by the same signal, is no error of its own
+            if isinstance(error, KeyboardInterrupt) or (stop.asked and not isinstance(error, Stopped)):
+                return _stopped()
+            if not isinstance(error, Exception) or (debug and not isinstance(error, BrokenPipeError)):
+                raise
+            return _failed(error)
 
 
 if __name__ == "__main__":

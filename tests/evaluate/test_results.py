@@ -24,7 +24,7 @@ def _knn() -> Report:
         for pooling in ("class", "mean", "both")
         for k in (1, 5, 20, 100)
     ]
-    return _report([*rows, Row.of_images("majority class", "-", "knn", {}, _right(0.1))])
+    return _report([*rows, Row.of_images("majority class", "-", "knn", {}, _right(0.1))], across="k")
 
 
 def _order() -> Report:

@@ -47,6 +47,7 @@ SWEPT = {
     "blocks:1": {"epochs": 1},
     "few-shot": {"per_class": 3, "epochs": 1},
 }
+FROZEN = ("knn", "linear", "layers", "order")  # of these, what has raw features beside the encoder
 
 
 @pytest.mark.parametrize("name", SWEPT)
@@ -57,7 +58,7 @@ def test_every_protocol_takes_recordings(run: Path, tones: None, name: str) -> N
     assert not re.search(r"\bimages\b|pixels", re.sub("What recipes do to images|raw features pixels", "", said)), said
     raw = [row for row in report.rows if row.encoder == "raw features"]
     assert all(row.value > 0.8 for row in raw if row.settings.get("test_images") != "patches shuffled")
-    assert bool(raw) == (name in ("knn", "linear", "layers", "order"))
+    assert bool(raw) == (name in FROZEN)
 
 
 def test_an_ensemble_of_two_that_hear(run: Path, tones: None, tmp_path: Path) -> None:

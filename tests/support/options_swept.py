@@ -146,6 +146,15 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
 _NAMES = {"withhold": {*_SHARES, *STRENGTHS}, "ask": {*_QUESTIONS}}
 
 
+def mixture_of(question: str) -> dict[str, Any]:
+    """Return the first options of a mixture that ask this question alone, of images and of recordings."""
+    for options in OPTION_SETS["mixture"]:
+        # some degradations are for images of three channels
+        if options.get("ask", {}).keys() == {question} and not options["withhold"].keys() & STRENGTHS.keys():
+            return options
+    raise AssertionError(f"add options to OPTION_SETS that ask {question} alone, without a degradation")
+
+
 def left_out(name: str) -> list[str]:
     """What of the options of task ``name`` no set has: an option, a value of its choices, or a kind of value."""
     cls, sets = task_class(name), OPTION_SETS[name]

@@ -1,18 +1,21 @@
-"""Two processes with half a batch each are one process with the whole batch: for every task, without code for any."""
+"""Two processes with half a batch each are one process with the whole batch: for every task and every question."""
 
 import pytest
 import torch
+from options_swept import mixture_of
 from together import train, train_together
 
 from patchloom.tasks import TASKS
+from patchloom.tasks.mixture import _QUESTIONS
 
 # every task as it is, and options that bring in what processes tell each other, or draws, that no default has
 CASES = {name: (name, {}) for name in TASKS} | {
+    **{f"mixture, {one}": ("mixture", mixture_of(one)) for one in _QUESTIONS},
     "droppos, images weigh differently": ("droppos", {"mask_ratio": 0.5, "temperature": 0.1}),
     "droppos, foreign positions": ("droppos", {"placeholder": "foreign", "pixels": True}),
     "extrema, infonce": ("extrema", {"loss": "infonce"}),
     "lut on simmim": ("lut", {"base": "simmim"}),
-    "mixture, agreement": ("mixture", {"withhold": {"mask": 0.5}, "ask": {"agreement": 1.0, "pixels": 1.0}}),
+    "mixture, agreement and pixels": ("mixture", {"withhold": {"mask": 0.5}, "ask": {"agreement": 1.0, "pixels": 1.0}}),
     "restore, blurred": ("restore", {"degradation": "blur", "kernel": [3.0, 5.0]}),
     "restore, amid other images": ("restore", {"degradation": "zoom_out", "fill": "images"}),
     "restore, zoomed out": ("restore", {"degradation": "zoom_out", "scale": [0.5, 0.75]}),

@@ -1,4 +1,4 @@
-"""One sweep over every task in TASKS, without code for any of them."""
+"""One sweep over every task in TASKS and a mixture of every question, without code for any of them."""
 
 import inspect
 import math
@@ -6,12 +6,14 @@ import math
 import pytest
 import timm
 import torch
+from options_swept import mixture_of
 from sweep import FRAMES, OBLONG, asked_of, build, spec_of, views_of
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
 from patchloom.questions.question import Measure, Outcome
 from patchloom.tasks import TASKS, build_task, ready_tasks, task_class, with_defaults
+from patchloom.tasks.mixture import _QUESTIONS
 from patchloom.train.step import build_optimizer
 
 ENCODERS = {
@@ -20,6 +22,8 @@ ENCODERS = {
     "no class token": {"class_token": False},
 }
 SHAPES = {"frames": FRAMES, "oblong patches": OBLONG}
+# names and options
+CASES = {name: (name, {}) for name in TASKS} | {f"mixture, {one}": ("mixture", mixture_of(one)) for one in _QUESTIONS}
 
 
 @pytest.fixture(params=TASKS)
@@ -27,9 +31,19 @@ def name(request):
     return request.param
 
 
+@pytest.fixture(params=CASES)
+def case(request):
+    return CASES[request.param]
+
+
+def build_case(case, seed=0, **options):
+    name, asked = case
+    return build(name, seed, asked, **options)
+
+
 @pytest.mark.parametrize("options", (ENCODERS | SHAPES).values(), ids=ENCODERS | SHAPES)
-def test_finite_loss_and_a_gradient_for_every_trainable_parameter(name, options):
-    task = build(name, **options)
+def test_finite_loss_and_a_gradient_for_every_trainable_parameter(case, options):
+    task = build_case(case, **options)
     outcome = task(*views_of(task), progress=0.5, generator=torch.Generator().manual_seed(0))
     assert isinstance(outcome, Outcome)
     assert outcome.loss.ndim == 0 and outcome.loss.dtype == torch.float32 and math.isfinite(outcome.loss.item())
@@ -42,8 +56,8 @@ def test_finite_loss_and_a_gradient_for_every_trainable_parameter(name, options)
             assert weight.grad is None, f"{key} must have no gradient"
 
 
-def test_bfloat16_gives_nearly_the_loss_and_gradients_of_float32(name):
-    task = build(name).train()
+def test_bfloat16_gives_nearly_the_loss_and_gradients_of_float32(case):
+    task = build_case(case).train()
     views, found = views_of(task), []
     for half in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -57,8 +71,8 @@ def test_bfloat16_gives_nearly_the_loss_and_gradients_of_float32(name):
     assert abs(near - exact) < 0.01 * exact and (close - true).norm() < 0.1 * true.norm()
 
 
-def test_loss_falls(name):
-    task = build(name)
+def test_loss_falls(case):
+    task = build_case(case)
     optimizer = build_optimizer(task, 0.0, "cpu")
     for group in optimizer.param_groups:
         group["lr"] = 3e-3
@@ -74,9 +88,9 @@ def test_loss_falls(name):
     assert losses[-1] < 0.9 * losses[0], losses
 
 
-def test_one_seed_one_result(name):
+def test_one_seed_one_result(case):
     def losses(seed):
-        task = build(name, seed)
+        task = build_case(case, seed)
         optimizer = build_optimizer(task, 0.05, "cpu")
         optimizer.param_groups[0]["lr"] = 1e-3
         found = []
@@ -94,15 +108,15 @@ def test_one_seed_one_result(name):
 
 
 @pytest.mark.parametrize("options", (ENCODERS | SHAPES).values(), ids=ENCODERS | SHAPES)
-def test_the_encoder_goes_home_to_timm(name, options):
-    task = build(name, **options)
-    fresh = timm.create_model(**spec_of(name, options).timm_arguments())
+def test_the_encoder_goes_home_to_timm(case, options):
+    task = build_case(case, **options)
+    fresh = timm.create_model(**spec_of(case[0], options, case[1]).timm_arguments())
     fresh.load_state_dict(task.encoder.state_dict(), strict=True)
 
 
 @pytest.mark.parametrize("options", [{}, *SHAPES.values()], ids=["square patches", *SHAPES])
-def test_measure_and_pictures(name, options):
-    task = build(name, **options).eval()
+def test_measure_and_pictures(case, options):
+    task = build_case(case, **options).eval()
     images = torch.randn(4, task.geometry.channels, *task.augment.size)
     with torch.inference_mode():
         one, two = (task.measure(images, torch.Generator().manual_seed(1)) for _ in range(2))
@@ -115,9 +129,9 @@ def test_measure_and_pictures(name, options):
         assert sheet.caption and all(column.shape[:2] == images.shape[:2] for column in sheet.columns.values())
 
 
-def test_what_was_only_looked_at_is_trained_afterwards(name):
+def test_what_was_only_looked_at_is_trained_afterwards(case):
     # a run measures and draws before its first step, and nothing of that may stay behind
-    task = build(name)
+    task = build_case(case)
     views = views_of(task)
     with torch.inference_mode():
         task.eval().measure(views[0], torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""The parts of training that are plain functions: schedules, parameter groups, settings."""
+"""The parts of training that are plain functions: parameter groups, settings."""
 
 import pytest
 import torch
@@ -9,28 +9,12 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import prepare_task
-from patchloom.schedules import cosine_rate, halving_rate
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.defaults import momentum_for
 from patchloom.train.estimate import too_little_memory
 from patchloom.train.metrics import event_steps
 from patchloom.train.resolve import resolve
 from patchloom.train.step import parameter_groups
-
-
-def test_a_halving_rate_is_small_and_constant_first_then_halved_at_every_mark():
-    rates = [halving_rate(step, 5, 0.8, 10) for step in range(30)]
-    assert rates[:5] == pytest.approx([0.08] * 5) and rates[5:10] == pytest.approx([0.8] * 5)
-    assert rates[10:20] == pytest.approx([0.4] * 10) and rates[20:] == pytest.approx([0.2] * 10)
-
-
-def test_learning_rate_rises_then_falls_as_a_cosine():
-    rates = [cosine_rate(step, 100, 10, 2.0) for step in range(100)]
-    assert rates[0] == pytest.approx(0.2) and rates[9] == pytest.approx(2.0) and rates[10] == pytest.approx(2.0)
-    assert rates[55] == pytest.approx(1.0)  # halfway down the cosine
-    assert all(a > b for a, b in zip(rates[10:], rates[11:], strict=False))
-    assert 0 < rates[-1] < 0.01
-    assert cosine_rate(0, 5, 0, 1.0) == 1.0
 
 
 def test_points():

@@ -45,3 +45,13 @@ def test_withholding_adds_up():
 def test_a_limited_context_cannot_be_masked_afterwards():
     with pytest.raises(ValueError, match="limit the context after masking"):
         mask_patches(limit_context(all_patches(IMAGES, 4), KEEP), KEEP)
+
+
+def test_the_mean_token_is_of_patches_with_content():
+    given = all_patches(torch.zeros(2, 3, 8, 8), n=4)
+    tokens = torch.tensor([[[9.0], [1.0], [2.0], [3.0], [6.0]]] * 2)  # the first is a class token
+    assert given.mean_patch_token(tokens).tolist() == [[3.0], [3.0]]
+    blank = blank_patches(given, torch.tensor([[0, 1], [2, 3]]))
+    assert blank.mean_patch_token(tokens).tolist() == [[4.5], [1.5]]
+    entering = mask_patches(blank, torch.tensor([[2, 1], [0, 3]]))
+    assert entering.mean_patch_token(tokens[:, :3]).tolist() == [[1.0], [1.0]]

@@ -121,7 +121,7 @@ class ImageFeatures:
     noun: str = "images"
 
     def poolings(self) -> tuple[str, ...]:
-        """Values that `pooling_code` takes."""
+        """Values that `pooled` takes."""
         return poolings_of(self.tokens)
 
     def pooled(self, pooling: str) -> Tensor:

@@ -33,9 +33,9 @@ from patchloom.runs.encoder import load_encoder, load_extra_module
 INSTEAD = "take knn, linear, blocks, few-shot or finetune, and positions for a run of droppos"
 UNTRAINED, PIXELS, MAJORITY = "untrained", "raw pixels", "majority class"
 
-# test images -> settings of each row that the protocol gives, and [n] whether each image is classified rightly
+# features of test images -> settings of each row that the protocol gives, and [n] which images are classified correctly
 ScoreFunction = Callable[[ImageFeatures], list[tuple[dict[str, Any], Tensor]]]
-# training images, pooling, settings -> how test images are scored; all that is chosen is chosen here
+# features of training images, pooling, settings -> the function above; all that is chosen is chosen here
 FitFunction = Callable[[ImageFeatures, str, EvalSettings], ScoreFunction]
 
 
@@ -51,6 +51,8 @@ class FeatureExtractor(NamedTuple):
 class FrozenProtocol:
     """A protocol on frozen features, as `compare_frozen` runs it.
 
+    `fit` runs for each encoder and pooling; its result runs once, on test features; `Row.of_images` makes the number.
+
     Attributes:
         name: in the rows.
         fit: fits to features of training images; its result scores features of test images.
@@ -58,6 +60,7 @@ class FrozenProtocol:
         title: begins the headline, from the encoder's quoted row.
         sentence: what was done, from the features of training and of test images.
         drawn: whether chance moves the result of a given encoder, as where few labels are drawn.
+        across: the setting whose values are the columns of the table, as in `Report`.
     """
 
     name: str
@@ -66,6 +69,7 @@ class FrozenProtocol:
     title: Callable[[Row], str]
     sentence: Callable[[ImageFeatures, ImageFeatures], str]
     drawn: bool = False
+    across: str = ""
 
 
 def measure_run(
@@ -99,24 +103,36 @@ def extractors(
     layers: bool = False,
 ) -> list[FeatureExtractor]:
     """Extractors of an encoder, its untrained twin and raw pixels, with the cache."""
-    at, keep = settings.at, settings.cache
-    what = "layers" if layers else "pooled"
-
-    def by(name: str, net: VisionTransformer, its_head: InstanceHead | None) -> Callable[[Source], ImageFeatures]:
-        def take(source: Source) -> ImageFeatures:
-            its = None if layers else its_head
-            return extract(net, card, source, device=at, head=its, layers=layers, **_reading(source, name, settings))
-
-        about = (what, *about_encoder(net, card, at, its_head)) if keep else ()
-        return lambda source: load_or_extract(about, source, take, keep=keep)
-
     twin, fresh = untrained_twin(card, head, settings.seed)
     # functions, so that the features of only one are in memory at a time
     return [
-        FeatureExtractor(card.name, by(card.name, vit, head), vit),
-        FeatureExtractor(UNTRAINED, by(UNTRAINED, twin, fresh), twin),
+        encoder_extractor(card.name, vit, card, settings, head, layers=layers),
+        encoder_extractor(UNTRAINED, twin, card, settings, fresh, layers=layers),
         raw_extractor(vit, card, settings),
     ]
+
+
+def encoder_extractor(
+    name: str,
+    vit: VisionTransformer,
+    card: EncoderCard,
+    settings: EvalSettings,
+    head: InstanceHead | None = None,
+    *,
+    layers: bool = False,
+) -> FeatureExtractor:
+    """Extractor of one encoder, with the cache: pooled features, or those of all layers, which no head changes."""
+    device, head = settings.at, None if layers else head
+    about = ("layers" if layers else "pooled", *about_encoder(vit, card, device, head)) if settings.cache else ()
+
+    def extract_features(source: Source) -> ImageFeatures:
+        how = _reading(source, name, settings)
+        return extract(vit, card, source, device=device, head=head, layers=layers, **how)
+
+    def cached_features_of(source: Source) -> ImageFeatures:
+        return load_or_extract(about, source, extract_features, keep=settings.cache)
+
+    return FeatureExtractor(name, cached_features_of, vit)
 
 
 def raw_extractor(vit: VisionTransformer, card: EncoderCard, settings: EvalSettings) -> FeatureExtractor:
@@ -125,11 +141,14 @@ def raw_extractor(vit: VisionTransformer, card: EncoderCard, settings: EvalSetti
     about = "pixels", str(pixels_size(size)), str(card.mean), str(card.std)
     about = about if card.sound is None else (*about, str(card.sound))
 
-    def take(source: Source) -> ImageFeatures:
+    def extract_features(source: Source) -> ImageFeatures:
         how = {**_reading(source, name, settings), "whole": card.sound is not None}
         return pixel_features(source, size, card.mean, card.std, **how)
 
-    return FeatureExtractor(name, lambda source: load_or_extract(about, source, take, keep=settings.cache), None)
+    def cached_features_of(source: Source) -> ImageFeatures:
+        return load_or_extract(about, source, extract_features, keep=settings.cache)
+
+    return FeatureExtractor(name, cached_features_of, None)
 
 
 def raw_name(card: EncoderCard) -> str:
@@ -185,9 +204,9 @@ def evaluate_extractor(
     rows: dict[str, list[Row]] = {}
     for title, of_pooling in scores.items():
         rows[title] = [
-            Row.of_images(name, pooled, title, row_settings, right)
+            Row.of_images(name, pooled, title, row_settings, correct)
             for pooled, score in track_progress(of_pooling.items(), len(of_pooling), f"{name}: {title}")
-            for row_settings, right in score(test)
+            for row_settings, correct in score(test)
         ]
     return rows, train, test
 
@@ -216,6 +235,7 @@ def _report(
         fingerprint=parts.test.fingerprint(),
         seed=settings.seed,
         n_test=n_test,
+        across=protocol.across,
         noun=parts.test.noun,
     ).beside(protocol.drawn)
 

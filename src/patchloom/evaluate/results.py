@@ -268,7 +268,7 @@ class Report(Displayable):
         n_test: test images that could be read.
         date: ISO 8601, UTC.
         others: reports with other seeds, each with its own differences.
-        across: the setting whose values are the columns of the table.
+        across: the setting whose values are the columns of the table; "": each row has a line.
         down: its values are the lines instead, and the encoders the columns.
         symbols: names of settings in the table, where they differ.
         short: leave intervals and units out of a large table.
@@ -286,7 +286,7 @@ class Report(Displayable):
     n_test: int
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     others: tuple[Report, ...] = ()
-    across: str = "k"
+    across: str = ""
     down: bool = False
     symbols: Mapping[str, str] = field(default_factory=dict)
     short: bool = False

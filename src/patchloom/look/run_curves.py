@@ -397,14 +397,18 @@ _LONGEST = 34  # characters of a line's name
 _ROOM, _CHARACTER = 8, 0.072  # characters for which there is room beside a panel, and inches of each
 _NOTHING = np.array([])
 _OVER_EPOCHS = {"knn": "by mean patch tokens", "instance-knn": "by what represents an image in the task"}
-_TITLES = {
-    POSITION_ACCURACY: "position accuracy",
-    "positions": "position accuracy",
-    "finetune": "fine-tuned accuracy",
-    "linear": "linear probe",
+# of protocols whose results are not called by the protocol's own name, in plots and in `report`
+PROTOCOL_TITLES = {
     "knn": "kNN accuracy",
+    "linear": "linear probe",
+    "finetune": "fine-tuned accuracy",
     "few-shot": "accuracy with few labels",
+    "blocks": "fine-tuned last blocks",
+    "keywords": "keyword accuracy",
+    "segment": "segmentation",
+    "detect": "detection",
 }
+_TITLES = PROTOCOL_TITLES | dict.fromkeys((POSITION_ACCURACY, "positions"), "position accuracy")
 
 
 class Point(NamedTuple):

@@ -76,11 +76,7 @@ class Agreement(Question):
             raise ValueError("an instance head represents what was encoded without the last norm: use represent")
         if self.representation == "vit":
             return tokens[:, 0]
-        patches = tokens[:, self.geometry.prefix :]
-        if given.blank is None:
-            return patches.mean(1)
-        counted = given.has_content()[..., None]
-        return (patches * counted).sum(1) / counted.sum(1)
+        return given.mean_patch_token(tokens)
 
     def target(self, images: Tensor) -> Tensor:
         """The teacher's output [b out] for whole images [b c h w], for training: perhaps in bfloat16."""

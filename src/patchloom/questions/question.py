@@ -38,7 +38,8 @@ class Measure:
 
     Attributes:
         name: what is measured, in words.
-        values: [b] the result on each image.
+        values: [b] the result on each image. `effect` takes 1 as perfect if higher is better, and 0 if lower is: of a
+            loss, report what is above the least that it can be.
         baselines: [b] each, results of answers that need no learning by name, such as chance.
         to_beat: the baseline that has to be beaten before anything is learnt, or several, of which the best one on the
             mean has to be; others may know what the network does not.
@@ -148,7 +149,8 @@ class Sheet(NamedTuple):
     Attributes:
         name: file name without suffix.
         caption: what is shown, and what was taken from the original.
-        columns: by heading, images [b c h w] in normalised pixels; nan is hatched as empty, inf crossed as wrong.
+        columns: by heading, images [b c h w] in normalised pixels; nan is hatched as empty, inf crossed as wrong. Of
+            recordings all of them are drawn as spectrograms, upside down and coloured.
         empty: what it means that something is empty, for the legend.
     """
 

@@ -15,20 +15,10 @@ from patchloom.audio.config import item_noun, reword_for_sound
 from patchloom.claims import Claim, Difference
 from patchloom.evaluate.results import differences_of
 from patchloom.look.charts import curve_of
+from patchloom.look.run_curves import PROTOCOL_TITLES
 from patchloom.report.load_run import RunData
 from patchloom.report.page import Number, Table
 
-_TITLES = {
-    "knn": "kNN accuracy",
-    "linear": "linear probe",
-    "finetune": "fine-tuned accuracy",
-    "few-shot": "accuracy with few labels",
-    "blocks": "fine-tuned last blocks",
-    "keywords": "keyword accuracy",
-    "segment": "segmentation",
-    "detect": "detection",
-    "positions": "positions",
-}
 # of a result's settings, what a reader has to know of it, and how that is said
 _TOLD = {
     "k": "{} neighbours",
@@ -346,7 +336,7 @@ def _quoted(reports: Sequence[QuotedRows], label: str, noun: str) -> Number:
 
 
 def _title(row: Mapping[str, str]) -> str:
-    named = _TITLES.get(row["protocol"], row["protocol"])
+    named = PROTOCOL_TITLES.get(row["protocol"], row["protocol"])
     measure = json.loads(row["settings"]).get("measure")
     return f"{named}, {measure}" if measure else named
 

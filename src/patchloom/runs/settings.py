@@ -59,7 +59,7 @@ class Settings:
         blr: base learning rate; the peak is blr · (images an update) / 256.
         weight_decay: of AdamW, for weights of two and more dimensions; auto is 0.05, and 0.1 for extrema.
         betas: decay rates of AdamW's two moments; [0.9, 0.999] are those of DeiT and MP3.
-        warmup_epochs: passes over which the learning rate rises from 0 to its peak.
+        warmup_epochs: passes over which the learning rate rises to its peak, in equal steps.
         halve_every: updates after which the learning rate is halved, again and again, after a warm-up at a tenth of
             the peak (MP3's speech models); 0 lets it rise in the warm-up, and fall to 0 as a cosine.
         clip: largest norm of the gradient; 0 switches it off.

@@ -63,8 +63,7 @@ class Mixture(Task):
             (amplitude), blur (side of the kernel) and decolorize (share of the colour that stays) degrades the picture
             before. auto: mask 0.5 and drop_positions 0.75.
         ask: the questions and their weights: pixels, positions, agreement, features; the first is the one that is
-            reported. auto:
-            pixels and positions, 1 each.
+            reported. auto: pixels and positions, 1 each.
         teacher: with agreement, whether the teacher sees the same crop of the image or a second one; auto: the same one
             if agreement is asked, else none.
         sigma: of position smoothing at the start, as DropPos does; falls to 0 over the training.

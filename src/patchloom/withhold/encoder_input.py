@@ -50,6 +50,14 @@ class EncoderInput:
         """[b k] True where a visible patch kept its content."""
         return torch.ones_like(self.visible, dtype=torch.bool) if self.blank is None else ~self.blank
 
+    def mean_patch_token(self, tokens: Tensor) -> Tensor:
+        """Mean [b d] of the tokens [b prefix+k d] of patches that kept their content."""
+        patches = tokens[:, tokens.shape[1] - self.visible.shape[1] :]
+        if self.blank is None:
+            return patches.mean(1)
+        counted = self.has_content()[..., None]
+        return (patches * counted).sum(1) / counted.sum(1)
+
 
 def all_patches(images: Tensor, n: int) -> EncoderInput:
     """Everything: images [b c h w] of which all ``n`` patches enter in their order."""

@@ -78,6 +78,7 @@ class Files(Source):
         labels: int64 [n], indices into ``classes``, -1 for none.
         columns: what else a table says of each file, [n] by name.
         sound: as which recordings are read; None: the files are images.
+        groups: int64 [n], as in `Source`.
     """
 
     def __init__(
@@ -89,11 +90,12 @@ class Files(Source):
         labels: np.ndarray | None = None,
         columns: Mapping[str, Sequence[str]] | None = None,
         sound: Sound | None = None,
+        groups: np.ndarray | None = None,
     ) -> None:
         names = paths if isinstance(paths, PackedStrings) else PackedStrings(paths)
         self.columns = {column: PackedStrings(values) for column, values in (columns or {}).items()}
         self.name, self.root, self.paths, self.classes, self.labels = name, root, names, classes, labels
-        self.sound = sound
+        self.sound, self.groups = sound, groups
 
     def __len__(self) -> int:
         return len(self.paths)

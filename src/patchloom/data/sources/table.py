@@ -220,11 +220,12 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
         labels = np.array([number.get(words[i], -1) for i in chosen], np.int64) if classes else None
         told = {column: [values[i] for i in chosen] for column, values in columns.items() if column != roles["path"]}
         paths = [columns[roles["path"]][i] for i in chosen]
-        found = Files(name, file.parent, paths, classes, labels, told, sound)
-        found.to_label = f"say which column holds them, {asked}label=COLUMN"
+        groups = None
         if "group" in roles:
-            groups = [columns[roles["group"]][i] or f"\0{i}" for i in chosen]  # an empty cell is a group of its own
-            found.groups = np.unique(groups, return_inverse=True)[1].astype(np.int64)
+            each = [columns[roles["group"]][i] or f"\0{i}" for i in chosen]  # an empty cell is a group of its own
+            groups = np.unique(each, return_inverse=True)[1].astype(np.int64)
+        found = Files(name, file.parent, paths, classes, labels, told, sound, groups)
+        found.to_label = f"say which column holds them, {asked}label=COLUMN"
         return found
 
     for i in test if classes else []:

@@ -44,10 +44,11 @@ def protocol_of(name: str) -> tuple[Callable[..., Report], dict[str, Any]]:
     plain, _, number = name.partition(":")
     if plain not in PROTOCOLS or (number and (plain != "blocks" or not number.isdigit())):
         raise PatchloomError(f"there is no protocol {name}{suggestion(plain, PROTOCOLS)} Choose {listing(PROTOCOLS)}.")
-    return _at(PROTOCOLS[plain]), {"count": int(number)} if number else {}
+    return import_path(PROTOCOLS[plain]), {"count": int(number)} if number else {}
 
 
-def _at(path: str) -> Callable[..., Any]:
+def import_path(path: str) -> Callable[..., Any]:
+    """Import the function that a dotted path names."""
     module, _, attribute = path.rpartition(".")
     return getattr(importlib.import_module(module), attribute)
 
@@ -111,5 +112,5 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
             if results is not None:
                 append_rows(results, report)
     for drawing in reports[-1].drawings:
-        _at(drawing.function)(**drawing.content, out=drawing.out)
+        import_path(drawing.function)(**drawing.content, out=drawing.out)
     return reports[-1]

@@ -1,4 +1,4 @@
-"""kNN on frozen features."""
+"""k-nearest-neighbour classification of frozen features by cosine similarity, for several k at once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from patchloom.evaluate.features import ImageFeatures, Pooling
 from patchloom.evaluate.frozen import FrozenProtocol, ScoreFunction, measure_run
 from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings
-
-# k-nearest-neighbour classification by cosine similarity, for several k at once.
-
 
 TEMPERATURE = 0.07
 _SIMILARITIES = 2**24  # in memory at once
@@ -54,7 +51,7 @@ def knn_accuracies(
     """
     options = {"weighted": weighted, "temperature": temperature, "chunk": chunk}
     found = knn_right(gallery, gallery_labels, queries, query_labels, ks, **options)
-    return {k: right.double().mean().item() for k, right in found.items()}
+    return {k: correct.double().mean().item() for k, correct in found.items()}
 
 
 @torch.no_grad()
@@ -69,7 +66,7 @@ def knn_right(
     temperature: float = TEMPERATURE,
     chunk: int | None = None,
 ) -> dict[int, Tensor]:
-    """Which queries are classified rightly [m], by k in ascending order; all else as for `knn_accuracies`."""
+    """Return which queries are classified correctly [m], by k in ascending order; else as `knn_accuracies`."""
     n = len(gallery)
     counts = sorted({k for k in ks if k <= n})
     if not counts or counts[0] < 1:
@@ -77,7 +74,7 @@ def knn_right(
     gallery = F.normalize(gallery.float(), dim=1)
     classes = int(gallery_labels.max()) + 1
     chunk = chunk or max(1, _SIMILARITIES // n)
-    right: dict[int, list[Tensor]] = {k: [] for k in counts}
+    correct: dict[int, list[Tensor]] = {k: [] for k in counts}
     for part, truth in zip(queries.split(chunk), query_labels.split(chunk), strict=True):
         similarities, nearest = (F.normalize(part.float(), dim=1) @ gallery.T).topk(counts[-1], dim=1)
         labels = gallery_labels[nearest]
@@ -87,8 +84,8 @@ def knn_right(
         for k in counts:
             votes.scatter_add_(1, labels[:, counted:k], weights[:, counted:k])
             counted = k
-            right[k].append((votes.argmax(1) == truth).cpu())
-    return {k: torch.cat(hits) for k, hits in right.items()}
+            correct[k].append((votes.argmax(1) == truth).cpu())
+    return {k: torch.cat(hits) for k, hits in correct.items()}
 
 
 _USUAL_K = 20
@@ -128,7 +125,8 @@ def knn_with(ks: Sequence[int], gallery: float = 1.0) -> FrozenProtocol:
 
     Rows name the share of the training images that is searched where it is not all of them.
     """
-    return FrozenProtocol("knn", partial(_fit, ks=ks, gallery=gallery), _quoted, _title, partial(_sentence, ks=ks))
+    fit, sentence = partial(_fit, ks=ks, gallery=gallery), partial(_sentence, ks=ks)
+    return FrozenProtocol("knn", fit, _quoted, _title, sentence, across="k")
 
 
 def _fit(
@@ -138,7 +136,7 @@ def _fit(
 
     def score(test: ImageFeatures) -> list[tuple[dict[str, float], Tensor]]:
         found = knn_right(train.pooled(pooling), train.labels, test.pooled(pooling), test.labels, ks)
-        return [({"k": k, "temperature": TEMPERATURE, **searched}, right) for k, right in found.items()]
+        return [({"k": k, "temperature": TEMPERATURE, **searched}, correct) for k, correct in found.items()]
 
     return score
 
