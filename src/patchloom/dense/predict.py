@@ -155,7 +155,7 @@ def predict(
         raise PatchloomError(f"--score must be from 0 to 1, not {score:g}")
     if pictures != "all" and pictures < 0:
         raise PatchloomError(f"--pictures must be 0 or more, or all, not {pictures}")
-    at = EvalSettings(device=device).at
+    at = EvalSettings(device=device).torch_device
     _check_model(model)
     net, card = load_dense(model)
     opened = _opened(data)

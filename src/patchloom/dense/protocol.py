@@ -202,7 +202,7 @@ def set_up(
     asked = dense_recipe(name, known, changes)
     vit, card = load_encoder(run, settings.model)
     if launched_processes() > 1 and world() == 1:
-        fabric = launch(settings.at.type)
+        fabric = launch(settings.torch_device.type)
         first_decides(fabric, lambda: opened() and None)  # what is wrong with the images is said once
     found = opened()
     with ExitStack() as afterwards:
@@ -211,21 +211,21 @@ def set_up(
         tell_colours(parts.train.images, card)
         own = 0 if parts.validation is None else len(parts.validation)
         of_encoder = min(input_size(vit)), patch_side(vit), width(vit)
-        recipe = asked.settled(len(parts.train), settings.at.type, own, *of_encoder)
+        recipe = asked.settled(len(parts.train), settings.torch_device.type, own, *of_encoder)
         if recipe.batch % world():
             raise PatchloomError(
                 f"--batch_size {recipe.batch} cannot be shared by {world()} processes: give a multiple"
             )
         train, held = parts.trained_on(recipe.validation, settings.seed)
         tests = VALIDATED * len(held or ()) + len(parts.test)
-        recipe, scale = _at_scale(recipe, asked, train, tests, settings.at.type, patch_side(vit))
+        recipe, scale = _at_scale(recipe, asked, train, tests, settings.torch_device.type, patch_side(vit))
         if scale:
             print_notes([scale])
             parts = replace(parts, story=f"{scale}. {parts.story}")
-    half = trains_in_bfloat16(settings.at, precision)
+    half = trains_in_bfloat16(settings.torch_device, precision)
     variant = variant_of(positions, vit)
     resized = at_size(vit, card, (recipe.size, recipe.size), variant)  # what is fastest depends on the size
-    kernels, _ = choose_kernels(resized, settings.at.type, half and not recipe.drop_path, recipe.batch)
+    kernels, _ = choose_kernels(resized, settings.torch_device.type, half and not recipe.drop_path, recipe.batch)
     plan = name, label or name, recipe, run, vit, card, variant, parts, train, held, settings
     return Setup(*plan, half, kernels, precision, unused)
 

@@ -65,7 +65,7 @@ class DenseTraining(Loop, Generic[T]):
     ) -> None:
         self.recipe, self.card, self.settings, self.half, self.held = recipe, card, settings, half, held
         self.source, self.truth = train.images, train.outlined
-        self.device, self.seed, self.clip = settings.at, settings.seed, recipe.clip
+        self.device, self.seed, self.clip = settings.torch_device, settings.seed, recipe.clip
         numbers, device = [card.mean, card.std, self.seed], [self.device.type, half, kernels != "torch", world()]
         images = [train.fingerprint(), None if held is None else held.fingerprint()]
         plain = {"recipe": recipe.plain(), "images": images}
@@ -223,7 +223,7 @@ def predict_images(
         half: whether they are in bfloat16.
         what: is being done, in a line of progress; there is none without it.
     """
-    device = settings.at
+    device = settings.torch_device
     model.to(device).eval()
     if half is None:
         half = runs_in_bfloat16(device, precision)

@@ -174,7 +174,7 @@ class Encoding(NamedTuple):
         """Call ``keep`` for each batch from ``first`` to ``stop`` - 1 with numbers of images, int64 [b], and vectors
         [b ...] float32.
         """
-        at, batch_size = self.settings.at, self.settings.at_once
+        at, batch_size = self.settings.torch_device, self.settings.at_once
 
         def hand(tokens: dict[str, Tensor], batch: Batch) -> None:
             keep(batch.indices.numpy(), tokens["vectors"].numpy())
@@ -210,7 +210,7 @@ def card_of(
 ) -> Card:
     """Return everything on which the vectors depend, as plain values of JSON."""
     first = next(iter(sources.values()))
-    half = runs_in_bfloat16(settings.at, "auto")
+    half = runs_in_bfloat16(settings.torch_device, "auto")
     prepared: Card = {"size": list(input_size(vit)), "channels": input_channels(vit)}
     prepared |= {"mean": list(card.mean), "std": list(card.std)}
     if card.sound is None:
@@ -231,7 +231,7 @@ def card_of(
         "shape": list(shape),
         "dtype": dtype,
         "preprocessing": prepared,
-        "computed": {"device": settings.at.type, "products": "bfloat16" if half else "float32"}
+        "computed": {"device": settings.torch_device.type, "products": "bfloat16" if half else "float32"}
         | {"batch_size": settings.at_once},
         "data": {
             "name": to_utf8(_one_spelling(first.name)),
@@ -597,11 +597,11 @@ def embed(
     place, folder, suffix = parse_target(to, format)
     asked = None if near is None else open_one(near)
     several = launched_processes() > 1 or devices not in ("auto", 1)
-    fabric = launch(settings.at.type, devices) if several else Fabric(accelerator="cpu", devices=1)
+    fabric = launch(settings.torch_device.type, devices) if several else Fabric(accelerator="cpu", devices=1)
     vit, about = load_encoder(run, model)
     head = load_extra_module(run, "pooling") if pooling == "instance" else None
     named = resolve_layer(vit, layer)
-    most = choose_workers(settings.at.type, cores_here())[0]
+    most = choose_workers(settings.torch_device.type, cores_here())[0]
     encoding = Encoding(vit, about, vector_extractor(vit, head, pooling, named), settings, most)
     one = None if asked is None else with_encoder_sound(asked, about.sound, about.name).train
     with print_notes_once():
@@ -612,7 +612,7 @@ def embed(
     sources = splits if len(splits) > 1 else {"all": opened.train}
     shape = vector_shape(vit, about, encoding.take)
     if head is not None:
-        head.to(settings.at)
+        head.to(settings.torch_device)
     with StatusMessage("looking at the encoder and the images"):
         how = {"pooling": pooling, "layer": named, "shape": shape, "dtype": dtype}
         card = card_of(vit, about, head, sources, settings, **how)

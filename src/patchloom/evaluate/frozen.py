@@ -122,7 +122,7 @@ def encoder_extractor(
     layers: bool = False,
 ) -> FeatureExtractor:
     """Extractor of one encoder, with the cache: pooled features, or those of all layers, which no head changes."""
-    device, head = settings.at, None if layers else head
+    device, head = settings.torch_device, None if layers else head
     about = ("layers" if layers else "pooled", *about_encoder(vit, card, device, head)) if settings.cache else ()
 
     def extract_features(source: Source) -> ImageFeatures:

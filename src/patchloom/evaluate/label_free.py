@@ -300,7 +300,7 @@ def extract_label_free(
             found |= {str(share): part for share, part in partial_means(vit, images, each, SHARES).items()}
         return found
 
-    wholes = one_pass(vit, card, source, wholes_and_parts, settings.at, **_reading(source, name, settings))
+    wholes = one_pass(vit, card, source, wholes_and_parts, settings.torch_device, **_reading(source, name, settings))
     tokens = dict(wholes.tokens)
     whole = tokens.pop(WHOLE)
     _check_count(len(whole), source)
@@ -313,7 +313,7 @@ def extract_label_free(
     def means(images: Tensor) -> dict[str, Tensor]:
         return {WHOLE: pooled_tokens(vit, images)["mean"]}
 
-    cut = one_pass(vit, card, crops, means, settings.at, **_reading(crops, name, settings)).tokens[WHOLE]
+    cut = one_pass(vit, card, crops, means, settings.torch_device, **_reading(crops, name, settings)).tokens[WHOLE]
     each = cut.unflatten(0, (-1, len(crops.crops)))  # an image that cannot be read has no crop at all
     many = each[:, -CROPS_PER_IMAGE:]
     return LabelFreeFeatures(len(whole), whole, parts, _by_area(each), many, tuple(wholes.unreadable))

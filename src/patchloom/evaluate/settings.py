@@ -72,14 +72,18 @@ class EvalSettings:
                 raise PatchloomError(f"--{name} must be {least} or more, not {value}")
 
     @property
-    def at(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         """The device."""
         return usable_device(self.device)
 
     @property
     def readers(self) -> tuple[int, str]:
         """Largest number of processes that read images, and the reason for it."""
-        return choose_workers(self.at.type, Cores(cores())) if self.workers == "auto" else (self.workers, "as you said")
+        return (
+            choose_workers(self.torch_device.type, Cores(cores()))
+            if self.workers == "auto"
+            else (self.workers, "as you said")
+        )
 
     def workers_for(self, source: Source, batches: int, trained: bool = False) -> int:
         """Number of processes that read ``batches`` batches of ``source``, for one pass over it or for training.
@@ -89,7 +93,7 @@ class EvalSettings:
         """
         if self.workers != "auto":
             return self.workers
-        few = batches < _FEW_BATCHES and self.at.type == "cpu"
+        few = batches < _FEW_BATCHES and self.torch_device.type == "cpu"
         return 0 if few or (source.in_memory and not trained) else min(self.readers[0], batches - 1)
 
     def reading(self, source: Source) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def predictions(
     what: str = "",
 ) -> tuple[Tensor, Tensor, list[str]]:
     """Logits [n c] for the images of these indices [n], and names of the unreadable ones; as `predict_classes`."""
-    device = settings.at
+    device = settings.torch_device
     model.to(device).eval()
     logits, indices, unreadable = [], [], []
     reading = settings.reading(source)
@@ -231,7 +231,7 @@ class Training(Loop):
         noise: Sequence[Tensor] = (),
     ) -> None:
         self.recipe, self.mean, self.std, self.settings, self.half = recipe, mean, std, settings, half
-        self.device, self.seed, self.clip = settings.at, settings.seed, recipe.clip
+        self.device, self.seed, self.clip = settings.torch_device, settings.seed, recipe.clip
         self.held = validation if recipe.validation else None
         self.about = self._all_that_decides(model, source, kernels, noise) if settings.cache else None
         if recipe.validation and validation is None:
@@ -610,7 +610,7 @@ def plan_for(
         raise PatchloomError(
             f"{n} training {train_on.noun} are too few for {wanted} classes: give at least one of each"
         )
-    device = settings.at
+    device = settings.torch_device
     recipe = recipes[0].settled(n, device.type, validation is not None)
     half = trains_in_bfloat16(device, precision)
     kernels, _ = choose_kernels(

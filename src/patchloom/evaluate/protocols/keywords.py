@@ -147,7 +147,7 @@ def _raw_features(
     name, features_of, _ = raw_extractor(vit, card, settings)
     train = features_of(parts.train)
     probe, choice = linear_probe(
-        train.pooled("pixels"), train.labels, seed=settings.seed, device=settings.at, groups=train.groups
+        train.pooled("pixels"), train.labels, seed=settings.seed, device=settings.torch_device, groups=train.groups
     )
     about = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out, **what}
 

@@ -75,7 +75,7 @@ def layers(
 
 def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, settings: EvalSettings) -> Tensor:
     """[m] whether each query is classified rightly."""
-    return knn_right(*(part.to(settings.at) for part in (gallery, labels, queries, truth)), (k,))[k]
+    return knn_right(*(part.to(settings.torch_device) for part in (gallery, labels, queries, truth)), (k,))[k]
 
 
 def _held_out(train: ImageFeatures, k: int, settings: EvalSettings) -> list[dict[str, Any]]:

@@ -147,7 +147,7 @@ def _or(rates: Sequence[float]) -> float | str:
 
 def _fit(train: ImageFeatures, pooling: str, settings: EvalSettings) -> ScoreFunction:
     features, seed = train.pooled(pooling), settings.seed
-    probe, choice = linear_probe(features, train.labels, seed=seed, device=settings.at, groups=train.groups)
+    probe, choice = linear_probe(features, train.labels, seed=seed, device=settings.torch_device, groups=train.groups)
     row_settings = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out}
     return lambda test: [(row_settings, probe.right(test.pooled(pooling), test.labels))]
 

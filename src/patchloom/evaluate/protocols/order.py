@@ -141,7 +141,7 @@ def _probes(
 ) -> dict[str, Callable[[ImageFeatures], Tensor]]:
     """Probes fitted to training features, by name: functions that say which test features are classified rightly."""
     features, labels = train.pooled(pooled), train.labels
-    probe, _ = linear_probe(features, labels, seed=settings.seed, device=settings.at)
+    probe, _ = linear_probe(features, labels, seed=settings.seed, device=settings.torch_device)
     return {
         _LINEAR_PROBE: lambda test: probe.right(test.pooled(pooled), test.labels),
         f"kNN, k = {k}": lambda test: knn_right(features, labels, test.pooled(pooled), test.labels, (k,))[k],

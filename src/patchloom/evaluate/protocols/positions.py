@@ -291,12 +291,12 @@ def positions(
     channels = pretext.geometry.channels
     native = cuts_natively(pretext.augment)
     reading = settings.reading(source)
-    drawn = plain_batches(source, size, **reading, channels=channels, device=settings.at, native=native)
+    drawn = plain_batches(source, size, **reading, channels=channels, device=settings.torch_device, native=native)
     count = settings.batches(source)
     batches = normalized(
         track_progress(drawn, count, f"{card.name}: positions in {len(source):,} {source.noun}"), card, unreadable
     )
-    pretext.to(settings.at)
+    pretext.to(settings.torch_device)
     cells = measure_positions(predict, axes, grid, batches, settings.seed)
     rows = position_rows("positions", {card.name: cells}, grid)
     found = [row for row in rows if row.settings["measure"] == "top-1"]
@@ -305,7 +305,7 @@ def positions(
     withheld = ", ".join(_WITHHELD.get(name, f"the share {_symbol(name)} varied") for name in axes)
     out = folder.pictures / f"position_map-{data_slug(data)}.png"
     pictured, ratios = source.subset(np.arange(min(_PICTURED, len(source)))), _plainest(axes)
-    drawn = plain_batches(pictured, size, _PICTURED, channels=channels, device=settings.at, native=native)
+    drawn = plain_batches(pictured, size, _PICTURED, channels=channels, device=settings.torch_device, native=native)
     with torch.inference_mode():
         asked = next(normalized(drawn, card, []))
         placed = predict(asked, torch.Generator().manual_seed(settings.seed), **ratios)

@@ -207,12 +207,14 @@ def _measure(
     """Train and test one encoder: results on the test images, and names of unreadable images."""
     size, channels = input_size(vit), input_channels(vit)
     unreadable: list[str] = []
-    probe = PositionProbe(vit, placeholder, standardize).to(settings.at)
+    probe = PositionProbe(vit, placeholder, standardize).to(settings.torch_device)
     reading = settings.seed, 0, steps, settings.workers_for(parts.train, steps), channels
-    drawn = training_batches(parts.train, centre_of(parts.train, size), _BATCH, *reading, device=settings.at)
+    drawn = training_batches(parts.train, centre_of(parts.train, size), _BATCH, *reading, device=settings.torch_device)
     seen = normalized(track_progress(drawn, steps, f"{name}: steps of training"), card, unreadable)
     train_probe(probe, seen, ratio, torch.Generator().manual_seed(settings.seed), steps)
-    tested = plain_batches(parts.test, size, **settings.reading(parts.test), channels=channels, device=settings.at)
+    tested = plain_batches(
+        parts.test, size, **settings.reading(parts.test), channels=channels, device=settings.torch_device
+    )
     count = settings.batches(parts.test)
     asked = normalized(track_progress(tested, count, f"{name}: test {parts.test.noun}"), card, unreadable)
     return measure_positions(probe.place, {"ratio": (ratio,)}, grid_size(vit), asked, settings.seed), unreadable
