@@ -88,6 +88,29 @@ def no_plain_lines() -> Iterator[None]:
         yield
 
 
+_DEFAULT_WORKERS = ("patchloom.train.plan.default_workers", "patchloom.train.resolve.default_workers")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_default_workers() -> Iterator[None]:
+    """Runs that do not say how many processes read images have none: to fork this large process takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        for place in _DEFAULT_WORKERS:
+            patch.setattr(place, lambda *_: (0, "tests start none"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def default_workers(no_default_workers: None) -> Iterator[None]:
+    """For tests of how many these are: as many as outside of the tests."""
+    from patchloom.system.hardware import choose_workers
+
+    with pytest.MonkeyPatch.context() as patch:
+        for place in _DEFAULT_WORKERS:
+            patch.setattr(place, functools.partial(choose_workers, least=1))
+        yield
+
+
 @pytest.fixture(scope="module")
 def quick_probe() -> Iterator[None]:
     """For tests of runs, in which labels are there to be measured by: linear probes that are not fitted to the end."""
