@@ -35,8 +35,8 @@ def python(place, *arguments):
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of the package without the folder."""
-    shutil.copytree(SOURCE, tmp_path / "patchloom", ignore=lambda folder, names: {"native", "__pycache__"} & {*names})
+    """A copy of the package without the folder; all else need not be compiled again."""
+    shutil.copytree(SOURCE, tmp_path / "patchloom", ignore=lambda folder, names: {"native"} & {*names})
     return tmp_path / "patchloom"
 
 
