@@ -88,15 +88,36 @@ def no_plain_lines() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def quick_probe() -> Iterator[None]:
-    """For tests of runs, in which labels are there to be measured by: linear probes that are not fitted to the end."""
-    from killing import PROBE_STEPS
+_DEFAULT_WORKERS = ("patchloom.train.plan.default_workers", "patchloom.train.resolve.default_workers")
 
-    from patchloom.evaluate import logistic
+
+@pytest.fixture(autouse=True, scope="session")
+def no_default_workers() -> Iterator[None]:
+    """Runs that do not say how many processes read images have none: to fork this large process takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        for place in _DEFAULT_WORKERS:
+            patch.setattr(place, lambda *_: (0, "tests start none"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def default_workers(no_default_workers: None) -> Iterator[None]:
+    """For tests of how many these are: as many as outside of the tests."""
+    from patchloom.system.hardware import choose_workers
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logistic, "_ITERATIONS", PROBE_STEPS)
+        for place in _DEFAULT_WORKERS:
+            patch.setattr(place, functools.partial(choose_workers, least=1))
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick_probe() -> Iterator[None]:
+    """For tests of runs, whose end is no matter: linear probes that are not fitted to the end, and blank curves."""
+    from killing import shorten_ends
+
+    with pytest.MonkeyPatch.context() as patch:
+        shorten_ends(patch.setattr)
         yield
 
 
@@ -161,9 +182,8 @@ def unlabelled_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def small_run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return the folder of a finished run of two epochs of a task, trained once a session; copy it to change it."""
-    from killing import PROBE_STEPS, SMALL
+    from killing import SMALL, shorten_ends
 
-    from patchloom.evaluate import logistic
     from patchloom.train.loop import pretrain
 
     runs = tmp_path_factory.mktemp("runs")
@@ -171,7 +191,7 @@ def small_run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     @functools.cache
     def trained(task: str) -> Path:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(logistic, "_ITERATIONS", PROBE_STEPS)
+            shorten_ends(patch.setattr)
             return pretrain(images, task, out=runs / task, **SMALL | {"epochs": 2}).folder
 
     return trained

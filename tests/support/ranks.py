@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from forked import server
-from killing import SMALL, shorten_probes
+from killing import SMALL, shorten_ends
 
 SAVING = 3.0
 
@@ -53,7 +53,7 @@ def _rank(
     from patchloom.train import loop as training
     from patchloom.train.step import Stepper
 
-    shorten_probes()
+    shorten_ends()
     training._SAVE_EVERY = 0.0 if sent and sent.number == signal.SIGKILL else 60.0
     torch.set_num_threads(1)
     begin, update, train, save = Stepper.__init__, Stepper.update, training.train, Checkpoints.save

@@ -21,7 +21,7 @@ from patchloom.train.loop import pretrain
 from patchloom.train.resolve import resolve
 from patchloom.train.validation import Validation
 
-pytestmark = pytest.mark.usefixtures("quick_probe")
+pytestmark = pytest.mark.usefixtures("quick_probe", "default_workers")
 
 STATS = Stats((0.5,) * 3, (0.2,) * 3, 480, 640, 100, [])
 SMALL = {"model": {"name": "nano", "embed_dim": 32, "depth": 1}, "batch_size": 8, "precision": "float32", "epochs": 1}
