@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from patchloom.cli import _COMMANDS, HELP_EXAMPLES, help_page, overview
+from patchloom.cli import COMMANDS, HELP_EXAMPLES, help_page, overview
 from patchloom.data.sources.builtin import BUILTIN
 from patchloom.evaluate.protocols import PROTOCOLS
 from patchloom.options import VERBS, evaluate_spec, parse_call, parse_evaluate, parse_pretrain, pretrain_spec, verb_spec
@@ -149,7 +149,7 @@ def test_every_option_is_named_and_all_are_explained(words, taken):
 
 
 def test_every_verb_has_a_function():
-    assert [*_COMMANDS] == [*VERBS]
+    assert [*COMMANDS] == [*VERBS]
 
 
 def test_options_are_grouped():

@@ -597,7 +597,7 @@ def _in_columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list
     return lines
 
 
-_COMMANDS: dict[str, Callable[[list[str]], None]] = {
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "check": _check,
     "pretrain": _pretrain,
     "evaluate": _evaluate,
@@ -628,7 +628,7 @@ def _run(words: list[str]) -> int:
     elif any(word in _HELP for word in rest):
         print(help_page(verb, rest))
     else:
-        _COMMANDS[verb](rest)
+        COMMANDS[verb](rest)
     return 0
 
 

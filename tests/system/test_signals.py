@@ -161,7 +161,7 @@ def test_nohup_is_heeded():
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("verb", ["check", "pretrain", "evaluate", "look", "predict", "export", "bench", "tasks"])
 def test_every_verb_says_that_it_was_stopped(verb, number, monkeypatch, capsys):
-    monkeypatch.setattr(cli, f"_{verb}", lambda words: raised(number))
+    monkeypatch.setitem(cli.COMMANDS, verb, lambda words: raised(number))
     assert cli.main([verb]) == 130
     assert capsys.readouterr() == ("", "patchloom: stopped.\n")
     monkeypatch.setenv("LOCAL_RANK", "1")  # the first process speaks for all
@@ -176,7 +176,7 @@ def test_what_follows_from_a_signal_is_no_error_of_its_own(problem, monkeypatch,
         except KeyboardInterrupt:
             raise problem from None
 
-    monkeypatch.setattr(cli, "_tasks", verb)
+    monkeypatch.setitem(cli.COMMANDS, "tasks", verb)
     assert cli.main(["tasks", "--debug"]) == 130 and capsys.readouterr().err == "patchloom: stopped.\n"
     problem = Stopped("stopped, and a checkpoint was written")
     assert cli.main(["tasks"]) == 130 and capsys.readouterr().err == f"patchloom: {problem}\n"
