@@ -88,7 +88,7 @@ def explain_error(problem: str, parser: ArgumentParser, owners: Callable[[str], 
     if "arguments are required" in problem:
         places = [action for action in parser._actions if not action.option_strings and action.required]
         lacking = problem.rpartition(":")[2].replace(",", " ").split()
-        said = [f"{place.dest.upper()} ({place.help.rstrip('.')})" for place in places if place.dest in lacking]
+        said = [f"{place.dest.upper()} ({(place.help or '').rstrip('.')})" for place in places if place.dest in lacking]
         return f"{parser.prog} needs {listing(said, 'and')}; {parser.prog} --help tells more"
     if bare := re.search(r"argument (\S+): expected", problem):
         return f"{shorten_options(bare[1])} needs a value; {parser.prog} --help tells which"
@@ -409,6 +409,7 @@ def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """
     name = getattr(function, "__name__", "")
     takes = signature(function)
+    by_name: Callable[..., R] = function
 
     @wraps(function)
     def call(*given: P.args, **named: P.kwargs) -> R:
@@ -418,7 +419,7 @@ def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
             if key in hints and key in takes.parameters and key not in OBJECTS:
                 check_type(key, value, hints[key])
         with clear_status():
-            return function(**values)
+            return by_name(**values)
 
     return call
 

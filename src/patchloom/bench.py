@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -154,7 +154,7 @@ def bench(
     """
     keep_freed_memory()
     names = ready_tasks() if tasks is None else tasks.split(",") if isinstance(tasks, str) else list(tasks)
-    given = {"img_size": img_size, "patch_size": patch_size, "batch_size": batch_size, "device": device}
+    given: dict[str, Any] = {"img_size": img_size, "patch_size": patch_size, "batch_size": batch_size, "device": device}
     given |= {"precision": precision, "attention": attention, "kernels": kernels, "workers": workers}
     given |= {"threads": threads, "checkpointing": checkpointing, "compile": compile, "model": model}
     if rounds < 1 or not names:

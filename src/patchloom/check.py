@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -323,6 +323,7 @@ class CheckResult(Displayable):
             ]
             said += _faults(found, where)
         if self.leaks:
+            assert self.test is not None  # which has what leaks
             pairs = [f"{self.test.name(one)} = {self.train.name(two)}" for one, two in self.leaks[:_GROUPS]]
             said.append(
                 f"{len(self.leaks):,} of {self.test.tried:,} test {self.noun} could be known by heart, being in train, "
@@ -417,7 +418,7 @@ def check(
     """
     if images is not None and images < 1:
         raise PatchloomError(f"--images must be 1 or more, not {images}")
-    given = {"model": model, "img_size": img_size, "patch_size": patch_size, "epochs": epochs}
+    given: dict[str, Any] = {"model": model, "img_size": img_size, "patch_size": patch_size, "epochs": epochs}
     given |= {"batch_size": batch_size, "workers": workers, "device": device, "group": group, "recipe": recipe}
     if recipe is not None:
         given = {name: value for name, value in given.items() if value != "auto"}

@@ -6,6 +6,7 @@ is may stand beside another version in the same environment.
 """
 
 import json
+import sys
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -16,8 +17,9 @@ def version_in(folder: Path, installed: list[str] | None = None) -> str:
     """Return the version of the patchloom in a folder by its metadata; `UNRELEASED`, if there are none."""
     found = next(iter(distributions(name="patchloom", path=[str(folder)])), None)
     if found is None:
-        where = {} if installed is None else {"path": installed}
-        found = next((one for one in distributions(name="patchloom", **where) if _is_of(one, folder.parent)), None)
+        places = sys.path if installed is None else installed
+        here = (one for one in distributions(name="patchloom", path=places) if _is_of(one, folder.parent))
+        found = next(here, None)
     return found.version if found else UNRELEASED
 
 

@@ -241,9 +241,10 @@ def _start(job: Job, slot: int, devices: Sequence[str]) -> _Process:
     share, log = job.done(), open(job.log, "ab", opener=no_link)  # noqa: SIM115, it is closed when the process has ended
     words = [*_PROGRAM, *job.words]
     # the pipe is never written to: its end tells the process that this one is gone
-    options = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log, "env": environment}
+    pipe, own = subprocess.PIPE, os.name == "posix"
     # a group of its own: Ctrl-C is for this process, which asks the others once
-    return _Process(job, slot, subprocess.Popen(words, start_new_session=os.name == "posix", **options), log, share)
+    process = subprocess.Popen(words, stdin=pipe, stdout=log, stderr=log, env=environment, start_new_session=own)
+    return _Process(job, slot, process, log, share)
 
 
 def _ask_to_stop(process: subprocess.Popen[bytes]) -> None:

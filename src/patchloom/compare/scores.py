@@ -19,7 +19,7 @@ from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.compare.runner import Job
 from patchloom.data.source import Data, Source, Subset
 from patchloom.data.sources.in_memory import DataLike
-from patchloom.evaluate.features import ImageFeatures, count_classes, has_labels, only_labelled
+from patchloom.evaluate.features import ImageFeatures, count_classes, has_labels, known_labels, only_labelled
 from patchloom.evaluate.frozen import FeatureExtractor, FrozenProtocol, evaluate_extractor, extractors
 from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.knn import KNN
@@ -73,7 +73,7 @@ class Scores:
 def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str]]:
     """Ways of scoring by all labels and by few; and sentences on those that are left out."""
     ways, notes = [Way("linear", LINEAR), Way("kNN", KNN)], []
-    classes, counts = count_classes(train), np.bincount(train.labels[train.labels >= 0])
+    classes, counts = count_classes(train), np.bincount(known_labels(train))
     least = int(counts[counts > 0].min())
     for share in shares:
         if share < 1 and round(share * len(train)) < classes:

@@ -84,9 +84,10 @@ class CachedImages(Source):
         self.name, self.classes, self.labels, self.groups = source.name, source.classes, source.labels, source.groups
         self.sound = source.sound
         indices = [_index(path, min(each, len(source) - i * each)) for i, path in enumerate(paths)]
-        if any(index is None for index in indices):
+        intact = [index for index in indices if index is not None]
+        if len(intact) < len(indices):
             raise PatchloomError(f"{paths[0].parent} was changed while it was opened: run the same command again")
-        self._index = np.concatenate(indices)
+        self._index: np.ndarray = np.concatenate(intact)
         # Private maps: writing into an image does not change the file. Worker processes still share the memory.
         self._maps = [
             torch.from_file(os.fspath(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)

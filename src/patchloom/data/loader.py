@@ -233,7 +233,12 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
         mine = range(start, start + self.batch_size)
         # Replacements lie after the global batch, every process with its own stride, so that none takes another's.
         spare = range(end + self.rank, end + n - self.world * self.batch_size, self.world)
-        views, truths, draws, indices, unreadable, failed = [], [], [], [], [], 0
+        views: list[Any] = []
+        truths: list[Any] = []
+        draws: list[Any] = []
+        indices: list[int] = []
+        unreadable: list[str] = []
+        failed = 0
         split = getattr(self.augment, "split", None)
         for position in (*mine, *spare):
             if len(indices) == self.batch_size:

@@ -101,7 +101,7 @@ class Survey:
         """Images with the same pixels in another survey: pairs of an index here, and the first such index there."""
         there, first = np.unique(other.rows["digest"], return_index=True)
         mine = self.rows[np.isin(self.rows["digest"], there)]
-        place = first[np.searchsorted(there, mine["digest"])] if len(mine) else []
+        place: np.ndarray | list[int] = first[np.searchsorted(there, mine["digest"])] if len(mine) else []
         return list(zip(mine["index"].tolist(), other.rows["index"][place].tolist(), strict=True))
 
     def smaller_than(self, height: float, width: float) -> int:

@@ -104,7 +104,7 @@ def _begin_worker(worker: int) -> None:
     torch.set_num_threads(1)  # the processes are the parallelism; more threads would compete for the same cores
 
 
-def in_threads(function: Callable[[_T], _R], items: Iterable[_T]) -> Iterator[_R]:
+def in_threads(function: Callable[[_T], _R], items: Iterable[_T]) -> Generator[_R, None, None]:
     """Apply a function to items in 8 threads; results come in order. After an exception no further item is started."""
     pool = ThreadPoolExecutor(_THREADS)
     try:

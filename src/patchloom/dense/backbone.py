@@ -30,7 +30,7 @@ from patchloom.nets.encode import (
     width,
 )
 from patchloom.nets.sparse_attention import run_blocks
-from patchloom.nets.swin import Encoder, is_hierarchical, level_count
+from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, level_count, patch_embedding, stages_of
 from patchloom.withhold.encoder_input import all_patches
 
 # Windows of an image's patches, for attention that would cost too much over all of them (ViTDet, section 3).
@@ -117,7 +117,9 @@ def even_blocks(depth: int) -> tuple[int, int, int, int]:
 
 def has_relative_positions(vit: Encoder) -> bool:
     """Whether the blocks of a ViT have tables of biases between the patches of its whole grid."""
-    return not is_hierarchical(vit) and any(hasattr(block.attn, "rel_pos") for block in vit.blocks)
+    if isinstance(vit, SwinTransformer):
+        return False
+    return any(hasattr(block.attn, "rel_pos") for block in blocks_of(vit))
 
 
 def tokens_after(
@@ -132,7 +134,7 @@ def tokens_after(
         while all_of_them and until not in numbers and until + 1 in whole:
             until += 1
         run = partial(run_blocks, vit.blocks[done:until], checkpointing=kept)
-        tokens = run(tokens) if all_of_them else windows(run, tokens)
+        tokens = run(tokens) if windows is None or all_of_them else windows(run, tokens)
         done = until
         if done in numbers:
             found[done] = tokens
@@ -141,11 +143,12 @@ def tokens_after(
 
 def stages_after(swin: SwinTransformer, images: Tensor, numbers: Sequence[int]) -> dict[int, Tensor]:
     """What timm's stages make of images [b c h w], after those of ``numbers``, from 1: [b rows columns d] each."""
-    tokens = swin.patch_embed(images)
-    kept, found = swin.patch_embed.proj.weight.dtype, {}
-    for number, stage in enumerate(swin.layers[: max(numbers)], 1):
+    embedding = patch_embedding(swin)
+    tokens = embedding(images)
+    kept, found = embedding.proj.weight.dtype, {}
+    for number, stage in enumerate(stages_of(swin)[: max(numbers)], 1):
         tokens = stage.downsample(tokens).to(kept)  # autocast or not, what the blocks add to is kept in full
-        for block in stage.blocks:
+        for block in blocks_of(stage):
             tokens = checkpoint(block, tokens, use_reentrant=False) if stage.grad_checkpointing else block(tokens)
         if number in numbers:
             found[number] = tokens

@@ -81,8 +81,8 @@ class DetectTraining(DenseTraining[Objects]):
     def score(self, images: Annotated[Objects]) -> float:
         """AP of the boxes."""
         found = detect_objects(self.tested, images, self.card, self.settings, self.recipe.score, half=self.half)
-        kept = [i for i, one in enumerate(found) if one is not None]
-        there = average_precision(images.subset(kept), [found[i] for i in kept], images.classes, "bbox").ap
+        kept = {i: one for i, one in enumerate(found) if one is not None}
+        there = average_precision(images.subset([*kept]), [*kept.values()], images.classes, "bbox").ap
         return 0.0 if there != there else there  # nan: no object is there to be found
 
 
@@ -198,8 +198,8 @@ def detect(
     # every choice has been made: now the test images are read
     test, found, rows, lost = setup.parts.test, [], [], []
     for candidate, (model, chosen) in zip(candidates, models, strict=True):
-        how = {"precision": precision, "name": f"  {candidate.name}"}
-        found.append(detect_objects(model, test, setup.card, settings, values.score, **how))
+        name = f"  {candidate.name}"
+        found.append(detect_objects(model, test, setup.card, settings, values.score, precision=precision, name=name))
         lost = [test.images.describe(i) for i, one in enumerate(found[-1]) if one is None]
         check_read(test, lost)
         its = setup.row_settings(masks=with_masks, **chosen)

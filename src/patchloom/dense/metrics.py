@@ -268,8 +268,8 @@ def _joined(parts: Sequence[tuple[np.ndarray, ...]], objects: Tensor) -> ClassMa
     order = np.argsort(-scores, kind="stable")
     # what is less sure than the last right find changes nothing
     order = order[: 1 + max(np.flatnonzero(right[:, order].any(0)), default=-1)]
-    flags = (torch.from_numpy(one[:, order]) for one in (right, counted))
-    return ClassMatches(torch.from_numpy(images[order]), *flags, objects)
+    is_right, counts = (torch.from_numpy(one[:, order]) for one in (right, counted))
+    return ClassMatches(torch.from_numpy(images[order]), is_right, counts, objects)
 
 
 def resampled_precision(matches: Matches, times: Tensor) -> Tensor:
@@ -439,6 +439,10 @@ def _results(image: int, found: DetectedObjects, kind: IouKind) -> list[dict[str
         zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), strict=True)
     ):
         x0, y0, x1, y1 = box
-        what = {"segmentation": found.masks[i]} if kind == "segm" else {"bbox": [x0, y0, x1 - x0, y1 - y0]}
-        results.append({"image_id": image, "category_id": label, "score": score} | what)
+        result: dict[str, Any] = {"image_id": image, "category_id": label, "score": score}
+        if kind == "segm":
+            assert found.masks is not None  # else only boxes are compared
+            results.append(result | {"segmentation": found.masks[i]})
+        else:
+            results.append(result | {"bbox": [x0, y0, x1 - x0, y1 - y0]})
     return results

@@ -258,7 +258,7 @@ def segmentation_picture(rows: Sequence[MapRow], classes: Sequence[str], out: Pa
     keys = _keys(maps, classes)
 
     def tiles(row: MapRow, side: int) -> list[np.ndarray]:
-        h, w = tile_size(*row.image.shape[1:], side, side)
+        h, w = _tile_size(row.image, side)
         drawn = [_resized(one, h, w) for one in (row.truth, row.answer) if one is not None]
         return [_shown(row.image, h, w), *(_painted(one, len(classes)) for one in drawn)]
 
@@ -287,7 +287,7 @@ def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path,
         caption += " Dashed: groups, in which answers are neither right nor wrong."
 
     def tiles(row: BoxRow, side: int) -> list[np.ndarray]:
-        h, w = tile_size(*row.image.shape[1:], side, side)
+        h, w = _tile_size(row.image, side)
         shown, scale = _shown(row.image, h, w), w / row.image.shape[2]
         there = [] if row.truth is None else [draw_boxes(shown, row.truth, classes, None, scale)]
         return [np.asarray(one) for one in (*there, draw_boxes(shown, row.answer, classes, row.scores, scale))]
@@ -324,10 +324,15 @@ def _overlaid(shown: np.ndarray, labels: Tensor, classes: int) -> np.ndarray:
     return mixed
 
 
+def _tile_size(image: Tensor, side: int) -> tuple[int, int]:
+    """Height and width at which an image [c h w] is shown; a small one is enlarged to ``side``, too."""
+    return tile_size(image.shape[1], image.shape[2], side, side)
+
+
 def _maps_apart(row: MapRow, classes: int) -> OverlayPair:
     """A row with a known label map, as truth and answer over the image."""
     assert row.truth is not None
-    shown = _shown(row.image, *tile_size(*row.image.shape[1:], _APART, _APART))
+    shown = _shown(row.image, *_tile_size(row.image, _APART))
     truth, answer = (Image.fromarray(_overlaid(shown, labels, classes)) for labels in (row.truth, row.answer))
     return OverlayPair(row.title, truth, answer)
 
@@ -335,7 +340,7 @@ def _maps_apart(row: MapRow, classes: int) -> OverlayPair:
 def _boxes_apart(row: BoxRow, classes: Sequence[str]) -> OverlayPair:
     """A row with known objects, as truth and answer on the image."""
     assert row.truth is not None
-    shown = _shown(row.image, *tile_size(*row.image.shape[1:], _APART, _APART))
+    shown = _shown(row.image, *_tile_size(row.image, _APART))
     scale = shown.shape[1] / row.image.shape[2]
     truth = draw_boxes(shown, row.truth, classes, None, scale)
     return OverlayPair(row.title, truth, draw_boxes(shown, row.answer, classes, row.scores, scale))
@@ -361,7 +366,7 @@ def _shown(image: Tensor, h: int, w: int) -> np.ndarray:
     """An image [c h w] as colours uint8 [h w 3] of another size; a dark one is brightened."""
     smaller = h < image.shape[1]
     if smaller:  # before anything is computed of millions of pixels
-        image = resize_part(image, 0, 0, *image.shape[1:], (h, w))
+        image = resize_part(image, 0, 0, image.shape[1], image.shape[2], (h, w))
     unit = (image if image.is_floating_point() else image.float() / 255)[None]
     colours = to_pixels(unit, (0.0,), (1.0,), brightness(unit, (0.0,), (1.0,)))[0]
     return colours if smaller else np.array(Image.fromarray(colours).resize((w, h), Image.Resampling.NEAREST))

@@ -236,10 +236,12 @@ def segment(
     if save or out is not None:
         save_model(models[0][0], setup, "segment", values.resized, options, out, class_ids(setup.train))
     # every choice has been made: now the test images are read
-    found, rows, lost = [], [], []
+    found, rows, lost = [], [], list[str]()
     for candidate, (model, chosen) in zip(candidates, models, strict=True):
-        how = {"precision": precision, "name": f"  {candidate.name}"}
-        each, lost = confusion_per_image(model, setup.parts.test, setup.card, settings, values.resized, **how)
+        name = f"  {candidate.name}"
+        each, lost = confusion_per_image(
+            model, setup.parts.test, setup.card, settings, values.resized, precision=precision, name=name
+        )
         found.append(each)
         rows.append(_rows(candidate.name, setup.row_settings(head=head, **chosen), each, classes))
     check_read(setup.parts.test, lost)

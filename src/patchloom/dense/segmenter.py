@@ -143,7 +143,9 @@ class Segmenter(OnEncoder):
         super().__init__()
         self._classes, self.frozen = classes, head == "linear"
         self.maps = FeatureMaps(encoder, None if self.frozen else four_levels(encoder))
-        self.pyramid, self.auxiliary = None, None
+        self.pyramid: MultiLevel | None = None
+        self.auxiliary: AuxiliaryHead | None = None
+        self.head: _LinearHead | UPerNet
         if self.frozen:
             self.maps.requires_grad_(False)
             self.head = _LinearHead(self.maps.widths[0], classes)
@@ -173,8 +175,9 @@ class Segmenter(OnEncoder):
         if self.pyramid is None:
             return SegmentLogits(self.head(maps[0]).float(), None)
         levels = self.pyramid(maps)
-        helping = self.auxiliary is not None and self.training
-        auxiliary = self.auxiliary(levels[_AUXILIARY_LEVEL]).float() if helping else None
+        auxiliary = None
+        if self.auxiliary is not None and self.training:
+            auxiliary = self.auxiliary(levels[_AUXILIARY_LEVEL]).float()
         return SegmentLogits(self.head(levels).float(), auxiliary)
 
 

@@ -21,6 +21,7 @@ from patchloom.data.decode import Unreadable, to_channels
 from patchloom.data.loader import training_batches
 from patchloom.dense.annotations.base import Annotated, T
 from patchloom.dense.recipes import DenseRecipe
+from patchloom.dense.segmenter import PixelSegmenter
 from patchloom.display import track_progress
 from patchloom.evaluate.features import Precision, runs_in_bfloat16
 from patchloom.evaluate.settings import EvalSettings
@@ -50,10 +51,12 @@ class DenseTraining(Loop, Generic[T]):
 
     measure: str  # of the validation, in what is printed
     augment: Callable[..., Any]
+    held: Annotated[T] | None
+    truth: Callable[[int], T]
 
     def __init__(
         self,
-        model: nn.Module,
+        model: OnEncoder | PixelSegmenter,
         train: Annotated[T],
         held: Annotated[T] | None,
         recipe: DenseRecipe,
@@ -70,7 +73,7 @@ class DenseTraining(Loop, Generic[T]):
         images = [train.fingerprint(), None if held is None else held.fingerprint()]
         plain = {"recipe": recipe.plain(), "images": images}
         self.about = training_identity(model, plain, numbers, device) if settings.cache else None
-        self.model = model.to(self.device).train()
+        self.model: OnEncoder | PixelSegmenter = model.to(self.device).train()
         if world() > 1 and self.device.type == "cuda":
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         keep_freed_memory()

@@ -71,7 +71,7 @@ class Classifier(OnEncoder):
     ) -> None:
         super().__init__()
         self.encoder, self.pooling, self.instance, self.body, self.stem = encoder, pooling, instance, body, stem
-        self.norm = None if body is None else nn.LayerNorm(token_width(encoder), eps=1e-6)
+        self.norm: nn.Module | None = None if body is None else nn.LayerNorm(token_width(encoder), eps=1e-6)
         self.head = nn.Linear(width or token_width(encoder), classes)
         nn.init.trunc_normal_(self.head.weight, std=2e-5)  # as in MAE: all classes are equally likely at first
         nn.init.zeros_(self.head.bias)
@@ -101,10 +101,14 @@ class Classifier(OnEncoder):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             tokens = encode(vit, all_patches(images, patch_count(vit)), norm=frozen)
         if self.pooling == "instance":
+            assert self.instance is not None  # is given with this pooling
             return represent(vit, self.instance, tokens)
-        tokens = self.body(tokens) if frozen else tokens
+        tokens = tokens if self.body is None else self.body(tokens)
         pooled = tokens[:, 0] if self.pooling == "class" else tokens[:, prefix_count(vit) :].mean(1)
-        return self.norm(pooled) if frozen else pooled_norm(vit, final_norm(vit, pooled))
+        if self.body is None:
+            return pooled_norm(vit, final_norm(vit, pooled))
+        assert self.norm is not None  # with a body
+        return self.norm(pooled)
 
 
 def fresh_blocks(vit: VisionTransformer, count: int) -> nn.Sequential:

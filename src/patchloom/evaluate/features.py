@@ -136,7 +136,12 @@ def has_labels(source: Source | None) -> bool:
 
 def count_classes(source: Source) -> int:
     """Number of classes that occur among the labelled images of a source."""
-    return len(np.unique(source.labels[source.labels >= 0])) if has_labels(source) else 0
+    return len(np.unique(known_labels(source)))
+
+
+def known_labels(source: Source) -> np.ndarray:
+    """Labels of the images of a source that have one, in their order."""
+    return np.empty(0, np.int64) if source.labels is None else source.labels[source.labels >= 0]
 
 
 def labels_of(source: Source, indices: Tensor | None = None) -> Tensor:
@@ -155,7 +160,9 @@ def only_labelled(source: Source) -> Source:
     if not has_labels(source):
         why = f"{source.no_labels}, so " if source.no_labels else ""
         raise PatchloomError(f"{source.name} has no labels: {why}{source.to_label}")
-    return source if (source.labels >= 0).all() else source.subset(np.flatnonzero(source.labels >= 0))
+    assert source.labels is not None  # as has_labels says
+    known = source.labels >= 0
+    return source if known.all() else source.subset(np.flatnonzero(known))
 
 
 def extract(

@@ -63,7 +63,7 @@ class AreaCrop:
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor]:
         """One crop of an image [c h w], of the same dtype."""
-        top, left, height, width = centre_part(*image.shape[-2:], self.size[1] / self.size[0])
+        top, left, height, width = centre_part(image.shape[-2], image.shape[-1], self.size[1] / self.size[0])
         side = math.sqrt(self.area)
         h, w = max(1, round(side * height)), max(1, round(side * width))
         down, along = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))

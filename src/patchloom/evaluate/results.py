@@ -218,12 +218,13 @@ def compare_rows(
     control, value = theirs[-1].encoder, _mean(ours) - _mean(theirs)
     own = [row.right if row.pseudo is None else row.pseudo for row in ours]
     other = [row.right if row.pseudo is None else row.pseudo for row in theirs]
-    about = {"control": control, "trained": trained, "noun": noun}
     if any(one is None for one in (*own, *other)) or len({len(one) for one in (*own, *other) if one is not None}) > 1:
         return Difference(control, value, -1.0, 1.0, 0, len(ours), trained, noun=noun)
-    sides = [torch.stack([one for one in side if one is not None]).double().numpy() for side in (own, other)]
+    one, two = (torch.stack([one for one in side if one is not None]).double().numpy() for side in (own, other))
     values = [row.value for row in ours], [row.value for row in theirs]
-    return difference(*sides, values if ours[0].pseudo is not None else None, n=n, **about)
+    return difference(
+        one, two, values if ours[0].pseudo is not None else None, n=n, control=control, trained=trained, noun=noun
+    )
 
 
 def _mean(rows: Sequence[Row]) -> float:

@@ -376,6 +376,7 @@ class LinearClassifier(Classifier):
         vit = self.encoder
         tokens = encode(vit, all_patches(images, patch_count(vit)), norm=self.pooling != "instance")
         if self.pooling == "instance":
+            assert self.instance is not None  # is given with this pooling
             return represent(vit, self.instance, tokens).float()
         pooled = tokens[:, 0] if self.pooling == "class" else tokens[:, prefix_count(vit) :].float().mean(1)
         return pooled_norm(vit, pooled).float()
@@ -383,6 +384,7 @@ class LinearClassifier(Classifier):
     def answered(self, features: Tensor) -> Tensor:
         """Logits [b c] of features [b d], in float32 also amid half precision: here alone are gradients."""
         with torch.autocast(features.device.type, enabled=False):
+            assert self.norm is not None  # of every linear classifier
             return self.head(self.norm(features))
 
     def forward(self, images: Tensor) -> Tensor:

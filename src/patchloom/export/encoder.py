@@ -54,17 +54,17 @@ class Exportable:
     @property
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments with which timm builds the encoder."""
-        return self.card.spec.timm_arguments()
+        return self.card.own_spec.timm_arguments()
 
     @property
     def size(self) -> tuple[int, int]:
         """Height and width (h, w) of its images in pixels."""
-        return self.card.spec.img_size
+        return self.card.own_spec.img_size
 
     @property
     def channels(self) -> int:
         """Channels c of its images."""
-        return self.card.spec.channels
+        return self.card.own_spec.channels
 
     @property
     def hierarchical(self) -> bool:

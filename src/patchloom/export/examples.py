@@ -79,7 +79,7 @@ def make_examples(run: str | Path, data: DataLike | None, card: EncoderCard) -> 
         waves = (0.1 * torch.randn(_IMAGES, card.sound.samples, generator=generator)).clamp(-1, 1)
         return Examples(waves, why_noise=said)
     said = f"Compared on noise, since {why}: --data PHOTOS compares on images."
-    h, w = card.spec.img_size
+    h, w = card.own_spec.img_size
     # whole images are larger, and of another shape, so that cropping and resizing are compared, too
     whole = (_noise(card, _WHOLE, (h + h // 2, 2 * w), generator) * 255).round().to(torch.uint8)
     return Examples(_noise(card, _IMAGES, (h, w), generator), tuple(whole), why_noise=said)
@@ -91,17 +91,17 @@ def _noise(card: EncoderCard, count: int, size: tuple[int, int], generator: torc
     They are of patches of 4 pixels of one colour, which resizing does not average away.
     """
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (card.mean, card.std))
-    coarse = torch.randn(count, card.spec.channels, *(-(-side // 4) for side in size), generator=generator)
+    coarse = torch.randn(count, card.own_spec.channels, *(-(-side // 4) for side in size), generator=generator)
     noise = coarse.repeat_interleave(4, 2).repeat_interleave(4, 3)[..., : size[0], : size[1]]
     return (mean + std * noise).clamp(0, 1)
 
 
 def _real(opened: Data, card: EncoderCard) -> Examples:
-    channels = card.spec.channels
+    channels = card.own_spec.channels
     source = with_encoder_sound(opened, card.sound, card.name).train
     if card.sound is not None:
         return Examples(first_waves(source, _IMAGES))
-    batch = next(plain_batches(source, card.spec.img_size, _IMAGES, channels=channels))
+    batch = next(plain_batches(source, card.own_spec.img_size, _IMAGES, channels=channels))
     given = normalize(batch.views[0], (0.0,) * channels, (1.0,) * channels)
     chosen = batch.indices[:_WHOLE].tolist()
     files = [_file_of(source, i) for i in chosen]

@@ -167,7 +167,7 @@ def _model(one: Exportable) -> list[tuple[str, str]]:
     return [
         ("architecture", f"{type(one.vit).__name__} of timm ({one.arguments['model_name']} with other sizes)"),
         ("parameters", f"{count / 1e6:.1f} M"),
-        ("images", f"{one.channels} channels, {h} x {w} pixels, patches of {in_pixels(one.card.spec.patch_size)}"),
+        ("images", f"{one.channels} channels, {h} x {w} pixels, patches of {in_pixels(one.card.own_spec.patch_size)}"),
         ("vector", f"{width} numbers, {POOLED[one.pooling]}"),
         ("mean of pixels in [0, 1]", ", ".join(f"{value:.4g}" for value in one.card.mean)),
         ("deviation of pixels", ", ".join(f"{value:.4g}" for value in one.card.std)),
@@ -218,7 +218,7 @@ def _images(told: RunData) -> str:
 
 def _table(numbers: Sequence[Number], hidden: Mapping[str, str]) -> str:
     """Each number with its interval, and beneath it what it stands beside."""
-    rows = [("measure", "of", "value", "95 % interval"), ("---", "---", "---", "---")]
+    rows: list[tuple[str, ...]] = [("measure", "of", "value", "95 % interval"), ("---", "---", "---", "---")]
     notes = []
     for number in numbers:
         cells = [("this encoder", number.value, number.interval)]

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_fabric.loggers import Logger
 from PIL.Image import Image
@@ -60,8 +60,9 @@ class SentRecord:
         """Read a record; it is an empty one if there is no such file."""
         try:
             values = json.loads(path.read_text("utf-8"))
+            defaults: dict[str, Any] = {one.name: one.default for one in fields(cls)}
             # a record of another version may lack fields, or have others
-            return cls(**{one.name: type(one.default)(values.get(one.name, one.default)) for one in fields(cls)})
+            return cls(**{name: type(default)(values.get(name, default)) for name, default in defaults.items()})
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, TypeError, AttributeError) as problem:

@@ -45,7 +45,7 @@ class TensorBoard(Tracker):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self.logger.log_metrics(metrics, step)
 
-    def log_hyperparams(self, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         # as text: TensorBoard's own table of hyperparameters needs results
         self._log_table("settings", [{"setting": name, "value": value} for name, value in params.items()], 0)
 
@@ -106,7 +106,7 @@ class WandB(Tracker):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         self.run.log({**metrics, "step": step})
 
-    def log_hyperparams(self, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         self.run.config.update(dict(params), allow_val_change=True)
 
     def log_images(self, images: Mapping[str, Image], step: int) -> None:
@@ -163,7 +163,7 @@ class MLflow(Tracker):
         batch = [self.entities.Metric(names[name], value, now, step or 0) for name, value in metrics.items()]
         self.client.log_batch(self.sent.id, metrics=batch)
 
-    def log_hyperparams(self, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         known = self.client.get_run(self.sent.id).data.params  # those cannot be changed
         batch = [self.entities.Param(name, str(value)) for name, value in params.items() if name not in known]
         self.client.log_batch(self.sent.id, params=batch)
@@ -206,7 +206,7 @@ class Trackio(Tracker):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         self.run.log(dict(metrics), step=step)
 
-    def log_hyperparams(self, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         self.run.config.update({name: str(value) for name, value in params.items()})  # sent with the first metrics
 
     def log_images(self, images: Mapping[str, Image], step: int) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
@@ -138,8 +139,7 @@ def _draw_maps(asked: LookRequest, numbers: list[int], measured: _Measured) -> P
         wide, caption = max(_NARROWEST, 0.8 + heads * (_MAP + 0.12)), _in_its_words(asked, _said_of_maps(measured))
         beneath = 1.0 + 0.16 * math.ceil(len(caption) / (14 * wide))  # a bar, and lines of words
         size = wide, len(numbers) * (tall * _MAP + 0.3) + beneath
-        figure = Figure(size, layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03)
+        figure = Figure(size, layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
         places = figure.subplots(len(numbers), heads, squeeze=False)
         for number, row in zip(numbers, places, strict=True):
             for at, head in zip(row, distances[number - 1].argsort().tolist(), strict=True):
@@ -187,8 +187,7 @@ def _draw_distances(asked: LookRequest, found: list[_Measured], left: list[str])
     grids = dict.fromkeys(measured.grid for measured in found)
     longest = max(len(measured.by_offset.distances) for measured in found)
     with matplotlib.rc_context(STYLE):
-        figure = Figure((6.2, 4.6), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+        figure = Figure((6.2, 4.6), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
         axes = figure.subplots()
         uniform = {
             "uniform" if len(grids) == 1 else f"uniform, {in_pixels(grid)} patches": uniform_distance(grid)

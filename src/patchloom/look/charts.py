@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from patchloom.errors import PatchloomError
@@ -82,8 +83,8 @@ def draw_curves(
         raise PatchloomError(f"{metrics_csv} has nothing to draw yet: wait until the run has logged a loss")
     longest = max(p.epochs.max() for p in panels)
     with matplotlib.rc_context(STYLE):
-        figure = Figure((PANEL_WIDTH * len(panels), PANEL_HEIGHT), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08, wspace=0.02)
+        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08, wspace=0.02)
+        figure = Figure((PANEL_WIDTH * len(panels), PANEL_HEIGHT), layout=layout)
         for axes, content in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             draw_panel(axes, content, longest)
         return write_figure(figure, out)
@@ -251,8 +252,8 @@ def draw_layers(
     shares, low, high = np.array(values).T
     panel = Panel(f"Layers of {name}", note, places, shares, baselines, True, 0)
     with matplotlib.rc_context(STYLE):
-        figure = Figure((WIDTH + _WIDER * len(layers), _HEIGHT), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+        figure = Figure((WIDTH + _WIDER * len(layers), _HEIGHT), layout=layout)
         axes = figure.subplots()
         frame_panel(axes, panel)
         axes.fill_between(places, low, high, color=_RUN_PALE, alpha=0.4, linewidth=0)

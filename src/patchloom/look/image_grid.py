@@ -296,7 +296,7 @@ def set_column(
 
     What is marked is hatched in the pixels of the tile, so that the lines are as wide in every sheet.
     """
-    h, w = tile_size(*images.shape[1:3], side)
+    h, w = tile_size(images.shape[1], images.shape[2], side)
     # hamming is sharp without the halos that lanczos draws around black patches
     resampling = Image.Resampling.NEAREST if h >= images.shape[1] else Image.Resampling.HAMMING
     hatches = {mark: hatch(mark, h, w) for mark in HATCHES}

@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from torch.nn import functional as F
@@ -122,9 +123,8 @@ def draw_depth(asked: LookRequest) -> list[Path]:
     out = asked.folder / "depth.png"
     with matplotlib.rc_context(STYLE):
         lines = -(-len(found) // _MAPS)
-        figure = Figure((_WIDTH, 4.2 + 3.3 * lines), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
-        above, beneath = figure.subfigures(2, 1, height_ratios=[3.2, 3.3 * lines])
+        figure = Figure((_WIDTH, 4.2 + 3.3 * lines), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
+        above, beneath = figure.subfigures(2, 1, squeeze=False, height_ratios=[3.2, 3.3 * lines])[:, 0]
         _draw_curves(above, found)
         _draw_maps(beneath, found)
         heading = asked.title("its features from block to block").name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,7 +112,7 @@ def draw_features(asked: LookRequest) -> list[Path]:
     reach = float(found.first.abs().quantile(0.98)) or 1.0
     scale = Scale("first component: how far from the mean", -reach, reach, "PuOr_r", ("background", "foreground"))
     first = [scale.shade(values) for values in orient_rows(one, found.first)]
-    columns = {
+    columns: dict[str, Sequence[np.ndarray] | np.ndarray] = {
         reword(one, "image"): shown,
         "first component": first,
         "all: the first three": _bytes(orient_rows(one, found.colours)),

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 
 from patchloom.look.charts import INK, QUIET, STYLE, write_figure
@@ -59,8 +60,8 @@ def draw_position_map(
     tall = min(1.6, max(0.6, grid[0] / grid[1]))
     height = max(len(examples) * (_EXAMPLE_SIDE * tall + 0.45), 2 * (_MAP_SIDE * tall + 0.75))
     with matplotlib.rc_context(STYLE):
-        figure = Figure((_MAP_SIDE + 1.3 + (_EXAMPLE_SIDE + 0.15) * columns, height + 1.3), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+        layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+        figure = Figure((_MAP_SIDE + 1.3 + (_EXAMPLE_SIDE + 0.15) * columns, height + 1.3), layout=layout)
         whole = GridSpec(
             1, 2 if columns else 1, figure, width_ratios=[_MAP_SIDE + 0.9, _EXAMPLE_SIDE * columns][: 1 + bool(columns)]
         )

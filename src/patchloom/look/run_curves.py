@@ -16,6 +16,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from patchloom.arguments import PathLike, validate_arguments
 from patchloom.errors import PatchloomError, listing, suggestion
@@ -614,8 +615,8 @@ def _side_by_side(notes: Sequence[str], named: Sequence[str]) -> tuple[Figure, S
     """A figure with a panel for each note, as wide as that needs, and with room for the names of lines beside it."""
     beside = max(len(short_name(name)) for name in named) - _ROOM
     width = max(PANEL_WIDTH + _CHARACTER * max(0, beside), 0.6 + _CHARACTER * max(map(len, notes)))
-    figure = Figure((width * len(notes), PANEL_HEIGHT), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08, wspace=0.02)
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08, wspace=0.02)
+    figure = Figure((width * len(notes), PANEL_HEIGHT), layout=layout)
     return figure, figure.subplots(1, len(notes), squeeze=False)[0]
 
 

@@ -37,7 +37,7 @@ def draw_task(
     shown, rest = _spread(len(source), images), _spread(len(source), task.pictured)
     rest = np.setdiff1d(rest, shown)[: max(0, task.pictured - len(shown))]
     some = source.subset(np.concatenate([shown, rest]))
-    reading = {"channels": card.spec.channels, "device": device, "native": cuts_natively(task.augment)}
+    reading = {"channels": card.own_spec.channels, "device": device, "native": cuts_natively(task.augment)}
     batches = plain_batches(some, tuple(task.augment.size), len(some), **reading)
     given = normalize(next(batches).views[0], card.mean, card.std)
     was_training = task.training

@@ -18,7 +18,7 @@ from torch import nn
 
 from patchloom.errors import PatchloomError, check_range, check_type, closest_word, listing, normalize_word, suggestion
 from patchloom.nets.encode import grid_size, input_size
-from patchloom.nets.swin import Encoder, check_hierarchical, is_hierarchical, patches_along_unit
+from patchloom.nets.swin import Encoder, check_hierarchical, is_hierarchical, patch_embedding, patches_along_unit
 from patchloom.patches.positions import sincos_2d
 from patchloom.sizes import PatchSize, compact, in_pixels, to_pair
 
@@ -229,7 +229,7 @@ def swin_sizes(model: str, options: Mapping[str, Any]) -> tuple[int | None, int]
         return None
     depths = {**sizes, **options}.get("depths")
     along = patches_along_unit(stock) if depths is None else 2 ** max(0, len(depths) - 1)
-    return None if model in PRESETS else stock.patch_embed.patch_size[0], along
+    return None if model in PRESETS else patch_embedding(stock).patch_size[0], along
 
 
 def _create(**arguments: Any) -> nn.Module:
@@ -338,7 +338,7 @@ def _check_stages(spec: EncoderSpec) -> None:
 def spec_of_stock(vit: Encoder, model: str) -> EncoderSpec:
     """What builds an encoder again that timm made of a model's name alone, perhaps with the tag of its weights."""
     positions: PositionKind = "learned" if getattr(vit, "pos_embed", None) is not None else "none"
-    patch, channels = compact(vit.patch_embed.patch_size), vit.patch_embed.proj.in_channels
+    patch, channels = compact(patch_embedding(vit).patch_size), patch_embedding(vit).proj.in_channels
     return EncoderSpec(model.partition(".")[0], input_size(vit), patch, channels, positions)
 
 

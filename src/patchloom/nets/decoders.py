@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from patchloom.nets.build import initialize
-from patchloom.nets.sparse_attention import as_compiled, query_block, run_blocks
+from patchloom.nets.sparse_attention import as_compiled, attention_of, query_block, run_blocks
 
 
 class Decoder(nn.Module):
@@ -38,7 +38,7 @@ class Decoder(nn.Module):
     @property
     def heads(self) -> int:
         """Attention heads of its blocks; 0 without any."""
-        return self.blocks[0].attn.num_heads if len(self.blocks) else 0
+        return attention_of(cast(Block, self.blocks[0])).num_heads if len(self.blocks) else 0
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Answers [b k answers] for the k patch tokens of ``tokens`` [b prefix+k d]."""
@@ -73,6 +73,8 @@ class MAEDecoder(Decoder):
             was degraded, or they were blank).
     """
 
+    positions: Tensor
+
     def __init__(
         self,
         in_width: int,
@@ -94,7 +96,9 @@ class MAEDecoder(Decoder):
         """Have the ``state_dict`` keep the positions, which are to be others than those it was built with."""
         self.register_buffer("positions", self.positions, persistent=True)
 
-    def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
+    def forward(  # type: ignore[override]  # other arguments than Decoder's: no caller has both
+        self, tokens: Tensor, visible: Tensor, masked: Tensor
+    ) -> Tensor:
         """Answers for the patches that the encoder did not see, and for the last ``visible_asked`` that it saw.
 
         Args:

@@ -11,13 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.sparse_attention import run_blocks
-from patchloom.nets.swin import Encoder, encode_units, is_hierarchical, unit_grid, unit_positions, unit_side
+from patchloom.nets.sparse_attention import attention_of, run_blocks
+from patchloom.nets.swin import (
+    Encoder,
+    blocks_of,
+    encode_units,
+    is_hierarchical,
+    patch_embedding,
+    stages_of,
+    unit_grid,
+    unit_positions,
+    unit_side,
+)
 from patchloom.patches.tokens import patchify
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
@@ -29,7 +40,10 @@ def grid_size(vit: Encoder) -> tuple[int, int]:
 
 def patch_size(vit: Encoder) -> tuple[int, int]:
     """Rows and columns p of pixels of a patch."""
-    return (unit_side(vit),) * 2 if is_hierarchical(vit) else tuple(vit.patch_embed.patch_size)
+    if is_hierarchical(vit):
+        return unit_side(vit), unit_side(vit)
+    rows, columns = patch_embedding(vit).patch_size
+    return rows, columns
 
 
 def patch_side(vit: Encoder) -> int:
@@ -51,12 +65,13 @@ def patch_count(vit: Encoder) -> int:
 
 def input_size(vit: Encoder) -> tuple[int, int]:
     """Height and width of its images in pixels."""
-    return tuple(vit.patch_embed.img_size)
+    height, width = patch_embedding(vit).img_size
+    return height, width
 
 
 def input_channels(vit: Encoder) -> int:
     """Channels of its images."""
-    return vit.patch_embed.proj.in_channels
+    return patch_embedding(vit).proj.in_channels
 
 
 def width(vit: Encoder) -> int:
@@ -66,22 +81,24 @@ def width(vit: Encoder) -> int:
 
 def entry_width(vit: Encoder) -> int:
     """Width of what patches are embedded to, and so of what stands for their content or position."""
-    return vit.patch_embed.proj.out_channels
+    return patch_embedding(vit).proj.out_channels
 
 
 def prefix_count(vit: Encoder) -> int:
     """Class and register tokens in front of the patch tokens."""
-    return 0 if is_hierarchical(vit) else vit.num_prefix_tokens
+    return 0 if isinstance(vit, SwinTransformer) else vit.num_prefix_tokens
 
 
 def has_class_token(vit: Encoder) -> bool:
     """Whether the first of the tokens in front is a class token."""
-    return not is_hierarchical(vit) and vit.has_class_token
+    return not isinstance(vit, SwinTransformer) and vit.has_class_token
 
 
 def attention_heads(vit: Encoder) -> int:
     """Attention heads of its blocks; of a Swin, those of the last stage."""
-    return (vit.layers[-1] if is_hierarchical(vit) else vit).blocks[0].attn.num_heads
+    if isinstance(vit, SwinTransformer):
+        return blocks_of(stages_of(vit)[-1])[0].attn.num_heads
+    return attention_of(blocks_of(vit)[0]).num_heads
 
 
 def patch_positions(vit: Encoder) -> Tensor | None:
@@ -89,7 +106,7 @@ def patch_positions(vit: Encoder) -> Tensor | None:
 
     A Swin has none of its own; those that its units get where positions are withheld are no part of it.
     """
-    if is_hierarchical(vit):
+    if isinstance(vit, SwinTransformer):
         return unit_positions(vit)
     return None if vit.pos_embed is None else vit.pos_embed[0, -patch_count(vit) :]
 
@@ -105,8 +122,9 @@ def _prefix_tokens(vit: VisionTransformer) -> list[Tensor]:
     if not tokens:
         return []
     prefix = torch.cat(tokens, dim=1)
-    own = vit.pos_embed is not None and not vit.no_embed_class
-    return [prefix + vit.pos_embed[:, : vit.num_prefix_tokens] if own else prefix]
+    if vit.pos_embed is None or vit.no_embed_class:
+        return [prefix]
+    return [prefix + vit.pos_embed[:, : vit.num_prefix_tokens]]
 
 
 def embed(
@@ -202,7 +220,7 @@ def patch_layers(vit: Encoder, images: Tensor) -> Iterator[Tensor]:
     if is_hierarchical(vit):
         tokens = vit.patch_embed(images)
         yield tokens
-        for stage in vit.layers:
+        for stage in stages_of(vit):
             tokens = stage(tokens)
             yield tokens
         yield vit.norm(tokens)

@@ -18,7 +18,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.resize import resize_input
 from patchloom.nets.encode import grid_size, input_size, patch_count, patch_positions, patch_side
-from patchloom.nets.swin import Encoder, is_hierarchical, resize_swin
+from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, resize_swin, stages_of
 from patchloom.patches.positions import sincos_2d
 
 # what MP3 compares (section 4.2.3, Table 3), and what the encoder has
@@ -172,10 +172,10 @@ def kept_names(vit: Encoder, count: int) -> list[str]:
 
 def _blocks(vit: Encoder) -> list[tuple[nn.Module, ...]]:
     """An encoder's blocks, first to last. A Swin's stage begins by merging patches, which its first block brings."""
-    if not is_hierarchical(vit):
-        return [(block,) for block in vit.blocks]
+    if isinstance(vit, VisionTransformer):
+        return [(block,) for block in blocks_of(vit)]
     return [
         (stage.downsample, block) if i == 0 else (block,)
-        for stage in vit.layers
-        for i, block in enumerate(stage.blocks)
+        for stage in stages_of(vit)
+        for i, block in enumerate(blocks_of(stage))
     ]

@@ -69,6 +69,9 @@ class BatchNorm(nn.BatchNorm1d):
             raise ValueError("batch norm needs 2 or more images in a batch")
         mean = averaged(x.mean(0))
         variance = averaged((x - mean).square().mean(0))
+        # as it has statistics and a momentum
+        assert self.num_batches_tracked is not None and self.running_mean is not None
+        assert self.running_var is not None and self.momentum is not None
         with torch.no_grad():
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)

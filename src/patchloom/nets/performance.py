@@ -10,13 +10,13 @@ from contextlib import suppress
 import torch
 from timm.layers import Attention
 from timm.models.cait import ClassAttn
-from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
+from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, WindowAttention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.sparse_attention import BlockKernels
-from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.nets.sparse_attention import BlockKernels, attention_of
+from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, patch_embedding, stages_of
 from patchloom.system.hardware import attention_gain, fused_gain, memory, when
 
 NATIVE: BlockKernels | None = None
@@ -31,11 +31,11 @@ _ABSENT = "native kernels cannot be had here, since this installation has no pat
 
 def attention_shape(vit: Encoder) -> tuple[int, int, int]:
     """Heads, tokens that attend to each other, and width of a head: of a whole image, or a window of most blocks."""
-    if is_hierarchical(vit):
-        attn = max(vit.layers, key=lambda stage: len(stage.blocks)).blocks[0].attn
-        return attn.num_heads, attn.window_area, attn.qkv.out_features // (3 * attn.num_heads)
-    attn = vit.blocks[0].attn
-    return attn.num_heads, vit.num_prefix_tokens + vit.patch_embed.num_patches, attn.head_dim
+    if isinstance(vit, SwinTransformer):
+        window = blocks_of(max(stages_of(vit), key=lambda stage: len(blocks_of(stage))))[0].attn
+        return window.num_heads, window.window_area, window.qkv.out_features // (3 * window.num_heads)
+    attn = attention_of(blocks_of(vit)[0])
+    return attn.num_heads, vit.num_prefix_tokens + patches_of(vit), attn.head_dim
 
 
 def weights_bytes(vit: VisionTransformer, images: int) -> int:
@@ -46,15 +46,15 @@ def weights_bytes(vit: VisionTransformer, images: int) -> int:
 
 def patches_of(vit: Encoder) -> int:
     """Patches of a whole image that attend in the first block."""
-    return vit.patch_embed.num_patches
+    return patch_embedding(vit).num_patches
 
 
 def kept_bytes(vit: Encoder, images: int, fused: bool) -> int:
     """Bytes that the blocks keep of whole images for the way back in float32, by a rule that is rather too high."""
     if is_hierarchical(vit):
         kept = 0
-        for i, stage in enumerate(vit.layers):
-            attn = stage.blocks[0].attn
+        for i, stage in enumerate(stages_of(vit)):
+            attn = blocks_of(stage)[0].attn
             each = 40 * attn.dim + (0 if fused else 3 * attn.num_heads * attn.window_area)
             kept += len(stage.blocks) * patches_of(vit) // 4**i * each
         return 4 * images * kept
@@ -70,7 +70,7 @@ def fuse_attention(net: nn.Module, fused: bool) -> None:
     """
     for module in net.modules():
         if isinstance(module, Attention | ClassAttn | WindowAttention):
-            module.fused_attn = fused
+            module.fused_attn = fused  # type: ignore[misc]  # Final for TorchScript alone
 
 
 def use_kernels(net: nn.Module, kernels: str) -> None:

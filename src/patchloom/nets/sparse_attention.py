@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from timm.layers import Attention
@@ -98,6 +98,11 @@ def query_block(block: Block, tokens: Tensor, first: int) -> Tensor:
         return _sum_parts(*kernels.compute(block, tokens, first=first))
     normed = block.norm1(tokens)
     return _rest(block, tokens[:, first:], _attention(block.attn, normed[:, first:], normed))
+
+
+def attention_of(block: Block) -> Attention:
+    """A block's attention, which timm declares as any module."""
+    return cast(Attention, block.attn)
 
 
 def heads_of(attn: Attention, queries: Tensor, keys_values: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,12 +17,20 @@ Letters: b batch, k units that enter, s patches along a unit, d width of a stage
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard, cast, overload
 
 import torch
-from timm.models.swin_transformer import PatchMerging, SwinTransformer, SwinTransformerBlock, WindowAttention
-from timm.models.vision_transformer import VisionTransformer
+from timm.layers import PatchEmbed
+from timm.models.swin_transformer import (
+    PatchMerging,
+    SwinTransformer,
+    SwinTransformerBlock,
+    SwinTransformerStage,
+    WindowAttention,
+)
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -37,9 +45,35 @@ from patchloom.withhold.encoder_input import EncoderInput
 Encoder = VisionTransformer | SwinTransformer
 
 
-def is_hierarchical(net: nn.Module) -> bool:
+def is_hierarchical(net: nn.Module) -> TypeGuard[SwinTransformer]:
     """Whether an encoder is a Swin."""
     return isinstance(net, SwinTransformer)
+
+
+# timm declares neither of these more exactly than as a module.
+
+
+def patch_embedding(net: Encoder) -> PatchEmbed:
+    """The module that makes tokens of patches."""
+    return cast(PatchEmbed, net.patch_embed)
+
+
+def stages_of(swin: SwinTransformer) -> Sequence[SwinTransformerStage]:
+    """The stages of a Swin."""
+    return cast(Sequence[SwinTransformerStage], swin.layers)
+
+
+@overload
+def blocks_of(net: VisionTransformer) -> Sequence[Block]: ...
+
+
+@overload
+def blocks_of(net: SwinTransformerStage) -> Sequence[SwinTransformerBlock]: ...
+
+
+def blocks_of(net: VisionTransformer | SwinTransformerStage) -> Sequence[Block] | Sequence[SwinTransformerBlock]:
+    """The blocks of a ViT, or of a Swin's stage."""
+    return cast(Sequence[Block], net.blocks)
 
 
 def patches_along_unit(swin: SwinTransformer) -> int:
@@ -49,12 +83,12 @@ def patches_along_unit(swin: SwinTransformer) -> int:
 
 def unit_side(swin: SwinTransformer) -> int:
     """Side of a unit in pixels."""
-    return swin.patch_embed.patch_size[0] * patches_along_unit(swin)
+    return int(patch_embedding(swin).patch_size[0]) * patches_along_unit(swin)
 
 
 def unit_grid(swin: SwinTransformer) -> Sides:
     """Rows and columns of units."""
-    rows, columns = (side // patches_along_unit(swin) for side in swin.patch_embed.grid_size)
+    rows, columns = (side // patches_along_unit(swin) for side in patch_embedding(swin).grid_size)
     return rows, columns
 
 
@@ -63,7 +97,7 @@ def unit_positions(swin: SwinTransformer) -> Tensor:
 
     They are no part of the encoder, and added only where positions are withheld from some units.
     """
-    weight = swin.patch_embed.proj.weight
+    weight = patch_embedding(swin).proj.weight
     # where they are needed, since a GPU would be waited for; Apple's has no float64, in which they are computed
     device = None if weight.device.type == "mps" else weight.device
     return sincos_2d(len(weight), unit_grid(swin), device).to(weight.device)
@@ -75,22 +109,22 @@ def check_hierarchical(swin: nn.Module, name: str) -> None:
         raise PatchloomError(
             f"{name} is a {type(swin).__name__}: of hierarchical encoders, timm's plain Swin is served"
         )
-    unknown = [type(one).__name__ for stage in swin.layers[1:] if type(one := stage.downsample) is not PatchMerging]
-    unknown += [
-        type(one).__name__ for stage in swin.layers for one in stage.blocks if type(one) is not SwinTransformerBlock
-    ]
-    unknown += ["windows over the whole grid" for stage in swin.layers for one in stage.blocks if one.always_partition]
+    stages, embedding = stages_of(swin), patch_embedding(swin)
+    blocks = [block for stage in stages for block in blocks_of(stage)]
+    unknown = [type(one).__name__ for stage in stages[1:] if type(one := stage.downsample) is not PatchMerging]
+    unknown += [type(block).__name__ for block in blocks if type(block) is not SwinTransformerBlock]
+    unknown += ["windows over the whole grid" for block in blocks if block.always_partition]
     if unknown:
         raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom cannot serve: choose a plain Swin")
-    if len(set(swin.patch_embed.patch_size)) > 1:
-        raise PatchloomError(f"{name} has patches of {swin.patch_embed.patch_size} pixels: only square ones are served")
-    p, (h, w) = unit_side(swin), swin.patch_embed.img_size
+    if len(set(embedding.patch_size)) > 1:
+        raise PatchloomError(f"{name} has patches of {embedding.patch_size} pixels: only square ones are served")
+    p, (h, w) = unit_side(swin), embedding.img_size
     if h % p or w % p:
         raise PatchloomError(
             f"units of {p} pixels, one for each token of the last stage of {name}, do not divide images of {h}x{w}: "
             f"choose an image size that is a multiple of {p}, best of {2 * p}"
         )
-    if (d := swin.patch_embed.proj.out_channels) % 4:
+    if (d := embedding.proj.out_channels) % 4:
         raise PatchloomError(f"{name} needs a width that 4 divides, not {d}: give another --model.embed_dim")
 
 
@@ -119,14 +153,14 @@ def encode_units(
     tokens = _embed(swin, given, mask_token, position_token)
     k, s = given.visible.shape[1], patches_along_unit(swin)
     grid = None if given.dropped is not None else _closed_up(unit_grid(swin), k)
-    for stage in swin.layers:
+    for stage in stages_of(swin):
         if not isinstance(stage.downsample, nn.Identity):
             units = tokens.reshape(-1, s, s, tokens.shape[-1])
             # autocast or not, what the blocks add to is kept in full
             tokens = stage.downsample(units).to(tokens.dtype).reshape(len(tokens), -1, stage.downsample.out_dim)
             s //= 2
         made: dict[tuple[Sides, Sides], _Windows] = {}
-        for block in stage.blocks:
+        for block in blocks_of(stage):
             sides = block.window_size, block.shift_size
             if sides not in made:
                 made[sides] = _of_units(k, s, sides[0], tokens) if grid is None else _of_grid(grid, s, *sides, tokens)
@@ -139,12 +173,14 @@ def _embed(
     swin: SwinTransformer, given: EncoderInput, mask_token: Tensor | None, position_token: Tensor | None
 ) -> Tensor:
     """Patches [b k*s*s d] of the units that enter, unit after unit."""
-    s, p = patches_along_unit(swin), swin.patch_embed.patch_size[0]
-    project, c = swin.patch_embed.proj, given.images.shape[1]
+    embedding = patch_embedding(swin)
+    s, p = patches_along_unit(swin), embedding.patch_size[0]
+    project, c = embedding.proj, given.images.shape[1]
     units = patchify(given.images, (s * p, s * p), given.visible).unflatten(-1, (c, s, p, s, p))
     patches = units.permute(0, 1, 3, 5, 2, 4, 6).flatten(4).flatten(2, 3)  # [b k s*s c*p*p]
-    tokens = swin.patch_embed.norm(F.linear(patches, project.weight.flatten(1), project.bias)).to(project.weight.dtype)
+    tokens = embedding.norm(F.linear(patches, project.weight.flatten(1), project.bias)).to(project.weight.dtype)
     if given.blank is not None:
+        assert mask_token is not None  # wanted by what is blank
         tokens = torch.where(given.blank[..., None, None], mask_token[..., None, :], tokens)
     if given.dropped is not None:
         positions = unit_positions(swin)[given.visible]
@@ -277,11 +313,12 @@ def _biases(attn: WindowAttention, windows: _Windows) -> Tensor:
 
 def resize_swin(swin: SwinTransformer, size: tuple[int, int]) -> None:
     """Have a Swin take images of another ``size`` (h, w) in place; it keeps the windows that it has."""
-    swin.patch_embed.set_input_size(img_size=size)
-    rows, columns = swin.patch_embed.grid_size
-    for i, stage in enumerate(swin.layers):
+    embedding = patch_embedding(swin)
+    embedding.set_input_size(img_size=size)
+    rows, columns = embedding.grid_size
+    for i, stage in enumerate(stages_of(swin)):
         before = 2 ** max(0, i - 1)
-        stage.set_input_size((rows // before, columns // before), window_size=stage.blocks[0].window_size)
+        stage.set_input_size((rows // before, columns // before), window_size=blocks_of(stage)[0].window_size)
 
 
 def level_count(vit: Encoder) -> int:

@@ -70,14 +70,16 @@ class Teacher(nn.Module):
 
 
 def _follow(mine: list[torch.Tensor], theirs: list[torch.Tensor], momentum: float) -> None:
-    moving = []
+    copies: list[torch.Tensor] = []
+    sources: list[torch.Tensor] = []
     for copy, source in zip(mine, theirs, strict=True):
         if copy.is_floating_point():
-            moving.append((copy, source))
+            copies.append(copy)
+            sources.append(source)
         else:  # the count of batches
             copy.copy_(source)
-    if moving:
-        torch._foreach_lerp_(*map(list, zip(*moving, strict=True)), 1 - momentum)
+    if copies:
+        torch._foreach_lerp_(copies, sources, 1 - momentum)
 
 
 class FrozenTeacher(nn.Module):
@@ -130,7 +132,7 @@ def _leave_out(teacher: nn.Module, state: dict[str, Tensor], prefix: str, _: Any
         del state[name]
 
 
-def _keep(teacher: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+def _keep(teacher: FrozenTeacher, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
     """Fill in the weights that `_leave_out` left out."""
     digest = state.get(f"{prefix}digest")
     if digest is not None and not torch.equal(digest.cpu(), teacher.digest.cpu()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -366,4 +367,5 @@ def _strips(whole: tuple[int, ...], size: tuple[int, int], corner: Tensor) -> Te
     upper, lower = rows < top, rows >= top + size[0]
     beside = ~(upper | lower)
     strips = upper, lower, beside & (columns < left), beside & (columns >= left + size[1])
-    return sum(strip / strip.sum((1, 2), keepdim=True).clamp(min=1) for strip in strips)[:, None]
+    shares = (strip / strip.sum((1, 2), keepdim=True).clamp(min=1) for strip in strips)
+    return reduce(torch.add, shares)[:, None]

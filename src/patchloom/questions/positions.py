@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -60,6 +60,14 @@ def scores(placed: PositionPrediction, grid: tuple[int, int]) -> dict[str, Tenso
     right = best == placed.visible[..., None]
     apart = distances(grid, best.device)[placed.visible, best[..., 0]]
     return {"top-1": right[..., 0].float(), "top-5": right.any(-1).float(), "distance": apart}
+
+
+@overload
+def chance_accuracy(n: int, known: int) -> float: ...
+
+
+@overload
+def chance_accuracy(n: int, known: Tensor) -> Tensor: ...
 
 
 def chance_accuracy(n: int, known: int | Tensor) -> float | Tensor:

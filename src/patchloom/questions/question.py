@@ -65,12 +65,13 @@ class Measure:
         def whole(of: Callable[[Measure], dict[str, Tensor]]) -> dict[str, Tensor]:
             return {name: torch.cat([of(part)[name] for part in parts]) for name in of(parts[0])}
 
+        outputs = [part.outputs for part in parts if part.outputs is not None]
         return replace(
             parts[0],
             values=torch.cat([part.values for part in parts]),
             baselines=whole(lambda part: part.baselines),
             details=whole(lambda part: part.details),
-            outputs=None if parts[0].outputs is None else torch.cat([part.outputs for part in parts]),
+            outputs=torch.cat(outputs) if len(outputs) == len(parts) else None,
         )
 
     def show(self, value: float) -> str:

@@ -132,7 +132,9 @@ def load_run(run: str | Path) -> RunData:
             problems.append(str(problem))
             return otherwise
 
-    metrics = read(lambda: read_metrics(folder.metrics), {}) if folder.metrics.exists() else {}
+    metrics: dict[str, np.ndarray] = {}
+    if folder.metrics.exists():
+        metrics = read(lambda: read_metrics(folder.metrics), metrics)
     return RunData(
         folder=folder,
         settings=settings,

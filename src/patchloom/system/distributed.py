@@ -151,7 +151,7 @@ class Shared(torch.Generator):
     """
 
     def __new__(cls, device: torch.device | str = "cpu") -> Shared:
-        return super().__new__(cls, device)
+        return super().__new__(cls, device)  # type: ignore[call-arg]  # torch does not declare Generator.__new__
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.rank, self.world = rank(), world()

@@ -474,9 +474,9 @@ def free_memory(device: str) -> float:
         return torch.cuda.mem_get_info()[0] / 2**30
     used, there = memory("cpu")
     left = [(there - used) * 2**30, *(limit - taken for limit, taken in _groups())]
-    with contextlib.suppress(OSError, TypeError):  # not on Linux
-        available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-        left.append(int(available[1]) * 1024)
+    with contextlib.suppress(OSError):  # not on Linux
+        if available := re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text()):
+            left.append(int(available[1]) * 1024)
     return max(0.0, min(left)) / 2**30
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
@@ -108,7 +109,13 @@ class StopAtOnce(Stop):
             return
         self._last = -math.inf
         main = threading.main_thread().ident
-        threading.Timer(_LATER, lambda: self._before and signal.pthread_kill(main, signal.SIGINT)).start()
+        assert main is not None  # it has been started
+
+        def again() -> None:
+            if self._before:
+                signal.pthread_kill(main, signal.SIGINT)
+
+        threading.Timer(_LATER, again).start()
 
 
 class _Arrivals:
@@ -153,7 +160,7 @@ class _Worker(multiprocessing.Process):
     """A process that leaves signals to the main one, so that what shall end it is SIGKILL."""
 
     @staticmethod
-    def _Popen(process_obj: multiprocessing.Process) -> object:
+    def _Popen(process_obj: BaseProcess) -> Any:
         begun: Any = multiprocessing.Process._Popen(process_obj)
         begun.terminate = begun.kill
         return begun
@@ -161,7 +168,7 @@ class _Worker(multiprocessing.Process):
 
 def worker_context() -> BaseContext:
     """For multiprocessing: its processes can be ended although they ignore signals."""
-    context = copy.copy(multiprocessing.get_context())
+    context: Any = copy.copy(multiprocessing.get_context())
     context.Process = _Worker
     return context
 
@@ -189,7 +196,14 @@ def leave_signals() -> None:
 
 def end_with_parent() -> None:
     """End this process when the one that started it ends, whatever ended that one."""
-    threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # of a worker
+
+    def end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def stop_with_parent() -> None:

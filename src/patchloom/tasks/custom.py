@@ -225,6 +225,7 @@ def _run(code: Code) -> ModuleType:
         if folder not in sys.path:  # it may import what lies beside it, now or later
             sys.path.append(folder)
         spec = spec_from_file_location(name, code.place)
+        assert spec is not None and spec.loader is not None  # of a file in .py
         module = module_from_spec(spec)
         sys.modules[name] = module  # which dataclasses look up
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -159,22 +159,25 @@ class DropPos(Task):
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """What stands for a dropped position."""
-        if self.placeholder == "learned":
+        if self.position_token is not None:
             return {"position_token": self.position_token}
         if self.placeholder == "zeros":
             return {"position_token": given.images.new_zeros(())}
         foreign = another_patch(given.visible, self.geometry.n, generator)
-        return {"position_token": patch_positions(self.encoder)[foreign]}
+        table = patch_positions(self.encoder)
+        assert table is not None  # an encoder without positions has none to drop
+        return {"position_token": table[foreign]}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """The picture of the paper's Fig. 3, and the images rebuilt by putting patches where they were predicted."""
+        question = cast(Positions, self.questions["positions"])
 
         def predict(**ratios: float) -> PositionPrediction:
             given = self.given(images, generator, **ratios)
-            return self.questions["positions"].predict(self.encode(images, given, generator))
+            return question.predict(self.encode(images, given, generator))
 
         if self.sound is None:
-            ratios = self.questions["positions"].ratios["mask_ratio"]
+            ratios = question.ratios["mask_ratio"]
             sheets = figure_3(self.geometry, images, predict, generator, ratios)
         else:
             answer = predict(mask_ratio=0.0)

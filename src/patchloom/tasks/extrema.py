@@ -137,7 +137,7 @@ class ExtreMA(Task):
         parts = random_partition(len(images), self.geometry.n, self.sizes, generator, images.device)
         return EncoderInput(images, torch.cat(parts))
 
-    def forward(
+    def forward(  # type: ignore[override]  # its own augment gives two views
         self,
         student: Tensor,
         teacher: Tensor,
@@ -163,7 +163,7 @@ class ExtreMA(Task):
         shown = images[:ROWS]
         student, teacher = augment_views(self, shown, generator)
         parts = [part[:ROWS] for part in self.given(images, generator).visible.chunk(len(self.sizes))]
-        views = {"image": (shown, None), "teacher": (teacher, None)}
+        views: dict[str, tuple[Tensor, Tensor | None]] = {"image": (shown, None), "teacher": (teacher, None)}
         views |= {f"student, mask {i}": (student, part) for i, part in enumerate(parts, start=1)}
         share = f"{self.sizes[0] / self.geometry.n:.0%}"
         caption = f"What a training step sees. Each mask shows the student {share} of the patches, none of them twice."

@@ -145,9 +145,9 @@ class LUT(Task):
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """On simmim, the mask token."""
-        return {} if self.sparse else {"mask_token": self.mask_token}
+        return {} if self.mask_token is None else {"mask_token": self.mask_token}
 
-    def forward(
+    def forward(  # type: ignore[override]  # its own augment gives two views
         self,
         one: Tensor,
         two: Tensor,

@@ -313,4 +313,5 @@ class Mixture(Task):
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """The mask token, and the position token; zeros where no position is ever given."""
         position = given.images.new_zeros(()) if self.position_token is None else self.position_token
-        return {"mask_token": self.mask_token, "position_token": position}
+        mask = {} if self.mask_token is None else {"mask_token": self.mask_token}
+        return {"position_token": position, **mask}

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
@@ -153,7 +153,7 @@ def _views(task: Task, channels: int) -> int:
     return len(augment(torch.zeros(channels, _SMALL, _SMALL, dtype=torch.uint8), np.random.default_rng(0)))
 
 
-def _counted(task: nn.Module, settings: Settings, images: int, views: int) -> tuple[int | None, float | None]:
+def _counted(task: Task, settings: Settings, images: int, views: int) -> tuple[int | None, float | None]:
     """Bytes of activations and operations of a step; None where the task does what cannot be done without numbers."""
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -626,6 +626,7 @@ def _reading(source: Source, task: Task, channels: int) -> float:
 
 def seconds_with_reading(settings: Settings, tried: Tried, here: Cores) -> float:
     """Seconds of a step with its reading, which other processes do on the same cores."""
+    assert tried.step is not None  # callers have seen that a step is possible
     if not settings.workers:
         return tried.step + tried.reading
     reading = tried.reading / settings.workers

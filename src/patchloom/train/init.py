@@ -62,6 +62,7 @@ class Start:
     @cached_property
     def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Of the run. The first process, which only wants to know its sizes at first, never reads it twice."""
+        assert self.folder is not None  # asked for of a run alone
         return self.folder.checkpoints.newest()
 
     def shaped(self) -> tuple[Settings, dict[str, str]]:
@@ -148,7 +149,10 @@ class Start:
         if self.asked.init is not None and (foreign := self._file[0]) is not None:
             own_task = self.asked.task["name"] == foreign.program.task
             self.sentences += inherit(foreign, task, own_task, str(self.asked.init))
-        if self.asked.from_run is None or not same_task(self.run.task["name"], self.asked.task["name"]):
+        if self.asked.from_run is None:
+            return
+        assert self.run is not None  # read with from_run
+        if not same_task(self.run.task["name"], self.asked.task["name"]):
             return
         # a frozen teacher is the one that is asked for now
         left = (_ENCODER, *(f"{name}." for name, one in task.named_modules() if isinstance(one, FrozenTeacher)))

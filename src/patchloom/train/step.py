@@ -30,7 +30,7 @@ def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]
     Tokens and positions are recognised by their shape: all their dimensions but the last are 1, or by what their name
     ends in: ``pos_embed``, or that of a Swin's table of relative position biases.
     """
-    decayed, free = [], []
+    decayed, free = list[nn.Parameter](), list[nn.Parameter]()
     for name, weight in net.named_parameters():
         if weight.requires_grad:
             vector = weight.numel() == weight.shape[-1] or name.endswith(_FREE)

@@ -16,7 +16,7 @@ from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize
 from patchloom.display import StatusMessage
-from patchloom.evaluate.features import ImageFeatures, count_classes, extract, has_labels, pixel_features
+from patchloom.evaluate.features import ImageFeatures, count_classes, extract, has_labels, known_labels, pixel_features
 from patchloom.evaluate.protocols.knn import knn_accuracies
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_size
@@ -77,7 +77,7 @@ class Validation:
     @property
     def labelled(self) -> int:
         """How many held-out images have a label, and so ask the kNN."""
-        return 0 if self.gallery is None else int((self.held_out.labels >= 0).sum())
+        return 0 if self.gallery is None else len(known_labels(self.held_out))
 
     def _without_training(self, now: Mapping[str, float], device: torch.device) -> dict[str, float]:
         """Columns of what needs no training; ``now`` has those of the encoder, which may begin with fresh weights."""
@@ -87,6 +87,7 @@ class Validation:
             if name in _BESIDE_UNTRAINED:
                 row[f"{name}:untrained"] = untrained
             elif name in ("knn", "instance_knn"):
+                assert pixels is not None  # the kNN has a gallery
                 row |= {f"{name}:untrained": untrained, f"{name}:raw pixels": pixels}
         return row
 
@@ -102,7 +103,7 @@ class Validation:
     def _featured(self, device: torch.device) -> Iterator[Tensor]:
         """Batches [b c h w] of whole held-out images, normalised, spread over all of them: at most 500."""
         places = np.unique(np.linspace(0, len(self.held_out) - 1, _FEATURED).round().astype(int))
-        some, channels = self.held_out.subset(places), self.card.spec.channels
+        some, channels = self.held_out.subset(places), self.card.own_spec.channels
         for batch in plain_batches(some, self.size, self.batch_size, self.workers, channels, device):
             yield normalize(batch.views[0], self.card.mean, self.card.std)
 
@@ -152,7 +153,7 @@ class Validation:
         pixels = self._knn(lambda source: pixel_features(source, self.size, card.mean, card.std, **reading), ["pixels"])
         return pixels["pixels"]
 
-    def _reading(self) -> dict[str, int]:
+    def _reading(self) -> dict[str, int | str]:
         return {"batch_size": self.batch_size, "workers": self.workers}
 
     def _measure(self, device: torch.device) -> Measure:
@@ -160,7 +161,7 @@ class Validation:
         generator = torch.Generator().manual_seed(self.seed)
         found = []
         size = tuple(self.task.augment.size)  # larger than the encoder's where a task sees a part of its images
-        reading = self.batch_size, self.workers, self.card.spec.channels, device
+        reading = self.batch_size, self.workers, self.card.own_spec.channels, device
         batches = plain_batches(self.held_out, size, *reading, native=cuts_natively(self.task.augment))
         for batch in batches:
             self.unreadable.update(batch.unreadable)

@@ -205,3 +205,9 @@ def test_errors_say_what_to_do(tmp_path, monkeypatch):
     refused("hf:name/of@part", r"^hf:name/of@part cannot be opened: no \('name/of', 'part'\)$")
     monkeypatch.setitem(sys.modules, "datasets", None)
     refused("hf:beans", r"^hf:beans needs the library datasets: pip install 'datasets")
+
+
+def test_groups_by_name_are_refused_in_a_sentence(tmp_path):
+    saved(tmp_path / "x", train=made(range(4)))
+    with pytest.raises(PatchloomError, match="--group patient needs names of files"):
+        open_data(f"hf:{tmp_path / 'x'}", group="patient")

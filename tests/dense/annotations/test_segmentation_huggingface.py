@@ -58,7 +58,7 @@ def test_two_columns_of_images(tmp_path, monkeypatch):
     monkeypatch.setattr("patchloom.dense.annotations.segmentation.read_ids", lambda *given: read.append(given))
     assert open_label_maps(name).train.fingerprint() == data.train.fingerprint() and not read
     monkeypatch.undo()
-    assert open_data(name).train.column == "image"  # as images alone
+    assert open_data(name).train.image_column == "image"  # as images alone
 
 
 @pytest.mark.parametrize("names", [("image", "label"), ("img", "mask"), ("image", "segmentation_map")])

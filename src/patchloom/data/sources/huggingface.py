@@ -42,17 +42,19 @@ class Hub(Source):
         from datasets import Audio, ClassLabel, Image
 
         self.name, self.split, self.state = name, split, state
-        self.column, kind = _column(dataset, Image, "image"), Image
-        if self.column is None and (column := _column(dataset, Audio, "audio")) is not None:
+        kind: type[Image] | type[Audio] = Image
+        column = _column(dataset, Image, "image")
+        if column is None and (column := _column(dataset, Audio, "audio")) is not None:
             soundfile()
-            self.column, kind, self.sound = column, Audio, Sound()
-        if self.column is None:
+            kind, self.sound = Audio, Sound()
+        if column is None:
             raise PatchloomError(
                 f"{name} has the columns {', '.join(dataset.column_names)}, and not one of images, or several that are "
                 "not called image: store them as datasets.Image(), and recordings as datasets.Audio()"
             )
         # undecoded, so that images are decoded, and refused, by the same code as from any other source
-        self.images = dataset.select_columns([self.column]).cast_column(self.column, kind(decode=False))
+        self.image_column = column
+        self.images = dataset.select_columns([column]).cast_column(column, kind(decode=False))
         label = _column(dataset, ClassLabel, "label")
         if label is not None:
             self.classes = tuple(dataset.features[label].names)
@@ -78,7 +80,7 @@ class Hub(Source):
 
     def stored(self, i: int) -> str | bytes:
         """Path of image i, or the bytes of its file."""
-        return stored_file(self.images, self.column, i, self.describe(i))
+        return stored_file(self.images, self.image_column, i, self.describe(i))
 
     def describe(self, i: int) -> str:
         return f"{self.name} {self.split} #{i}"
@@ -151,8 +153,8 @@ def open_hub(name: str) -> Data:
     if test is not None and test.classes != train.classes:
         raise PatchloomError(f"{name} has other classes in {second} than in {first}: give both the same ClassLabel")
     sizes = {split: f"{len(rows):,}" for split, rows in splits.items()}
-    taken = ["" if split is None else f"{split} ({sizes.pop(split)})" for split in (first, second)]
-    notes = (note_on_splits(*taken, sizes, "join {} with train by concatenate_datasets"),) if sizes else ()
+    trained, last = ("" if split is None else f"{split} ({sizes.pop(split)})" for split in (first, second))
+    notes = (note_on_splits(trained, last, sizes, "join {} with train by concatenate_datasets"),) if sizes else ()
     # others of other columns are no reason to refuse what is trained on
     alike = [split for split in sizes if splits[split].features == splits[first].features]
     return Data(train, test, notes, {split: source(split) for split in alike})

@@ -272,8 +272,9 @@ def _labels_told(dataset: Any) -> tuple[tuple[str, ...], np.ndarray] | None:
         classes, labels = _labels_told(dataset.dataset) or ((), None)
         return None if labels is None else (classes, labels[np.asarray(dataset.indices, dtype=np.int64)])
     if isinstance(dataset, ConcatDataset):
-        parts = [_labels_told(one) for one in dataset.datasets]
-        if None in parts or len({classes for classes, _ in parts}) > 1:
+        each = [_labels_told(one) for one in dataset.datasets]
+        parts = [one for one in each if one is not None]
+        if len(parts) < len(each) or len({classes for classes, _ in parts}) > 1:
             return None
         return parts[0][0], np.concatenate([labels for _, labels in parts])
     for attribute in _LABELS:

@@ -150,7 +150,7 @@ def partners(
     found: dict[Hashable, list[str]] = {}
     for image in images:
         folder, name = _folder_and_stem(image)
-        own = [(place(folder), name), (place(folder), _IMAGE_ENDS.sub("", name), "core")]
+        own: list[Hashable] = [(place(folder), name), (place(folder), _IMAGE_ENDS.sub("", name), "core")]
         own += [(beside(folder, depth), name) for depth in depths if depth < len(folders[folder].rest)]
         for key in own:
             if key in wanted:

@@ -41,7 +41,7 @@ def select_kind(listings: Mapping[str, Listing], name: str) -> tuple[dict[str, L
 
 def detect_sound(paths: Iterable[str], name: str) -> Sound | None:
     """As which listed files are read, by their endings: None for images."""
-    kinds = [[], []]
+    kinds: list[list[str]] = [[], []]
     for path in paths:
         suffix = os.path.splitext(path)[1].lower()
         if suffix in SOUND or suffix in IMAGE_SUFFIXES:

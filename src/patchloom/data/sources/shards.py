@@ -408,8 +408,8 @@ def open_shard_folder(folder: Path, name: str) -> Data:
         return Data(_source(list(chain.from_iterable(by_split.values())), name, None), None)
     train = _source(by_split["train"], name, None)
     sizes = {split: "1 shard" if len(some) == 1 else f"{len(some):,} shards" for split, some in by_split.items()}
-    taken = [f"{split} ({sizes.pop(split)})" for split in ("train", test)]
-    notes = (note_on_splits(*taken, sizes, "name {} train-*"),) if sizes else ()
+    trained, last = (f"{split} ({sizes.pop(split)})" for split in ("train", test))
+    notes = (note_on_splits(trained, last, sizes, "name {} train-*"),) if sizes else ()
     tested = _source(by_split[test], f"{name} ({test})", train.classes)
     others = {split: _source(by_split[split], f"{name} ({split})", None) for split in TEST_SPLITS if split in sizes}
     return Data(train, tested, notes, {split: in_classes(one, train.classes) for split, one in others.items()})

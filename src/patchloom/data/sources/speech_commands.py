@@ -93,9 +93,9 @@ def read_speech_commands(folder: Path, name: str) -> SpeechCommands:
         raise PatchloomError(
             f"{name}: {VALIDATION_LIST} and {TEST_LIST} name all recordings, so none is left to train on"
         )
-    parts = (part([path for path in spoken if path in named[file]]) for file in (VALIDATION_LIST, TEST_LIST))
+    held, tested = (part([path for path in spoken if path in named[file]]) for file in (VALIDATION_LIST, TEST_LIST))
     others = Files(name, folder, PackedStrings(noise), sound=sound) if noise else None
-    return SpeechCommands(train, *parts, others, (*notes, *note_on_others({"": listed})))
+    return SpeechCommands(train, held, tested, others, (*notes, *note_on_others({"": listed})))
 
 
 def _listed(file: Path, name: str, there: set[str], notes: list[str]) -> set[str]:

@@ -95,6 +95,7 @@ class Shapes(Source):
         return contents_of(DRAWN_KIND, ([f"{about} {self.first + i}".encode()] for i in numbers))
 
     def _scene(self, i: int) -> _Scene:
+        assert self.labels is not None  # drawn images have them
         return _imagine(_rng(_SHAPE_STREAM, self.seed, 0, self.first + i), int(self.labels[i]), self.size)
 
 
@@ -302,6 +303,7 @@ class Tones(Source):
     def read(self, i: int) -> Tensor:
         i = range(self.count)[i]
         if i not in self._made:
+            assert self.labels is not None and self.sound is not None  # both are made with it
             wave = _synthesised(self.seed, self.first + i, TONES[self.labels[i]].split(), self.sound.rate)
             self._made[i] = torch.from_numpy(wave)[None, None]
         return self._made[i]
@@ -309,7 +311,7 @@ class Tones(Source):
     def heard_as(self, sound: Sound) -> Source:
         heard = super().heard_as(sound)
         assert isinstance(heard, Tones)
-        if sound.rate != self.sound.rate:
+        if self.sound is None or sound.rate != self.sound.rate:
             heard._made = {}
         return heard
 

@@ -97,6 +97,8 @@ class Annotated(ABC, Generic[T]):
 class AnnotatedSubset(Annotated[T]):
     """Some images of others, in the order of ``indices``, with the same classes."""
 
+    whole: Annotated[T]
+
     def __init__(self, whole: Annotated[T], indices: Sequence[int] | np.ndarray) -> None:
         self.whole, self.indices = whole, np.asarray(indices, dtype=np.int64)
         self.images, self.classes = whole.images.subset(self.indices), whole.classes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ def find_hub(name: str) -> Annotations:
                 sheets.append(sheet)
                 names.append(those)
         images = Hub(name, split, dataset, state(split))
-        parts[part] = AnnotatedFiles(images, sheets, lambda i, images=images: _stored(images, i))
+        parts[part] = AnnotatedFiles(images, sheets, partial(_stored, images))
     number = _numbered(classes, names)
     if not classes:
         classes = tuple(str(one) for one in number)
@@ -221,10 +222,11 @@ def _outlined(found: Annotations) -> tuple[bool, list[str]]:
 def _boxed(part: AnnotatedFiles, classes: tuple[str, ...], masks: bool) -> tuple[BoxedImages, list[str]]:
     """The images of a part that are there, with their objects, and notes."""
     headers, notes = _headers(part)
-    kept = [i for i, header in enumerate(headers) if header is not None]
+    there = {i: header for i, header in enumerate(headers) if header is not None}
+    kept = [*there]
     sheets = [part.sheets[i] for i in kept]
     images = part.images if len(kept) == len(part.sheets) else part.images.subset(kept)
-    sizes = np.array([headers[i].size for i in kept], np.int64).reshape(-1, 2)
+    sizes = np.array([header.size for header in there.values()], np.int64).reshape(-1, 2)
     counts = np.array([len(sheet.boxes) for sheet in sheets], np.int64)
     owner = np.repeat(np.arange(len(sheets)), counts)
     boxes = np.array([box for sheet in sheets for box in sheet.boxes], np.float64).reshape(-1, 4)

@@ -481,7 +481,8 @@ def _whole(annotated: Annotated[Tensor]) -> tuple[Annotated[Tensor], np.ndarray]
     chosen = np.arange(len(annotated))
     whole = annotated
     while isinstance(whole, AnnotatedSubset):
-        whole, chosen = whole.whole, whole.indices[chosen]
+        chosen = whole.indices[chosen]
+        whole = whole.whole
     return whole, chosen
 
 
@@ -673,14 +674,13 @@ def _shapes_of(data: DataLike, seed: int) -> AnnotatedData[Tensor] | None:
         opened = data if isinstance(data, Data) else Data(data, None)
     else:
         return None
-    train, test = (DrawnMaps(one) if isinstance(one, Shapes) else _refuse(one) for one in (opened.train, opened.test))
-    assert train is not None
-    return AnnotatedData(train, None, test)
+    return AnnotatedData(_drawn(opened.train), None, None if opened.test is None else _drawn(opened.test))
 
 
-def _refuse(source: Source | None) -> None:
-    if source is not None:
+def _drawn(source: Source) -> DrawnMaps:
+    if not isinstance(source, Shapes):
         raise PatchloomError(f"{source.name} has no label maps: {_KINDS}")
+    return DrawnMaps(source)
 
 
 def _open_folder(folder: Path, name: str, ignore: int) -> AnnotatedData[Tensor]:

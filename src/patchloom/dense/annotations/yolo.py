@@ -79,7 +79,7 @@ def find_yaml(name: str, path: Path) -> Annotations:
     parts: dict[str, list[str]] = {}
     notes: list[str] = []
     for part, keys in _KEYS.items():
-        given = next((content[key] for key in keys if content.get(key)), [])
+        given: Any = next((content[key] for key in keys if content.get(key)), [])
         places = [given] if isinstance(given, str) else given
         if not (isinstance(places, list) and all(isinstance(place, str) for place in places)):
             raise PatchloomError(f"{path} has for {keys[0]} no folder and no list of folders, but {given}")

@@ -81,7 +81,9 @@ def fewshot(
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
     variant, classes = variant_of(positions, vit), len(class_names(parts.train))
     row_settings = {"positions": variant, "head_on": head_on, **what}
-    more, fresh, on = {}, {}, "a linear head"
+    more: dict[str, Any] = {}
+    fresh: dict[str, Any] = {}
+    on = "a linear head"
     if head_on == "projection":
         if "pooling" in idle:
             raise PatchloomError("--pooling changes nothing with --head_on projection, which has a pooling of its own")
@@ -105,6 +107,7 @@ def subsample_training(
     """Parts with a subset of the training images, and its description for the rows."""
     train = parts.train
     n, classes = len(train), count_classes(train)
+    what: dict[str, Any]
     if share is not None and per_class is not None:
         raise PatchloomError("--labels and --per_class exclude each other: give one of them")
     if per_class is not None:

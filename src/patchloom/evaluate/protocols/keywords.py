@@ -84,7 +84,8 @@ def keywords(
     opened = _opened(data, words, card, settings)
     noise = opened.noise
     waves = () if noise is None else tuple(noise.read(i) for i in range(len(noise)))
-    parts, what, label = _parts(opened, card, settings, run), {}, recipe
+    parts, label = _parts(opened, card, settings, run), recipe
+    what: dict[str, Any] = {}
     if labels != 1:
         parts, what = subsample_training(parts, labels, None, settings.seed)
         parts = replace(parts, story=f"{parts.story} All recordings for validation were used.")

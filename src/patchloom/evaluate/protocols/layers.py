@@ -75,7 +75,8 @@ def layers(
 
 def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, settings: EvalSettings) -> Tensor:
     """[m] whether each query is classified rightly."""
-    return knn_right(*(part.to(settings.torch_device) for part in (gallery, labels, queries, truth)), (k,))[k]
+    device = settings.torch_device
+    return knn_right(gallery.to(device), labels.to(device), queries.to(device), truth.to(device), (k,))[k]
 
 
 def _held_out(train: ImageFeatures, k: int, settings: EvalSettings) -> list[dict[str, Any]]:

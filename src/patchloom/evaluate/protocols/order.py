@@ -132,7 +132,9 @@ def without_positions(vit: VisionTransformer) -> VisionTransformer:
     """A copy of an encoder with zero position embeddings for its patches; class and register tokens keep theirs."""
     copy = deepcopy(vit)
     with torch.no_grad():
-        patch_positions(copy).zero_()
+        table = patch_positions(copy)
+        assert table is not None  # which is asked for before
+        table.zero_()
     return copy
 
 

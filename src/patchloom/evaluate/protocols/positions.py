@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
@@ -312,8 +313,8 @@ def positions(
     gain = brightness(asked, card.mean, card.std)
     pictures = torch.from_numpy(to_pixels(asked, card.mean, card.std, gain))
     content = {
-        "shares": (sum(cell.found for cell in cells) / sum(cell.asked for cell in cells)).view(grid).numpy(),
-        "offsets": sum(cell.offsets for cell in cells).numpy(),
+        "shares": (_total(cell.found for cell in cells) / _total(cell.asked for cell in cells)).view(grid).numpy(),
+        "offsets": _total(cell.offsets for cell in cells).numpy(),
         "examples": choose_examples(placed, pictures, grid),
         "title": f"{card.name}: {quoted[0].number()} of positions found, chance {quoted[1].number()}",
         "caption": (
@@ -345,7 +346,7 @@ def positions(
                 ],
             )
         ),
-        headline=_headline(cells, *quoted, f"{n_test:,} test {source.noun}"),
+        headline=_headline(cells, quoted[0], quoted[1], f"{n_test:,} test {source.noun}"),
         quoted=quoted,
         data=source.name,
         fingerprint=source.fingerprint(),
@@ -372,6 +373,10 @@ def _test_images(loaded: LoadedTask, data: DataLike) -> tuple[Source, str]:
         opened.train,
         f"The data brings no test {opened.train.noun}, so all were taken: pre-training may have seen them.",
     )
+
+
+def _total(counts: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.add, counts)
 
 
 def _headline(cells: Sequence[Cell], ours: Row, guessed: Row, tested: str) -> str:

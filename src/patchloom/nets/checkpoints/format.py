@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import timm
 import torch
@@ -69,6 +69,12 @@ class EncoderCard:
     extra_modules: dict[str, Use] = field(default_factory=dict)
     note: str = ""
     sound: Sound | None = None
+
+    @property
+    def own_spec(self) -> EncoderSpec:
+        """``spec`` of an encoder that is none of timm's."""
+        assert self.spec is not None, f"{self.name} is a model of timm's"
+        return self.spec
 
     @property
     def timm_name(self) -> str:
@@ -298,7 +304,7 @@ def _from_timm(name: str) -> tuple[VisionTransformer, EncoderCard]:
             f"the weights of {name} could not be fetched ({offline or problem}): check the network, or fetch {place} "
             f"elsewhere, and give that file with --model {name} instead"
         ) from problem
-    about = vit.pretrained_cfg
+    about = cast(dict[str, Any], vit.pretrained_cfg)
     return vit.eval(), EncoderCard(None, tuple(about["mean"]), tuple(about["std"]), f"timm:{name}", name)
 
 
@@ -367,7 +373,8 @@ def load_module_file(source: str | Path, use: Use) -> nn.Module | None:
     about, weights = read_about(path, MODULE_FORMAT, "a module beside an encoder"), read_weights(path)
     with expect_intact(path):
         builds = EXTRA_MODULES[about["kind"]]
-        hints = get_type_hints(builds.__init__ if isinstance(builds, type) else builds)
+        made_by = builds.__init__ if isinstance(builds, type) else builds  # type: ignore[misc]  # of no subclass
+        hints = get_type_hints(made_by)
         for name, value in about["sizes"].items():
             if name not in hints or not conforms(value, hints[name]):
                 raise ValueError(f"it has the size {str(name)[:40]!r} of {str(value)[:40]!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import timm
 import torch
@@ -43,7 +43,7 @@ from patchloom.nets.checkpoints.read import (
     read_states,
 )
 from patchloom.nets.checkpoints.resize import POSITIONS_KEY, PROJECTION_KEY, State, format_grid
-from patchloom.nets.decoders import Decoder
+from patchloom.nets.decoders import Decoder, MAEDecoder
 from patchloom.nets.heads import InstanceHead, Stem, Use
 from patchloom.sizes import compact
 
@@ -96,7 +96,7 @@ def inherit(foreign: ForeignCheckpoint, task: nn.Module, own_task: bool, source:
         elif mine:
             left.append(f"{words} (not in the file, so as initialised)")
     if f"{PIXEL_DECODER}.positions" in taken:
-        _module(task, PIXEL_DECODER).keep_positions()
+        cast(MAEDecoder, _module(task, PIXEL_DECODER)).keep_positions()
     task.load_state_dict(taken, strict=False)
     copy = _module(task, f"{TEACHER_PREFIX}.{ENCODER.rstrip('.')}")
     if teacher and isinstance(copy, VisionTransformer):
@@ -265,18 +265,20 @@ def load_bare_weights(path: Path, model: str | None = None) -> tuple[VisionTrans
             sizes = (shape.side, shape.side), shape.patch_size, shape.channels
             spec = EncoderSpec(shape.model, *sizes, positions=shape.positions, options=shape.options)
             vit = build_encoder(spec)
-    called = model or f"{shape.model} as its sizes tell"
+            model_of = f"{shape.model} as its sizes tell"
+    called = model or model_of
     done = load_published(vit, path, foreign=foreign)
     _refuse_parts(path, called, done, shape if program and model else None)
     if program is not None and (model is None or "." not in model):
         (mean, std), by = IMAGENET, f"{program.name} does"
     else:
-        (mean, std), by = (tuple(vit.pretrained_cfg[name]) for name in ("mean", "std")), f"timm does it for {model}"
+        about = cast(dict[str, Any], vit.pretrained_cfg)
+        (mean, std), by = (tuple(about[name]) for name in ("mean", "std")), f"timm does it for {model}"
     notes = done.sentences()
     if spec is not None:
         notes.append(describe_assumptions(shape))
     notes.append(f"Images are normalised as {by}: {statistics_in_words(mean, std)}.")
-    task = f"timm:{model}" if spec is None else program.name
+    task = f"timm:{model}" if spec is None or program is None else program.name
     return vit.eval(), EncoderCard(spec, mean, std, task, path.name.partition(".")[0], note=" ".join(notes))
 
 
@@ -374,15 +376,15 @@ def public_shape(
         return _stock_shape(str(source).removeprefix("timm:"))
     path = weights_file(source)
     if is_encoder_file(path):
-        spec = read_encoder_card(path).spec
+        spec = read_encoder_card(path).own_spec
         return {"name": spec.model, "patch_size": spec.patch_size, "positions": spec.positions, "options": spec.options}
-    named = model not in (None, "auto")
-    if named and not timm.is_model(model.split(".")[0]):
+    named = None if model == "auto" else model
+    if named is not None and not timm.is_model(named.split(".")[0]):
         return None
     foreign, shape = read or read_foreign(path)
-    if named:
+    if named is not None:
         fixed = foreign is not None and positions_of(foreign.encoder("student"), foreign.program) == "sincos"
-        return _stock_shape(model) | ({"positions": "sincos", "read_off": ("positions",)} if fixed else {})
+        return _stock_shape(named) | ({"positions": "sincos", "read_off": ("positions",)} if fixed else {})
     if shape is None:
         return None
     found = {"name": shape.model, "patch_size": shape.patch_size, "options": shape.options}

@@ -422,7 +422,7 @@ def _read(source: str | Path) -> tuple[list[tuple[str, State]], OptionalGrid, Fo
         return [("", vit.state_dict())], grid_size(vit), None
     path, grid = weights_file(source), None
     if is_encoder_file(path):
-        return read_states(path), read_encoder_card(path).spec.grid, None
+        return read_states(path), read_encoder_card(path).own_spec.grid, None
     states = read_states(path)
     return states, grid, recognise(states)
 
@@ -431,7 +431,7 @@ def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Fou
     """The state dict, and the prefix of its names, by which most of the encoder's weights are found."""
     best: tuple[tuple[Any, ...], str, State, str] | None = None
     for order, (path, state) in enumerate(states):
-        named, alike = Counter(), Counter()
+        named, alike = Counter[str](), Counter[str]()
         for name, value in state.items():
             parts = name.split(".")
             for i in range(len(parts)):

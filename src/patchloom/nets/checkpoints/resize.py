@@ -51,7 +51,10 @@ def fit_positions(
     A token whose entry has no place in the encoder's table takes it along, which leaves the sum as it was.
     """
     table, own = fitting.get(POSITIONS_KEY), target.get(POSITIONS_KEY)
-    if table is None or table.ndim != 3 or (len(table), table.shape[2]) != (1, own.shape[2]):
+    if table is None or table.ndim != 3:
+        return []
+    assert own is not None  # what fits the encoder has no other names
+    if (len(table), table.shape[2]) != (1, own.shape[2]):
         return []
     changes, tokens, wanted = [], _tokens(weights), _tokens(target)
     new, n = grid_size(vit), patch_count(vit)

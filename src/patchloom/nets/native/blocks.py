@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from timm.layers import Mlp
 from timm.models.vision_transformer import Block
@@ -9,18 +11,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.nets.native import ops
-from patchloom.nets.sparse_attention import heads_of
+from patchloom.nets.sparse_attention import attention_of, heads_of
 from patchloom.patches.tokens import gather_tokens
 
 
 def knows_block(block: Block) -> bool:
     """Whether a block has only parts that the kernels know."""
-    attn, mlp = block.attn, block.mlp
+    attn, mlp = attention_of(block), block.mlp
     if type(mlp) is not Mlp:
         return False
     nothing = attn.q_norm, attn.k_norm, attn.norm, mlp.norm, block.ls1, block.ls2, block.drop_path1, block.drop_path2
     shifted = block.norm1, block.norm2, attn.proj, mlp.fc1, mlp.fc2
-    widths = attn.head_dim, attn.qkv.in_features, mlp.fc1.out_features
+    widths = attn.head_dim, attn.qkv.in_features, cast(nn.Linear, mlp.fc1).out_features
     return (
         all(isinstance(part, nn.Identity) for part in nothing)
         and not any(drop.p for drop in (attn.attn_drop, attn.proj_drop, mlp.drop1, mlp.drop2))
@@ -60,7 +62,8 @@ def native_block(
         keys_values: [b m] indices of the tokens that alone are keys and values; None: all are.
         first: what the block makes of the tokens before it is left out.
     """
-    attn, mlp = block.attn, block.mlp
+    attn, mlp = attention_of(block), block.mlp
+    fc1, fc2 = cast(nn.Linear, mlp.fc1), cast(nn.Linear, mlp.fc2)
     tokens, normed = ops.add_norm(tokens, more, shift, block.norm1)
     if keys_values is None and not first:
         mixed = ops.attention(attn.qkv(normed).unflatten(-1, (3, attn.num_heads, attn.head_dim)))
@@ -69,5 +72,5 @@ def native_block(
         mixed = ops.attention(*heads_of(attn, normed[:, first:], others))
     attended = F.linear(mixed.flatten(2), attn.proj.weight)
     tokens, normed = ops.add_norm(tokens[:, first:], attended, attn.proj.bias, block.norm2)
-    hidden = ops.gelu(F.linear(normed, mlp.fc1.weight), mlp.fc1.bias)
-    return tokens, F.linear(hidden, mlp.fc2.weight), mlp.fc2.bias
+    hidden = ops.gelu(F.linear(normed, fc1.weight), fc1.bias)
+    return tokens, F.linear(hidden, fc2.weight), fc2.bias
