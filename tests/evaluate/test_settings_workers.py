@@ -23,7 +23,7 @@ class On(EvalSettings):
     """On a device that is not there."""
 
     @property
-    def at(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         return torch.device(self.device)
 
 
