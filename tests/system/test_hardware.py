@@ -171,10 +171,7 @@ def test_memory_is_measured_apart_and_what_happens_there_is_told():
 
 
 def test_peak_memory_is_that_of_the_work_alone():
-    def work(mib):
-        np.ones((mib, 2**20), np.uint8)
-
-    small, large = (hardware.peak_memory(work, "cpu", mib) for mib in (50, 400))
+    small, large = (hardware.peak_in_subprocess(np.ones, "cpu", (mib, 2**20), np.uint8) for mib in (50, 400))
     if small is None:
         pytest.skip("this system does not tell")
     assert 0.25 < large - small < 0.45  # 350 MiB
