@@ -205,9 +205,32 @@ def test_a_run_without_trackers_says_that_nothing_is_sent(folder):
     assert not Noting.calls and "nothing is sent to noting" in said[0] and "ending.json is missing" in said[0]
 
 
-def test_a_damaged_ending_is_named(folder):
-    (folder.path / "ending.json").write_text("[]")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        None,
+        {"step": "two"},
+        {"images": 5},
+        {"images": ["../../photo.png"]},  # a stranger's run may not have files from elsewhere sent
+        {"images": ["/home/photo.png"]},
+        {"images": [".."]},
+        {"rows": [1]},
+        {"rows": "none"},
+        {"verdict": 1},
+    ],
+)
+def test_a_damaged_ending_is_named(folder, changed):
+    result = {"step": 8, "verdict": "learnt", "summary": "It learns."}
+    (folder.path / "ending.json").write_text("[]" if changed is None else json.dumps(result | changed))
     with pytest.raises(PatchloomError, match=r"ending.json .* is damaged"):
+        send_pending(["noting"], folder)
+    assert not Noting.calls
+
+
+def test_a_record_with_a_number_beyond_all_measure_is_named(folder):
+    (folder.path / "ending.json").write_text(json.dumps({"step": 8, "verdict": "learnt", "summary": "It learns."}))
+    (folder.path / "logs" / "noting.json").write_text('{"step": 1e999}')
+    with pytest.raises(PatchloomError, match=r"noting.json is damaged"):
         send_pending(["noting"], folder)
 
 

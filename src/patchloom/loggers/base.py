@@ -6,6 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,25 @@ class FinalResult(NamedTuple):
     summary: str
     rows: Sequence[Mapping[str, str]] = ()
     images: Sequence[str] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> FinalResult:
+        """Read a result from its JSON, which may be a stranger's: it names no file outside the folder of pictures.
+
+        Raises:
+            ValueError, TypeError: if it is damaged.
+        """
+        result = cls(**json.loads(path.read_text("utf-8")))
+        lists = isinstance(result.rows, list | tuple) and isinstance(result.images, list | tuple)
+        if type(result.step) is not int or not lists or not all(isinstance(row, dict) for row in result.rows):
+            raise ValueError("step, rows or images are of another type")
+        texts = [result.verdict, result.summary, *chain.from_iterable(row.values() for row in result.rows)]
+        if not all(isinstance(text, str) for text in (*texts, *result.images)):
+            raise ValueError("verdict, summary, rows or images are of another type")
+        if any(name == ".." or name != Path(name).name for name in result.images):
+            raise ValueError("images have to be names of files")
+        result.scores()
+        return result
 
     def scores(self) -> dict[str, float]:
         """Return the quoted results as metrics, such as ``results/knn/untrained``."""
@@ -65,7 +85,7 @@ class SentRecord:
             return cls(**{name: type(default)(values.get(name, default)) for name, default in defaults.items()})
         except FileNotFoundError:
             return cls()
-        except (OSError, ValueError, TypeError, AttributeError) as problem:
+        except (OSError, ValueError, TypeError, AttributeError, OverflowError) as problem:
             raise PatchloomError(f"{path} is damaged: delete it, and a new run begins in the tracker") from problem
 
 

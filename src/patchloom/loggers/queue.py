@@ -167,13 +167,13 @@ def send_pending(names: Sequence[str], folder: RunFolder, say: Callable[[str], N
         return
     path = folder.path / _RESULT
     try:
-        result = FinalResult(**json.loads(path.read_text("utf-8")))
+        result = FinalResult.read(path)
         with open(folder.metrics, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
     except FileNotFoundError as problem:
         say(f"  nothing is sent to {', '.join(names)}: {problem.filename} is missing, as after a start without --log")
         return
-    except (OSError, ValueError, TypeError) as problem:
+    except (OSError, ValueError, TypeError, LookupError) as problem:
         raise PatchloomError(f"{path} or {folder.metrics} is damaged: restore it, or leave out --log") from problem
     names = [name for name in names if SentRecord.read(record_path(folder, name)).result_step != result.step]
     if not names:
