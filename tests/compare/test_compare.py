@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import SUBPROCESS
 from PIL import Image
 
 from patchloom import PatchloomError, compare
@@ -71,6 +72,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", "--few", "2,0.5"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "_SECONDS", 0.0)
+        patch.setattr(runner, "subprocess", SUBPROCESS)
         assert main([*words, *SMALL, "--out", str(out)]) == 0
     return images, out
 
@@ -118,7 +120,7 @@ def until(what: Callable[[], bool], seconds: float = 300) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes as Linux tells of them")
-def test_one_that_was_killed_goes_on_as_if_nothing_had_happened(compared, capsys):
+def test_one_that_was_killed_goes_on_as_if_nothing_had_happened(compared, capsys, monkeypatch):
     images, out = compared
     again = out.with_name("again")
     again.mkdir()
@@ -135,6 +137,7 @@ def test_one_that_was_killed_goes_on_as_if_nothing_had_happened(compared, capsys
         process.communicate()
     until(lambda: not Path(f"/proc/{child}").exists())  # nothing goes on that nobody sees
     assert not (again / "mp3-seed0").exists()
+    monkeypatch.setattr(runner, "subprocess", SUBPROCESS)
     assert main(words) == 0
     assert "where it goes on" in capsys.readouterr().out
     for name in ("comparison.csv", "compare.yaml", "summary.txt"):

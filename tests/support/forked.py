@@ -5,10 +5,13 @@ What only a fresh interpreter shows is tested where one is started (`subprocess`
 
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
+from types import SimpleNamespace
 from typing import IO
 
 
@@ -54,12 +57,59 @@ class Command:
         return self._process.exitcode
 
 
-def _work(words: list[str], environment: dict[str, str], out: Connection, err: Connection) -> None:
+class Popen:
+    """`subprocess.Popen` of ``python -m patchloom WORDS`` with a pipe as standard input, in a session of its own."""
+
+    def __init__(
+        self,
+        words: list[str],
+        *,
+        stdin: int,
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+        env: Mapping[str, str],
+        start_new_session: bool,
+    ) -> None:
+        assert words[:3] == [sys.executable, "-m", "patchloom"] and stdin == subprocess.PIPE and start_new_session
+        reader, writer = os.pipe()
+        self.stdin = open(writer, "wb")
+        streams = [Connection(os.dup(one.fileno()), readable=False) for one in (stdout, stderr)]
+        streams.append(Connection(reader, writable=False))
+        self._process = server().Process(target=_work, args=(words[3:], dict(env), *streams))
+        self._process.start()
+        for one in streams:
+            one.close()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("patchloom", timeout or 0.0)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+# in place of the module, where `runner` looks for it
+SUBPROCESS = SimpleNamespace(Popen=Popen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
+
+
+def _work(
+    words: list[str], environment: dict[str, str], out: Connection, err: Connection, given: Connection | None = None
+) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
     multiprocessing.set_start_method(None, force=True)  # what starts from here starts as it does for users
-    for number, stream in ((1, out), (2, err)):
+    for number, stream in ((0, given), (1, out), (2, err)):
+        if stream is None:
+            continue
         os.dup2(stream.fileno(), number)
         stream.close()
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)
