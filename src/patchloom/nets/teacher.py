@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from patchloom.nets.checkpoints.format import checksum
 from patchloom.nets.checkpoints.resize import resize_input
 from patchloom.nets.encode import encode, grid_size, patch_count, patch_size
+from patchloom.nets.heads import InstanceHead
 from patchloom.withhold.encoder_input import all_patches
 
 
@@ -30,7 +31,7 @@ def use_half_without_grad(net: nn.Module) -> bool:
     """Have what computes under `no_grad_autocast` inside ``net`` do so in bfloat16, even where the rest is in
     float32.
     """
-    found = [module for module in net.modules() if hasattr(module, "half_no_grad")]
+    found: list[Any] = [module for module in net.modules() if hasattr(module, "half_no_grad")]
     for module in found:
         module.half_no_grad = True
     return bool(found)
@@ -46,12 +47,20 @@ class Teacher(nn.Module):
         parts: what is copied, by the name under which the copy is found; each starts equal to the student's.
     """
 
+    encoder: VisionTransformer
+    projection: nn.Sequential
+
     def __init__(self, **parts: nn.Module):
         super().__init__()
         self.half_no_grad = False
         for name, part in parts.items():
             self.add_module(name, deepcopy(part).requires_grad_(False))
         self.eval()
+
+    def head(self) -> InstanceHead | None:
+        """The copy of the class attention, if the student has one."""
+        head = dict(self.named_children()).get("instance_head")
+        return head if isinstance(head, InstanceHead) else None
 
     def train(self, mode: bool = True) -> Teacher:
         """Nothing: a teacher stays in eval mode."""
@@ -101,7 +110,8 @@ class FrozenTeacher(nn.Module):
     def __init__(self, vit: VisionTransformer, mean: Sequence[float], std: Sequence[float], grid: tuple[int, int]):
         super().__init__()
         self.half_no_grad = False
-        self.size = tuple(side * p for side, p in zip(grid, patch_size(vit), strict=True))
+        (rows, columns), (p, q) = grid, patch_size(vit)
+        self.size = rows * p, columns * q
         if grid_size(vit) != grid:
             resize_input(vit, self.size)
         self.encoder = vit.requires_grad_(False)

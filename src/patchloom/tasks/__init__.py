@@ -11,8 +11,7 @@ from patchloom.errors import PatchloomError, check_type, hint_of, listing, sugge
 from patchloom.tasks.custom import full_name, is_code, label, load
 
 if TYPE_CHECKING:
-    from timm.models.vision_transformer import VisionTransformer
-
+    from patchloom.nets.swin import Encoder
     from patchloom.tasks.task import Task
 
 
@@ -191,7 +190,7 @@ def check_step_size(task: Mapping[str, Any], batch: int, n: int) -> None:
         raise PatchloomError(f"{needs}: give --batch_size {least} or more")
 
 
-def build_task(task: Mapping[str, Any], encoder: VisionTransformer) -> Task:
+def build_task(task: Mapping[str, Any], encoder: Encoder) -> Task:
     """The pretext task with ``name`` and options as in ``task``, around ``encoder``."""
     options = with_defaults(task)
     return task_class(options.pop("name"))(encoder, **options)
