@@ -14,7 +14,7 @@ _BATCH = {"cpu": 8, "gpu": 16}
 _VALIDATION_SHARE, _LEAST_VALIDATION, _MOST_VALIDATION = 0.15, 10, 500
 
 Side = Literal["auto", "native", "size"]
-A = TypeVar("A", bound="DenseRecipe")
+Asked = TypeVar("Asked", bound="DenseRecipe")
 R = TypeVar("R", bound="ResolvedDenseRecipe")
 R_co = TypeVar("R_co", covariant=True)
 
@@ -307,7 +307,9 @@ def held_out(share: float, n: int) -> int:
     return min(max(1, round(share * n)), _MOST_VALIDATION, n - 1) if share else 0
 
 
-def dense_recipe(name: str, known: Mapping[str, A], changes: Mapping[str, Any], batch: int | Auto = "auto") -> A:
+def dense_recipe(
+    name: str, known: Mapping[str, Asked], changes: Mapping[str, Any], batch: int | Auto = "auto"
+) -> Asked:
     """A recipe by its name with ``changes``, in which None means no change, and another batch unless it is auto."""
     if name not in known:
         raise PatchloomError(f"there is no recipe {name}: choose one of {', '.join(known)}")

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from patchloom.nets.checkpoints.format import checksum
 from patchloom.nets.checkpoints.resize import resize_input
 from patchloom.nets.encode import encode, grid_size, patch_count, patch_size
-from patchloom.nets.heads import InstanceHead
 from patchloom.withhold.encoder_input import all_patches
 
 
@@ -47,7 +46,7 @@ class Teacher(nn.Module):
         parts: what is copied, by the name under which the copy is found; each starts equal to the student's.
     """
 
-    encoder: VisionTransformer
+    encoder: VisionTransformer  # if it is a part, as in `Agreement`
     projection: nn.Sequential
 
     def __init__(self, **parts: nn.Module):
@@ -56,11 +55,6 @@ class Teacher(nn.Module):
         for name, part in parts.items():
             self.add_module(name, deepcopy(part).requires_grad_(False))
         self.eval()
-
-    def head(self) -> InstanceHead | None:
-        """The copy of the class attention, if the student has one."""
-        head = dict(self.named_children()).get("instance_head")
-        return head if isinstance(head, InstanceHead) else None
 
     def train(self, mode: bool = True) -> Teacher:
         """Nothing: a teacher stays in eval mode."""

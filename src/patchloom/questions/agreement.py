@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -71,7 +71,10 @@ class Agreement(Question):
 
     def represent(self, by: VisionTransformer | Teacher, given: EncoderInput) -> Tensor:
         """Representation [b d] of what is given, by the teacher or by a student's encoder that needs no mask token."""
-        vit, head = (by.encoder, by.head()) if isinstance(by, Teacher) else (by, self.instance_head)
+        if isinstance(by, Teacher):
+            vit, head = by.encoder, cast(InstanceHead | None, getattr(by, "instance_head", None))
+        else:
+            vit, head = by, self.instance_head
         if head is not None:
             return represent(vit, head, encode(vit, given, norm=False))
         return self.summary(encode(vit, given), given)

@@ -161,11 +161,10 @@ def step_of_weights(about: Mapping[str, Any]) -> int:
 
 def _found_again(folder: RunFolder, stored: str, task: TaskLike | None) -> str:
     """The name of a run's task: ``stored``, if the user has named it already, or that of the class given instead."""
-    named = task.get("name") if isinstance(task, Mapping) else task
-    if named is None:
+    if task is None:
         refuse_untyped(stored, folder.path)
         return stored
-    name = task_name(named)
+    name = task_name(task)
     if name != stored and same_task(name, stored):
         print(f"{Code.of(name).typed} has changed since {folder.path} was trained by it", file=sys.stderr)
     return name

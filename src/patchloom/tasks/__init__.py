@@ -111,7 +111,7 @@ def usual_task(data: object) -> tuple[str, str]:
     return "mae", "it assumes least of the images; patchloom tasks lists others"
 
 
-def task_name(task: str | type) -> str:
+def task_name(task: str | type | Mapping[str, Any]) -> str:
     """The name by which a run finds a task again: that of the list, or the place of its class with a digest."""
     if isinstance(task, type):
         listed = (name for name, entry in TASKS.items() if entry.path == f"{task.__module__}.{task.__qualname__}")
