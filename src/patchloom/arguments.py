@@ -366,8 +366,8 @@ class _Names(dict[str, Any]):
                     hints[name] = self._value(one.annotation)
                     body |= {} if one.value is None else {name: self._value(one.value)}
         made = type(node.name, ours, body | {"__annotations__": hints})
-        for one in decorators:
-            made = self._value(one)(made)
+        for decorator in decorators:
+            made = self._value(decorator)(made)
         return made
 
     def _run(self, node: ast.stmt) -> None:
@@ -393,6 +393,11 @@ def _without_body(node: ast.FunctionDef) -> ast.FunctionDef:
 
 # a path, or whatever stands for one, such as a run
 PathLike = str | Path | os.PathLike[str]
+
+
+def plain_path(path: PathLike) -> str | Path:
+    """A path as it was typed, or as a `Path`, also of what stands for one, such as a run."""
+    return path if isinstance(path, str) else Path(path)
 
 
 def to_plain_value(value: Any) -> Any:

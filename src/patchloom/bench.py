@@ -16,7 +16,7 @@ from patchloom.data.sources.open import open_data
 from patchloom.display import Displayable, StatusMessage, TextTable
 from patchloom.errors import PatchloomError
 from patchloom.nets.performance import fuse_attention
-from patchloom.runs.settings import Settings, request
+from patchloom.runs.settings import ResolvedSettings, request
 from patchloom.sizes import PatchSize, in_pixels
 from patchloom.system.hardware import compile_gain, keep_freed_memory, product_rates, seconds_of
 from patchloom.tasks import ready_tasks
@@ -65,7 +65,7 @@ class Bench(Displayable):
         paces: of the tasks.
     """
 
-    settings: Settings
+    settings: ResolvedSettings
     peaks: dict[str, float]
     paces: tuple[StepSpeed, ...]
 
@@ -101,7 +101,8 @@ class Bench(Displayable):
 
     def table(self) -> list[tuple[str, ...]]:
         """A heading, and a row for each of the paces."""
-        rows = [("task", "s a step", "range", "images/s", "GFLOP/image", "of peak", "GiB", "data images/s", "limit")]
+        heading = "task", "s a step", "range", "images/s", "GFLOP/image", "of peak", "GiB", "data images/s", "limit"
+        rows: list[tuple[str, ...]] = [heading]
         for pace in self.paces:
             seconds = f"{statistics.median(pace.seconds):.3f}", f"{min(pace.seconds):.3f}-{max(pace.seconds):.3f}"
             memory = "" if pace.memory is None else f"{pace.memory:.2f}"
@@ -209,7 +210,7 @@ def _counted(step: Step, waiting: StatusMessage) -> None:
     waiting.advance()
 
 
-def flops_per_image(settings: Settings) -> float:
+def flops_per_image(settings: ResolvedSettings) -> float:
     """Floating-point operations an image of a step's matrix products, there and back."""
     step = Step(replace(settings, device="cpu", checkpointing=False, kernels="torch"), batch=_COUNTED)
     fuse_attention(step.task, False)  # torch counts no fused attention on CPUs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import statistics
 from collections import Counter
@@ -28,7 +27,7 @@ from patchloom.data.stats import Stats, channels_for_all
 from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, duration
 from patchloom.errors import PatchloomError
 from patchloom.runs.held_out import with_share
-from patchloom.runs.settings import Settings, TaskLike, request, why_task
+from patchloom.runs.settings import ResolvedSettings, TaskLike, request, why_task
 from patchloom.sizes import PatchSize, compact, in_pixels
 from patchloom.system.files import write_whole
 from patchloom.system.hardware import keep_freed_memory, memory, seconds_of
@@ -96,7 +95,7 @@ class Proposal(Displayable):
     """
 
     data: Sequence[str]
-    settings: Settings
+    settings: ResolvedSettings
     reasons: dict[str, str]
     estimate: Estimate | None
     failure: str = ""
@@ -135,7 +134,7 @@ class Proposal(Displayable):
             "patch_size": in_pixels(s.patch_size),
         }
         shown |= {f"model.{name}": value for name, value in s.model.items()}
-        rows = [("setting", "proposed", "since")]
+        rows: list[tuple[str, ...]] = [("setting", "proposed", "since")]
         for name, why in self.reasons.items():
             value = shown[name]
             rows.append((name, f"{value:.4g}" if isinstance(value, float) else str(value), why))
@@ -170,7 +169,7 @@ class Proposal(Displayable):
 
 
 def propose(
-    data: Sequence[str], training: Source, settings: Settings, reasons: dict[str, str], estimate: bool = True
+    data: Sequence[str], training: Source, settings: ResolvedSettings, reasons: dict[str, str], estimate: bool = True
 ) -> Proposal:
     """Measure a few steps of a run."""
     made, failure = None, ""
@@ -185,7 +184,7 @@ def propose(
     return Proposal(data, settings, reasons, made, failure, training.sound is not None)
 
 
-def _estimate(training: Source, settings: Settings) -> Estimate:
+def _estimate(training: Source, settings: ResolvedSettings) -> Estimate:
     keep_freed_memory()
     if settings.device == "cpu":
         torch.set_num_threads(settings.threads)
@@ -437,12 +436,12 @@ def check(
         stats = found[0].stats(channels)
     else:
         channels, stats = measure_data(asked, training)
-        training = training.heard_as(stats.sound)
+        training = training if stats.sound is None else training.heard_as(stats.sound)
     asked, share = with_share(asked, len(opened.train))
     settings, reasons = resolve(asked, len(training), channels, stats, images=training)
     reasons = why_task(data, task, recipe) | share | reasons
     reasons = {name: reword_for_sound(why, stats.sound) for name, why in reasons.items()}
-    names = [asked.data] if is_object(data) else [os.fspath(name) for name in split_names(data)]
+    names = [str(asked.data)] if is_object(data) else [str(name) for name in split_names(data)]
     proposal = propose(names, training, settings, reasons, estimate)
     close = near_copies(opened.train)
     test = found[1] if len(found) > 1 else None

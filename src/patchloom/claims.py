@@ -259,10 +259,17 @@ class Difference:
     def of(values: Mapping[str, Any]) -> Difference:
         """From what `plain` made."""
         try:
-            numbers = {"value": float(values["difference"]), "low": float(values["low"]), "high": float(values["high"])}
-            counts = {"n": int(values["n"]), "trainings": int(values["trainings"])}
-            texts = {"unit": str(values.get("unit", "%")), "noun": str(values.get("noun", "images"))}
-            return Difference(str(values["control"]), **numbers, **counts, trained=bool(values["trained"]), **texts)
+            return Difference(
+                str(values["control"]),
+                value=float(values["difference"]),
+                low=float(values["low"]),
+                high=float(values["high"]),
+                n=int(values["n"]),
+                trainings=int(values["trainings"]),
+                trained=bool(values["trained"]),
+                unit=str(values.get("unit", "%")),
+                noun=str(values.get("noun", "images")),
+            )
         except (KeyError, TypeError) as problem:
             raise ValueError(f"no difference: {problem}") from problem
 

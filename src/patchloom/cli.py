@@ -314,7 +314,7 @@ def _kind(hint: Any) -> str:
         names = dict.fromkeys(name for one in inside if one is not type(None) for name in _names(one))
         # of kinds that overlap one is enough, and a list is typed as a text
         if "text" in names:
-            names = [name for name in names if not name.startswith("list")]
+            names = dict.fromkeys(name for name in names if not name.startswith("list"))
         return listing(name for name in names if name != "text" or "path" not in names)
     return listing(_names(hint))
 
@@ -387,7 +387,9 @@ def _too_little_memory(error: Exception) -> PatchloomError | None:
     from patchloom.system.hardware import memory_shortage
 
     need = memory_shortage(error)
-    return need and PatchloomError(f"this needs more memory than there is ({need}): lower --batch_size, or free memory")
+    if not need:
+        return None
+    return PatchloomError(f"this needs more memory than there is ({need}): lower --batch_size, or free memory")
 
 
 def _say(sentence: str) -> None:

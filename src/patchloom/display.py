@@ -347,7 +347,7 @@ class Counted(StatusMessage):
 
     def line(self) -> str:
         """The time left first, since a narrow terminal cuts the end."""
-        if not self.done:
+        if not self.done or self.total is None:
             return f"{self.what} ..."
         left = (time.monotonic() - self.begun) / self.done * max(0, self.total - self.done)
         return f"{duration(left)} left · {self.what}: {self.done / self.total:.0%}"

@@ -328,12 +328,12 @@ def join_values(words: Sequence[str], taken: CommandSpec | None = None) -> list[
             pairs.append([plain + equals + value if name.startswith("--") and plain in known else word])
     lacking = sum(option.required for option in options) - sum(not pair[0].startswith("-") for pair in pairs)
     found: list[str] = []
-    for name, *value in pairs:
-        if name not in switches or (value and (value[0].lower() in _TRUTHS or lacking < 1)):
-            found.append("=".join([name, *value]))
+    for name, *values in pairs:
+        if name not in switches or (values and (values[0].lower() in _TRUTHS or lacking < 1)):
+            found.append("=".join([name, *values]))
         else:
-            found += [f"{name}=true", *value]
-            lacking -= len(value)
+            found += [f"{name}=true", *values]
+            lacking -= len(values)
     return found
 
 
@@ -403,7 +403,7 @@ def last_value(words: Sequence[str], option: str) -> str | None:
 
 def _beside(recipe: str, words: Sequence[str]) -> list[str]:
     """What of a recipe holds beside joined words, as such words itself."""
-    given = dict(word[2:].split("=", 1) for word in words if re.match("--[^=]+=", word))
+    given: dict[str, Any] = dict(word[2:].split("=", 1) for word in words if re.match("--[^=]+=", word))
     for name in ("epochs", "batch_size", "accumulate"):  # by which other settings are reckoned
         if re.fullmatch(r"\d{1,9}", given.get(name, "")):
             given[name] = int(given[name])

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from resolved import resolved_settings
 
 from patchloom.data.augment import RandAugment, RandomCrop, TwoViews
 from patchloom.errors import PatchloomError
-from patchloom.runs.settings import Settings
 from patchloom.runs.task import prepare_task, unknown_stats
 
 MODEL = {"name": "nano", "embed_dim": 32, "depth": 1}
-ASKED = Settings("x", {"name": "mae"}, MODEL, (32, 32), 8, "sincos", 3, attention="explicit", kernels="torch")
+ASKED = resolved_settings(model=MODEL, img_size=(32, 32), patch_size=8, attention="explicit")
 
 
 def some_image(channels: int = 3, deep: bool = False) -> torch.Tensor:

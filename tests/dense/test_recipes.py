@@ -1,10 +1,12 @@
 """Values by which segmentation and detection are trained, and what of them is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from patchloom.dense.protocol import native_or_reduced, window_count
-from patchloom.dense.recipes import DETECT, PROBE, SEGMENT, dense_recipe, usual_crops
+from patchloom.dense.recipes import DETECT, PROBE, SEGMENT, ResolvedDenseRecipe, dense_recipe, usual_crops
 from patchloom.dense.training import rate_schedule
 from patchloom.errors import PatchloomError
 
@@ -159,3 +161,12 @@ def test_values_that_are_refused(changes: dict[str, object], said: str) -> None:
 def test_an_unknown_recipe() -> None:
     with pytest.raises(PatchloomError, match="there is no recipe beit: choose one of small, mae, lut, droppos"):
         dense_recipe("beit", SEGMENT, {})
+
+
+@pytest.mark.parametrize("recipe", [SEGMENT["small"], DETECT["small"]])
+def test_auto_cannot_stand_in_a_resolved_recipe(recipe):
+    settled = recipe.settled(300, "cpu", 0, 128, 8, 128)
+    assert isinstance(settled, ResolvedDenseRecipe) and settled.plain().keys() == recipe.plain().keys()
+    for name in ("steps", "warmup_steps", "batch", "size", "validation", "head_width"):
+        with pytest.raises(ValueError, match=f"{name} is auto"):
+            replace(settled, **{name: "auto"})

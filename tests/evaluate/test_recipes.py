@@ -17,7 +17,15 @@ from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, fresh_blocks
 from patchloom.evaluate.protocols import protocol_of
-from patchloom.evaluate.recipes import PROBES, RECIPES, Recipe, images_per_step, recipe_for, validation_images
+from patchloom.evaluate.recipes import (
+    PROBES,
+    RECIPES,
+    Recipe,
+    ResolvedRecipe,
+    images_per_step,
+    recipe_for,
+    validation_images,
+)
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.training import FitPlan, Views, plan_for, predict_classes, train_classifier
 from patchloom.nets.build import EncoderSpec, build_encoder, outline
@@ -144,7 +152,9 @@ def test_auto_values_follow_from_the_data() -> None:
     assert (large.batch, large.epochs) == (256, 107) and small.settled(50_000, "cpu").epochs == 10
     assert validation_images(large.validation, 50_000) == 2000 and validation_images(0.15, 161) == 24
     assert small.settled(1437, "cuda").epochs == 300
-    assert of_size("B", "mae").settled(1437, "cpu") == of_size("B", "mae")  # the papers' train on all, to the end
+    assert (
+        of_size("B", "mae").settled(1437, "cpu").plain() == of_size("B", "mae").plain()
+    )  # the papers' train on all, to the end
     assert recipe_for("small", build_encoder(SPEC), {}).blr > small.blr == of_size("B", "small").blr
     papers = (
         "droppos mae mp3 mp3-cifar100 mp3-tiny-imagenet mp3-speech restore simmim extrema extrema-22k extrema-few lut"
@@ -334,3 +344,12 @@ def test_dropout_is_behind_positions_attention_and_mlps_and_the_recipes_alone() 
     images = torch.rand(2, 1, 8, 8)
     assert not torch.equal(model.train().pooled(images), model.pooled(images))
     assert torch.equal(model.eval().pooled(images), model.pooled(images))
+
+
+@pytest.mark.parametrize("recipe", [RECIPES["small"][0], *(recipe for recipe, _ in PROBES.values())])
+def test_auto_cannot_stand_in_a_resolved_recipe(recipe):
+    settled = recipe.settled(1437, "cpu")
+    assert isinstance(settled, ResolvedRecipe) and settled.plain().keys() == recipe.plain().keys()
+    for name in ("epochs", "warmup_epochs", "batch", "validation"):
+        with pytest.raises(ValueError, match=f"{name} is auto"):
+            replace(settled, **{name: "auto"})

@@ -9,6 +9,7 @@ import pytest
 import torch
 from exporting import SMALL, a_run, an_encoder, photographs, with_card
 from PIL import Image
+from resolved import resolved_settings
 
 from patchloom.audio.augment import centre_excerpt
 from patchloom.audio.config import Sound
@@ -26,7 +27,6 @@ from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, sa
 from patchloom.nets.heads import InstanceHead, pooled_tokens
 from patchloom.runs.checksummed import write_checksummed
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_a_run_whose_images_have_moved_is_exported(photos, tmp_path, moved):
     path, touched = an_encoder(tmp_path / "run", photos), tmp_path / "touched"
     folder = RunFolder(path.parent)
     path.rename(folder.encoder)
-    settings = Settings(moved.format(touched), {"name": "mae"}, {"name": "nano"}, img_size=(16, 16), patch_size=4)
+    settings = resolved_settings(moved.format(touched))
     write_checksummed(folder.config, settings.plain())
     done = export(folder.path)
     why = "not to be had" if moved == "gone" else "only for who types it"

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from matplotlib.axes import Axes
 from PIL import Image
+from resolved import VALUES
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
@@ -18,7 +19,14 @@ from patchloom.look.run_curves import draw_run_curves, lines_of, points_of, read
 from patchloom.runs.settings import Settings
 
 ASKED = Settings("photos", task={"name": "mp3", "context_mask_ratio": 0.75}, model={"name": "auto"})
-AUTO = {"img_size": (32, 32), "patch_size": 4, "positions": "none", "channels": 3, "epochs": 100, "batch_size": 64}
+AUTO = VALUES | {
+    "img_size": (32, 32),
+    "patch_size": 4,
+    "positions": "none",
+    "channels": 3,
+    "epochs": 100,
+    "batch_size": 64,
+}
 Make = Callable[..., Path]
 
 
@@ -51,6 +59,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         became = {**wanted.plain(), **{k: v for k, v in AUTO.items() if k not in asked}}
         became["warmup_epochs"] = became["epochs"] / 10
         became |= {"blr": 0.004, "img_size": list(became["img_size"]), "task": task}
+        became["model"] = {"name": "nano"} if wanted.model["name"] == "auto" else wanted.model
         for file, values in (("requested.yaml", wanted.plain()), ("config.yaml", became)):
             (folder / file).write_text(yaml.safe_dump(values))
         # as mp3 logs it, whose position accuracy has no column in training

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from resolved import resolved_settings
 from safetensors.torch import save_file
 
 from patchloom.data.stats import Stats
@@ -107,7 +108,7 @@ def test_one_of_another_size_is_refused(tmp_path):
 
 
 ASKED = Settings("photos/", {"name": "mae", "mask_ratio": 0.75}, {"name": "auto"})
-RESOLVED = Settings("photos/", {"name": "mae"}, {"name": "nano"}, img_size=(32, 64), patch_size=4)
+RESOLVED = resolved_settings(img_size=(32, 64), epochs=10)
 STATS = Stats((0.5, 0.4, 0.3), (0.2, 0.2, 0.2), 32, 64, 10, [])
 
 
@@ -158,7 +159,8 @@ def test_a_run_of_an_older_version_is_known_again(tmp_path):
     for file in (folder.requested, folder.config):
         kept = [line for line in file.read_text().splitlines() if not line.startswith(("compile", "threads", "# if"))]
         file.write_text("\n".join(kept) + "\n")
-    assert folder.holds(ASKED) and folder.read_config().compile == "auto"
+    assert folder.holds(ASKED) and (config := folder.read_config()).compile is False
+    assert config.threads == torch.get_num_threads()
     with pytest.raises(PatchloomError, match="compile: was auto, now True"):
         folder.holds(replace(ASKED, compile=True))
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from resolved import resolved_settings
 from safetensors import safe_open
 from safetensors.torch import save
 
@@ -17,7 +18,6 @@ from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, checksum, save_encoder
 from patchloom.runs.checksummed import write_checksummed
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.settings import Settings
 
 SMALL = {"embed_dim": 32, "depth": 2}
 
@@ -56,7 +56,7 @@ def a_run(folder: Path, photos: Path, rows: Sequence[str] = (), **options) -> Pa
     path = an_encoder(folder, photos, **options)
     run = RunFolder(folder)
     path.rename(run.encoder)
-    settings = Settings(str(photos), {"name": "mae"}, {"name": "nano"}, img_size=(16, 16), patch_size=4, epochs=3)
+    settings = resolved_settings(str(photos))
     write_checksummed(run.config, settings.plain())
     heading = "date,protocol,encoder,pooling,settings,data,data_fingerprint,seed,value,low,high,n_test,quoted"
     (folder / "results.csv").write_text("\n".join([heading, *rows]) + "\n")

@@ -179,8 +179,6 @@ def test_a_large_model_is_calculated_and_not_made_twice(monkeypatch):
     monkeypatch.setattr(estimate, "_LARGE", 0)
     found = estimate.forecast_run(settings, source, 4, Cores(2), RunFolder("nowhere/run"))
     assert found.how == "calculated" and found.total > 0 and found.memory > 0
-    older = replace(settings, threads="auto")  # as an older version's run says
-    assert estimate.forecast_run(older, source, 4, Cores(2), RunFolder("nowhere/run")).how == "calculated"
 
 
 def test_no_gpu_is_set_up_for_steps_that_are_tried_elsewhere(monkeypatch):

@@ -1,5 +1,7 @@
 """The parts of training that are plain functions: parameter groups, settings."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from patchloom.data.source import Source
 from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import ResolvedSettings, Settings
 from patchloom.runs.task import prepare_task
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.defaults import momentum_for
@@ -233,3 +235,18 @@ def test_attention_takes_the_form_that_is_clearly_faster(monkeypatch):
         monkeypatch.setattr("patchloom.train.resolve.fused_gain", lambda *shape, gain=gain: gain)
         settings, reasons = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu"), 9, 3, STATS)
         assert settings.attention == form and f"×{gain:.2f}" in reasons["attention"]
+
+
+@pytest.mark.parametrize("name", ["batch_size", "img_size", "device", "compile", "crop_scale", "held_out", "devices"])
+def test_auto_cannot_stand_in_resolved_settings(name):
+    settings = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu"), 900, 3, STATS)[0]
+    assert isinstance(settings, ResolvedSettings) and settings.plain().keys() == Settings("x").plain().keys()
+    with pytest.raises(ValueError, match=f"{name} is auto"):
+        replace(settings, **{name: "auto"})
+    with pytest.raises(ValueError, match="model is auto"):
+        replace(settings, model={"name": "auto"})
+
+
+def test_settings_without_a_choice_for_auto_are_not_resolved():
+    with pytest.raises(ValueError, match="is auto"):
+        Settings("x", {"name": "mae"}, {"name": "nano"}).resolved(img_size=(32, 32))

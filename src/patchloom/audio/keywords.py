@@ -157,13 +157,13 @@ def _of_words(found: SpeechCommands, words: Sequence[str] | None, seed: int) -> 
         drawn = seed if name == "train" else _FIXED
         known = _spoken(source, chosen, name)
         average = round(len(known) / len(chosen))
-        pieces = [_labelled(known, classes, known.labels)]
+        pieces = [_labelled(known, classes, _labels(known))]
         if found.noise is not None:
             silence = Noise(found.noise, _STRETCHES[name], average, drawn)
             pieces.append(_labelled(silence, classes, np.full(average, classes.index(SILENCE_CLASS))))
         if rest:
             others = _only(source, rest)
-            unknown = others.subset(pick(others.labels, average, drawn))
+            unknown = others.subset(pick(_labels(others), average, drawn))
             pieces.append(_labelled(unknown, classes, np.full(len(unknown), classes.index(UNKNOWN_CLASS))))
         parts[name] = ConcatSource(source.name, pieces, classes)
     noise = None if found.noise is None else Noise(found.noise, _STRETCHES["train"])
@@ -233,10 +233,15 @@ def _whole(train: Source, validation: Source | None, test: Source | None, notes:
     return [train, validation, test]
 
 
+def _labels(source: Source) -> np.ndarray:
+    assert source.labels is not None  # their words
+    return source.labels
+
+
 def _spoken(source: Source, words: tuple[str, ...], part: str) -> Source:
     """The recordings of some words in a part, which are the classes."""
     found = _only(source, words)
-    missing = [word for i, word in enumerate(words) if i not in found.labels]
+    missing = [word for i, word in enumerate(words) if i not in _labels(found)]
     if len(missing) == len(words) or part == "train" and missing:
         raise PatchloomError(
             f"{source.name} has no recordings of {', '.join(missing)} for {_FOR[part]}: take some out of another part, "

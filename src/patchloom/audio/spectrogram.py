@@ -38,8 +38,8 @@ def features(waves: Tensor, sound: Sound) -> Tensor:
     with torch.autocast(waves.device.type, enabled=False):
         flat = waves.flatten(1)
         unit = flat.float() / FULL_SCALE if flat.dtype == torch.int16 else flat.float()
-        lengths = {"n_fft": sound.window_samples, "hop_length": sound.hop_samples}
-        spectrum = torch.stft(unit, **lengths, window=tables.window, center=False, return_complex=True)  # [b k w]
+        lengths = sound.window_samples, sound.hop_samples
+        spectrum = torch.stft(unit, *lengths, window=tables.window, center=False, return_complex=True)  # [b k w]
         power = torch.view_as_real(spectrum).square().sum(-1)  # [b k w]
         energy = torch.log(tables.bands @ power + FLOOR)  # [b m w]
         return (energy if tables.cosines is None else tables.cosines @ energy)[:, None]
@@ -77,8 +77,8 @@ def _tables(sound: Sound, device: torch.device) -> _Tables:
     bands = mel_bands(m, sound.window_samples, sound.rate, sound.low)
     cosines = None if sound.features == "logmel" else cosine_transform(sound.bins, m)
     window, mean, std = torch.hann_window(sound.window_samples), torch.tensor(sound.mean), torch.tensor(sound.std)
-    made = window, bands, cosines, mean[:, None], std[:, None]
-    return _Tables(*(None if one is None else one.to(device) for one in made))
+    cosines = None if cosines is None else cosines.to(device)
+    return _Tables(window.to(device), bands.to(device), cosines, mean[:, None].to(device), std[:, None].to(device))
 
 
 def check_sound(sound: Sound) -> None:
@@ -112,11 +112,11 @@ def check_patches(sound: Sound, patch: PatchSize) -> None:
         )
     if sound.frames % columns:
         below = sound.frames // columns * columns
-        lengths = [((w - 1) * sound.hop_samples + sound.window_samples) / sound.rate for w in (below, below + columns)]
-        fitting = listing([f"{length:.6g}" for length in lengths[not below :]])
+        seconds = [((w - 1) * sound.hop_samples + sound.window_samples) / sound.rate for w in (below, below + columns)]
+        lengths = listing([f"{length:.6g}" for length in seconds[not below :]])
         raise PatchloomError(
             f"patches of {columns} frames do not divide the {sound.frames} frames of {sound.seconds:g} s: give "
-            f"--seconds {fitting}"
+            f"--seconds {lengths}"
         )
 
 

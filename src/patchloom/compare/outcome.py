@@ -120,8 +120,10 @@ def _two_digits(number: int) -> int:
     return -(-number // unit) * unit
 
 
-HEADING = ("way", "encoder", "kind", "seeds", "mean", "lowest", "highest", "low", "high", "behind", "behind_low")
-HEADING += ("behind_high", "about")
+HEADING = (
+    *("way", "encoder", "kind", "seeds", "mean", "lowest", "highest", "low", "high"),
+    *("behind", "behind_low", "behind_high", "about"),
+)
 _NEARLY_ALL = 0.98
 _TOLD = {Claim.BETTER: "yes, ahead", Claim.WORSE: "yes, behind", Claim.NONE: "no"}  # in the table
 

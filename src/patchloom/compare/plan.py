@@ -18,7 +18,7 @@ from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError, typed_fields
 from patchloom.runs.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.held_out import choose_held_out
-from patchloom.runs.settings import Settings, request
+from patchloom.runs.settings import ResolvedSettings, request
 from patchloom.runs.task import prepare_task
 from patchloom.sizes import compact, in_pixels
 from patchloom.system.files import make_folder
@@ -177,9 +177,9 @@ def to_option_values(given: Mapping[str, Any]) -> dict[str, str]:
 
 def resolve_settings(
     asked: ComparisonRequest, training: Source, explicit: bool
-) -> tuple[dict[str, Settings], Stats, list[str]]:
+) -> tuple[dict[str, ResolvedSettings], Stats, list[str]]:
     """Settings of each task without any ``auto``; and notes on tasks that these images do not suit."""
-    found: dict[str, Settings] = {}
+    found: dict[str, ResolvedSettings] = {}
     notes: list[str] = []
     stats = None
     for task in asked.tasks:

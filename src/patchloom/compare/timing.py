@@ -25,7 +25,7 @@ from patchloom.evaluate.settings import EvalSettings, Parts, stratified_subset
 from patchloom.report.page import render
 from patchloom.report.report import page_of
 from patchloom.runs.encoder import load_encoder, load_extra_module
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.hardware import Cores, cores, keep_freed_memory
 from patchloom.train.estimate import Step, reading_rate, refuse_too_large, rounded, seconds_with_reading, try_steps
 
@@ -60,7 +60,7 @@ class TrainingSpeed(NamedTuple):
         return self.step * max(1, round(epochs * self.epoch))
 
 
-def measure_training_speeds(settings: Mapping[str, Settings], training: Source) -> dict[str, TrainingSpeed]:
+def measure_training_speeds(settings: Mapping[str, ResolvedSettings], training: Source) -> dict[str, TrainingSpeed]:
     """The pace of each task, measured.
 
     One task is in memory at a time. What is measured has each step's images ready; where processes read them beside
@@ -99,7 +99,7 @@ def measure_training_speeds(settings: Mapping[str, Settings], training: Source) 
     return found
 
 
-def estimated_paces(settings: Mapping[str, Settings], training: Source) -> dict[str, TrainingSpeed]:
+def estimated_paces(settings: Mapping[str, ResolvedSettings], training: Source) -> dict[str, TrainingSpeed]:
     """The pace of each task from a few steps, as ``pretrain`` estimates it: a second or two for each."""
     found: dict[str, TrainingSpeed] = {}
     threads = torch.get_num_threads()

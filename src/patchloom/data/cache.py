@@ -175,8 +175,8 @@ class _Parts(Dataset[int | PatchloomError]):
                         continue
                     c, h, w = image.shape
                     index.append((end, h, w, c))
-                    end += file.write(image.permute(1, 2, 0).contiguous().numpy())
-                file.write(np.array(index, dtype=np.int64))
+                    end += file.write(image.permute(1, 2, 0).contiguous().numpy().data)
+                file.write(np.array(index, dtype=np.int64).data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, self.path(number))

@@ -42,7 +42,7 @@ def contents_of(kind: bytes, parts: Iterable[Iterable[bytes | memoryview | np.nd
     for pieces in parts:
         total = hashlib.sha256()
         for piece in pieces:
-            total.update(piece)
+            total.update(piece.data if isinstance(piece, np.ndarray) else piece)
         digests += kind + total.digest()[: CONTENT.itemsize - 1]
     return np.frombuffer(bytes(digests), CONTENT)
 

@@ -132,8 +132,8 @@ def group_in_names(source: Source) -> str | None:
     words = Counter(word[1] for i in some if (word := _WHOLES.search(source.place(i) or "")))
     if not words:
         return None
-    word, count = words.most_common(1)[0]
-    return rf"(?<![A-Za-z]){word}[-_ ]?\d+" if count >= _NAMED * len(some) else None
+    most, count = words.most_common(1)[0]
+    return rf"(?<![A-Za-z]){most}[-_ ]?\d+" if count >= _NAMED * len(some) else None
 
 
 def parted_wholes(train: Source, test: Source, remedy: str = "") -> str:

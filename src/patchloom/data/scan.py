@@ -212,7 +212,7 @@ class _Parts(Dataset[_Part]):
 def _row(i: int, image: Tensor) -> tuple[int | bool | bytes, ...]:
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
     digest = hashlib.blake2b(f"{pixels.shape} {pixels.dtype}".encode(), digest_size=16)
-    digest.update(pixels)
+    digest.update(pixels.data)
     c, h, w = image.shape
     if image.dtype == torch.int16:
         samples = pixels.astype(np.int32)  # a constant offset (DC) is no sound

@@ -133,7 +133,7 @@ def tokens_after(
         until, all_of_them = done + 1, done + 1 in whole
         while all_of_them and until not in numbers and until + 1 in whole:
             until += 1
-        run = partial(run_blocks, vit.blocks[done:until], checkpointing=kept)
+        run = partial(run_blocks, blocks_of(vit)[done:until], checkpointing=kept)
         tokens = run(tokens) if windows is None or all_of_them else windows(run, tokens)
         done = until
         if done in numbers:

@@ -35,7 +35,7 @@ from patchloom.dense.protocol import (
     set_up,
     train_each,
 )
-from patchloom.dense.recipes import DETECT, DetectRecipe
+from patchloom.dense.recipes import DETECT, DetectRecipe, ResolvedDetectRecipe, dense_recipe
 from patchloom.dense.training import DenseTraining, mask_padding, predict_images
 from patchloom.dense.windows import detect_image
 from patchloom.errors import PatchloomError, check_options
@@ -60,7 +60,7 @@ class DetectTraining(DenseTraining[Objects]):
 
     measure = "AP"
     model: Detector
-    recipe: DetectRecipe
+    recipe: ResolvedDetectRecipe
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -163,7 +163,8 @@ def detect(
     check_options(detect, locals())
     check_outputs(run, settings, from_scratch, save, out)
     coco_tool("mask")  # what scores is missed now, and not after the training
-    setup = set_up(run, lambda: open_boxes(data), settings, recipe, DETECT, changes, positions, precision)
+    asked = dense_recipe(recipe, DETECT, changes, settings.batch_size)
+    setup = set_up(run, lambda: open_boxes(data), settings, recipe, asked, positions, precision)
     values, classes = setup.recipe, setup.classes
     _check_objects(setup.parts.test, "to test on")
     if setup.held is not None:
@@ -175,7 +176,12 @@ def detect(
     window = None if values.window == 0 else values.window
     if values.window == "auto":
         window = window_of(setup.encoder(setup.vit), grid_size(setup.vit))
-    options = {"masks": with_masks, "width": values.head_width, "window": window, "light": values.heads == "light"}
+    options: dict[str, Any] = {
+        "masks": with_masks,
+        "width": values.head_width,
+        "window": window,
+        "light": values.heads == "light",
+    }
     if values.sides is not None:
         options["sides"] = values.sides[1:]
 
@@ -245,7 +251,9 @@ def _scored(
     return rows
 
 
-def _drawings(found: Sequence[DetectedObjects | None], setup: Setup[Objects, DetectRecipe]) -> tuple[Drawing, ...]:
+def _drawings(
+    found: Sequence[DetectedObjects | None], setup: Setup[Objects, ResolvedDetectRecipe]
+) -> tuple[Drawing, ...]:
     """The best and the worst test images: truth beside answer."""
     path = setup.place("pictures", ".png", "detect-")
     if path is None or rank():

@@ -280,8 +280,8 @@ def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path,
     caption = f"Answers with a score of at least {score:g} are drawn."
     if not reached:
         caption = f"No answer has a score of {score:g}: the surest one of each image is drawn."
-        rows = [row._replace(**_chosen(row, row.scores >= row.scores.max()) if len(row.scores) else {}) for row in rows]
-    rows = [row._replace(**_chosen(row, row.scores >= score)) for row in rows] if reached else rows
+        rows = [_chosen(row, row.scores >= row.scores.max()) if len(row.scores) else row for row in rows]
+    rows = [_chosen(row, row.scores >= score) for row in rows] if reached else rows
     known = any(row.truth is not None for row in rows)
     if any(row.truth is not None and bool(row.truth.crowd.any()) for row in rows):
         caption += " Dashed: groups, in which answers are neither right nor wrong."
@@ -354,12 +354,13 @@ def _alone(image: Tensor) -> tuple[int, int]:
     return max(1, round(h * scale)), max(1, round(w * scale))
 
 
-def _chosen(row: BoxRow, which: Tensor) -> dict[str, object]:
-    """The finds of a row for which ``which`` [m] says so."""
+def _chosen(row: BoxRow, which: Tensor) -> BoxRow:
+    """A row with those of its finds for which ``which`` [m] says so."""
     found = row.answer
     masks = None if found.masks is None else found.masks[which]
     boxes, labels, crowd = (one[which] for one in (found.boxes, found.labels, found.crowd))
-    return {"answer": replace(found, boxes=boxes, labels=labels, masks=masks, crowd=crowd), "scores": row.scores[which]}
+    answer = replace(found, boxes=boxes, labels=labels, masks=masks, crowd=crowd)
+    return row._replace(answer=answer, scores=row.scores[which])
 
 
 def _shown(image: Tensor, h: int, w: int) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from patchloom.arguments import PathLike, validate_arguments
+from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.data.decode import Unreadable, to_channels
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.glob import is_single, open_images
@@ -25,6 +25,7 @@ from patchloom.data.stats import dropped_colours
 from patchloom.dense.checkpoint import DENSE_FORMAT, DenseCard, DenseTask, load_dense
 from patchloom.dense.metrics import DetectedObjects, coco_tool
 from patchloom.dense.pictures import class_colours, draw_label_map, draw_objects
+from patchloom.dense.segmenter import Segmenter
 from patchloom.dense.windows import detect_image, segment_image
 from patchloom.display import Displayable, Verbatim, track_progress
 from patchloom.errors import PatchloomError, listing
@@ -156,6 +157,7 @@ def predict(
     if pictures != "all" and pictures < 0:
         raise PatchloomError(f"--pictures must be 0 or more, or all, not {pictures}")
     at = EvalSettings(device=device).torch_device
+    model = plain_path(model)
     _check_model(model)
     net, card = load_dense(model)
     opened = _opened(data)
@@ -170,7 +172,7 @@ def predict(
     unreadable: list[str] = []
     read: list[str] = []
     images = _read(names, net.channels, read, unreadable, f"{folder}: predicting")
-    if card.kind == "segment":
+    if isinstance(net, Segmenter):
         answered = (
             (name, image, segment_image(net, image, card.encoder.mean, card.encoder.std, card.side, at, half))
             for name, image in images

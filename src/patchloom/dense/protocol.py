@@ -6,7 +6,7 @@ Everything is resolved before the first training; the test images are used once,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,9 @@ from patchloom.data.source import Data
 from patchloom.data.splits import choose_indices, pick, splittable, with_groups
 from patchloom.dense.annotations.base import Annotated, AnnotatedData, T
 from patchloom.dense.checkpoint import DenseCard, DenseTask, is_dense, save_dense
-from patchloom.dense.recipes import R, SegmentRecipe, dense_recipe, held_out, usual_crops
+from patchloom.dense.detector import Detector
+from patchloom.dense.recipes import R, Requested, ResolvedSegmentRecipe, SegmentRecipe, held_out, usual_crops
+from patchloom.dense.segmenter import Segmenter
 from patchloom.dense.training import VALIDATED, DenseTraining
 from patchloom.dense.windows import starts
 from patchloom.display import StatusMessage, TimeLeft, duration, is_first, progress_message
@@ -124,7 +126,7 @@ class Setup(Generic[T, R]):
     Attributes:
         name: of the recipe.
         label: the recipe, or what else tells this training from others of the same data, in names of files.
-        recipe: with every ``auto`` resolved.
+        recipe: its values.
         run: what the user typed for the encoder.
         vit, card: the encoder, and what is known of it.
         variant: its positions.
@@ -189,17 +191,13 @@ def set_up(
     opened: Callable[[], AnnotatedData[T]],
     settings: EvalSettings,
     name: str,
-    known: Mapping[str, R],
-    changes: Mapping[str, Any],
+    asked: Requested[R],
     positions: PositionChoice,
     precision: Precision,
     label: str = "",
     unused: Sequence[str] = (),
 ) -> Setup[T, R]:
-    """Load the encoder, open the images, and resolve the recipe."""
-    if settings.batch_size != "auto":
-        changes = {**changes, "batch": settings.batch_size}
-    asked = dense_recipe(name, known, changes)
+    """Load the encoder, open the images, and resolve the recipe ``asked`` for."""
     vit, card = load_encoder(run, settings.model)
     if launched_processes() > 1 and world() == 1:
         fabric = launch(settings.torch_device.type)
@@ -230,10 +228,12 @@ def set_up(
     return Setup(*plan, half, kernels, precision, unused)
 
 
-def _at_scale(recipe: R, asked: R, train: Annotated[T], tests: int, device: str, patch: int) -> tuple[R, str]:
+def _at_scale(
+    recipe: R, asked: Requested[R], train: Annotated[T], tests: int, device: str, patch: int
+) -> tuple[R, str]:
     """The recipe with the scale at which images are seen, and a sentence on it, or "" if they are not reduced."""
     image = median_size(train)
-    if not isinstance(recipe, SegmentRecipe) or not isinstance(asked, SegmentRecipe):
+    if not isinstance(recipe, ResolvedSegmentRecipe) or not isinstance(asked, SegmentRecipe):
         factor = max(image) / recipe.size
         if factor <= 1:
             return recipe, ""
@@ -434,7 +434,7 @@ def _check_file(path: Path) -> None:
 
 
 def save_model(
-    model: nn.Module,
+    model: Segmenter | Detector,
     setup: Setup[T, R],
     kind: DenseTask,
     side: int | None,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.recipes import Auto, check_values
+from patchloom.evaluate.recipes import Auto, check_values, refuse_auto
 
 _UPDATES = {"cpu": 1_000, "gpu": 20_000}  # of a training whose steps are auto: an hour or so
 _BATCH = {"cpu": 8, "gpu": 16}
 _VALIDATION_SHARE, _LEAST_VALIDATION, _MOST_VALIDATION = 0.15, 10, 500
 
 Side = Literal["auto", "native", "size"]
-R = TypeVar("R", bound="DenseRecipe")
+Asked = TypeVar("Asked", bound="DenseRecipe")
+R = TypeVar("R", bound="ResolvedDenseRecipe")
+R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class DenseRecipe:
         check_values(self, _RANGES, ("lr", "layer_decay", "patience"))
         for name in ("scale", "drops"):
             self._rises(name)
-        if "auto" not in (self.steps, self.warmup_steps) and self.warmup_steps > self.steps:
+        if self.steps != "auto" and self.warmup_steps != "auto" and self.warmup_steps > self.steps:
             raise PatchloomError(f"--warmup_steps {self.warmup_steps} is more than --steps {self.steps}: lower it")
 
     def _rises(self, name: str) -> None:
@@ -78,8 +80,8 @@ class DenseRecipe:
         if pair[0] > pair[1]:
             raise PatchloomError(f"--{name} {list(pair)} has the larger number first: turn them round")
 
-    def settled(self: R, n: int, device: str, own_validation: int, side: int, patch: int, width: int) -> R:
-        """The recipe with every ``auto`` resolved."""
+    def _settled(self, n: int, device: str, own_validation: int, side: int, patch: int) -> dict[str, Any]:
+        """The fields, with every shared ``auto`` resolved."""
         kind = "cpu" if device == "cpu" else "gpu"
         steps, warmup, batch, validation, size = self.steps, self.warmup_steps, self.batch, self.validation, self.size
         if validation == "auto":
@@ -95,11 +97,7 @@ class DenseRecipe:
             size = round(1.5 * side / patch) * patch
         batch = min(batch, max(1, n - (0 if own_validation else held_out(validation, n))))
         same = {"steps": steps, "warmup_steps": warmup, "batch": batch, "validation": validation, "size": size}
-        return replace(self, **same, **self._of_head(size, width))
-
-    def _of_head(self, size: int, width: int) -> dict[str, Any]:
-        """The values of a head's own."""
-        return {}
+        return vars(self) | same
 
     def plain(self) -> dict[str, Any]:
         """As a dict for JSON, without what does not act."""
@@ -138,9 +136,14 @@ class SegmentRecipe(DenseRecipe):
         """The shorter side in pixels to which images are resized; None where they are left as they are."""
         return self.side if isinstance(self.side, int) else None
 
-    def _of_head(self, size: int, width: int) -> dict[str, Any]:
-        side = size if self.side in ("auto", "size") else self.side
-        return {"side": side, "head_width": _within(width) if self.head_width == "auto" else self.head_width}
+    def settled(
+        self, n: int, device: str, own_validation: int, side: int, patch: int, width: int
+    ) -> ResolvedSegmentRecipe:
+        """The recipe with every ``auto`` resolved."""
+        values = self._settled(n, device, own_validation, side, patch)
+        values |= {"side": values["size"]} if self.side in ("auto", "size") else {}
+        values |= {"head_width": _within(width)} if self.head_width == "auto" else {}
+        return ResolvedSegmentRecipe(**values)
 
 
 @dataclass(frozen=True)
@@ -186,9 +189,50 @@ class DetectRecipe(DenseRecipe):
     def _idle(self) -> set[str]:
         return super()._idle() | ({"scale"} if self.shorter[1] else {"shorter", "longer"})
 
-    def _of_head(self, size: int, width: int) -> dict[str, Any]:
+    def settled(
+        self, n: int, device: str, own_validation: int, side: int, patch: int, width: int
+    ) -> ResolvedDetectRecipe:
+        """The recipe with every ``auto`` resolved, but for the window, which depends on the encoder."""
         usual = 256 if self.heads == "papers" else min(256, _within(width))
-        return {"head_width": usual if self.head_width == "auto" else self.head_width}
+        values = self._settled(n, device, own_validation, side, patch)
+        return ResolvedDetectRecipe(**values | ({"head_width": usual} if self.head_width == "auto" else {}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedDenseRecipe(DenseRecipe):
+    """`DenseRecipe` without ``auto``."""
+
+    steps: int
+    warmup_steps: int
+    batch: int
+    size: int
+    validation: float
+
+    def __post_init__(self) -> None:
+        refuse_auto(self, but="window")  # which follows from the encoder at its new size
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedSegmentRecipe(ResolvedDenseRecipe, SegmentRecipe):
+    """`SegmentRecipe` without ``auto``, as `SegmentRecipe.settled` makes it."""
+
+    side: int | Literal["native"]
+    head_width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedDetectRecipe(ResolvedDenseRecipe, DetectRecipe):
+    """`DetectRecipe` without ``auto``, as `DetectRecipe.settled` makes it."""
+
+    head_width: int
+
+
+class Requested(Protocol[R_co]):
+    """A recipe in which values may be ``auto``, of which `settled` makes one without."""
+
+    def settled(self, n: int, device: str, own_validation: int, side: int, patch: int, width: int) -> R_co:
+        """The recipe with every ``auto`` resolved."""
+        ...
 
 
 def _within(width: int) -> int:
@@ -263,15 +307,19 @@ def held_out(share: float, n: int) -> int:
     return min(max(1, round(share * n)), _MOST_VALIDATION, n - 1) if share else 0
 
 
-def dense_recipe(name: str, known: Mapping[str, R], changes: Mapping[str, Any]) -> R:
-    """A recipe by its name with ``changes``, in which None means no change."""
+def dense_recipe(
+    name: str, known: Mapping[str, Asked], changes: Mapping[str, Any], batch: int | Auto = "auto"
+) -> Asked:
+    """A recipe by its name with ``changes``, in which None means no change, and another batch unless it is auto."""
     if name not in known:
         raise PatchloomError(f"there is no recipe {name}: choose one of {', '.join(known)}")
     recipe = known[name]
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
+    changes = changes if batch == "auto" else {**changes, "batch": batch}
+    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
     given = {key: value for key, value in given.items() if value is not None}
-    if isinstance(given.get("steps"), int) and "auto" not in (recipe.steps, recipe.warmup_steps):
-        given.setdefault("warmup_steps", round(recipe.warmup_steps * given["steps"] / recipe.steps))
+    was, warmup = recipe.steps, recipe.warmup_steps
+    if isinstance(given.get("steps"), int) and was != "auto" and warmup != "auto":
+        given.setdefault("warmup_steps", round(warmup * given["steps"] / was))
     recipe = replace(recipe, **given)
     recipe.check()
     return recipe

@@ -35,7 +35,7 @@ from patchloom.dense.protocol import (
     train_each,
     window_count,
 )
-from patchloom.dense.recipes import PROBE, SEGMENT, SegmentRecipe
+from patchloom.dense.recipes import PROBE, SEGMENT, ResolvedSegmentRecipe, SegmentRecipe, dense_recipe
 from patchloom.dense.segmenter import PixelSegmenter, Segmenter, SegmentLogits
 from patchloom.dense.training import DenseTraining, predict_images
 from patchloom.dense.windows import AT_ONCE, BAND, segment_image
@@ -62,7 +62,7 @@ class SegmentTraining(DenseTraining[Tensor]):
 
     measure = "mIoU"
     model: Segmenter
-    recipe: SegmentRecipe
+    recipe: ResolvedSegmentRecipe
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -208,10 +208,11 @@ def segment(
     check_outputs(run, settings, from_scratch, save, out)
     known = {**SEGMENT, "small": PROBE} if linear else SEGMENT
     label = "linear" if linear else recipe
-    how = known, changes, positions, precision, label, _OF_ENCODER if linear else ()
-    setup = set_up(run, lambda: open_label_maps(data, ignore), settings, recipe, *how)
+    asked = dense_recipe(recipe, known, changes, settings.batch_size)
+    how = positions, precision, label, _OF_ENCODER if linear else ()
+    setup = set_up(run, lambda: open_label_maps(data, ignore), settings, recipe, asked, *how)
     values, classes = setup.recipe, setup.classes
-    options = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
+    options: dict[str, Any] = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
 
     def begin(model: Segmenter) -> SegmentTraining:
         kernels = setup.kernels if isinstance(model, Segmenter) else "torch"
@@ -279,7 +280,7 @@ def _rows(name: str, settings: dict[str, Any], each: Tensor, classes: Sequence[s
     return rows
 
 
-def _drawings(model: Segmenter, each: Tensor, setup: Setup[Tensor, SegmentRecipe]) -> tuple[Drawing, ...]:
+def _drawings(model: Segmenter, each: Tensor, setup: Setup[Tensor, ResolvedSegmentRecipe]) -> tuple[Drawing, ...]:
     """The best and the worst test images: image, truth, answer."""
     path = setup.place("pictures", ".png", "segment-")
     if path is None or rank():

@@ -37,7 +37,7 @@ def convolution(channels: int, width: int, side: int, grid: Grid) -> nn.Sequenti
 def _answer(width: int, classes: int) -> nn.Sequential:
     last = nn.Conv2d(width, classes, 1)
     nn.init.normal_(last.weight, std=0.01)
-    nn.init.zeros_(last.bias)
+    nn.init.zeros_(last.get_parameter("bias"))
     return nn.Sequential(nn.Dropout2d(_DROPOUT), last)
 
 
@@ -119,7 +119,7 @@ class _LinearHead(nn.Sequential):
     def __init__(self, width: int, classes: int) -> None:
         last = nn.Conv2d(width, classes, 1)
         nn.init.normal_(last.weight, std=0.01)
-        nn.init.zeros_(last.bias)
+        nn.init.zeros_(last.get_parameter("bias"))
         super().__init__(nn.BatchNorm2d(width, affine=False), last)
 
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from patchloom.data.decode import Unreadable, to_channels
 from patchloom.data.loader import training_batches
 from patchloom.dense.annotations.base import Annotated, T
-from patchloom.dense.recipes import DenseRecipe
+from patchloom.dense.recipes import ResolvedDenseRecipe
 from patchloom.dense.segmenter import PixelSegmenter
 from patchloom.display import track_progress
 from patchloom.evaluate.features import Precision, runs_in_bfloat16
@@ -42,7 +42,7 @@ class DenseTraining(Loop, Generic[T]):
         model: is trained in place; has ``groups``.
         train: annotated images.
         held: others, by which the weights are chosen; None takes the last ones.
-        recipe: with every ``auto`` resolved.
+        recipe: its values.
         card: its mean and std normalise the images.
         settings: seed, device and workers.
         half: take matrix products in bfloat16.
@@ -59,7 +59,7 @@ class DenseTraining(Loop, Generic[T]):
         model: OnEncoder | PixelSegmenter,
         train: Annotated[T],
         held: Annotated[T] | None,
-        recipe: DenseRecipe,
+        recipe: ResolvedDenseRecipe,
         card: EncoderCard,
         settings: EvalSettings,
         *,
@@ -130,8 +130,8 @@ class DenseTraining(Loop, Generic[T]):
             for name, one in list(part.named_parameters(recurse=False)):
                 empty = torch.empty(one.shape, dtype=one.dtype, device=self.device)
                 setattr(part, name, nn.Parameter(empty, one.requires_grad))
-            for name, one in list(part.named_buffers(recurse=False)):
-                setattr(part, name, torch.empty(one.shape, dtype=one.dtype, device=self.device))
+            for name, buffer in list(part.named_buffers(recurse=False)):
+                setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=self.device))
 
     def _batches(self, steps: int, workers: int) -> Any:
         reading = self.batch, self.seed, self.step, steps, workers, self.model.channels, rank(), world()
@@ -187,7 +187,7 @@ def mask_padding(images: Tensor, sizes: list[tuple[int, int]]) -> Tensor:
     return images * inside[:, None]
 
 
-def rate_schedule(optimizer: torch.optim.Optimizer, recipe: DenseRecipe) -> Any:
+def rate_schedule(optimizer: torch.optim.Optimizer, recipe: ResolvedDenseRecipe) -> Any:
     """The learning rate of each step. It never is 0: of the linear decay there is one step more than is made."""
     warmup = min(recipe.warmup_steps, recipe.steps - 1)
     if recipe.decay == "steps":

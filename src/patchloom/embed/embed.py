@@ -15,14 +15,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from patchloom.arguments import PathLike, validate_arguments
+from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.audio.spectrogram import pictures
 from patchloom.data.loader import Batch
@@ -593,6 +593,7 @@ def embed(
         raise PatchloomError(f"--devices must be 1 or more, not {devices}")
     settings = EvalSettings(device=device, batch_size=batch_size, workers=workers, model=model)
     settings.check()
+    run = plain_path(run)
     check_model(run, model)
     place, folder, suffix = parse_target(to, format)
     asked = None if near is None else open_one(near)
@@ -614,7 +615,7 @@ def embed(
     if head is not None:
         head.to(settings.torch_device)
     with StatusMessage("looking at the encoder and the images"):
-        how = {"pooling": pooling, "layer": named, "shape": shape, "dtype": dtype}
+        how: dict[str, Any] = {"pooling": pooling, "layer": named, "shape": shape, "dtype": dtype}
         card = card_of(vit, about, head, sources, settings, **how)
     parts = PartFolder(folder, suffix, sources, card, settings.at_once)
     done = make(place, parts, encoding, fabric)

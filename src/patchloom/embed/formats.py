@@ -107,7 +107,7 @@ def _read_parquet(path: Path) -> Rows:
 
 
 def _write_npz(path: Path, rows: Rows, card: Card) -> None:
-    columns = {
+    columns: dict[str, Any] = {
         "card": np.array(json.dumps(card)),
         "classes": np.array(card["classes"], str),
         "labels": _numbers(rows.labels, card["classes"]),
@@ -224,7 +224,7 @@ def read_rows(path: Path) -> Rows:
     """Read all rows of a file."""
     with _as_vectors(path):
         rows = FORMATS[path.suffix.lower()].read(path)
-        if len({*map(len, rows)}) != 1:
+        if len({len(column) for column in rows}) != 1:
             raise ValueError("its columns are of different lengths")
         return rows
 

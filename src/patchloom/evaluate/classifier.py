@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from patchloom.data.source import Source
@@ -37,6 +37,7 @@ from patchloom.nets.encode import (
 from patchloom.nets.encode import width as token_width
 from patchloom.nets.finetune import Variant, with_variant
 from patchloom.nets.heads import InstanceHead, OnEncoder, represent
+from patchloom.nets.swin import Encoder
 from patchloom.withhold.encoder_input import all_patches
 
 CLASSIFIER_FORMAT = "patchloom-classifier-1"
@@ -60,7 +61,7 @@ class Classifier(OnEncoder):
 
     def __init__(
         self,
-        encoder: VisionTransformer,
+        encoder: Encoder,
         classes: int,
         pooling: Pool,
         *,
@@ -111,16 +112,16 @@ class Classifier(OnEncoder):
         return self.norm(pooled)
 
 
-def fresh_blocks(vit: VisionTransformer, count: int) -> nn.Sequential:
+def fresh_blocks(vit: Encoder, count: int) -> nn.Sequential:
     """``count`` freshly initialised transformer blocks with the encoder's width and heads."""
-    norm = partial(nn.LayerNorm, eps=1e-6)
+    norm: Any = partial(nn.LayerNorm, eps=1e-6)  # timm asks for a class, and only calls it
     made = (Block(token_width(vit), attention_heads(vit), qkv_bias=True, norm_layer=norm) for _ in range(count))
     body = nn.Sequential(*made)
     initialize(body)
     return body
 
 
-def variant_of(positions: PositionChoice, vit: VisionTransformer) -> Variant:
+def variant_of(positions: PositionChoice, vit: Encoder) -> Variant:
     """Resolve ``auto``: keep the encoder's positions; learned ones where it has none (MP3, section 3.3)."""
     if positions == "auto":
         return "keep" if has_positions(vit) else "learned"

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.data.loader import Batch, plain_batches
@@ -37,6 +36,7 @@ from patchloom.nets.encode import (
     prefix_count,
 )
 from patchloom.nets.heads import InstanceHead, pooled_tokens, poolings_of, select_pooling
+from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.system.files import cache_root, write_whole
 from patchloom.system.hardware import bfloat16_pays
 from patchloom.version import __version__
@@ -46,7 +46,7 @@ from patchloom.withhold.encoder_input import all_patches
 
 
 def each_batch(
-    vit: VisionTransformer,
+    vit: Encoder,
     card: EncoderCard,
     source: Source,
     pools: Callable[[Tensor], dict[str, Tensor]],
@@ -166,7 +166,7 @@ def only_labelled(source: Source) -> Source:
 
 
 def extract(
-    vit: VisionTransformer,
+    vit: Encoder,
     card: EncoderCard,
     source: Source,
     *,
@@ -187,6 +187,7 @@ def extract(
     device, patches = torch.device(device), patch_count(vit)
 
     def layer_means(images: Tensor) -> dict[str, Tensor]:
+        assert not is_hierarchical(vit)  # which `layers` refuses
         each = attend_each(vit, embed(vit, all_patches(images, patches)))
         means = (tokens[:, prefix_count(vit) :].float().mean(1) for tokens in each)
         return dict(zip(layer_names(vit), means, strict=True))
@@ -212,7 +213,7 @@ def trains_in_bfloat16(device: torch.device, precision: Precision) -> bool:
 
 
 def one_pass(
-    vit: VisionTransformer,
+    vit: Encoder,
     card: EncoderCard,
     source: Source,
     pools: Callable[[Tensor], dict[str, Tensor]],
@@ -294,7 +295,7 @@ def cache_folder() -> Path:
 
 
 def about_encoder(
-    vit: VisionTransformer,
+    vit: Encoder,
     card: EncoderCard,
     device: torch.device | str,
     head: InstanceHead | None = None,
@@ -318,7 +319,7 @@ def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
     total = hashlib.sha256()
     for name, value in tensors.items():
         total.update(f"{name} {value.dtype} {tuple(value.shape)}\0".encode())
-        total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.data.source import Source
@@ -27,6 +26,7 @@ from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratifie
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_size
 from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
+from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder, load_extra_module
 
 # for an encoder to which a protocol does not apply
@@ -44,7 +44,7 @@ class FeatureExtractor(NamedTuple):
 
     name: str
     features_of: Callable[[Source], ImageFeatures]
-    encoder: VisionTransformer | None
+    encoder: Encoder | None
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def measure_run(
 
 
 def extractors(
-    vit: VisionTransformer,
+    vit: Encoder,
     card: EncoderCard,
     settings: EvalSettings,
     head: InstanceHead | None = None,
@@ -114,7 +114,7 @@ def extractors(
 
 def encoder_extractor(
     name: str,
-    vit: VisionTransformer,
+    vit: Encoder,
     card: EncoderCard,
     settings: EvalSettings,
     head: InstanceHead | None = None,
@@ -135,10 +135,10 @@ def encoder_extractor(
     return FeatureExtractor(name, cached_features_of, vit)
 
 
-def raw_extractor(vit: VisionTransformer, card: EncoderCard, settings: EvalSettings) -> FeatureExtractor:
+def raw_extractor(vit: Encoder, card: EncoderCard, settings: EvalSettings) -> FeatureExtractor:
     """Raw pixels of images, or the features of recordings, as ``vit`` is given them, with the cache."""
     size, name = input_size(vit), raw_name(card)
-    about = "pixels", str(pixels_size(size)), str(card.mean), str(card.std)
+    about: tuple[str, ...] = "pixels", str(pixels_size(size)), str(card.mean), str(card.std)
     about = about if card.sound is None else (*about, str(card.sound))
 
     def extract_features(source: Source) -> ImageFeatures:
@@ -162,7 +162,7 @@ def _reading(source: Source, name: str, settings: EvalSettings) -> dict[str, Any
 
 def compare_frozen(
     protocols: Sequence[FrozenProtocol],
-    vit: VisionTransformer,
+    vit: Encoder,
     card: EncoderCard,
     parts: Parts,
     settings: EvalSettings,

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -370,7 +369,7 @@ MEASURES = (RANKME, ALPHA, LIDAR, *map(own_crop, AREAS), *map(overlap_measure, S
 
 def label_free_rows(
     name: str,
-    vit: VisionTransformer,
+    vit: Encoder,
     card: EncoderCard,
     source: Source,
     settings: EvalSettings,

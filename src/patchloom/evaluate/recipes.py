@@ -113,7 +113,7 @@ class Recipe:
     def check(self) -> None:
         """Validate the values."""
         check_values(self, _RANGES, ("blr", "layer_decay", "crop_scale", "patience"))
-        if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
+        if self.epochs != "auto" and self.warmup_epochs != "auto" and self.warmup_epochs > self.epochs:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
         if self.warmup_updates > self.updates:
             raise PatchloomError(f"--warmup_updates {self.warmup_updates:,} is more than --updates {self.updates:,}")
@@ -132,10 +132,10 @@ class Recipe:
 
         Mixup is of whole pictures, so it acts on those of recordings, too.
         """
-        unlike = {"cutmix": 0.0, "randaugment": 0.0, "erasing": 0.0, "crop_scale": 1.0, "flip": False}
+        unlike: dict[str, Any] = {"cutmix": 0.0, "randaugment": 0.0, "erasing": 0.0, "crop_scale": 1.0, "flip": False}
         return replace(self, **unlike, recordings=True, noise_share=self.noise_share if noise else 0.0)
 
-    def settled(self, n: int, device: str, own_validation: bool = False) -> Recipe:
+    def settled(self, n: int, device: str, own_validation: bool = False) -> ResolvedRecipe:
         """The recipe with every ``auto`` resolved."""
         kind = "cpu" if device == "cpu" else "gpu"
         batch, epochs, warmup, validation = self.batch, self.epochs, self.warmup_epochs, self.validation
@@ -148,11 +148,13 @@ class Recipe:
             batch = max(8, min(usual, 2 ** (n // 8).bit_length() // 2)) * self.repeats
         if epochs == "auto":
             per_epoch = max(1, n // batch)
-            epochs = min(_EPOCHS[1], max(_EPOCHS[0], round(_UPDATES[kind] / per_epoch)))
-        if warmup == "auto":
-            warmup = epochs / 10
-        warmup = round(warmup, 2)
-        return replace(self, batch=batch, epochs=epochs, warmup_epochs=warmup, validation=validation)
+            fewest, most = _EPOCHS
+            epochs = int(min(most, max(fewest, round(_UPDATES[kind] / per_epoch))))
+        rises = round(epochs / 10 if warmup == "auto" else warmup, 2)
+        return self._resolved(batch=batch, epochs=epochs, warmup_epochs=rises, validation=validation)
+
+    def _resolved(self, **chosen: Any) -> ResolvedRecipe:
+        return ResolvedRecipe(**vars(self) | chosen)
 
     def peak(self, batch: int) -> float:
         """The highest learning rate, where a step has ``batch`` images."""
@@ -196,7 +198,7 @@ class ProbeRecipe(Recipe):
     mixup: float = 0.0
     cutmix: float = 0.0
     randaugment: float = 0.0
-    pooling: Literal["class", "mean", "instance"] = "class"
+    pooling: Literal["class", "mean", "instance"] = "class"  # type: ignore[assignment]  # a probe reads one more
     noise_share: float = 0.0
     momentum: float = 0.9
 
@@ -215,6 +217,33 @@ class ProbeRecipe(Recipe):
         own = "shift" if self.recordings else "crop_scale flip"
         told = f"epochs warmup_epochs batch blr lr weight_decay momentum {own} pooling"
         return {"optimizer": "LARS", **{name: getattr(self, name) for name in told.split()}}
+
+    def _resolved(self, **chosen: Any) -> ResolvedProbeRecipe:
+        return ResolvedProbeRecipe(**vars(self) | chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedRecipe(Recipe):
+    """`Recipe` without ``auto``, as `Recipe.settled` makes it: a training takes no other."""
+
+    epochs: int
+    warmup_epochs: float
+    batch: int
+    validation: float
+
+    def __post_init__(self) -> None:
+        refuse_auto(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedProbeRecipe(ResolvedRecipe, ProbeRecipe):
+    """`ProbeRecipe` without ``auto``."""
+
+
+def refuse_auto(recipe: Any, but: str = "") -> None:
+    """Refuse a resolved recipe in which a value is still ``auto``, ``but`` for one."""
+    if left := [name for name, value in vars(recipe).items() if value == "auto" and name != but]:
+        raise ValueError(f"{left[0]} is auto in a resolved recipe")
 
 
 _RANGES = {
@@ -252,7 +281,7 @@ def validation_images(share: float, n: int) -> int:
     return min(max(1, round(share * n)), MAX_HELD_OUT, n - 1) if share else 0
 
 
-def images_per_step(recipe: Recipe, n: int) -> tuple[int, int]:
+def images_per_step(recipe: ResolvedRecipe, n: int) -> tuple[int, int]:
     """(Distinct images, images with repeats) per step, with ``n`` images that are trained on."""
     images = min(max(1, recipe.batch // recipe.repeats), n)
     if recipe.mixes and images * recipe.repeats % 2:
@@ -383,14 +412,14 @@ def _in_proportion(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
         raise PatchloomError(f"--{in_epochs[0]} does not go with {why}: give --updates and --warmup_updates")
     if not updates and given.get("warmup_updates"):
         raise PatchloomError("--warmup_updates is for a training whose --updates are counted: give --warmup_epochs")
-    timed = "auto" not in (recipe.epochs, recipe.warmup_epochs)
+    was, warmup = recipe.epochs, recipe.warmup_epochs
     scaled: dict[str, Any] = {}
     if updates and recipe.updates:
         scaled = {"warmup_updates": recipe.warmup_updates, "halve_every": recipe.halve_every}
         scaled = {name: math.ceil(value * updates / recipe.updates) for name, value in scaled.items()}
     elif updates:
-        share = recipe.warmup_epochs / recipe.epochs if timed else 0.1
+        share = 0.1 if was == "auto" or warmup == "auto" else warmup / was
         scaled = {"warmup_updates": round(share * updates)}
-    elif timed and isinstance(epochs, int):
-        scaled = {"warmup_epochs": recipe.warmup_epochs * epochs / recipe.epochs}
+    elif was != "auto" and warmup != "auto" and isinstance(epochs, int):
+        scaled = {"warmup_epochs": warmup * epochs / was}
     return {name: value for name, value in scaled.items() if name not in given}

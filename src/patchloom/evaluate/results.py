@@ -326,7 +326,7 @@ class Report(Displayable):
                 continue
             values = [row.value for row in ours], [row.value for row in theirs]
             n = min(report.against[len(found)].n for report in reports)
-            about = {"control": one.control, "trained": one.trained, "noun": self.noun}
+            about: dict[str, Any] = {"control": one.control, "trained": one.trained, "noun": self.noun}
             found.append(difference_over_splits(*values, n, **about))
         return replace(self, others=tuple(others), against=tuple(found))
 

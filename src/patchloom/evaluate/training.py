@@ -14,7 +14,6 @@ import torch
 from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
-from timm.models.vision_transformer import VisionTransformer
 from timm.optim import Lars
 from timm.scheduler import CosineLRScheduler
 from timm.scheduler.scheduler import Scheduler
@@ -45,8 +44,9 @@ from patchloom.evaluate.recipes import (
     OF_IMAGES,
     OF_RECORDINGS,
     RECIPES,
-    ProbeRecipe,
     Recipe,
+    ResolvedProbeRecipe,
+    ResolvedRecipe,
     Sized,
     images_per_step,
     recipe_for,
@@ -67,7 +67,7 @@ from patchloom.withhold.encoder_input import all_patches
 # The learning rate of a training, as a function of the update alone.
 
 
-def schedule_of(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int, per_epoch: int) -> Scheduler:
+def schedule_of(optimizer: torch.optim.Optimizer, recipe: ResolvedRecipe, steps: int, per_epoch: int) -> Scheduler:
     """The schedule of a recipe."""
     own = recipe.warmup_updates if recipe.updates else round(recipe.warmup_epochs * per_epoch)
     warmup = min(own, steps - 1)
@@ -207,7 +207,7 @@ class Training(Loop):
     Args:
         model: is trained in place.
         source: labelled images.
-        recipe: with every ``auto`` resolved.
+        recipe: its values.
         mean, std: normalise the images.
         settings: seed, device and workers.
         half: take matrix products in bfloat16.
@@ -220,7 +220,7 @@ class Training(Loop):
         self,
         model: Classifier,
         source: Source,
-        recipe: Recipe,
+        recipe: ResolvedRecipe,
         mean: tuple[float, ...],
         std: tuple[float, ...],
         settings: EvalSettings,
@@ -237,7 +237,7 @@ class Training(Loop):
         if recipe.validation and validation is None:
             source, self.held = hold_out(splittable(source), recipe.validation, seed=settings.seed)
         self.source, self.labels = source, labels_of(source)
-        self.model = model.to(self.device).train()
+        self.model: Classifier = model.to(self.device).train()
         keep_freed_memory()
         fuse_attention(model, not (half and self.device.type == "cpu"))
         use_kernels(model, kernels)
@@ -295,7 +295,8 @@ class Training(Loop):
             return self.model(images), labels
 
     def _validated(self) -> EpochScore:
-        precision = "bfloat16" if self.half else "float32"
+        assert self.held is not None  # called where there are validation images
+        precision: Precision = "bfloat16" if self.half else "float32"
         logits, indices, _ = predictions(self.tested, self.held, self.mean, self.std, self.settings, precision)
         self.model.train()
         return score_of(logits, labels_of(self.held, indices))
@@ -399,7 +400,7 @@ class ProbeTraining(Training):
     """
 
     model: LinearClassifier
-    recipe: ProbeRecipe
+    recipe: ResolvedProbeRecipe
 
     def _optimizer(self) -> torch.optim.Optimizer:
         """LARS, whose rate follows the weights' norm, but not for the bias, as in MAE's program."""
@@ -450,7 +451,7 @@ class FitPlan:
 
     Attributes:
         name: of the recipe.
-        recipe: with every ``auto`` resolved.
+        recipe: its values.
         rates: base learning rates to choose from.
         card: its mean and std normalise the images.
         settings: seed, device and workers.
@@ -462,7 +463,7 @@ class FitPlan:
     """
 
     name: str
-    recipe: Recipe
+    recipe: ResolvedRecipe
     rates: tuple[float, ...]
     card: EncoderCard
     settings: EvalSettings
@@ -582,7 +583,7 @@ class Candidate:
 def plan_for(
     name: str,
     changes: Mapping[str, Any],
-    vit: VisionTransformer,
+    vit: Encoder,
     card: EncoderCard,
     train_on: Source,
     settings: EvalSettings,

@@ -10,10 +10,9 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.audio.config import Sound
@@ -45,7 +44,7 @@ class Exportable:
         head_file: what the file of that head is called; "" without one.
     """
 
-    vit: VisionTransformer
+    vit: Encoder
     card: EncoderCard
     pooling: ExportPooling
     head: InstanceHead | None = None
@@ -99,7 +98,7 @@ def load_exportable(run: str | Path, pooling: ExportPooling, model: str | None =
     if card.spec is None:
         raise PatchloomError(f"{card.name} comes from timm already: load it there")
     beside = named_extra_module(run, "pooling")
-    head_file, head = ("", None) if beside is None else beside
+    head_file, head = ("", None) if beside is None else (beside[0], cast(InstanceHead, beside[1]))
     known = poolings_of(tokens_of(vit, head))
     if pooling not in known:
         raise PatchloomError(f"this encoder has no {pooling} vectors: use --pooling {listing(known)}")

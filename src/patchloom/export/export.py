@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from patchloom.arguments import PathLike, validate_arguments
+from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, listing
 from patchloom.export.encoder import Export, ExportPooling, default_out, load_exportable
@@ -64,6 +64,7 @@ def export(
     if to not in _OWN:
         raise PatchloomError(f"patchloom exports to {listing(_OWN)}, not to {to}: use --to timm")
     _check_options(to, {"fp16": fp16, "license": license, "push": push, "public": public})
+    run = plain_path(run)
     if is_bare_weights(run):
         check_place(run)  # it may be a checkpoint, beside what was meant
     check_model(run, model)

@@ -185,7 +185,7 @@ def _of_run(told: RunData, note: str, hidden: Mapping[str, str]) -> list[str]:
         ("images", _images(told)),
         ("epochs", epochs),
         ("weights", note),
-        ("batch", f"{settings.batch_size} images" if settings.batch_size != "auto" else ""),
+        ("batch", f"{settings.batch_size} images"),
         ("state", "" if told.finished else told.state()),
         *((term, about.get(term, "")) for term in _TOLD),
     ]

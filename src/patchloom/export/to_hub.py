@@ -169,7 +169,7 @@ def _save(one: Exportable, folder: Path) -> None:
             {"global_pool": "token"} if one.pooling == "class" else {"global_pool": "avg", "fc_norm": one.pooled_norm}
         )
     arguments = {name: value for name, value in one.arguments.items() if value is not None} | pool
-    model = timm.create_model(**arguments)
+    model: Any = timm.create_model(**arguments)
     model.load_state_dict(one.vit.state_dict(), strict=True)
     model.pretrained_cfg = {
         "architecture": arguments["model_name"],

@@ -41,6 +41,9 @@ class _Graph(nn.Module):
         half: the encoder's weights and products in half precision; normalisation stays in float32.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, one: Exportable, half: bool) -> None:
         super().__init__()
         self.encoder = deepcopy(one.vit).half() if half else one.vit
@@ -55,7 +58,7 @@ class _Graph(nn.Module):
         tokens = tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
         found = summaries(self.encoder, tokens)
         if self.own_norm:
-            norm = self.encoder.fc_norm
+            norm: Any = self.encoder.fc_norm
             found = {name: norm(value.half()).float() if self.halved else norm(value) for name, value in found.items()}
         return tokens, select_pooling(self.pooling, found)
 

@@ -20,7 +20,7 @@ from patchloom.errors import PatchloomError, Stopped
 from patchloom.loggers.base import FinalResult, SentRecord, Tracker, record_path
 from patchloom.loggers.trackers import tracker_class
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.files import write_whole
 
 _START = 60.0  # seconds that training waits for trackers at its start; a slower one is sent everything later
@@ -89,7 +89,7 @@ class TrackerSet:
         stopped = kind is not None and issubclass(kind, Stopped | KeyboardInterrupt)
         self.close("success" if kind is None else "aborted" if stopped else "failed")
 
-    def start(self, settings: Settings, rows: Sequence[Mapping[str, str]]) -> None:
+    def start(self, settings: ResolvedSettings, rows: Sequence[Mapping[str, str]]) -> None:
         """Start the trackers, and send the settings and all rows so far."""
         if not self.names:
             return

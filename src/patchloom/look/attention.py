@@ -44,9 +44,9 @@ _SCALE = Scale("attention to a patch", 0.0, 1.0, "OrRd", ("none", "the most: wri
 @torch.no_grad()
 def each_block(encoder: Encoder, images: Tensor) -> Iterator[Tensor]:
     """Attention [b heads t t] of one block after the other, as `attention_maps` describes it."""
-    refuse_swin(encoder, "attention")
-    tokens = embed(encoder, all_patches(images, patch_count(encoder)))
-    for weights, _ in attention_each(encoder, tokens):
+    vit = refuse_swin(encoder, "attention")
+    tokens = embed(vit, all_patches(images, patch_count(vit)))
+    for weights, _ in attention_each(vit, tokens):
         yield weights
 
 
@@ -155,7 +155,8 @@ def _draw_means(asked: LookRequest) -> Path:
     one, images = asked.encoder, asked.pictures()
     n, grid = patch_count(one.vit), grid_size(one.vit)
     number = chosen_layers(asked, 1)[-1]
-    places = asked.queries or _spread(images.shape[-2:])
+    *_, h, w = images.shape
+    places = asked.queries or _spread((h, w))
     queries = list(dict.fromkeys(patch_at(one, place) for place in places))
     shown, rows = to_pictures(one, images), []
     headings = ["image", *(f"patch {i}" for i in range(1, len(queries) + 1))]

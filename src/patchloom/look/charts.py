@@ -23,7 +23,7 @@ from patchloom.system.files import write_whole
 DPI = 150
 PANEL_WIDTH, PANEL_HEIGHT = 4.0, 3.0  # inches
 RUN, _RUN_PALE, QUIET, INK = "#1f5a94", "#a9c6e3", "#666666", "#141414"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.edgecolor": "#999999",
@@ -166,7 +166,7 @@ def draw_panel(axes: Axes, panel: Panel, longest: float) -> None:
 def frame_panel(axes: Axes, panel: Panel) -> None:
     """Write a panel's title and note above it, rule it, and draw its baselines as dashed lines."""
     axes.set_title(panel.title, loc="left", pad=19, fontsize=10.5, color=INK)
-    small = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 8, "color": QUIET}
+    small: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 8, "color": QUIET}
     axes.annotate(panel.note, (0, 1), (0, 7), **small)
     for value in panel.baselines.values():
         axes.axhline(value, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
@@ -260,9 +260,15 @@ def draw_layers(
         axes.plot(places, untrained, color=QUIET, linewidth=1.4, marker="o", markersize=2.5)
         axes.plot(places, shares, color=RUN, linewidth=1.9, marker="o", markersize=3.5)
         axes.plot(places[best], shares[best], "o", markersize=8, markerfacecolor="none", color=INK)
-        chosen = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8, "color": INK}
+        chosen: dict[str, Any] = {
+            "textcoords": "offset points",
+            "ha": "center",
+            "va": "center",
+            "fontsize": 8,
+            "color": INK,
+        }
         away = 12 if shares[best] >= untrained[best] else -12  # from the other curve
-        axes.annotate("chosen", (places[best], shares[best]), (0, away), **chosen)
+        axes.annotate("chosen", (places[best], shares[best]), (0, away), **chosen, color=INK)
         axes.margins(x=0.02)
         axes.set_xticks(places, ["0", *(layer.removeprefix("block ") for layer in layers[1:])])
         axes.set_xlabel("after block")
@@ -309,10 +315,10 @@ def draw_confusion(counts: np.ndarray, classes: Sequence[str], title: str, capti
         for i, j in zip(*np.nonzero(diagonal | (counts > 0)), strict=True):
             share = shares[i, j] if i == j else np.sqrt(shares[i, j])
             ink = "white" if share > _DARK else INK
-            middle = {"ha": "center", "color": ink, "in_layout": False}  # else the layout takes seconds
+            middle: dict[str, Any] = {"ha": "center", "color": ink, "in_layout": False}  # else the layout takes seconds
             axes.text(j, i + 0.02, f"{counts[i, j]:,}", fontsize=size, va="bottom", **middle)
             axes.text(j, i + 0.06, _percent(shares[i, j]), fontsize=0.8 * size, va="top", **middle)
-        font = {"fontsize": min(9.0, 1.15 * size), "color": INK}
+        font: dict[str, Any] = {"fontsize": min(9.0, 1.15 * size), "color": INK}
         axes.set_xticks(range(c), classes, rotation=90, **font)
         axes.set_yticks(range(c), [f"{name}  ({n:,})" for name, n in zip(classes, sums, strict=True)], **font)
         axes.set_xlabel("answer")

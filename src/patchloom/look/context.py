@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import matplotlib
 import numpy as np
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.audio.config import Sound, reword_for_sound
@@ -115,10 +116,11 @@ class LookRequest:
         return Title(f"{self.encoder.name}: {what}")
 
 
-def refuse_swin(vit: Encoder, what: str) -> None:
-    """Refuse what makes no sense on windows that are merged from stage to stage."""
+def refuse_swin(vit: Encoder, what: str) -> VisionTransformer:
+    """Return a plain ViT, and refuse for a Swin what makes no sense on windows that are merged from stage to stage."""
     if is_hierarchical(vit):
         raise PatchloomError(f"{what} is of encoders whose patches all attend to one another, which a Swin is not")
+    return vit
 
 
 # draws one kind of picture, and returns the files

@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import matplotlib
 import numpy as np
@@ -49,7 +49,8 @@ def hatch(mark: int, h: int, w: int) -> np.ndarray:
     lines = (x + y) % _STEP[mark] == 0
     if mark == WRONG_MARK:
         lines |= (x - y) % _STEP[mark] == 0
-    return np.where(lines[..., None], *(np.uint8(colour) for colour in reversed(HATCHES[mark])))
+    behind, before = (np.array(colour, np.uint8) for colour in HATCHES[mark])
+    return np.where(lines[..., None], before, behind)
 
 
 def key_width(text: str, type_face: ImageFont.FreeTypeFont) -> int:
@@ -442,10 +443,9 @@ def draw_tiles(
     with matplotlib.rc_context(STYLE):
         figure = Figure((width, height))
 
-        def write(x: float, y: float, text: str, **style: object) -> None:
-            figure.text(
-                x / width, 1 - y / height, text, **({"fontsize": SMALL_TEXT, "color": INK, "va": "top"} | style)
-            )
+        def write(x: float, y: float, text: str, **style: Any) -> None:
+            usual: dict[str, Any] = {"fontsize": SMALL_TEXT, "color": INK, "va": "top"}
+            figure.text(x / width, 1 - y / height, text, **usual | style)
 
         def place(x: float, y: float, wide: float, tall: float) -> Axes:
             return figure.add_axes((x / width, 1 - (y + tall) / height, wide / width, tall / height))
@@ -511,5 +511,6 @@ def _draw_scale(at: Axes, scale: Scale) -> None:
     at.set(yticks=[])
     at.set_xticks([scale.low, scale.high], ends, fontsize=SMALL_TEXT)
     at.tick_params(length=2)
-    for label, side in zip(at.get_xticklabels(), ("left", "right"), strict=True):
-        label.set_horizontalalignment(side)
+    left, right = at.get_xticklabels()
+    left.set_horizontalalignment("left")
+    right.set_horizontalalignment("right")

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,8 @@ class Generators(nn.Module):
         seed: of weights and noise.
         widths: channels at each scale, each half as large as the one before; a small image has fewer scales.
     """
+
+    noise: Tensor
 
     def __init__(
         self, images: int, channels: int, size: tuple[int, int], seed: int = 0, widths: Sequence[int] = _WIDTHS
@@ -358,7 +360,7 @@ def draw_inversion(asked: LookRequest) -> list[Path]:
     files, rows = [], []
     with FittingProgress(steps * len(fits) * len(blocks), what) as fitting:
         for block in blocks:
-            asks = dict(block=block, steps=steps, seed=asked.seed, fitting=fitting)
+            asks: dict[str, Any] = dict(block=block, steps=steps, seed=asked.seed, fitting=fitting)
             found = {fit: invert(asked.encoder, images, ratio=fit.ratio, of=fit.of, **asks) for fit in fits}
             columns = {noun: images}
             for fit, inverted in found.items():

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from patchloom.arguments import PathLike, validate_arguments
+from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object_name
@@ -231,8 +231,16 @@ def look(
     """
     if not 1 <= images <= SHEET_ROWS:
         raise PatchloomError(f"--images must be 1 to {SHEET_ROWS}, which is what a sheet has room for, not {images}")
+    run = plain_path(run)
     names = parse_pictures(what)
-    options = {"query": query, "heads": heads, "exemplar": exemplar, "blocks": blocks, "steps": steps, "beside": beside}
+    options: dict[str, Any] = {
+        "query": query,
+        "heads": heads,
+        "exemplar": exemplar,
+        "blocks": blocks,
+        "steps": steps,
+        "beside": beside,
+    }
     options["img_size"] = img_size
     _refuse_idle(names, options | {"model": model}, task)
     pictures = [name for name in names if name != TASK_PICTURES]
@@ -307,7 +315,7 @@ def _images_for(run: str | Path, card: EncoderCard, data: DataLike | None) -> tu
     opened = with_encoder_sound(opened, card.sound, card.name)
     if own and is_object_name(settings.data):  # so are others of the same number
         own = opened.train.fingerprint() == folder.read_data()["fingerprint"]
-    if own:
+    if own or data is None:
         return own_held_out(folder, settings, opened.train).parts(opened.train)[1], folder.pictures
     return opened.test or opened.train, folder.path / f"pictures-{data_slug(data)}"
 

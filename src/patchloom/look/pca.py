@@ -61,7 +61,8 @@ def components(features: Tensor) -> Components:
     axes = principal(features.flatten(0, 2), _COLOURS)
     parts, colours = axes.project(features), _three(axes.colours(features))
     first = parts[..., 0]
-    edge = edge_of(grid).expand_as(first)
+    rows, columns = grid
+    edge = edge_of((rows, columns)).expand_as(first)
     above = first > 0
     if above.any() and not above.all() and _share(edge, above) > _share(edge, ~above):
         first, above = -first, first < 0

@@ -337,8 +337,8 @@ def at_settings(runs: Sequence[PastRun], protocol: str, setting: str) -> list[di
             for value, result in report.at(setting).items():
                 ways.setdefault(result.how, {}).setdefault(value, {})[report.seed] = result
         if not ways:
-            known = sorted({name for report in reports for name in report.quoted[0].settings})
-            there = f"{suggestion(setting, known)} They have {', '.join(known)}." if known else "."
+            names = sorted({name for report in reports for name in report.quoted[0].settings})
+            there = f"{suggestion(setting, names)} They have {', '.join(names)}." if names else "."
             raise PatchloomError(f"--against {protocol}.{setting}: {protocol} results of {run.path} have none{there}")
         found.append(ways)
     common = [how for how in found[0] if all(how in ways for ways in found)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from patchloom.look.context import spectrogram_sheet
 from patchloom.look.image_grid import SHEET_ROWS, Title, draw_sheet
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.questions.question import Measure
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import ResolvedSettings
 from patchloom.tasks.custom import label
 from patchloom.tasks.task import Task
 
@@ -37,8 +38,13 @@ def draw_task(
     shown, rest = _spread(len(source), images), _spread(len(source), task.pictured)
     rest = np.setdiff1d(rest, shown)[: max(0, task.pictured - len(shown))]
     some = source.subset(np.concatenate([shown, rest]))
-    reading = {"channels": card.own_spec.channels, "device": device, "native": cuts_natively(task.augment)}
-    batches = plain_batches(some, tuple(task.augment.size), len(some), **reading)
+    reading: dict[str, Any] = {
+        "channels": card.own_spec.channels,
+        "device": device,
+        "native": cuts_natively(task.augment),
+    }
+    h, w = task.augment.size
+    batches = plain_batches(some, (h, w), len(some), **reading)
     given = normalize(next(batches).views[0], card.mean, card.std)
     was_training = task.training
     task.eval()
@@ -55,7 +61,7 @@ def draw_task(
 
 def title_of(
     name: str,
-    settings: Settings,
+    settings: ResolvedSettings,
     steps: tuple[int, int],
     rows: Sequence[Mapping[str, str | float]],
     doubt: str,

@@ -7,17 +7,19 @@ the number of tokens, those in front included.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import cast
 
 import torch
 from timm.layers import Attention
 from timm.models.cait import ClassAttn, LayerScaleBlockClassAttn
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.nets.finetune import RelativeAttention
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.sparse_attention import heads_of
+from patchloom.nets.sparse_attention import attention_of, heads_of
+from patchloom.nets.swin import blocks_of
 
 
 def attention_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -27,9 +29,8 @@ def attention_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Ten
         Weights [b heads t t] in float32, of which the row of each query sums to 1, class and register tokens first;
         and the tokens [b t d] after the block. The final norm is not in them.
     """
-    block: Block
-    for block in vit.blocks:
-        weights = _self_attention(block.attn, block.norm1(tokens))
+    for block in blocks_of(vit):
+        weights = _self_attention(attention_of(block), block.norm1(tokens))
         tokens = block(tokens)
         yield weights, tokens
 
@@ -42,9 +43,8 @@ def class_attention_each(head: InstanceHead, patches: Tensor) -> Iterator[Tensor
         patches: [b n d], the patch tokens before the final norm.
     """
     token = head.token.expand(len(patches), -1, -1)
-    block: LayerScaleBlockClassAttn
-    for block in head.layers:
-        yield _class_attention(block.attn, block.norm1(torch.cat([token, patches], dim=1)))
+    for block in cast(Iterable[LayerScaleBlockClassAttn], head.layers):
+        yield _class_attention(cast(ClassAttn, block.attn), block.norm1(torch.cat([token, patches], dim=1)))
         token = block(patches, token)
 
 

@@ -28,18 +28,20 @@ from patchloom.sizes import PatchSize, compact, in_pixels, to_pair
 _ALIKE = 20  # names that are tried when one like another is looked for
 
 
-def check_servable(vit: nn.Module, name: str) -> None:
+def check_servable(vit: nn.Module, name: str) -> Encoder:
     """Refuse, by name, a model whose forward pass `encode` would not reproduce, and say which one to take instead."""
-    if not _is_plain(vit):
+    if is_hierarchical(vit):
+        check_hierarchical(vit, name)
+        return vit
+    if type(vit) is not VisionTransformer:
         other = served_like(name)
         raise PatchloomError(
             f"{name} is timm's {type(vit).__name__}, and patchloom serves its plain VisionTransformer and "
             f"SwinTransformer only{f': the nearest of these is {other}' if other else ''}"
         )
-    if is_hierarchical(vit):
-        check_hierarchical(vit, name)
-    elif unknown := _unknown_parts(vit):
+    if unknown := _unknown_parts(vit):
         raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom cannot serve: choose a plain ViT")
+    return vit
 
 
 def _is_plain(vit: nn.Module) -> bool:
@@ -216,8 +218,7 @@ def _stock(model: str) -> Encoder:
     """What timm makes of a name alone, without numbers."""
     with torch.device("meta"):
         stock = _create(model_name=model)
-    check_servable(stock, model)
-    return stock
+    return check_servable(stock, model)
 
 
 def swin_sizes(model: str, options: Mapping[str, Any]) -> tuple[int | None, int] | None:
@@ -251,8 +252,7 @@ def build_encoder(spec: EncoderSpec) -> Encoder:
     0.02).
     """
     _check_sizes(spec)
-    vit = _create(**spec.timm_arguments())
-    check_servable(vit, spec.model)
+    vit = check_servable(_create(**spec.timm_arguments()), spec.model)
     initialize(vit)
     if is_hierarchical(vit):
         if spec.positions != "none":
@@ -346,7 +346,7 @@ def outline(spec: EncoderSpec) -> Encoder:
     """An encoder without numbers, for what its parts and sizes tell."""
     _check_sizes(spec)
     with torch.device("meta"):
-        return _create(**spec.timm_arguments())
+        return check_servable(_create(**spec.timm_arguments()), spec.model)
 
 
 def initialize(net: nn.Module) -> None:

@@ -53,9 +53,8 @@ class Decoder(nn.Module):
 
         Where more than the prefix is in front, what the last block would make of that is never computed.
         """
-        blocks, last = list(self.blocks), None
-        if first > self.prefix and blocks:
-            last = blocks.pop()
+        blocks = cast(list[Block], list(self.blocks))
+        last = blocks.pop() if first > self.prefix and blocks else None
         tokens = run_blocks(blocks, tokens, checkpointing=self.grad_checkpointing)
         return tokens[:, first:] if last is None else as_compiled(last, query_block)(last, tokens, first)
 

@@ -23,6 +23,7 @@ from patchloom.nets.swin import (
     blocks_of,
     encode_units,
     is_hierarchical,
+    level_count,
     patch_embedding,
     stages_of,
     unit_grid,
@@ -35,7 +36,12 @@ from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
 def grid_size(vit: Encoder) -> tuple[int, int]:
     """Rows and columns of patches."""
-    return unit_grid(vit) if is_hierarchical(vit) else tuple(vit.patch_embed.grid_size)
+    return unit_grid(vit) if is_hierarchical(vit) else _grid_size(vit)
+
+
+def _grid_size(vit: VisionTransformer) -> tuple[int, int]:
+    rows, columns = patch_embedding(vit).grid_size
+    return rows, columns
 
 
 def patch_size(vit: Encoder) -> tuple[int, int]:
@@ -118,7 +124,7 @@ def has_positions(vit: Encoder) -> bool:
 
 def _prefix_tokens(vit: VisionTransformer) -> list[Tensor]:
     """Class and register tokens [1 prefix d] with what position embedding they have."""
-    tokens = [token for token in (vit.cls_token, vit.reg_token) if token is not None]
+    tokens: list[Tensor] = [token for token in (vit.cls_token, vit.reg_token) if token is not None]
     if not tokens:
         return []
     prefix = torch.cat(tokens, dim=1)
@@ -147,11 +153,13 @@ def embed(
     tokens = vit.patch_embed.norm(F.linear(patches, project.weight.flatten(1), project.bias))
     tokens = tokens.to(project.weight.dtype)  # autocast or not, what the blocks add to is kept in full
     if given.blank is not None:
+        assert mask_token is not None  # wanted by what is blank
         tokens = torch.where(given.blank[..., None], mask_token, tokens)
     table = patch_positions(vit)
     if table is not None:
         positions = table[given.visible]
         if given.dropped is not None:
+            assert position_token is not None  # wanted by what is dropped
             positions = torch.where(given.dropped[..., None], position_token, positions)
         tokens = tokens + positions
     prefix = [token.expand(len(tokens), -1, -1) for token in _prefix_tokens(vit)]
@@ -172,7 +180,7 @@ def attend(vit: VisionTransformer, tokens: Tensor, context: Tensor | None = None
     if context is not None:
         prefix = torch.arange(vit.num_prefix_tokens, device=context.device).expand(len(context), -1)
         keys_values = torch.cat([prefix, context + vit.num_prefix_tokens], dim=1)
-    tokens = run_blocks(vit.blocks, tokens, keys_values=keys_values, checkpointing=vit.grad_checkpointing)
+    tokens = run_blocks(blocks_of(vit), tokens, keys_values=keys_values, checkpointing=vit.grad_checkpointing)
     return vit.norm(tokens) if norm else tokens
 
 
@@ -192,7 +200,7 @@ def attend_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[Tensor]:
     `layer_names` tells what they are called.
     """
     yield tokens
-    for block in vit.blocks:
+    for block in blocks_of(vit):
         tokens = block(tokens)
         yield tokens
     yield vit.norm(tokens)
@@ -208,8 +216,8 @@ def layer_patterns(vit: Encoder) -> tuple[str, list[tuple[str, tuple[int, ...] |
 def layer_names(vit: Encoder) -> tuple[str, ...]:
     """A name for each of what `attend_each` gives, and `patch_layers`."""
     if is_hierarchical(vit):
-        return ("embedding", *(f"stage {i}" for i in range(1, len(vit.layers) + 1)), "norm")
-    return ("embedding", *(f"block {i}" for i in range(1, len(vit.blocks) + 1)), "norm")
+        return ("embedding", *(f"stage {i}" for i in range(1, level_count(vit) + 1)), "norm")
+    return ("embedding", *(f"block {i}" for i in range(1, level_count(vit) + 1)), "norm")
 
 
 def patch_layers(vit: Encoder, images: Tensor) -> Iterator[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
-from typing import Literal
+from typing import Literal, cast
 
 import timm
 import torch
@@ -61,7 +61,7 @@ def _varied(vit: Encoder, card: EncoderCard, positions: Variant, class_token: bo
     arguments["img_size"] = input_size(vit)  # perhaps another than when it was built
     if class_token:
         arguments["class_token"] = True
-    copy: VisionTransformer = timm.create_model(**arguments)
+    copy = cast(VisionTransformer, timm.create_model(**arguments))
     state = vit.state_dict()
     known = state.pop("pos_embed", None)
     if class_token and not vit.has_class_token:
@@ -85,7 +85,7 @@ def _vary_swin(
     if positions != "keep":
         raise PatchloomError(f"a Swin keeps its own relative positions: leave out --positions {positions}")
     arguments = {"model_name": card.timm_name, "num_classes": 0} if card.spec is None else card.spec.timm_arguments()
-    copy: SwinTransformer = timm.create_model(**arguments | {"drop_path_rate": drop_path})
+    copy = cast(SwinTransformer, timm.create_model(**arguments | {"drop_path_rate": drop_path}))
     copy.load_state_dict(swin.state_dict(), strict=True)
     return copy
 
@@ -132,7 +132,7 @@ def at_size(
         raise PatchloomError(f"{kind} of {p} pixels do not divide images of {h}x{w}: choose {nearest}")
     if is_hierarchical(vit):
         copy = with_variant(vit, card, variant, drop_path=drop_path)
-        resize_swin(copy, size)
+        resize_swin(cast(SwinTransformer, copy), size)
         return copy
     if input_size(vit) != size:
         vit = deepcopy(vit)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from timm.models.cait import LayerScaleBlockClassAttn
-from timm.models.vision_transformer import VisionTransformer
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -103,7 +102,7 @@ class InstanceHead(nn.Module):
         super().__init__()
         self.sizes = {"width": width, "heads": heads, "depth": depth}
         self.token = nn.Parameter(torch.empty(1, 1, width).normal_(std=0.02))
-        norm = partial(nn.LayerNorm, eps=1e-6)
+        norm: Any = partial(nn.LayerNorm, eps=1e-6)  # timm asks for a class, and only calls it
         self.layers = nn.ModuleList(
             LayerScaleBlockClassAttn(width, heads, qkv_bias=True, norm_layer=norm, init_values=layer_scale)
             for _ in range(depth)
@@ -150,9 +149,9 @@ class Stem(nn.Sequential):
 EXTRA_MODULES: dict[str, Callable[..., nn.Module]] = {"InstanceHead": InstanceHead, "Stem": Stem.fresh}
 
 
-def represent(vit: VisionTransformer, head: InstanceHead, tokens: Tensor) -> Tensor:
+def represent(vit: Encoder, head: InstanceHead, tokens: Tensor) -> Tensor:
     """Instance representation [b d] from an encoder's tokens [b prefix+k d], which are not normed yet."""
-    return final_norm(vit, head(tokens[:, vit.num_prefix_tokens :]))
+    return final_norm(vit, head(tokens[:, prefix_count(vit) :]))
 
 
 # Nets on an encoder: what they are given, and a learning rate for each layer of it.
@@ -163,15 +162,18 @@ class OnEncoder(nn.Module):
 
     encoder_at = "encoder"
 
+    def _encoder(self) -> Encoder:
+        return cast(Encoder, self.get_submodule(self.encoder_at))
+
     @property
     def size(self) -> tuple[int, int]:
         """Height and width of the images in pixels."""
-        return input_size(self.get_submodule(self.encoder_at))
+        return input_size(self._encoder())
 
     @property
     def channels(self) -> int:
         """Channels of the images."""
-        return input_channels(self.get_submodule(self.encoder_at))
+        return input_channels(self._encoder())
 
     def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
         """Parameter groups for an optimiser, with layer-wise learning rate decay (``lr_scale``).
@@ -180,13 +182,13 @@ class OnEncoder(nn.Module):
         block is a layer, and everything else, the encoder's last norm included, is the top one, whose scale is 1. A
         layer's scale is ``layer_decay`` to the power of its distance from the top.
         """
-        own = self.get_submodule(self.encoder_at).no_weight_decay()
+        own = self._encoder().no_weight_decay()
         free = {f"{self.encoder_at}.{name}" for name in own} | {*_vectors(self)}
         return param_groups_layer_decay(self, weight_decay, free, layer_decay=layer_decay)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns of parameter names by layer, for timm; names that match none are in the top layer."""
-        stem, blocks = layer_patterns(self.get_submodule(self.encoder_at))
+        stem, blocks = layer_patterns(self._encoder())
         begin = rf"^{self.encoder_at}\."
         return {"stem": f"{begin}{stem}", "blocks": [(f"{begin}{one}", order) for one, order in blocks]}
 

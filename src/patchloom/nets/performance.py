@@ -6,6 +6,7 @@ No result depends on it, but for last digits.
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any, TypeGuard
 
 import torch
 from timm.layers import Attention
@@ -60,7 +61,7 @@ def kept_bytes(vit: Encoder, images: int, fused: bool) -> int:
         return 4 * images * kept
     heads, tokens, _ = attention_shape(vit)
     each = 40 * vit.embed_dim + (0 if fused else 3 * heads * tokens)
-    return 4 * images * len(vit.blocks) * tokens * each
+    return 4 * images * len(blocks_of(vit)) * tokens * each
 
 
 def fuse_attention(net: nn.Module, fused: bool) -> None:
@@ -82,7 +83,8 @@ def use_kernels(net: nn.Module, kernels: str) -> None:
     chosen = None if missing_kernels(kernels) or kernels == "torch" else NATIVE
     for module in net.modules():
         if isinstance(module, Block):
-            module.kernels = chosen if chosen is not None and chosen.know(module) else None
+            served: Any = module  # an attribute that timm's class does not have
+            served.kernels = chosen if chosen is not None and chosen.know(module) else None
 
 
 def missing_kernels(kernels: str) -> str | None:
@@ -98,7 +100,7 @@ def choose_kernels(vit: Encoder, device: str, bfloat16: bool, images: int) -> tu
         return "torch", "native ones are for bfloat16 on a CPU"
     if NATIVE is None:
         return "torch", _ABSENT
-    if not _knows(NATIVE, vit):
+    if not _knows(vit, NATIVE):
         return "torch", _NOT_SERVED
     stored = weights_bytes(vit, images) / 2**30
     if stored > _MAX_STORED * memory(device)[1]:
@@ -115,19 +117,20 @@ def check_native(vit: Encoder, device: str, bfloat16: bool) -> None:
     """Refuse native kernels where they cannot be had, or would do nothing."""
     if NATIVE is not None and (device != "cpu" or not bfloat16):
         raise PatchloomError("--kernels native is for bfloat16 on a CPU: add --precision bfloat16, or leave it out")
-    if NATIVE is not None and not _knows(NATIVE, vit):
+    if NATIVE is not None and not _knows(vit, NATIVE):
         raise PatchloomError(f"--kernels native does not fit this model, since {_NOT_SERVED}: use --kernels torch")
     if reason := missing_kernels("native"):
         raise PatchloomError(f"{reason}: use --kernels torch")
 
 
-def _knows(kernels: BlockKernels, vit: Encoder) -> bool:
+def _knows(vit: Encoder, kernels: BlockKernels) -> TypeGuard[VisionTransformer]:
     """Whether every block of an encoder would run on some kernels; none of a Swin would."""
-    return isinstance(vit, VisionTransformer) and all(map(kernels.know, vit.blocks))
+    return isinstance(vit, VisionTransformer) and all(map(kernels.know, blocks_of(vit)))
 
 
 def checkpoint_gradients(net: nn.Module, enabled: bool) -> None:
     """Have every encoder and decoder inside ``net`` compute its activations again on the way back, and keep none."""
+    module: Any
     for module in net.modules():
         if hasattr(module, "grad_checkpointing"):
             module.grad_checkpointing = enabled

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from timm.layers import Attention
 from timm.models.vision_transformer import Block
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from patchloom.patches.tokens import gather_tokens
+
+R = TypeVar("R")
 
 
 class BlockKernels(NamedTuple):
@@ -59,34 +61,36 @@ def run_blocks(
     blocks = list(blocks)
     each = [kernels for block in blocks if (kernels := kernels_of(block, tokens)) is not None]
     if blocks and len(each) == len(blocks):
-        more, shift = None, None
+        more: Tensor | None = None
+        shift: Tensor | None = None
         for block, kernels in zip(blocks, each, strict=True):
-            step = partial(as_compiled(block, kernels.compute), block, keys_values=keys_values)
+            kernel = partial(as_compiled(block, kernels.compute), block, keys_values=keys_values)
             given = tokens, more, shift
-            tokens, more, shift = checkpoint(step, *given, use_reentrant=False) if checkpointing else step(*given)
+            tokens, more, shift = checkpoint(kernel, *given, use_reentrant=False) if checkpointing else kernel(*given)
+        assert more is not None and shift is not None  # there is a block
         return _sum_parts(tokens, more, shift)
     for block in blocks:
-        step = (
+        step: Callable[[Tensor], Tensor] = (
             block if keys_values is None else partial(as_compiled(block, context_block), block, keys_values=keys_values)
         )
         tokens = checkpoint(step, tokens, use_reentrant=False) if checkpointing else step(tokens)
     return tokens
 
 
-def as_compiled(block: Block, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def as_compiled(block: nn.Module, function: Callable[..., R]) -> Callable[..., R]:
     """``function``, compiled if ``block`` is: calling a part of a module goes past what `Module.compile` made."""
     return function if block._compiled_call_impl is None else _compiled(function)
 
 
 @cache
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _compiled(function: Callable[..., R]) -> Callable[..., R]:
     return torch.compile(function, dynamic=False)
 
 
 def context_block(block: Block, tokens: Tensor, keys_values: Tensor) -> Tensor:
     """A block over tokens [b t d] in which those at ``keys_values`` [b m] alone are keys and values (MP3)."""
     normed = block.norm1(tokens)
-    return _rest(block, tokens, _attention(block.attn, normed, gather_tokens(normed, keys_values)))
+    return _rest(block, tokens, _attention(attention_of(block), normed, gather_tokens(normed, keys_values)))
 
 
 def query_block(block: Block, tokens: Tensor, first: int) -> Tensor:
@@ -97,7 +101,7 @@ def query_block(block: Block, tokens: Tensor, first: int) -> Tensor:
     if (kernels := kernels_of(block, tokens)) is not None:
         return _sum_parts(*kernels.compute(block, tokens, first=first))
     normed = block.norm1(tokens)
-    return _rest(block, tokens[:, first:], _attention(block.attn, normed[:, first:], normed))
+    return _rest(block, tokens[:, first:], _attention(attention_of(block), normed[:, first:], normed))
 
 
 def attention_of(block: Block) -> Attention:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, TypeGuard, cast, overload
+from typing import Any, NamedTuple, cast, overload
 
 import torch
 from timm.layers import PatchEmbed
@@ -34,6 +34,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import TypeIs
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.sparse_attention import as_compiled
@@ -45,7 +46,7 @@ from patchloom.withhold.encoder_input import EncoderInput
 Encoder = VisionTransformer | SwinTransformer
 
 
-def is_hierarchical(net: nn.Module) -> TypeGuard[SwinTransformer]:
+def is_hierarchical(net: nn.Module) -> TypeIs[SwinTransformer]:
     """Whether an encoder is a Swin."""
     return isinstance(net, SwinTransformer)
 
@@ -128,10 +129,11 @@ def check_hierarchical(swin: nn.Module, name: str) -> None:
         raise PatchloomError(f"{name} needs a width that 4 divides, not {d}: give another --model.embed_dim")
 
 
-def refuse_hierarchical(net: nn.Module, what: str, instead: str) -> None:
-    """Refuse a Swin for ``what`` is made for a plain ViT, naming what there is ``instead``."""
+def refuse_hierarchical(net: Encoder, what: str, instead: str) -> VisionTransformer:
+    """Return a plain ViT, and refuse a Swin for ``what`` is made for one, naming what there is ``instead``."""
     if is_hierarchical(net):
         raise PatchloomError(f"{what} needs the tokens of a plain ViT, and this is a Swin: {instead}")
+    return net
 
 
 def encode_units(
@@ -183,6 +185,7 @@ def _embed(
         assert mask_token is not None  # wanted by what is blank
         tokens = torch.where(given.blank[..., None, None], mask_token[..., None, :], tokens)
     if given.dropped is not None:
+        assert position_token is not None  # wanted by what is dropped
         positions = unit_positions(swin)[given.visible]
         tokens = tokens + torch.where(given.dropped[..., None], position_token, positions)[:, :, None]
     return tokens.flatten(1, 2)
@@ -233,9 +236,9 @@ def _of_grid(grid: Sides, s: int, table: Sides, shift: Sides, like: Tensor) -> _
     A window is no larger than the grid, and where one covers it nothing is shifted, as timm has it.
     """
     (rows, columns), device = grid, like.device
-    h, w = sides = rows * s, columns * s
+    h, w = rows * s, columns * s
     window = min(table[0], h), min(table[1], w)
-    shift = tuple(0 if side <= one else by for side, one, by in zip(sides, window, shift, strict=True))
+    shift = 0 if h <= window[0] else shift[0], 0 if w <= window[1] else shift[1]
     n = h * w
     where = torch.arange(n, device=device).view(rows, columns, s, s).transpose(1, 2).reshape(h, w)
     where = where.roll((-shift[0], -shift[1]), (0, 1))
@@ -318,9 +321,10 @@ def resize_swin(swin: SwinTransformer, size: tuple[int, int]) -> None:
     rows, columns = embedding.grid_size
     for i, stage in enumerate(stages_of(swin)):
         before = 2 ** max(0, i - 1)
-        stage.set_input_size((rows // before, columns // before), window_size=blocks_of(stage)[0].window_size)
+        window: Any = blocks_of(stage)[0].window_size  # of two sides, where timm says one
+        stage.set_input_size((rows // before, columns // before), window_size=window)
 
 
 def level_count(vit: Encoder) -> int:
     """Blocks of a ViT, and stages of a Swin."""
-    return len(vit.layers if is_hierarchical(vit) else vit.blocks)
+    return len(stages_of(vit)) if is_hierarchical(vit) else len(blocks_of(vit))

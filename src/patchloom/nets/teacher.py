@@ -30,7 +30,7 @@ def use_half_without_grad(net: nn.Module) -> bool:
     """Have what computes under `no_grad_autocast` inside ``net`` do so in bfloat16, even where the rest is in
     float32.
     """
-    found = [module for module in net.modules() if hasattr(module, "half_no_grad")]
+    found: list[Any] = [module for module in net.modules() if hasattr(module, "half_no_grad")]
     for module in found:
         module.half_no_grad = True
     return bool(found)
@@ -45,6 +45,9 @@ class Teacher(nn.Module):
     Args:
         parts: what is copied, by the name under which the copy is found; each starts equal to the student's.
     """
+
+    encoder: VisionTransformer  # if it is a part, as in `Agreement`
+    projection: nn.Sequential
 
     def __init__(self, **parts: nn.Module):
         super().__init__()
@@ -101,7 +104,8 @@ class FrozenTeacher(nn.Module):
     def __init__(self, vit: VisionTransformer, mean: Sequence[float], std: Sequence[float], grid: tuple[int, int]):
         super().__init__()
         self.half_no_grad = False
-        self.size = tuple(side * p for side, p in zip(grid, patch_size(vit), strict=True))
+        (rows, columns), (p, q) = grid, patch_size(vit)
+        self.size = rows * p, columns * q
         if grid_size(vit) != grid:
             resize_input(vit, self.size)
         self.encoder = vit.requires_grad_(False)

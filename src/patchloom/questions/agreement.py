@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.heads import InstanceHead, Stem, represent
+from patchloom.nets.swin import Encoder
 from patchloom.nets.teacher import Teacher, no_grad_autocast
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
 from patchloom.system.distributed import gathered, rank
@@ -22,6 +23,13 @@ SHEET_NEIGHBOURS = 3
 
 Representation = Literal["cait", "vit", "mean"]
 Loss = Literal["byol", "infonce"]
+
+
+_POOLING: dict[Representation, Literal["class", "mean", "instance"]] = {
+    "cait": "instance",
+    "vit": "class",
+    "mean": "mean",
+}
 
 
 class Agreement(Question):
@@ -42,7 +50,7 @@ class Agreement(Question):
 
     def __init__(
         self,
-        encoder: VisionTransformer,
+        encoder: Encoder,
         projection: nn.Sequential,
         prediction: nn.Module,
         momentum: float,
@@ -56,16 +64,17 @@ class Agreement(Question):
         self.instance_head, self.projection, self.prediction = instance_head, projection, prediction
         self.teacher = Teacher(**self._followed(encoder))
 
-    def _followed(self, encoder: VisionTransformer) -> dict[str, nn.Module]:
+    def _followed(self, encoder: Encoder) -> dict[str, nn.Module]:
         """What the teacher is a moving average of."""
-        parts = {"encoder": encoder, "projection": self.projection}
+        parts: dict[str, nn.Module] = {"encoder": encoder, "projection": self.projection}
         return parts if self.instance_head is None else parts | {"instance_head": self.instance_head}
 
     def represent(self, by: VisionTransformer | Teacher, given: EncoderInput) -> Tensor:
         """Representation [b d] of what is given, by the teacher or by a student's encoder that needs no mask token."""
-        vit, head = (
-            (by.encoder, getattr(by, "instance_head", None)) if isinstance(by, Teacher) else (by, self.instance_head)
-        )
+        if isinstance(by, Teacher):
+            vit, head = by.encoder, cast(InstanceHead | None, getattr(by, "instance_head", None))
+        else:
+            vit, head = by, self.instance_head
         if head is not None:
             return represent(vit, head, encode(vit, given, norm=False))
         return self.summary(encode(vit, given), given)
@@ -102,7 +111,7 @@ class Agreement(Question):
         target = self.target(encoded.teacher_images)
         return Outcome(self.disagreement(self.predict(self.summary(encoded.tokens, encoded.given)), target), {})
 
-    def after_step(self, progress: float, encoder: VisionTransformer) -> None:
+    def after_step(self, progress: float, encoder: Encoder) -> None:
         """The teacher follows; the next step sees it updated (as in the authors' programs)."""
         self.teacher.follow(momentum_at(progress, self.momentum), **self._followed(encoder))
 
@@ -132,7 +141,7 @@ class Agreement(Question):
         """The instance head, if it gives the representation; and the projection's first layer, if it needs no batch."""
         found: dict[str, nn.Module] = {} if self.instance_head is None else {"instance_head": self.instance_head}
         if isinstance(self.projection[1], nn.LayerNorm):
-            pooling = {"cait": "instance", "vit": "class", "mean": "mean"}[self.representation]
+            pooling = _POOLING[self.representation]
             found["projection"] = Stem(self.projection[:3], pooling)
         return found
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, overload
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,7 +22,10 @@ from patchloom.system.distributed import total, world
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
 # ratios at which positions are measured: DropPos' Tables S3-S5, MP3's curve
-DROPPOS_RATIOS = {"mask_ratio": (0.0, 0.25, 0.5, 0.75), "position_mask_ratio": (0.25, 0.5, 0.75, 0.95)}
+DROPPOS_RATIOS: dict[str, tuple[float, ...]] = {
+    "mask_ratio": (0.0, 0.25, 0.5, 0.75),
+    "position_mask_ratio": (0.25, 0.5, 0.75, 0.95),
+}
 MP3_RATIOS = {"context_mask_ratio": (0.0, 0.25, 0.5, 0.75, 0.9)}
 
 
@@ -109,6 +111,7 @@ class Positions(Question):
 
     def predict(self, encoded: Encoded) -> PositionPrediction:
         """Where the visible patches are placed."""
+        assert encoded.given.dropped is not None  # of a task that asks for positions
         return PositionPrediction(encoded.given.visible, encoded.given.dropped, self.decoder(encoded.tokens))
 
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
@@ -135,7 +138,7 @@ class Positions(Question):
         """Weights [b n] of attentive reconstruction from features of the whole image, without gradient."""
         if self.temperature == float("inf"):
             return None
-        encoder: VisionTransformer = encoded.encoder
+        encoder = encoded.encoder
         training = encoder.training
         encoder.eval()  # drop path would make noise of the weights
         with no_grad_autocast(self, encoded.images):

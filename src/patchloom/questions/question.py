@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.audio.config import Sound
 from patchloom.claims import Effect, effect_of
 from patchloom.nets.geometry import Geometry
+from patchloom.nets.swin import Encoder
 from patchloom.patches.pictures import WITHHELD
 from patchloom.patches.tokens import patchify, unpatchify
 from patchloom.questions.collapse import effective_rank, output_spread
@@ -178,7 +178,7 @@ class Encoded:
     images: Tensor
     given: EncoderInput
     tokens: Tensor
-    encoder: VisionTransformer
+    encoder: Encoder
     teacher_images: Tensor
     mean: Tensor
     std: Tensor
@@ -226,7 +226,7 @@ class Question(nn.Module, ABC):
         shown = shown.scatter(1, given.visible, given.has_content())
         return unpatchify(torch.where(shown[..., None], patchify(images, g.p), WITHHELD), g.p, g.grid)
 
-    def after_step(self, progress: float, encoder: VisionTransformer) -> None:
+    def after_step(self, progress: float, encoder: Encoder) -> None:
         """Called after each update of the weights; a moving-average teacher follows the ``encoder`` here."""
 
     def extra_modules(self) -> dict[str, nn.Module]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -97,9 +97,10 @@ class PretrainRecipe:
             elif name not in given:
                 left[name] = value
         left["task"]["name"] = self.task
-        if "accumulate" not in given and _number(batch := given.get("batch_size")):
+        batch, steps = given.get("batch_size"), given.get("accumulate")
+        if "accumulate" not in given and _number(batch):
             left["accumulate"] = max(1, round(self.batch / batch))
-        elif "batch_size" not in given and _number(steps := given.get("accumulate")):
+        elif "batch_size" not in given and _number(steps):
             left["batch_size"] = max(1, round(self.batch / steps))
         if given.get("minutes") is not None and "epochs" in left:  # its epochs are known once the pace is
             left |= {"epochs": "auto", "warmup_epochs": "auto"} if "warmup_epochs" in left else {"epochs": "auto"}
@@ -223,7 +224,7 @@ def nested(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _number(value: Any) -> bool:
+def _number(value: Any) -> TypeGuard[int]:
     """Whether it is a number of epochs, images or steps, such as settings may have."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
 

@@ -117,7 +117,7 @@ def collect_thumbnails(one: NamedEncoder, source: Source, device: torch.device) 
     return Thumbnails(torch.cat(features), np.concatenate(thumbnails), indices)
 
 
-def projections_of(features: np.ndarray, seed: int = 0) -> dict[str, tuple[list[float], list[float]]]:
+def projections_of(features: np.ndarray, seed: int = 0) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
     """x and y [n] each in [0, 1] by the name of the projection, of features [n d]."""
     if not np.isfinite(features).all() or np.ptp(features, axis=0).max() < 1e-9:
         raise PatchloomError("the encoder gives all images the same features, so there is nothing to draw a map of")

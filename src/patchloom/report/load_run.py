@@ -21,7 +21,7 @@ from patchloom.look.charts import read_metrics
 from patchloom.report.page import Setting
 from patchloom.runs.checksummed import read_checksummed
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.settings import Settings, request
+from patchloom.runs.settings import ResolvedSettings, Settings, request
 from patchloom.runs.verdict import Health, read_health
 from patchloom.sizes import in_pixels
 from patchloom.tasks.custom import Code, is_code, is_loaded
@@ -51,7 +51,7 @@ class RunData:
     """
 
     folder: RunFolder
-    settings: Settings
+    settings: ResolvedSettings
     asked: dict[str, Any]
     reasons: dict[str, str]
     metrics: dict[str, np.ndarray]

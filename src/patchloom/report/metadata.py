@@ -64,12 +64,8 @@ def _seconds(run: RunData) -> str:
 
 def _device(run: RunData) -> str:
     settings = run.settings
-    threads = (
-        f", {settings.threads} thread{'s' * (settings.threads != 1)}"
-        if settings.device == "cpu" and settings.threads != "auto"
-        else ""
-    )
-    several = f", {settings.devices} devices" if settings.devices not in (1, "auto") else ""
+    threads = f", {settings.threads} thread{'s' * (settings.threads != 1)}" if settings.device == "cpu" else ""
+    several = f", {settings.devices} devices" if settings.devices != 1 else ""
     return f"{settings.device}{threads}{several}, {settings.precision}"
 
 

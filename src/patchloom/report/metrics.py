@@ -202,7 +202,7 @@ def _rows(path: Path) -> list[Mapping[str, str]]:
             absent = [name for name in (*_WORDS, *_NUMERIC) if name not in (table.fieldnames or ())]
             if absent:
                 raise ValueError(f"no column {', '.join(absent)}")
-            rows = list(table)
+            rows: list[Mapping[str, str]] = list(table)
         for row in rows:
             if row["quoted"] == "True":
                 _check(row)

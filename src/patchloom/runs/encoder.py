@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, overload
 
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from patchloom.arguments import PathLike, validate_arguments
+from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints import format
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import load_bare_module, load_bare_weights
 from patchloom.nets.checkpoints.read import is_bare_weights
-from patchloom.nets.heads import Use
+from patchloom.nets.heads import InstanceHead, Use
+from patchloom.nets.swin import Encoder
 from patchloom.runs.folder import RunFolder, run_around, suggest_run
 from patchloom.runs.task import load_task, newest_card
 from patchloom.tasks.custom import is_loaded
@@ -59,7 +60,7 @@ def check_place(source: str | Path) -> None:
 
 
 @validate_arguments
-def load_encoder(source: PathLike, model: str | None = None) -> tuple[VisionTransformer, EncoderCard]:
+def load_encoder(source: PathLike, model: str | None = None) -> tuple[Encoder, EncoderCard]:
     """An encoder in eval mode, and its card.
 
     Args:
@@ -81,6 +82,7 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[VisionTran
     Raises:
         PatchloomError: nothing of that kind is there, or it cannot be served.
     """
+    source = plain_path(source)
     check_place(source)
     if is_bare_weights(source):
         return load_bare_weights(Path(source), model)
@@ -95,8 +97,8 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[VisionTran
     settings = folder.read_config()
     tensors, about = folder.checkpoints.newest()
     own = encoder_weights(tensors)
-    format.refuse_other_sizes(settings.encoder_spec(), own, folder.checkpoints.last)
-    vit = build_encoder(settings.encoder_spec())
+    spec = format.refuse_other_sizes(settings.encoder_spec(), own, folder.checkpoints.last)
+    vit = build_encoder(spec)
     with format.expect_intact(folder.checkpoints.last):
         vit.load_state_dict(own, strict=True)
     return vit.eval(), newest_card(folder, settings, about)
@@ -116,6 +118,10 @@ def check_model(source: str | Path, model: str | None) -> None:
         raise PatchloomError(f"--model is for a file of weights alone, and {source} is none: leave it out")
 
 
+@overload
+def load_extra_module(source: PathLike, use: Literal["pooling"]) -> InstanceHead | None: ...
+@overload
+def load_extra_module(source: PathLike, use: Use) -> nn.Module | None: ...
 @validate_arguments
 def load_extra_module(source: PathLike, use: Use) -> nn.Module | None:
     """The module beside an encoder that is good for ``use``, in eval mode; None if there is none.
@@ -127,7 +133,7 @@ def load_extra_module(source: PathLike, use: Use) -> nn.Module | None:
     Raises:
         PatchloomError: no encoder there, or the module's file is damaged, or not one that patchloom wrote.
     """
-    found = named_extra_module(source, use)
+    found = named_extra_module(plain_path(source), use)
     return None if found is None else found[1]
 
 

@@ -17,6 +17,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import torch
+
 from patchloom.arguments import without_removed
 from patchloom.audio.config import sound_from
 from patchloom.data.sources.glob import is_pattern, is_single
@@ -28,7 +30,7 @@ from patchloom.nets.build import check_model_options
 from patchloom.nets.build import is_model_name as plain_model
 from patchloom.runs.checkpoint import Checkpoints
 from patchloom.runs.checksummed import read_checksummed, write_checksummed
-from patchloom.runs.settings import Settings, command, setting_differences
+from patchloom.runs.settings import ResolvedSettings, Settings, command, setting_differences
 from patchloom.runs.training_set import Record, write_record
 from patchloom.sizes import compact
 from patchloom.system.files import append, make_folder, no_link, remove_leftovers, write_error, write_whole
@@ -75,7 +77,7 @@ def _runs_in(folder: Path) -> list[Path]:
 try:
     import fcntl
 except ImportError:  # not on Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]  # a module elsewhere
 
 
 # what is measured of the data, by its type
@@ -195,7 +197,7 @@ class RunFolder:
     def begin(
         self,
         asked: Settings,
-        settings: Settings,
+        settings: ResolvedSettings,
         reasons: dict[str, str],
         stats: Stats,
         fingerprint: str,
@@ -271,7 +273,7 @@ class RunFolder:
             write_checksummed(self.path / "data.yaml", {**self.read_data(), "effective_epochs": effective_epochs})
         write_checksummed(self.config, before | {name: value}, "\n".join([*lines, "", ""]))  # last: it decides
 
-    def read_config(self) -> Settings:
+    def read_config(self) -> ResolvedSettings:
         """The resolved settings."""
         if not self.config.exists():
             why = suggest_run(self.path) or f"{self.config.name} is missing"
@@ -348,11 +350,14 @@ class RunFolder:
             write_whole(self.unreadable, "".join(f"{line_of(name)}\n" for name in sorted({*there, *names})))
 
 
-def _settings_from(values: dict[str, Any]) -> Settings:
+# what runs of versions without these settings did
+_BEFORE: dict[str, Any] = {"attention": "fused", "kernels": "torch", "compile": False, "crop_scale": 0.2, "devices": 1}
+
+
+def _settings_from(values: dict[str, Any]) -> ResolvedSettings:
     """Resolved settings, checked: whoever wrote the file may have put anything there."""
-    settings = Settings(**typed_fields(Settings, values))
-    if "auto" in (settings.img_size, settings.patch_size):
-        raise ValueError("a size is auto")
+    before = _BEFORE | {"threads": torch.get_num_threads()}
+    settings = ResolvedSettings(**before | typed_fields(ResolvedSettings, values))
     settings = replace(settings, patch_size=compact(settings.patch_size))
     settings.check()
     model, task = settings.model["name"], settings.task["name"]

@@ -15,7 +15,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.format import is_encoder_file, read_encoder_card, weights_file
 from patchloom.runs.encoder import unfinished_run
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import ResolvedSettings, Settings
 from patchloom.runs.training_set import Record, digest_of_record, no_record, read_record
 
 _WORDS = {"trained": "were trained on", "unknown": "may have been trained on"}
@@ -83,13 +83,13 @@ def choose_held_out(asked: Settings, source: Source) -> tuple[HeldOut, Record]:
     found = HeldOut(indices, copies, "", start, contents is not None)
     if contents is not None and np.isin(contents[indices], before.contents).any():
         found = found._replace(doubt="trained")
-    elif start and not (known and _known_again(asked, contents, before)):
+    elif start and not (known and contents is not None and _known_again(asked, contents, before)):
         found = _as_there(asked, source) or found._replace(doubt="unknown")
     trained_on = np.setdiff1d(np.arange(len(source)), np.concatenate([found.indices, found.copies]))
     return found, before.and_trained_on(None if contents is None else contents[trained_on], source.name)
 
 
-def stored_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldOut:
+def stored_held_out(folder: RunFolder, settings: ResolvedSettings, source: Source) -> HeldOut:
     """What a run holds out of ``source``, the very images with which it was begun.
 
     A run of a version that did not store it held out the images of certain numbers, copies or not.
@@ -113,7 +113,7 @@ def unchanged_held_out(run: Path, source: Source) -> HeldOut:
     return stored_held_out(folder, folder.read_config(), source)
 
 
-def own_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldOut:
+def own_held_out(folder: RunFolder, settings: ResolvedSettings, source: Source) -> HeldOut:
     """What a run held out of ``source``; if the images have changed since, some that it did not train on, if it can."""
     if source.fingerprint() == folder.read_data()["fingerprint"]:
         return stored_held_out(folder, settings, source)
@@ -121,7 +121,7 @@ def own_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldO
     return HeldOut(*choose_indices(source, held_out_count(settings, source), split_seed(settings), record.contents))
 
 
-def note_test_overlap(folder: RunFolder, settings: Settings, test: Source) -> str:
+def note_test_overlap(folder: RunFolder, settings: ResolvedSettings, test: Source) -> str:
     """What keeps test images that data brings from being new to a run: sentences after a space; "" if nothing does."""
     record, start = read_record(folder.trained_on), " and ".join(settings.weights_before)
     doubt = "" if record is None else copies_sentence(test, record.contents)

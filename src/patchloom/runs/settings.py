@@ -179,7 +179,7 @@ class Settings:
             raise PatchloomError(f"--minutes must be above 0 and at most {_MAX['minutes']:,}, not {self.minutes:g}")
         if self.minutes is not None and self.epochs != "auto":
             raise PatchloomError("--minutes and --epochs both say how long to train: give one of them")
-        if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
+        if self.epochs != "auto" and self.warmup_epochs != "auto" and self.warmup_epochs > self.epochs:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
         if self.blr != "auto" and not 0 < self.blr < math.inf:
             raise PatchloomError(f"--blr must be above 0 and finite, not {self.blr}")
@@ -249,10 +249,54 @@ class Settings:
         """Whose weights the run begins with, and whose features it learns: a run, a file, or timm:NAME each."""
         return tuple(one for one in (self.from_run or self.init, self.task.get("features_of")) if one)
 
+    def resolved(self, **chosen: Any) -> ResolvedSettings:
+        """The settings with what was ``chosen`` for every ``auto``."""
+        return ResolvedSettings(**{field.name: getattr(self, field.name) for field in fields(self)} | chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedSettings(Settings):
+    """Settings of a run, none of which is ``auto``: `patchloom.train.resolve.resolve` makes them, runs store them.
+
+    Options of a task may be ``auto`` until the task is built.
+    """
+
+    img_size: tuple[int, int]
+    patch_size: PatchSize
+    positions: PositionKind
+    channels: int
+    epochs: float
+    batch_size: int
+    blr: float
+    weight_decay: float
+    warmup_epochs: float
+    crop_scale: float | Literal["native"]
+    held_out: float
+    workers: int
+    device: Literal["cpu", "cuda", "mps"]
+    devices: int
+    precision: Literal["float32", "bfloat16", "float16"]
+    attention: Literal["fused", "explicit"]
+    kernels: Literal["torch", "native"]
+    compile: bool
+    threads: int
+
+    def __post_init__(self) -> None:
+        given = {field.name: getattr(self, field.name) for field in fields(self)} | {"model": self.model.get("name")}
+        if left := [name for name, value in given.items() if value == "auto"]:
+            raise ValueError(f"{left[0]} is auto in resolved settings")
+
     def encoder_spec(self) -> EncoderSpec:
-        """The encoder that resolved settings describe."""
-        sizes = {name: value for name, value in self.model.items() if name != "name" and value is not None}
-        return EncoderSpec(self.model["name"], self.img_size, self.patch_size, self.channels, self.positions, sizes)
+        """The encoder that the settings describe."""
+        return encoder_spec(self.model, self.img_size, self.patch_size, self.channels, self.positions)
+
+
+def encoder_spec(
+    model: Mapping[str, Any], img_size: tuple[int, int], patch_size: PatchSize, channels: int, positions: PositionKind
+) -> EncoderSpec:
+    """The encoder of a model's name and options, with its sizes."""
+    sizes = {name: value for name, value in model.items() if name != "name" and value is not None}
+    return EncoderSpec(model["name"], img_size, patch_size, channels, positions, sizes)
 
 
 def why_task(data: DataLike, task: TaskLike, recipe: str | None = None) -> dict[str, str]:
@@ -396,6 +440,6 @@ def _differences(before: dict[str, Any], now: dict[str, Any], became: dict[str, 
         if isinstance(a, dict) and isinstance(b, dict):
             found += _differences(a, b, resolved if isinstance(resolved, dict) else {}, f"{prefix}{name}.")
         elif a != b and not (a == "auto" and b == resolved):
-            a, b = (in_pixels(one) if name == "patch_size" else one for one in (a, b))
+            a, b = (in_pixels(one) if name == "patch_size" and one is not None else one for one in (a, b))
             found.append(f"{prefix}{name}: was {a}, now {b}")
     return found

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from timm.models.vision_transformer import VisionTransformer
-
 from patchloom.audio.augment import for_recordings
 from patchloom.audio.config import GREY, SIXTH, Sound
 from patchloom.data.augment import RandAugment
@@ -19,10 +17,11 @@ from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.finetune import train_last_blocks
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention, use_kernels
+from patchloom.nets.swin import Encoder
 from patchloom.nets.teacher import use_half_without_grad
 from patchloom.runs.checkpoint import is_best, restore
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.settings import Settings, TaskLike
+from patchloom.runs.settings import ResolvedSettings, TaskLike
 from patchloom.system.hardware import MemoryGuard
 from patchloom.system.network import from_cache_alone
 from patchloom.tasks import build_task, task_name
@@ -30,16 +29,16 @@ from patchloom.tasks.custom import Code, label, refuse_untyped, same_task
 from patchloom.tasks.task import Task
 
 
-def run_card(settings: Settings, stats: Stats, name: str) -> EncoderCard:
+def run_card(settings: ResolvedSettings, stats: Stats, name: str) -> EncoderCard:
     """What belongs to the encoder of a run."""
     task = label(settings.task["name"])
     return EncoderCard(settings.encoder_spec(), stats.mean, stats.std, task, name, sound=stats.sound)
 
 
 def prepare_task(
-    settings: Settings,
+    settings: ResolvedSettings,
     stats: Stats,
-    begin: Callable[[VisionTransformer], None] | None = None,
+    begin: Callable[[Encoder], None] | None = None,
 ) -> Task:
     """A fresh task by resolved settings, with the attention form and the kernels that they name."""
     # what a GPU lacks it tells itself; of blocks that stay as they are there is neither gradient nor moment
@@ -62,7 +61,9 @@ def prepare_task(
         )
     task.normalized_by(stats.mean, stats.std)
     if stats.sound is not None:
-        task.sound, task.augment = stats.sound, for_recordings(task.augment, stats.sound)
+        task.sound = stats.sound
+        excerpts: Any = for_recordings(task.augment, stats.sound)  # cut recordings as the other cuts images
+        task.augment = excerpts
         return task
     task.augment.flip = settings.flip
     if settings.crop_scale == "native":
@@ -88,7 +89,7 @@ def _native_crops(task: Task, name: str) -> None:
     task.augment.native = True
 
 
-def _randaugment(task: Task, settings: Settings, mean: Sequence[float]) -> None:
+def _randaugment(task: Task, settings: ResolvedSettings, mean: Sequence[float]) -> None:
     if not hasattr(task.augment, "randaugment"):
         raise PatchloomError(
             f"--randaugment changes nothing in {label(settings.task['name'])}, whose augment has no attribute "
@@ -114,7 +115,7 @@ class LoadedTask(NamedTuple):
 
     task: Task
     card: EncoderCard
-    settings: Settings
+    settings: ResolvedSettings
     folder: RunFolder
     about: dict[str, Any]
 
@@ -132,7 +133,7 @@ def load_task(run: str | Path, task: TaskLike | None = None) -> LoadedTask:
     return LoadedTask(prepared.eval(), newest_card(folder, settings, about), settings, folder, about)
 
 
-def newest_card(folder: RunFolder, settings: Settings, about: Mapping[str, Any]) -> EncoderCard:
+def newest_card(folder: RunFolder, settings: ResolvedSettings, about: Mapping[str, Any]) -> EncoderCard:
     """The card of a run's encoder as a checkpoint has it; of a run that is not finished, name and note say so."""
     card = run_card(settings, folder.read_stats(), folder.name)
     if folder.encoder.exists():

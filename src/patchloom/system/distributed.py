@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -89,13 +89,13 @@ def wait_for_all() -> None:
 
 @cache
 def _patient(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    return dist.new_group(backend="gloo", timeout=timedelta(days=7))
+    return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timedelta(days=7)))  # this process is in it
 
 
 @cache
 def _of_cpus(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """The processes of ``group``, joined for what is on CPUs."""
-    return group if dist.get_backend(group) == "gloo" else dist.new_group(backend="gloo")
+    return group if dist.get_backend(group) == "gloo" else cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
 
 
 def gathered(values: Tensor) -> Tensor:

@@ -250,7 +250,8 @@ def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int) -> F
     """How many times faster attention is with the fused kernel than with an explicit softmax, there and back."""
 
     def fused(packed: Tensor) -> Tensor:
-        mixed = F.scaled_dot_product_attention(*packed.permute(2, 0, 3, 1, 4).unbind(0))
+        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v)
         return mixed.transpose(1, 2)
 
     return attention_gain("fused", fused, device, dtype, heads, tokens, side)

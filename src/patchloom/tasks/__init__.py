@@ -11,8 +11,7 @@ from patchloom.errors import PatchloomError, check_type, hint_of, listing, sugge
 from patchloom.tasks.custom import full_name, is_code, label, load
 
 if TYPE_CHECKING:
-    from timm.models.vision_transformer import VisionTransformer
-
+    from patchloom.nets.swin import Encoder
     from patchloom.tasks.task import Task
 
 
@@ -112,7 +111,7 @@ def usual_task(data: object) -> tuple[str, str]:
     return "mae", "it assumes least of the images; patchloom tasks lists others"
 
 
-def task_name(task: str | type) -> str:
+def task_name(task: str | type | Mapping[str, Any]) -> str:
     """The name by which a run finds a task again: that of the list, or the place of its class with a digest."""
     if isinstance(task, type):
         listed = (name for name, entry in TASKS.items() if entry.path == f"{task.__module__}.{task.__qualname__}")
@@ -191,7 +190,7 @@ def check_step_size(task: Mapping[str, Any], batch: int, n: int) -> None:
         raise PatchloomError(f"{needs}: give --batch_size {least} or more")
 
 
-def build_task(task: Mapping[str, Any], encoder: VisionTransformer) -> Task:
+def build_task(task: Mapping[str, Any], encoder: Encoder) -> Task:
     """The pretext task with ``name`` and options as in ``task``, around ``encoder``."""
     options = with_defaults(task)
     return task_class(options.pop("name"))(encoder, **options)

@@ -34,17 +34,17 @@ def decoder_sizes(
     d = task.geometry.width
     small = d < _SMALL
     why = "as narrow as an encoder below ViT-S" if small else "the paper's"
-    width = task.resolve_auto("decoder_width", width, d if small else usual[0], why)
-    depth = task.resolve_auto(depth_option, depth, min(2, usual[1]) if small else usual[1], why)
-    heads = task.resolve_auto("decoder_heads", heads, max(1, width // 32) if small else usual[2], why)
-    if depth > 1000:
-        raise PatchloomError(f"--task.{depth_option} must be 1000 or less, not {depth}")
-    if min(width, heads) < 1 or depth < 0 or width % heads or width % 4:
+    wide = task.resolve_auto("decoder_width", width, d if small else usual[0], why)
+    deep = task.resolve_auto(depth_option, depth, min(2, usual[1]) if small else usual[1], why)
+    many = task.resolve_auto("decoder_heads", heads, max(1, wide // 32) if small else usual[2], why)
+    if deep > 1000:
+        raise PatchloomError(f"--task.{depth_option} must be 1000 or less, not {deep}")
+    if min(wide, many) < 1 or deep < 0 or wide % many or wide % 4:
         raise PatchloomError(
-            f"a decoder cannot be {width} wide and {depth} blocks deep with {heads} heads: choose a width that is a "
+            f"a decoder cannot be {wide} wide and {deep} blocks deep with {many} heads: choose a width that is a "
             "multiple of 4 and of the heads"
         )
-    return width, depth, heads
+    return wide, deep, many
 
 
 def patch_decoder(
@@ -59,15 +59,15 @@ def patch_decoder(
     visible_asked: int = 0,
 ) -> MAEDecoder:
     """A decoder that answers for the patches of ``task``: by default with the pixels of those that are masked."""
-    width, depth, heads = decoder_sizes(task, width, depth, heads, usual, depth_option)
-    if not depth and not visible_asked:
+    d, blocks, attending = decoder_sizes(task, width, depth, heads, usual, depth_option)
+    if not blocks and not visible_asked:
         raise PatchloomError(
             "without a block in the decoder, what is asked of a masked patch is guessed from its place alone and the "
             f"encoder learns nothing by them: give --task.{depth_option} 1 or more"
         )
     g = task.geometry
     numbers = g.patch_dim if answers is None else answers
-    return MAEDecoder(g.width, numbers, sincos_2d(width, g.grid), depth, heads, g.prefix, has_masked, visible_asked)
+    return MAEDecoder(g.width, numbers, sincos_2d(d, g.grid), blocks, attending, g.prefix, has_masked, visible_asked)
 
 
 def agreement_heads(
@@ -76,18 +76,19 @@ def agreement_heads(
     out: Size = "auto",
     layers: tuple[int, int] = (3, 2),
     norm: Literal["layer", "batch"] = "layer",
-) -> tuple[nn.Module, nn.Module]:
+) -> tuple[nn.Sequential, nn.Sequential]:
     """The projection and the prediction of `Agreement`; ``auto`` is the papers' 4096 wide with 256 outputs.
 
     For an encoder narrower than ViT-S, which the papers do not train, auto is four times its width and its width.
     """
     d = task.geometry.width
     why = "in proportion to an encoder below ViT-S" if d < _SMALL else "the papers'"
-    width = task.resolve_auto("head_width", width, 4 * d if d < _SMALL else 4096, why)
-    out = task.resolve_auto("head_out", out, d if d < _SMALL else 256, why)
-    if min(width, out) < 1:
-        raise PatchloomError(f"heads cannot be {width} wide with {out} outputs: both must be 1 or more")
-    first, second = (mlp((enters, *(width,) * (n - 1), out), norm) for enters, n in zip((d, out), layers, strict=True))
+    wide = task.resolve_auto("head_width", width, 4 * d if d < _SMALL else 4096, why)
+    leaves = task.resolve_auto("head_out", out, d if d < _SMALL else 256, why)
+    if min(wide, leaves) < 1:
+        raise PatchloomError(f"heads cannot be {wide} wide with {leaves} outputs: both must be 1 or more")
+    enters = zip((d, leaves), layers, strict=True)
+    first, second = (mlp((enter, *(wide,) * (n - 1), leaves), norm) for enter, n in enters)
     return first, second
 
 
@@ -109,13 +110,13 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
             )
         else:
             vit, card = load_encoder_file(source)
-    refuse_hierarchical(vit, "a teacher of features", "give another --task.features_of")
+    plain = refuse_hierarchical(vit, "a teacher of features", "give another --task.features_of")
     if len(card.mean) != geometry.channels:
         raise PatchloomError(
             f"the teacher {source} is for images of {len(card.mean)} channels, and these have {geometry.channels}: "
             f"give --channels {len(card.mean)}, or another teacher"
         )
-    return FrozenTeacher(vit, card.mean, card.std, geometry.grid)
+    return FrozenTeacher(plain, card.mean, card.std, geometry.grid)
 
 
 def _plain_teacher(path: Path, model: str | None) -> tuple[Encoder, EncoderCard]:
@@ -154,7 +155,7 @@ def momentum_for(updates: int) -> tuple[float, str]:
 
 def teacher_momentum(task: Task, momentum: float | Literal["auto"]) -> float:
     """The momentum of a task's teacher; auto, which a run has resolved by its updates, is that of long trainings."""
-    momentum = task.resolve_auto("momentum", momentum, MOMENTUM, "the paper's")
-    if not 0 <= momentum <= 1:
-        raise PatchloomError(f"--task.momentum must lie in [0, 1], not at {momentum}")
-    return momentum
+    start = task.resolve_auto("momentum", momentum, MOMENTUM, "the paper's")
+    if not 0 <= start <= 1:
+        raise PatchloomError(f"--task.momentum must lie in [0, 1], not at {start}")
+    return start

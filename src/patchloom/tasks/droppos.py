@@ -90,9 +90,9 @@ class DropPos(Task):
         usual, why = 0.1, "the paper's"
         if self.mask_ratio <= 0:
             usual, why = float("inf"), "nothing is masked, so no guide is needed"
-        temperature = self.resolve_auto("temperature", temperature, usual, why)
-        if temperature <= 0:
-            raise PatchloomError(f"--task.temperature must be above 0 (inf switches it off), not {temperature}")
+        divisor = self.resolve_auto("temperature", temperature, usual, why)
+        if divisor <= 0:
+            raise PatchloomError(f"--task.temperature must be above 0 (inf switches it off), not {divisor}")
         if not 0 <= sigma < math.inf:
             raise PatchloomError(f"--task.sigma must be 0 or more and finite, not {sigma}")
         if not 0 <= sigma_end <= sigma:
@@ -104,18 +104,19 @@ class DropPos(Task):
         check_uniform(self.geometry, self.mask_ratio)
         if pixels and visible == n:
             raise PatchloomError("with --task.mask_ratio 0 no pixels are hidden: leave out --task.pixels")
-        g, usual, why = self.geometry, "learned", "the paper's"
+        g, begins, why = self.geometry, "learned", "the paper's"
         if g.hierarchical:
-            usual, why = "zeros", "the encoder that is exported is given no positions either"
-        self.placeholder, self.shuffle = self.resolve_auto("placeholder", placeholder, usual, why), shuffle
+            begins, why = "zeros", "the encoder that is exported is given no positions either"
+        self.placeholder, self.shuffle = self.resolve_auto("placeholder", placeholder, begins, why), shuffle
         learned = self.placeholder == "learned"
         self.position_token = nn.Parameter(torch.empty(g.token_width).normal_(std=0.02)) if learned else None
         sizes = decoder_sizes(self, decoder_width, decoder_depth, decoder_heads, (512, 2, 16))
         decoder = Decoder(g.width, n, *sizes, g.prefix)
-        ratios, smoothing = DROPPOS_RATIOS, (sigma, sigma_end, squared_distances)
+        ratios = DROPPOS_RATIOS
+        smoothing = (sigma, sigma_end, squared_distances)
         if g.hierarchical:
             ratios = DROPPOS_RATIOS | {"mask_ratio": (0.0,) if any(side % 2 for side in g.grid) else (0.0, UNIFORM)}
-        self.questions["positions"] = Positions(g, decoder, ratios, *smoothing, temperature)
+        self.questions["positions"] = Positions(g, decoder, ratios, *smoothing, divisor)
         if pixels:
             if normalized_pixels:
                 check_normalizable(g)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -50,6 +50,8 @@ class ExtreMA(Task):
         PatchloomError: more masks than there are patches for, or an encoder without the token asked.
     """
 
+    encoder: VisionTransformer
+
     def __init__(
         self,
         encoder: VisionTransformer,
@@ -66,29 +68,30 @@ class ExtreMA(Task):
         head_out: Size = "auto",
     ):
         super().__init__(encoder)
-        loss = self.resolve_auto("loss", loss, "byol", _PAPER)
-        for name, value, kinds in (("loss", loss, Loss), ("class_token", class_token, Representation)):
+        by: Loss = self.resolve_auto("loss", loss, "byol", _PAPER)
+        for name, value, kinds in (("loss", by, Loss), ("class_token", class_token, Representation)):
             check_type(f"task.{name}", value, kinds)
         n = self.geometry.n
         visible = visible_of(self.geometry, mask_ratio)
         most = n // visible
-        masks = self.resolve_auto("masks", masks, min(5, most), f"{min(5, most)} parts of {visible} of {n} patches")
-        if not 1 <= masks <= most:
+        parts = self.resolve_auto("masks", masks, min(5, most), f"{min(5, most)} parts of {visible} of {n} patches")
+        if not 1 <= parts <= most:
             raise PatchloomError(
-                f"there are no {masks} disjoint masks of {visible} visible patches each in {n}: give --task.masks 1 to "
+                f"there are no {parts} disjoint masks of {visible} visible patches each in {n}: give --task.masks 1 to "
                 f"{most}, or raise --task.mask_ratio"
             )
-        if loss == "byol":
+        divisor = 0.2
+        if by == "byol":
             refuse_unused("byol has no temperature", temperature=temperature)
         else:
-            temperature = self.resolve_auto("temperature", temperature, 0.2, "the paper's")
-            if temperature <= 0:
-                raise PatchloomError(f"--task.temperature must be above 0, not {temperature}")
-        momentum = teacher_momentum(self, momentum)
+            divisor = self.resolve_auto("temperature", temperature, divisor, "the paper's")
+            if divisor <= 0:
+                raise PatchloomError(f"--task.temperature must be above 0, not {divisor}")
+        start = teacher_momentum(self, momentum)
         if class_token == "vit" and not encoder.has_class_token:
             raise PatchloomError("--task.class_token vit needs an encoder that has one: give --model.class_token true")
         self.augment = TwoViews(self.augment.size, crop=crop, color=color)
-        self.sizes = (visible,) * masks
+        self.sizes = (visible,) * parts
         head = None
         if class_token == "cait":
             blocks = self.resolve_auto("attention_blocks", attention_blocks, 2, "the paper's")
@@ -98,7 +101,7 @@ class ExtreMA(Task):
         else:
             refuse_unused("only --task.class_token cait has class attention", attention_blocks=attention_blocks)
         heads = agreement_heads(self, head_width, head_out)
-        self.questions["agreement"] = Agreement(encoder, *heads, momentum, class_token, head, loss, temperature)
+        self.questions["agreement"] = Agreement(encoder, *heads, start, class_token, head, by, divisor)
 
     @classmethod
     def encoder_defaults(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
@@ -130,7 +133,7 @@ class ExtreMA(Task):
     @property
     def agreement(self) -> Agreement:
         """What is asked."""
-        return self.questions["agreement"]
+        return cast(Agreement, self.questions["agreement"])
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """Several masks of every image [v*b k] that share its pixels; no patch is visible in two of them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -54,6 +54,8 @@ class LUT(Task):
         PatchloomError: a mask ratio that does not leave two disjoint parts, or weights that ask nothing.
     """
 
+    encoder: VisionTransformer
+
     def __init__(
         self,
         encoder: VisionTransformer,
@@ -73,9 +75,9 @@ class LUT(Task):
         check_type("task.base", base, Base)
         if min(context_weight, pixel_weight) < 0 or not context_weight:
             raise PatchloomError("lut asks for agreement: give --task.context_weight above 0, and no negative weight")
-        momentum = teacher_momentum(self, momentum)
+        start = teacher_momentum(self, momentum)
         g, sparse = self.geometry, base == "mae"
-        mask_ratio = self.resolve_auto("mask_ratio", mask_ratio, 0.75 if sparse else 0.6, f"the paper's on {base}")
+        ratio = self.resolve_auto("mask_ratio", mask_ratio, 0.75 if sparse else 0.6, f"the paper's on {base}")
         normalized = self.resolve_auto("normalized_pixels", normalized_pixels, sparse, f"usual for {base}")
         if normalized and pixel_weight:
             check_normalizable(g)
@@ -85,12 +87,12 @@ class LUT(Task):
         if not (sparse and pixel_weight):
             refuse_unused("nothing but mae with pixels has such a decoder", **sizes)
         self.unit = 1 if sparse else patches_of_unit(self, mask_unit)
-        visible_of(g, mask_ratio)
+        visible_of(g, ratio)
         units = g.n // self.unit**2
-        visible = share_of(units, 1 - mask_ratio)
+        visible = share_of(units, 1 - ratio)
         if not 0 < 2 * visible <= units:
             raise PatchloomError(
-                f"a mask ratio of {mask_ratio} leaves {visible} of {units} mask units visible, and two views need as "
+                f"a mask ratio of {ratio} leaves {visible} of {units} mask units visible, and two views need as "
                 f"many each: {'raise' if visible else 'lower'} --task.mask_ratio"
             )
         self.sizes = (visible, visible, units - 2 * visible)
@@ -105,7 +107,7 @@ class LUT(Task):
             blank = g.n - visible * self.unit**2
             head = PatchHead(g.width, g.patch_dim, g.prefix, blank)
             self.questions["pixels"] = Pixels(g, head, normalized, absolute=True, blank=blank)
-        self.questions["agreement"] = Agreement(encoder, *heads, momentum)
+        self.questions["agreement"] = Agreement(encoder, *heads, start)
         self.question_weights = {"pixels": pixel_weight, "agreement": context_weight}
 
     @classmethod
@@ -126,7 +128,7 @@ class LUT(Task):
     @property
     def agreement(self) -> Agreement:
         """What is asked."""
-        return self.questions["agreement"]
+        return cast(Agreement, self.questions["agreement"])
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """A part of each image's patches: what is given of one view, for measures."""
@@ -134,7 +136,8 @@ class LUT(Task):
 
     def random_parts(self, b: int, generator: torch.Generator | None, device: torch.device) -> tuple[Tensor, Tensor]:
         """The visible patches of the two views, [b k] twice, no patch in both."""
-        return random_unit_partition(b, self.geometry.grid, self.unit, self.sizes, generator, device)[:2]
+        first, second, *_ = random_unit_partition(b, self.geometry.grid, self.unit, self.sizes, generator, device)
+        return first, second
 
     def given_parts(self, images: Tensor, visible: Tensor) -> EncoderInput:
         """The patches ``visible`` [b k] of images [b c h w], the others removed (mae) or blank (simmim)."""
@@ -170,7 +173,8 @@ class LUT(Task):
         guesses = self.guesses(encoded)
         targets = self.agreement.target(images).chunk(2)
         crossed = zip(guesses, reversed(targets), strict=True)
-        context = sum(self.agreement.disagreement(*pair) for pair in crossed) / 2
+        losses = [self.agreement.disagreement(*pair) for pair in crossed]
+        context = (losses[0] + losses[1]) / 2
         outcomes = {"agreement": Outcome(context, {})}
         if "pixels" in self.questions:
             outcomes = {"pixels": self.questions["pixels"](first_images(encoded, len(one)), progress)} | outcomes

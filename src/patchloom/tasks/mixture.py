@@ -113,7 +113,7 @@ class Mixture(Task):
             "withhold", withhold, {"mask": 0.5, "drop_positions": 0.75}, "as DropPos, milder"
         )
         self.question_weights = self.resolve_auto("ask", ask, {"pixels": 1.0, "positions": 1.0}, "what is withheld")
-        asked_of = "same" if "agreement" in self.question_weights else "none"
+        asked_of: Second = "same" if "agreement" in self.question_weights else "none"
         second = self.resolve_auto("teacher", teacher, asked_of, "goes with what is asked")
         self._check(second)
         self.counts = self._count(self.withhold)
@@ -122,7 +122,7 @@ class Mixture(Task):
                 raise PatchloomError(
                     f"{name} {self.withhold[name]} takes none of the patches: raise it in --task.withhold"
                 )
-        degradations = [name for name in self.withhold if name in STRENGTHS]
+        degradations = [kind for kind in STRENGTHS if kind in self.withhold]  # one at most
         kind: DegradationKind = degradations[0] if degradations else "none"
         strengths = {STRENGTHS[kind]: float(self.withhold[kind])} if degradations else {}
         check_type("task.fill", fill, Padding | Literal["auto"])
@@ -136,8 +136,9 @@ class Mixture(Task):
         self.mask_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if "blank" in self.withhold else None
         partly = 0 < self.withhold.get("drop_positions", 0) < 1
         self.position_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if partly else None
+        start = MOMENTUM
         if "agreement" in self.question_weights:
-            momentum = teacher_momentum(self, momentum)
+            start = teacher_momentum(self, momentum)
         else:
             written = "auto" if momentum == MOMENTUM else momentum  # which former versions wrote for every run
             refuse_unused("agreement is not asked", head_width=head_width, head_out=head_out, momentum=written)
@@ -148,12 +149,12 @@ class Mixture(Task):
         if "features" not in self.question_weights:
             given = {"features_of": features_of or "auto", "features_model": features_model or "auto"}
             refuse_unused("features are not asked", **given, feature_loss=feature_loss)
-        teacher = features_of, features_model
+        source = features_of, features_model
         builders: dict[str, Callable[[], Question]] = {
             "pixels": lambda: self._pixels(decoder_width, decoder_depth, decoder_heads),
             "positions": lambda: self._positions(decoder_width, position_depth, decoder_heads, sigma),
-            "features": lambda: self._features(decoder_width, decoder_depth, decoder_heads, teacher, feature_loss),
-            "agreement": lambda: Agreement(encoder, *agreement_heads(self, head_width, head_out), momentum),
+            "features": lambda: self._features(decoder_width, decoder_depth, decoder_heads, source, feature_loss),
+            "agreement": lambda: Agreement(encoder, *agreement_heads(self, head_width, head_out), start),
         }
         for name in self.question_weights:
             self.questions[name] = builders[name]()
@@ -165,14 +166,19 @@ class Mixture(Task):
         return Restoration(self.geometry, decoder, self.degradation, blank=self.counts.get("blank", 0))
 
     def _features(
-        self, width: Size, depth: Size, heads: Size, of: tuple[str | None, str | None], loss: str
+        self,
+        width: Size,
+        depth: Size,
+        heads: Size,
+        of: tuple[str | None, str | None],
+        loss: FeatureLoss | Literal["auto"],
     ) -> Features:
         """A frozen teacher's features, of the same patches."""
-        loss = self.resolve_auto("feature_loss", loss, "cosine", "as EVA")
-        check_type("task.feature_loss", loss, FeatureLoss)
+        by: FeatureLoss = self.resolve_auto("feature_loss", loss, "cosine", "as EVA")
+        check_type("task.feature_loss", by, FeatureLoss)
         teacher = frozen_teacher(self.geometry, *of)
         decoder = self._patch_decoder(width, depth, heads, teacher.encoder.embed_dim)
-        return Features(self.geometry, decoder, teacher, loss, self.counts.get("blank", 0))
+        return Features(self.geometry, decoder, teacher, by, self.counts.get("blank", 0))
 
     def _patch_decoder(self, width: Size, depth: Size, heads: Size, answers: int | None = None) -> MAEDecoder:
         """Of every patch where the picture was degraded, else of those that were masked or blanked."""

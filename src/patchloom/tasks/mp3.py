@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -115,7 +115,7 @@ class MP3(Task):
 
     def _answer(self, images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction:
         encoded = self.encode(images, self.given(images, generator, **ratios))
-        return self.questions["positions"].predict(encoded)
+        return cast(Positions, self.questions["positions"]).predict(encoded)
 
 
 def _usual_ratio(n: int, p: tuple[int, int]) -> tuple[float, str]:

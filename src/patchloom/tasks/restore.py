@@ -27,7 +27,7 @@ from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_pat
 Strength = float | list[float] | Literal["auto"]
 
 # a degradation, and the option that says how strong it is
-STRENGTHS = {
+STRENGTHS: dict[DegradationKind, str] = {
     "zoom_in": "scale",
     "zoom_out": "scale",
     "fisheye": "twist",
@@ -50,7 +50,7 @@ def build_degradation(
     task: Task,
     kind: DegradationKind,
     canvas: Size = "auto",
-    strengths: dict[str, Strength] | None = None,
+    strengths: Mapping[str, Strength] | None = None,
     forms: Mapping[str, str] | None = None,
 ) -> Degradation:
     """A degradation for ``task``'s images."""
@@ -136,7 +136,8 @@ def _canvas(task: Task, kind: DegradationKind, canvas: Size, size: tuple[int, in
             f"--task.canvas {side} does not go with {kind}: give a size above {min(size)} by an even number of pixels, "
             f"for {' or '.join(_WITH_CANVAS)}, without --task.scale"
         )
-    return tuple(along + 2 * round(along * more / min(size) / 2) for along in size)
+    h, w = (along + 2 * round(along * more / min(size) / 2) for along in size)
+    return h, w
 
 
 _LARGE = 1024  # width of a ViT-L
@@ -223,32 +224,34 @@ class Restore(Task):
         self.degradation = build_degradation(self, degradation, canvas, strengths, forms)
         usual = 0.75 if degradation in ("masked", "zoom_in") else 0.0
         why = "the paper's" if usual else "the degradation is enough"
-        mask_ratio = self.resolve_auto("mask_ratio", mask_ratio, usual, why)
+        ratio = self.resolve_auto("mask_ratio", mask_ratio, usual, why)
         g, self.sampling = self.geometry, sampling
         self.entering = replace(g, grid=self.degradation.grid)
-        visible = self._visible(mask_ratio)
+        visible = self._visible(ratio)
         if degradation == "masked" and visible == g.n:
-            raise PatchloomError(f"a mask ratio of {mask_ratio} masks nothing: raise --task.mask_ratio")
+            raise PatchloomError(f"a mask ratio of {ratio} masks nothing: raise --task.mask_ratio")
         if sampling != "random" and visible == self.entering.n:
             raise PatchloomError(
-                f"--task.sampling {sampling} changes nothing here, since a mask ratio of {mask_ratio} masks nothing: "
+                f"--task.sampling {sampling} changes nothing here, since a mask ratio of {ratio} masks nothing: "
                 "raise --task.mask_ratio"
             )
+        norm: TargetNorm = "channel"
         if normalized_pixels:
-            norm = self.resolve_auto("target_norm", target_norm, "channel", "the authors' program's")
+            norm = self.resolve_auto("target_norm", target_norm, norm, "the authors' program's")
             check_type("task.target_norm", norm, TargetNorm)
             check_normalizable(g, each_channel=norm == "channel")
         else:
-            norm = "channel"
             refuse_unused("pixels are not normalised", target_norm=target_norm)
         self.sizes = (visible, g.n - visible)
         self.augment = RandomCrop(self.degradation.canvas)
         masks = visible < g.n
         has_band = masks and degradation == "zoom_in" and self.degradation.canvas != self.degradation.size
-        weight, target = None, "grown"
+        weight: float | None = None
+        target: BandTarget = "grown"
         if has_band:
-            how = ("grown", "the authors' program's") if normalized_pixels else ("original", "the paper's")
-            target = self.resolve_auto("band_target", band_target, *how)
+            band: BandTarget = "grown" if normalized_pixels else "original"
+            why = "the authors' program's" if normalized_pixels else "the paper's"
+            target = self.resolve_auto("band_target", band_target, band, why)
             check_type("task.band_target", target, BandTarget)
             weight = self.resolve_auto("band_weight", band_weight, 0.2, "the authors' program's")
             if not 0 <= weight <= 1:
@@ -262,8 +265,8 @@ class Restore(Task):
         # where nothing but patches is missing, the visible ones have nothing to answer
         asked = visible if self.degradation.changes_pixels or not masks else 0
         sizes = decoder_width, decoder_depth, decoder_heads
-        usual = (512, 4, 8) if encoder.embed_dim >= _LARGE else (384, 4, 6)  # the program's for a ViT-L
-        decoder = patch_decoder(self, *sizes, usual=usual, has_masked=masks, visible_asked=asked)
+        usual_sizes = (512, 4, 8) if encoder.embed_dim >= _LARGE else (384, 4, 6)  # the program's for a ViT-L
+        decoder = patch_decoder(self, *sizes, usual=usual_sizes, has_masked=masks, visible_asked=asked)
         self.questions["pixels"] = Restoration(g, decoder, self.degradation, normalized_pixels, 0, weight, norm, target)
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from patchloom.patches.partition import complement
 from patchloom.patches.pictures import WITHHELD, paint_patches
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
 from patchloom.withhold.encoder_input import EncoderInput
+
+T = TypeVar("T")
 
 Size = int | Literal["auto"]
 
@@ -57,7 +59,7 @@ class Task(nn.Module, ABC):
         self.refuse_swin(is_hierarchical(encoder))
         self.encoder = encoder
         self.geometry = Geometry.of(encoder)
-        self.questions: dict[str, Question] = nn.ModuleDict()
+        self.questions = cast(dict[str, Question], nn.ModuleDict())
         self.question_weights: Mapping[str, float] = {}
         self.augment = RandomCrop(self.geometry.size)
         self.chosen: dict[str, tuple[Any, str]] = {}
@@ -103,7 +105,7 @@ class Task(nn.Module, ABC):
         """How many images a step needs, of all processes together, with the reason; ``options`` are all the task's."""
         return 1, "a step without images has nothing to ask"
 
-    def resolve_auto(self, option: str, asked: Any, value: Any, why: str) -> Any:
+    def resolve_auto(self, option: str, asked: T | Literal["auto"], value: T, why: str) -> T:
         """``value`` if ``asked`` is auto, which is noted with its reason; else what was asked."""
         if asked != "auto":
             if isinstance(asked, int) and not abs(asked) <= 2**16:
@@ -150,7 +152,8 @@ class Task(nn.Module, ABC):
         teacher_images: Tensor | None = None,
     ) -> Encoded:
         """A batch with the encoder's tokens of what it is given, as the questions take it."""
-        tokens = encode(self.encoder, given, **self.placeholders(given, generator))
+        stand_ins: Any = self.placeholders(given, generator)  # by the names of `encode`'s arguments
+        tokens = encode(self.encoder, given, **stand_ins)
         seen_by_teacher = images if teacher_images is None else teacher_images
         return Encoded(images, given, tokens, self.encoder, seen_by_teacher, self.mean, self.std, self.sound)
 
@@ -175,7 +178,8 @@ class Task(nn.Module, ABC):
 
     def weighted_sum(self, outcomes: Mapping[str, Outcome]) -> Outcome:
         """The weighted sum of the questions' losses; of several, each is a metric, too."""
-        loss = sum(self.question_weights.get(name, 1.0) * outcome.loss for name, outcome in outcomes.items())
+        weighted = [self.question_weights.get(name, 1.0) * outcome.loss for name, outcome in outcomes.items()]
+        loss = sum(weighted[1:], weighted[0])
         metrics = {name: value for outcome in outcomes.values() for name, value in outcome.metrics.items()}
         if len(outcomes) > 1:
             metrics |= {f"{name}_loss": outcome.loss.detach() for name, outcome in outcomes.items()}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from patchloom.questions.question import Measure
 from patchloom.runs.checkpoint import best_of, whole_weights
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.distributed import rank, smallest
 from patchloom.tasks.task import Task
 from patchloom.train.step import Update
@@ -67,7 +67,7 @@ class BestMeasure:
         """
         self.chosen = ended and self.value is not None
 
-    def hopeless(self, settings: Settings) -> bool:
+    def hopeless(self, settings: ResolvedSettings) -> bool:
         """Whether so many measures were no better that the run is to stop."""
         return settings.patience is not None and self.failed >= settings.patience
 
@@ -77,7 +77,7 @@ class BestMeasure:
         return self.value is None or (value > self.value if higher_is_better else value < self.value)
 
 
-def describe_best(best: BestMeasure, step: int, steps: int, settings: Settings) -> str:
+def describe_best(best: BestMeasure, step: int, steps: int, settings: ResolvedSettings) -> str:
     """A sentence on which weights a run with ``--patience`` ends with, and whether it stopped before its last step.
 
     Where no measure was a number, there is no best one, and they are the last weights.
@@ -103,7 +103,7 @@ def describe_best(best: BestMeasure, step: int, steps: int, settings: Settings) 
     return f"These are the weights of the run's best measure, at {chosen}, {last} (--patience {settings.patience})."
 
 
-def epoch_of(step: int, steps: int, settings: Settings) -> str:
+def epoch_of(step: int, steps: int, settings: ResolvedSettings) -> str:
     """When a step was done, in epochs."""
     return f"{settings.epochs * step / steps:.4g}"
 
@@ -164,7 +164,7 @@ class TrainState:
         values = asdict(replace(self, best=BestMeasure()))
         return values | {"best": self.best.plain()}
 
-    def ended(self, steps: int, settings: Settings) -> bool:
+    def ended(self, steps: int, settings: ResolvedSettings) -> bool:
         """Whether the training has ended: after its last step, or by ``--patience``. A run that goes on asks it, too.
 
         At least one update is made, whatever the measure before it was.

@@ -34,7 +34,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.build import outline
 from patchloom.nets.performance import compile_blocks, kept_bytes, patches_of
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import ResolvedSettings
 from patchloom.runs.task import prepare_task, unknown_stats
 from patchloom.system.distributed import without_collectives, world
 from patchloom.system.files import disk_error, size_in_words
@@ -118,7 +118,7 @@ class Sketch(NamedTuple):
         return self.sizes.state + 5 * self.pixels + 1.25 * (self.activations or 0)
 
 
-def upper_bound_bytes(settings: Settings, images: int) -> float:
+def upper_bound_bytes(settings: ResolvedSettings, images: int) -> float:
     """Bytes that a step of ``images`` hardly exceeds, from the encoder's outline alone, which takes no time."""
     vit = outline(settings.encoder_spec())
     h, w = settings.img_size
@@ -129,7 +129,7 @@ def upper_bound_bytes(settings: Settings, images: int) -> float:
     return 4.0 * (16 * weights + tables + pixels) + 2 * kept_bytes(vit, images, settings.attention == "fused")
 
 
-def sketch(settings: Settings, images: int) -> Sketch:
+def sketch(settings: ResolvedSettings, images: int) -> Sketch:
     """Count what a step of resolved ``settings`` takes in a process that has ``images`` of it.
 
     Tensors have shapes here and no numbers, so that it takes seconds for any size.
@@ -153,7 +153,7 @@ def _views(task: Task, channels: int) -> int:
     return len(augment(torch.zeros(channels, _SMALL, _SMALL, dtype=torch.uint8), np.random.default_rng(0)))
 
 
-def _counted(task: Task, settings: Settings, images: int, views: int) -> tuple[int | None, float | None]:
+def _counted(task: Task, settings: ResolvedSettings, images: int, views: int) -> tuple[int | None, float | None]:
     """Bytes of activations and operations of a step; None where the task does what cannot be done without numbers."""
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -241,7 +241,7 @@ class Step:
     """
 
     def __init__(
-        self, settings: Settings, compiled: bool = False, batch: int | None = None, sound: Sound | None = None
+        self, settings: ResolvedSettings, compiled: bool = False, batch: int | None = None, sound: Sound | None = None
     ):
         torch.manual_seed(0)
         c = settings.channels
@@ -273,7 +273,7 @@ class Step:
         synchronize(kind)
 
 
-def memory_of(settings: Settings, compiled: bool = False, sound: Sound | None = None) -> float | None:
+def memory_of(settings: ResolvedSettings, compiled: bool = False, sound: Sound | None = None) -> float | None:
     """GiB that two steps need at their peak, in a process of its own: other steps have left their memory in this.
 
     ``sound`` is that of recordings.
@@ -283,7 +283,7 @@ def memory_of(settings: Settings, compiled: bool = False, sound: Sound | None = 
     return peak_in_subprocess(_two_steps, settings.device, settings, compiled, sound)
 
 
-def _two_steps(settings: Settings, compiled: bool, sound: Sound | None) -> None:
+def _two_steps(settings: ResolvedSettings, compiled: bool, sound: Sound | None) -> None:
     keep_freed_memory()
     allow_code(settings.task["name"])  # the process that started this one has met it
     if settings.device == "cpu":
@@ -293,7 +293,7 @@ def _two_steps(settings: Settings, compiled: bool, sound: Sound | None) -> None:
     step()
 
 
-def reading_rate(source: Source, task: Task, settings: Settings) -> float:
+def reading_rate(source: Source, task: Task, settings: ResolvedSettings) -> float:
     """Images a second that are read and augmented as training would have them."""
     batch = min(settings.batch_size, len(source))
     steps = 10**6  # more than are made in the time
@@ -318,7 +318,7 @@ LOST = (
 
 
 @contextmanager
-def explain_errors(settings: Settings) -> Iterator[None]:
+def explain_errors(settings: ResolvedSettings) -> Iterator[None]:
     """While entered, what the user can mend is raised as a `PatchloomError` that says how."""
     try:
         yield
@@ -333,7 +333,7 @@ def explain_errors(settings: Settings) -> Iterator[None]:
         raise sentence from problem
 
 
-def too_little_memory(need: str, settings: Settings) -> str:
+def too_little_memory(need: str, settings: ResolvedSettings) -> str:
     """Which setting to lower; ``need`` says what was needed, and what there is."""
     less = smaller_steps(settings)
     if not settings.checkpointing:
@@ -341,14 +341,14 @@ def too_little_memory(need: str, settings: Settings) -> str:
     return f"steps of {settings.batch_size} images need more memory than there is ({need}): {less}, with another --out"
 
 
-def smaller_steps(settings: Settings) -> str:
+def smaller_steps(settings: ResolvedSettings) -> str:
     """What to do where steps of resolved ``settings`` need too much memory; nothing that would be refused."""
     if halvable(settings):
         return "halve --batch_size and double --accumulate, which keeps the size of an update"
     return "use smaller images or a smaller --model"
 
 
-def halvable(settings: Settings) -> bool:
+def halvable(settings: ResolvedSettings) -> bool:
     """Whether half as many images a step, of resolved ``settings``, are enough for the task and for all processes."""
     return settings.batch_size // 2 >= max(images_needed(settings.task)[0], world())
 
@@ -364,7 +364,7 @@ _SURE = 1 / 8  # a step that takes no more of the memory than this by a rough ru
 _MANY = 10_000  # patches of an image: the largest that people train on have 4,096
 
 
-def refuse_too_large(settings: Settings, images: int, processes: int = 1) -> Sketch | None:
+def refuse_too_large(settings: ResolvedSettings, images: int, processes: int = 1) -> Sketch | None:
     """Refuse a run of which one step takes more than all of the memory, before any of it is taken."""
     there = memory(settings.device)[1] * _GIB / (processes if settings.device == "cpu" else 1)
     with StatusMessage("counting what a step takes"), without_collectives():
@@ -463,7 +463,7 @@ class Forecast:
     def sentences(self) -> list[str]:
         """A line each on time, memory and disc, with remarks where they are called for."""
         said = []
-        if self.total is not None:
+        if self.total is not None and self.step is not None:
             each = f"{self.step:.2g} s" if self.step < 60 else duration(self.step)
             said.append(f"takes about {duration(max(1, self.total))}: {self.steps:,} steps of {each}, {self.how}")
             if self.total > _LONG:
@@ -477,7 +477,7 @@ class Forecast:
 
 
 def forecast_run(
-    settings: Settings, training: Source, share: int, here: Cores, folder: RunFolder, endless: bool = False
+    settings: ResolvedSettings, training: Source, share: int, here: Cores, folder: RunFolder, endless: bool = False
 ) -> Forecast:
     """Measure a few steps of a run, or count what it would take where that is much.
 
@@ -485,8 +485,6 @@ def forecast_run(
 
     Nothing of it reaches the training: the weights are made for this alone, and torch's random state is put back.
     """
-    if settings.threads == "auto":  # as an older version's run says
-        settings = replace(settings, threads=torch.get_num_threads())
     if settings.device == "cpu":
         torch.set_num_threads(settings.threads)
     free, there = free_memory(settings.device) * _GIB, memory(settings.device)[1] * _GIB
@@ -510,7 +508,7 @@ def forecast_run(
     return Forecast(steps, tried.step, tried.reading, tried.how, total, needed, there, free + base, disc, room, advice)
 
 
-def epochs_in(minutes: float, forecast: Forecast, settings: Settings, images: int) -> tuple[float, str]:
+def epochs_in(minutes: float, forecast: Forecast, settings: ResolvedSettings, images: int) -> tuple[float, str]:
     """Return the epochs that fit into ``minutes`` of training, and why; at least one step."""
     if forecast.total is None:
         raise PatchloomError("--minutes needs the pace of this machine, and it is not known: give --epochs")
@@ -525,7 +523,9 @@ def rounded(epochs: float) -> float:
     return int(short) if short == int(short) else short
 
 
-def forecast_rest(settings: Settings, training: Source, folder: RunFolder, kept: bool = False) -> Forecast | None:
+def forecast_rest(
+    settings: ResolvedSettings, training: Source, folder: RunFolder, kept: bool = False
+) -> Forecast | None:
     """What is left of a run that goes on, by the pace that it had; None where it made no step yet."""
     files = (folder.checkpoints.last, folder.checkpoints.before)
     written = [path.stat().st_size for path in files if path.exists()]
@@ -558,7 +558,7 @@ class Tried:
 
 
 def try_steps(
-    settings: Settings, share: int, counted: Sketch | None, training: Source, most: float = math.inf
+    settings: ResolvedSettings, share: int, counted: Sketch | None, training: Source, most: float = math.inf
 ) -> Tried:
     """Take a few steps, of fewer images where all would take long, or calculate where one would be too much.
 
@@ -596,7 +596,7 @@ def try_steps(
     return Tried(each, reading, "measured", sizes, used)
 
 
-def _calculated(counted: Sketch, settings: Settings) -> float | None:
+def _calculated(counted: Sketch, settings: ResolvedSettings) -> float | None:
     """Seconds of a step by its operations, and by the peak of this machine."""
     if counted.flops is None:
         return None
@@ -624,7 +624,7 @@ def _reading(source: Source, task: Task, channels: int) -> float:
     return (time.perf_counter() - start) / max(1, done)
 
 
-def seconds_with_reading(settings: Settings, tried: Tried, here: Cores) -> float:
+def seconds_with_reading(settings: ResolvedSettings, tried: Tried, here: Cores) -> float:
     """Seconds of a step with its reading, which other processes do on the same cores."""
     assert tried.step is not None  # callers have seen that a step is possible
     if not settings.workers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,10 +24,11 @@ from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.loggers.base import FinalResult
 from patchloom.loggers.queue import TrackerSet
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder, save_extra_module
+from patchloom.nets.heads import Use
 from patchloom.questions.question import Measure
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, note_test_overlap
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import ResolvedSettings
 from patchloom.runs.training_set import digest_of_record
 from patchloom.runs.verdict import Health, write_health
 from patchloom.system.files import write_whole
@@ -61,7 +62,7 @@ class FinalEvaluation(NamedTuple):
     data: Data
     training: Source
     held_out: HeldOut
-    settings: Settings
+    settings: ResolvedSettings
     tracks: TrackerSet
 
     def run(
@@ -77,7 +78,7 @@ class FinalEvaluation(NamedTuple):
         folder.check_lock()
         for name, module in extra.items():
             save_extra_module(module, folder.encoder.with_name(f"{name}.safetensors"))
-        uses = {name: module.use for name, module in extra.items()}
+        uses = {name: cast(Use, module.use) for name, module in extra.items()}
         best, place = state.best, (1, 1)
         weights = "" if self.settings.patience is None else describe_best(best, state.step, state.steps, self.settings)
         if best.chosen:
@@ -124,7 +125,7 @@ class FinalEvaluation(NamedTuple):
 
     def _evaluate(self) -> tuple[Report, ...]:
         """kNN and linear probe beside their controls, on images that are not trained on here."""
-        if has_labels(self.data.test):
+        if self.data.test is not None and has_labels(self.data.test):
             test = only_labelled(self.data.test)
             doubt = note_test_overlap(self.folder, self.settings, test)
             story = f"The data brings its own test images.{doubt}"

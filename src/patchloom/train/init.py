@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
@@ -23,10 +22,11 @@ from patchloom.nets.checkpoints.load import (
 from patchloom.nets.checkpoints.papers import ForeignCheckpoint, LoadedWeights, load_published
 from patchloom.nets.checkpoints.read import IMAGENET, is_bare_weights
 from patchloom.nets.finetune import kept_names
+from patchloom.nets.swin import Encoder
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.runs.encoder import check_place, encoder_weights, unfinished_run
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import ResolvedSettings, Settings
 from patchloom.runs.task import newest_card
 from patchloom.tasks.custom import same_task
 from patchloom.tasks.task import Task
@@ -47,7 +47,7 @@ class Start:
     def __init__(self, asked: Settings):
         self.asked = asked
         self.sentences: list[str] = []
-        self.run: Settings | None = None  # of whose checkpoint the weights are
+        self.run: ResolvedSettings | None = None  # of whose checkpoint the weights are
         self.folder: RunFolder | None = None
         if asked.from_run is not None:
             self.folder = RunFolder(asked.from_run)
@@ -74,7 +74,8 @@ class Start:
         if shape is None:
             return asked, reasons
         source = asked.from_run or asked.init
-        named = source if self.run is not None or not is_bare_weights(asked.init) else f"timm's {shape['name']}"
+        bare = self.run is None and asked.init is not None and is_bare_weights(asked.init)
+        named = f"timm's {shape['name']}" if bare else source
         read_off = shape.get("read_off", ())
         for name in ("patch_size", "positions", "img_size", "channels"):
             if name in shape and getattr(asked, name) == "auto":
@@ -99,11 +100,12 @@ class Start:
     @cached_property
     def _file(self) -> tuple[ForeignCheckpoint | None, Architecture | None]:
         """What a file of weights alone tells of itself."""
-        return read_foreign(Path(self.asked.init)) if is_bare_weights(self.asked.init) else (None, None)
+        init = self.asked.init
+        return (None, None) if init is None or not is_bare_weights(init) else read_foreign(Path(init))
 
-    def encoder(self, vit: VisionTransformer) -> None:
+    def encoder(self, vit: Encoder) -> None:
         """Put the weights into an encoder, before a task is built around it, which may copy it."""
-        if self.run is not None:
+        if self.run is not None and self.folder is not None:
             weights, about = self.checkpoint
             own = f"the encoder of {self.asked.from_run or self.asked.init}"
             done = load_published(vit, own, encoder_weights(weights), self.run.encoder_spec().grid)
@@ -120,7 +122,7 @@ class Start:
                 self.sentences.append(describe_assumptions(shape))
             self.sentences += self._statistics(foreign)
 
-    def _refuse_random(self, vit: VisionTransformer, done: LoadedWeights) -> None:
+    def _refuse_random(self, vit: Encoder, done: LoadedWeights) -> None:
         """Refuse to leave as they are weights that nobody has trained."""
         if self.asked.train_blocks is None:
             return
@@ -138,7 +140,7 @@ class Start:
         how = f"here they are by --normalization {self.asked.normalization}"
         if foreign is not None:
             return [f"{foreign.program.name} normalises images by {statistics_in_words(*IMAGENET)}; {how}."]
-        of = timm_statistics(name) if is_bare_weights(self.asked.init) else None
+        of = None if self.asked.init is None or not is_bare_weights(self.asked.init) else timm_statistics(name)
         return [] if of is None else [f"For {name}, timm normalises images by {of}; {how}."]
 
     def rest(self, task: Task) -> None:

@@ -32,7 +32,7 @@ from patchloom.nets.performance import compile_blocks, missing_kernels
 from patchloom.questions.question import Measure
 from patchloom.runs.checkpoint import all_finite, as_best, restore, tensors_of
 from patchloom.runs.folder import RunFolder, usual_folder
-from patchloom.runs.settings import Settings, TaskLike, request, why_task
+from patchloom.runs.settings import ResolvedSettings, TaskLike, request, why_task
 from patchloom.runs.task import load_task, prepare_task, run_card
 from patchloom.schedules import cosine_rate, halving_rate, warmup_again
 from patchloom.system.distributed import (
@@ -67,7 +67,7 @@ from patchloom.train.validation import Validation
 def batches_of(
     source: Source,
     augment: RandomCrop,
-    settings: Settings,
+    settings: ResolvedSettings,
     each: int,
     first: int,
     steps: int,
@@ -80,10 +80,14 @@ def batches_of(
     """
     even = partial(equalize_batches, settings=settings, each=each)
     shape = settings.workers, settings.channels
-    return training_batches(source, augment, each, settings.seed, first, steps, *shape, rank(), world(), device, even)
+    batches = training_batches(
+        source, augment, each, settings.seed, first, steps, *shape, rank(), world(), device, even
+    )
+    assert isinstance(batches, Prefetcher)  # as they are for a device
+    return batches
 
 
-def equalize_batches(batches: Iterator[Batch], settings: Settings, each: int) -> Iterator[Batch]:
+def equalize_batches(batches: Iterator[Batch], settings: ResolvedSettings, each: int) -> Iterator[Batch]:
     """``batches`` of a process, in every one cut to as many images as the one has that could read fewest.
 
     So gradients are averaged with equal weights, and what joins images (negatives, batch norm, shared draws) fits
@@ -268,7 +272,7 @@ def pretrain(
     training, held_out = plan.held_out.parts(opened.train)
     with explain_errors(plan.settings), ExitStack() as ending:
         # ---- the task, with the weights with which it begins
-        if plan.settings.device == "cpu" and plan.settings.threads != "auto":  # which an older version's run still says
+        if plan.settings.device == "cpu":
             torch.set_num_threads(plan.settings.threads)
         forecast = first_decides(fabric, lambda: planner.forecast(plan))
         torch.manual_seed(plan.settings.seed)
@@ -332,7 +336,7 @@ def train(
     fabric: Fabric,
     task: Task,
     source: Source,
-    settings: Settings,
+    settings: ResolvedSettings,
     folder: RunFolder,
     reporter: Reporter,
     validation: Validation,

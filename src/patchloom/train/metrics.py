@@ -25,7 +25,7 @@ from patchloom.look.task_pictures import draw_task, title_of
 from patchloom.nets.encode import patch_count
 from patchloom.questions.question import Measure
 from patchloom.runs.folder import RunFolder, metrics_row
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import ResolvedSettings
 from patchloom.runs.verdict import UNKNOWN, read_health, write_health
 from patchloom.system.distributed import gathered_weights
 from patchloom.system.files import append
@@ -139,7 +139,7 @@ def estimate_flops(task: Task) -> float:
 def draw_run(
     validation: Validation,
     folder: RunFolder,
-    settings: Settings,
+    settings: ResolvedSettings,
     measure: Measure,
     place: tuple[int, int],
     device: torch.device,
@@ -429,7 +429,7 @@ class MetricsLog:
         reporter: Reporter,
         validation: Validation,
         stepper: Stepper,
-        settings: Settings,
+        settings: ResolvedSettings,
         images: int,
         images_per_step: int,
         tracks: TrackerSet,

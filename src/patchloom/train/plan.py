@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from patchloom.nets.finetune import block_count
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.runs.folder import FolderLocked, RunFolder
 from patchloom.runs.held_out import HeldOut, choose_held_out, held_out_count, stored_held_out, with_share
-from patchloom.runs.settings import LAUNCH, Settings
+from patchloom.runs.settings import LAUNCH, ResolvedSettings, Settings
 from patchloom.runs.task import prepare_task
 from patchloom.runs.training_set import no_record, read_record
 from patchloom.sizes import in_pixels
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
     """
 
     resumed: bool
-    settings: Settings
+    settings: ResolvedSettings
     reasons: dict[str, str]
     stats: Stats
     fingerprint: str
@@ -144,11 +144,13 @@ class Planner:
         if not (folder.config.exists() and folder.requested.exists()):
             return asked
         begun, now = folder.read_requested(), folder.read_config()
-        first = {name: begun.get(name, default) for name, default in (("epochs", "auto"), ("minutes", None))}
+        first: dict[str, Any] = {"epochs": begun.get("epochs", "auto"), "minutes": begun.get("minutes")}
         if not self._elsewhere() or folder.read_data()["fingerprint"] == self.data.train.fingerprint():
             asked = replace(asked, data=begun.get("data", asked.data))
         if self.longer() or asked.epochs == now.epochs:
-            scaled = {"warmup_epochs": begun.get("warmup_epochs", "auto")} if asked.recipe else {}  # with the epochs
+            scaled: dict[str, Any] = (
+                {"warmup_epochs": begun.get("warmup_epochs", "auto")} if asked.recipe else {}
+            )  # with the epochs
             return replace(asked, **first, **scaled)
         if (end := folder.last_end()) is not None and asked.epochs != "auto":
             raise PatchloomError(
@@ -201,13 +203,15 @@ class Planner:
         training = held_out.parts(self.data.train)[0]
         check_step_size(settings.task, settings.batch_size, len(training))
         share_of_batch(settings.batch_size, len(training), world())
-        settings = replace(settings, **{name: getattr(self.asked, name) for name in LAUNCH})
+        launch = {name: getattr(self.asked, name) for name in LAUNCH}
+        launch |= {"devices": self.here.processes} if self.asked.devices == "auto" else {}
+        settings = replace(settings, **launch)
         number, why = default_workers(settings.device, self.here)
         reasons = {}
         moved, ended = self._elsewhere(), settings.epochs if self.longer() else 0
         if moved:
             settings = replace(settings, data=self.asked.data)
-        if ended:
+        if ended and self.asked.epochs != "auto":
             settings = replace(settings, epochs=self.asked.epochs)
         if self.asked.workers == "auto" and settings.workers != number:  # nothing but the pace depends on it
             settings, reasons = replace(settings, workers=number), {"workers": why}
@@ -355,7 +359,7 @@ def last_blocks(task: Task, count: int) -> list[str]:
     return lines
 
 
-def describe_recipe(settings: Settings, n: int) -> list[str]:
+def describe_recipe(settings: ResolvedSettings, n: int) -> list[str]:
     """Lines on the recipe of a run on ``n`` images: what of it was changed, and how large an update is."""
     if settings.recipe is None:
         return []

@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.build import PRESETS, EncoderSpec, outline, swin_sizes
 from patchloom.nets.performance import attention_shape, check_native, choose_kernels
 from patchloom.runs.held_out import with_share
-from patchloom.runs.settings import Auto, Settings
+from patchloom.runs.settings import Auto, ResolvedSettings, Settings, encoder_spec
 from patchloom.sizes import PatchSize, in_pixels, to_pair
 from patchloom.system import hardware
 from patchloom.system.hardware import (
@@ -132,7 +131,7 @@ def resolve(
     world: int = 1,
     here: Cores | None = None,
     images: Source | None = None,
-) -> tuple[Settings, dict[str, str]]:
+) -> tuple[ResolvedSettings, dict[str, str]]:
     """Replace every ``auto``."""
     settings, reasons = with_share(settings, n)
     chosen: dict[str, Any] = {}
@@ -215,7 +214,8 @@ def resolve(
     threads = found("threads", default_threads, device)
     auto("workers", *default_workers(device, here))
     half = found("precision", default_precision, device)
-    spec = replace(settings, **chosen).encoder_spec()
+    shape = ("model", "img_size", "patch_size", "channels", "positions")
+    spec = encoder_spec(*(chosen.get(name, getattr(settings, name)) for name in shape))
     found("attention", default_attention, device, half, spec)
     halves = "bfloat16" in (half, settings.teacher_precision)
     kernels = found("kernels", default_kernels, device, halves, spec, batch // world)
@@ -224,7 +224,7 @@ def resolve(
     found("compile", default_compile, device, half, spec, kernels, threads)
     if settings.compile is True and not can_compile(device):
         raise PatchloomError("--compile true needs a C++ compiler, such as g++: install one, or leave it out")
-    resolved = replace(settings, **chosen)
+    resolved = settings.resolved(**chosen)
     resolved.check()  # what was given may not go with what was chosen
     return resolved, reasons
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from patchloom.data.loader import Batch
 from patchloom.data.stats import normalize
 from patchloom.nets.performance import compile_blocks
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.distributed import Shared, total, world
 from patchloom.tasks.task import Task
 
@@ -102,7 +102,7 @@ class Stepper:
         began: step at which the present schedule began; above 0 in a run that is trained on.
     """
 
-    def __init__(self, fabric: Fabric, task: Task, settings: Settings, steps: int):
+    def __init__(self, fabric: Fabric, task: Task, settings: ResolvedSettings, steps: int):
         self.fabric, self.task, self.settings, self.steps = fabric, task, settings, steps
         self.began = 0
         if settings.compile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from patchloom.nets.heads import InstanceHead, pooled_tokens
 from patchloom.nets.swin import Encoder
 from patchloom.questions.collapse import centred_rank, deviation, distance_from_mean, effective_rank, output_spread
 from patchloom.questions.question import Measure
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.distributed import gathered_weights
 from patchloom.tasks.task import Task
 
@@ -46,7 +46,13 @@ class Validation:
     """
 
     def __init__(
-        self, task: Task, card: EncoderCard, held_out: Source, training: Source, settings: Settings, doubt: str = ""
+        self,
+        task: Task,
+        card: EncoderCard,
+        held_out: Source,
+        training: Source,
+        settings: ResolvedSettings,
+        doubt: str = "",
     ):
         self.task, self.card, self.held_out, self.seed, self.doubt = task, card, held_out, settings.seed, doubt
         self.unreadable: set[str] = set()  # names of held-out images that could not be read
@@ -55,6 +61,7 @@ class Validation:
         self.size, self.k = input_size(task.encoder), settings.knn_k
         self.gallery = None
         if has_labels(held_out) and count_classes(training) > 1:
+            assert training.labels is not None  # of several classes
             with_label = np.flatnonzero(training.labels >= 0)
             order = np.random.default_rng(self.seed).permutation(with_label)
             self.gallery = training.subset(order[: settings.knn_gallery])
@@ -153,16 +160,16 @@ class Validation:
         pixels = self._knn(lambda source: pixel_features(source, self.size, card.mean, card.std, **reading), ["pixels"])
         return pixels["pixels"]
 
-    def _reading(self) -> dict[str, int | str]:
+    def _reading(self) -> dict[str, Any]:
         return {"batch_size": self.batch_size, "workers": self.workers}
 
     def _measure(self, device: torch.device) -> Measure:
         """The task's measure on all held-out images."""
         generator = torch.Generator().manual_seed(self.seed)
         found = []
-        size = tuple(self.task.augment.size)  # larger than the encoder's where a task sees a part of its images
+        h, w = self.task.augment.size  # larger than the encoder's where a task sees a part of its images
         reading = self.batch_size, self.workers, self.card.own_spec.channels, device
-        batches = plain_batches(self.held_out, size, *reading, native=cuts_natively(self.task.augment))
+        batches = plain_batches(self.held_out, (h, w), *reading, native=cuts_natively(self.task.augment))
         for batch in batches:
             self.unreadable.update(batch.unreadable)
             images = normalize(batch.views[0], self.card.mean, self.card.std)
@@ -171,6 +178,7 @@ class Validation:
 
     def _knn(self, features_of: Callable[[Source], ImageFeatures], poolings: Collection[str]) -> dict[str, float]:
         """Accuracy on held-out images by each of these poolings of their features."""
+        assert self.gallery is not None  # asked for of labelled images alone
         gallery, queries = features_of(self.gallery), features_of(self.held_out)
         k = min(self.k, len(gallery.labels))
         found = {}
@@ -182,9 +190,10 @@ class Validation:
 
 def instance_head(task: Task) -> InstanceHead | None:
     """The head beside a task's encoder that represents an image, if there is one."""
-    return next((module for module in task.extra_modules().values() if module.use == "pooling"), None)
+    found = next((module for module in task.extra_modules().values() if module.use == "pooling"), None)
+    return cast(InstanceHead | None, found)
 
 
 def instance_pooling(task: Task) -> str:
     """The pooling by which a task represents an image (ExtreMA Figs. 4-5): what its projection is of, else mean."""
-    return next((module.pooling for module in task.extra_modules().values() if module.use == "stem"), "mean")
+    return str(next((module.pooling for module in task.extra_modules().values() if module.use == "stem"), "mean"))

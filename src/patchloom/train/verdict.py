@@ -16,7 +16,7 @@ from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.results import Report, Row, compare_rows
 from patchloom.questions.question import Measure
 from patchloom.runs.held_out import HeldOut
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import ResolvedSettings
 from patchloom.runs.verdict import COLLAPSED, EARLY, HEALTHY, NO_LABELS, NOT_LEARNING, UNKNOWN, WEAK, Health
 
 # The closing sentence of a run: what its numbers allow to say, and what they do not.
@@ -169,7 +169,7 @@ class VerdictInputs(NamedTuple):
 
     measure: Measure
     rows: Sequence[Mapping[str, str]]
-    settings: Settings
+    settings: ResolvedSettings
     step: int
     steps: int
     setbacks: int = 0

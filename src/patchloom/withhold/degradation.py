@@ -32,6 +32,11 @@ CanvasFit = Literal["resize", "crop"]
 _AROUND = {"black": " on black", "images": " amid patches of other images", "none": " without padding"}
 
 
+def _scaled(sides: tuple[int, int], share: float) -> tuple[int, int]:
+    h, w = (max(1, round(side * share)) for side in sides)
+    return h, w
+
+
 @dataclass(frozen=True)
 class Degradation:
     """One degradation with its strengths, of which each image draws its own.
@@ -75,7 +80,7 @@ class Degradation:
     def grid(self) -> tuple[int, int]:
         """Rows and columns of the patches that are given, before any is masked."""
         share = 1.0 if self.padded else self.strengths[0]
-        return tuple(max(1, round(side * share)) for side in self._whole_grid)
+        return _scaled(self._whole_grid, share)
 
     @property
     def _whole_grid(self) -> tuple[int, int]:
@@ -157,7 +162,7 @@ class Degradation:
             # what lies around is in none of the patches that enter
             images = canvas.zoom_out(images, [(rows * p[0], columns * p[1])], which, *places)
             return mask_patches(replace(given, images=images), covered, empty)
-        sizes = [tuple(max(1, round(side * one)) for side in self.size) for one in self.strengths]
+        sizes = [_scaled(self.size, one) for one in self.strengths]
         which = draw_index(len(sizes), b, generator, device)
         places = random_places(sizes, which, self.size, generator, device)
         if self.fill == "black":

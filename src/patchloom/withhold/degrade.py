@@ -287,11 +287,11 @@ def random_kernels(
     k = max(sizes)
     device = which.device if device is None else device
     noise = draw(torch.randn, (len(which), channels, k, k), generator, device).to(device, non_blocking=True)
-    side = table(sizes, device)[which.to(device, non_blocking=True)][:, None, None, None]
+    sides = table(sizes, device)[which.to(device, non_blocking=True)][:, None, None, None]
     away = (torch.arange(k, device=device) - k // 2).abs()
-    inside = torch.maximum(away[:, None], away) <= side // 2  # [b 1 k k]
+    inside = torch.maximum(away[:, None], away) <= sides // 2  # [b 1 k k]
     weights = (
-        1 / side**2 + 0.02 * noise if init == "normal" else noise * {"kaiming": 2**0.5, "xavier": 1.0}[init] / side
+        1 / sides**2 + 0.02 * noise if init == "normal" else noise * {"kaiming": 2**0.5, "xavier": 1.0}[init] / sides
     )
     return torch.where(inside, weights, 0)
 

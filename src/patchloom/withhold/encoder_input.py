@@ -75,12 +75,13 @@ def mask_patches(given: EncoderInput, keep: Tensor, mask: Tensor | None = None) 
     """
     if given.context is not None:
         raise ValueError("limit the context after masking patches, not before: it names places among the visible ones")
-    flags = {name: getattr(given, name) for name in ("blank", "dropped")}
-    kept = {name: None if flag is None else gather_tokens(flag, keep) for name, flag in flags.items()}
+    blank = None if given.blank is None else gather_tokens(given.blank, keep)
+    dropped = None if given.dropped is None else gather_tokens(given.dropped, keep)
     masked = gather_tokens(given.visible, complement(keep, given.visible.shape[1]) if mask is None else mask)
     if given.masked is not None:
         masked = torch.cat([given.masked, masked], dim=1)
-    return replace(given, visible=gather_tokens(given.visible, keep), masked=masked, **kept)
+    visible = gather_tokens(given.visible, keep)
+    return replace(given, visible=visible, masked=masked, blank=blank, dropped=dropped)
 
 
 def blank_patches(given: EncoderInput, which: Tensor) -> EncoderInput:

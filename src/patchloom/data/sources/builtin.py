@@ -111,7 +111,7 @@ class Torchvision(Source):
 
     def stamp(self) -> str | None:
         if (pixels := self._pixels()) is not None:
-            return hashlib.sha256(pixels).hexdigest()[:16]
+            return hashlib.sha256(pixels.data).hexdigest()[:16]
         files = self._files()
         return None if files is None else stamp_of_files(files)
 

@@ -139,7 +139,7 @@ def concat_data(parts: Sequence[Data], name: str) -> Data:
 
 def join_names(names: Sequence[str | Path]) -> str:
     """What several sources are called together."""
-    return ",".join(map(os.fspath, names)) if len(names) <= 3 else f"{os.fspath(names[0])} and {len(names) - 1:,} more"
+    return ",".join(map(str, names)) if len(names) <= 3 else f"{os.fspath(names[0])} and {len(names) - 1:,} more"
 
 
 def split_commas(name: str) -> list[str]:
@@ -179,7 +179,7 @@ def _groups(sources: Sequence[Source]) -> np.ndarray:
 
 def _refuse_twice(names: Sequence[str | Path]) -> None:
     there: dict[str, str] = {}
-    for name in map(os.fspath, names):
+    for name in map(str, names):
         real = os.path.realpath(os.path.expanduser(name))
         if real in there:
             raise PatchloomError(f"{name} and {there[real]} are the same: give it once")

@@ -38,7 +38,7 @@ class PackedStrings(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         start = 0
-        for end in memoryview(self.ends):
+        for end in self.ends.data:
             yield self.letters[start:end].decode("utf-8", "surrogateescape")
             start = end
 

@@ -68,8 +68,9 @@ def encode_labels(labels: Sequence[int | str | None]) -> tuple[tuple[str, ...], 
     words = sorted(label for label in known if isinstance(label, str))
     if len(words) not in (0, len(known)):
         raise PatchloomError(f"some labels are numbers and some are words, such as {words[0]}: write all in one way")
-    numbers = {label: i for i, label in enumerate(words)} if words else {i: i for i in known if i >= 0}
-    classes = tuple(words) if words else tuple(map(str, range(max(numbers, default=-1) + 1)))
+    whole = [label for label in known if not isinstance(label, str) and label >= 0]
+    numbers: dict[int | str | None, int] = {label: i for i, label in enumerate(words)} or {i: i for i in whole}
+    classes = tuple(words) if words else tuple(map(str, range(max(whole, default=-1) + 1)))
     return classes, np.array([numbers.get(label, -1) for label in labels], dtype=np.int64)
 
 
@@ -283,8 +284,8 @@ def _labels_told(dataset: Any) -> tuple[tuple[str, ...], np.ndarray] | None:
             labels = np.asarray(found)
             if labels.ndim == 1 and labels.dtype.kind in "iu":
                 names, count = getattr(dataset, "classes", ()), int(labels.max()) + 1
-                classes = names if isinstance(names, list | tuple) and len(names) >= count else range(count)
-                return tuple(map(str, classes)), labels.astype(np.int64)
+                named = names if isinstance(names, list | tuple) and len(names) >= count else range(count)
+                return tuple(map(str, named)), labels.astype(np.int64)
     return None
 
 

@@ -193,16 +193,16 @@ def without_label_maps(root: Path, listings: Mapping[str, Listing]) -> tuple[dic
         everything = {before: some.where(those) for (before, some), those in split}
     notes = []
     if left:
-        names = limit_examples(sorted(left)[:MAX_EXAMPLES], len(left))
+        shown = limit_examples(sorted(left)[:MAX_EXAMPLES], len(left))
         notes.append(
-            f"{count_files_were(len(left))} left out as label maps of the images beside them ({names}): to keep them, "
+            f"{count_files_were(len(left))} left out as label maps of the images beside them ({shown}): to keep them, "
             f"name the files by a pattern, such as '{glob.escape(str(root))}/**/*{Path(min(left)).suffix}'"
         )
     if doubtful:
-        names = limit_examples(sorted(doubtful)[:MAX_EXAMPLES], len(doubtful))
+        shown = limit_examples(sorted(doubtful)[:MAX_EXAMPLES], len(doubtful))
         files = "1 file is" if len(doubtful) == 1 else f"{len(doubtful):,} files are"
         notes.append(
-            f"{files} taken for images and may be label maps ({names}): if so, put them into masks/ beside images/, "
+            f"{files} taken for images and may be label maps ({shown}): if so, put them into masks/ beside images/, "
             "each with the name of its image, or elsewhere"
         )
     return everything, notes

@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
-from patchloom.arguments import validate_arguments
+from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.data.source import Data
 from patchloom.data.sources.builtin import BUILTIN, is_builtin, open_builtin
 from patchloom.data.sources.concat import concat_data, join_names, open_concat, split_commas
@@ -50,7 +51,7 @@ def open_stored(data: DataLike, of: str, instead: str, *, group: str | None = No
 
     A stranger may have written the file: no command is run and nothing is fetched for a name that nobody typed.
     """
-    for name in [] if is_object(data) else map(os.fspath, split_names(data)):
+    for name in [] if is_object(data) else map(str, split_names(data)):
         found = untyped(name)
         if found is not None:
             kind = "what a command gives" if PIPE in found.lower() else f"{found[:80]}, which is not on this machine"
@@ -87,11 +88,11 @@ def absolute_name(data: DataLike) -> str | list[str]:
     return names[0] if len(names) == 1 else names
 
 
-def split_names(data: str | Path | Sequence[str | Path]) -> list[str | Path]:
+def split_names(data: DataLike) -> list[str | Path]:
     """The names in what the user typed."""
     if not isinstance(data, str | os.PathLike):
-        names = list(data)
-        if names and all(os.fspath(name).strip() for name in names):
+        names = [plain_path(name) for name in cast(Sequence[PathLike], data)]  # what is an object has no names
+        if names and all(str(name).strip() for name in names):
             return names
         raise PatchloomError("the data has no name: give a folder of images, a list file, or shapes")
     name = os.fspath(data)
@@ -101,12 +102,12 @@ def split_names(data: str | Path | Sequence[str | Path]) -> list[str | Path]:
     whole = not isinstance(data, str) or is_address(name) or "@" in name or is_object_name(name)
     whole = whole or os.path.exists(os.path.expanduser(name))
     parts = [] if whole else split_commas(name)
-    return [*parts] if len(parts) > 1 else [data]
+    return [*parts] if len(parts) > 1 else [plain_path(data)]
 
 
 def _open_each(names: Sequence[str | Path], seed: int, fetch: bool) -> Data:
     """Image files among several names become one list, and each of the others a source of its own."""
-    images = [name for name in map(os.fspath, names) if is_single(name) and _may_be_file(name)]
+    images = [name for name in map(str, names) if is_single(name) and _may_be_file(name)]
     if missing := [path for path in images if not os.path.isfile(os.path.expanduser(path))]:
         others = f" (and {len(missing) - 1:,} more of {len(images):,})" if len(missing) > 1 else ""
         raise PatchloomError(f"{missing[0]}{others} does not exist: give paths of images that are there")

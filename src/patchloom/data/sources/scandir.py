@@ -165,9 +165,9 @@ def note_on_others(listings: Mapping[str, Listing]) -> list[str]:
     by_suffix = (
         f"{counts[suffix]:,} {_with_remedy(suffix)}" for suffix in sorted(counts, key=lambda s: (-counts[s], s))
     )
-    listed, names = ", ".join(by_suffix), limit_examples(sorted(examples), 0)
+    kinds, names = ", ".join(by_suffix), limit_examples(sorted(examples), 0)
     such = "such as " if total > MAX_EXAMPLES else ""
-    return [f"{count_files_were(total)} left out, in formats that are not read: {listed} ({such}{names})"]
+    return [f"{count_files_were(total)} left out, in formats that are not read: {kinds} ({such}{names})"]
 
 
 def endings() -> str:

@@ -374,7 +374,7 @@ class Shards(Source):
         return digest(chain([self._places()], (f"{shard.address}\t{shard.state}" for shard in now)))
 
     def _places(self) -> str:
-        return hashlib.sha256(np.ascontiguousarray(self.at)).hexdigest()
+        return hashlib.sha256(np.ascontiguousarray(self.at).data).hexdigest()
 
 
 def is_shards(name: str) -> bool:

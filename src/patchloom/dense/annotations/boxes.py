@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,12 @@ def _check_polygons(outline: Any) -> list[list[float]]:
         if np.abs(points - np.roll(points, 1, axis=0)).max(1).sum() > _FARTHEST:
             raise ValueError(f"with a polygon whose sides are longer than {_FARTHEST:,} pixels together")
     return [polygon.tolist() for polygon in polygons]
+
+
+def told_size(about: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Height and width that a row says of its image; None if these are no sizes."""
+    h, w = about.get("height"), about.get("width")
+    return (h, w) if isinstance(h, int) and isinstance(w, int) and min(h, w) > 0 else None
 
 
 @dataclass
@@ -186,5 +192,5 @@ class BoxedImages(Annotated[Objects]):
 
     def fingerprint(self) -> str:
         arrays = (self.sizes, self.counts, self.boxes, self.labels, self.crowd)
-        content = [hashlib.sha256(np.ascontiguousarray(array)).hexdigest() for array in arrays]
+        content = [hashlib.sha256(np.ascontiguousarray(array).data).hexdigest() for array in arrays]
         return digest([self.images.fingerprint(), *self.classes, *content, *(self.outlines or ())])

@@ -20,7 +20,7 @@ from patchloom.dense.annotations.base import (
     parse_part,
     part_from_path,
 )
-from patchloom.dense.annotations.boxes import AnnotatedFiles, Annotations, ImageAnnotation, part_of_files
+from patchloom.dense.annotations.boxes import AnnotatedFiles, Annotations, ImageAnnotation, part_of_files, told_size
 from patchloom.errors import PatchloomError, listing
 
 _SAMPLED = 20  # images of a file by which the folder of all is found
@@ -123,9 +123,7 @@ def _sheets(path: Path, content: dict[str, Any], number: Mapping[int, int]) -> t
     _refuse_repeated(path, "annotations", [one["id"] for one in annotations if "id" in one], "id")
     sheets: dict[int, ImageAnnotation] = {}
     for image in images:
-        size = image.get("height"), image.get("width")
-        known = all(isinstance(side, int) and side > 0 for side in size)
-        sheets[image["id"]] = ImageAnnotation(f"{path}, image {image['file_name']},", size if known else None)
+        sheets[image["id"]] = ImageAnnotation(f"{path}, image {image['file_name']},", told_size(image))
     for one in annotations:
         sheet, label = sheets.get(one["image_id"]), number.get(one["category_id"])
         if sheet is None or label is None:

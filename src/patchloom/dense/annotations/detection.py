@@ -38,6 +38,7 @@ from patchloom.dense.annotations.boxes import (
     BoxedImages,
     ImageAnnotation,
     compress_outline,
+    told_size,
 )
 from patchloom.dense.annotations.coco import find_coco, json_files, read_json
 from patchloom.dense.annotations.synthetic import DrawnObjects
@@ -132,9 +133,7 @@ def _rows(dataset: Dataset) -> Iterator[dict[str, Any]]:
 
 def _sheet(where: str, row: dict[str, Any]) -> tuple[ImageAnnotation, list[str | int]]:
     """What a row says, and the class of each object."""
-    size = row.get("height"), row.get("width")
-    known = all(isinstance(side, int) and side > 0 for side in size)
-    sheet = ImageAnnotation(where, size if known else None)
+    sheet = ImageAnnotation(where, told_size(row))
     objects = row[_OBJECTS] or []
     if isinstance(objects, dict):
         lists = {key: values for key, values in objects.items() if isinstance(values, list)}

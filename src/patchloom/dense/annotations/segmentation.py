@@ -374,7 +374,8 @@ def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
         ids = maps.ids(i)
         size = maps.image_size(i)
         if size != ids.shape:  # a head may tell another size than what decoding makes of the file
-            size = tuple(maps.images.read(i).shape[1:])
+            _, h, w = maps.images.read(i).shape
+            size = h, w
     except PatchloomError as problem:
         return problem
     if size != ids.shape:

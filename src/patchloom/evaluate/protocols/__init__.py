@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from patchloom.arguments import PathLike, unknown_option_error, validate_arguments
+from patchloom.arguments import PathLike, plain_path, unknown_option_error, validate_arguments
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import is_first
 from patchloom.errors import PatchloomError, check_options, listing, suggestion
@@ -93,6 +93,7 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
     check_options(function, options)
     settings = EvalSettings(**{name: options.pop(name) for name in list(options) if name in common})
     settings.check()
+    run = plain_path(run)
     check_model(run, settings.model)
     results = None
     if launched_processes() > 1 and protocol not in _OF_SEVERAL:

@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from timm.models.vision_transformer import VisionTransformer
-
 from patchloom.arguments import takes_recipe
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
@@ -21,6 +19,7 @@ from patchloom.evaluate.training import Build, Candidate, plan_for, train_and_te
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.heads import check_pooling, tokens_of
+from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder
 
 _UNUSED = {
@@ -79,7 +78,7 @@ def blocks(
     return train_and_test(f"blocks:{count}", f"Probe of {title}", done, candidates, plan, parts)
 
 
-def _builder(vit: VisionTransformer, card: EncoderCard, count: int, classes: int) -> Build:
+def _builder(vit: Encoder, card: EncoderCard, count: int, classes: int) -> Build:
     def build(recipe: Recipe) -> Classifier:
         return Classifier(with_variant(vit, card), classes, recipe.pooling, body=fresh_blocks(vit, count))
 

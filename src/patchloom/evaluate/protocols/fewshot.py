@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.arguments import takes_recipe
 from patchloom.data.source import Source
@@ -25,6 +24,7 @@ from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratifie
 from patchloom.evaluate.training import SCRATCH, Candidate, plan_for, train_and_test
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.heads import Stem
+from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder, load_extra_module
 
 Method = Literal["finetune", "linear"]
@@ -144,7 +144,7 @@ def _of_each(source: Source, count: int, seed: int) -> Source:
 
 def _linear(
     run: str | Path,
-    vit: VisionTransformer,
+    vit: Encoder,
     card: EncoderCard,
     parts: Parts,
     settings: EvalSettings,

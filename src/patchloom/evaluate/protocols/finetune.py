@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from patchloom.arguments import takes_recipe
@@ -30,6 +29,8 @@ from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_
 from patchloom.evaluate.training import SCRATCH, Build, Candidate, plan_for, train_and_test
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.finetune import with_variant
+from patchloom.nets.heads import InstanceHead
+from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder
 
 
@@ -82,7 +83,7 @@ def finetune(
 
 
 def pretrained_candidate(
-    vit: VisionTransformer,
+    vit: Encoder,
     card: EncoderCard,
     positions: PositionChoice,
     parts: Parts,
@@ -115,13 +116,22 @@ def scratch_candidate(
     return Candidate(SCRATCH, classifier_builder(twin, card, positions, classes, **more), {"positions": variant})
 
 
+class OwnParts(TypedDict, total=False):
+    """What a classifier may have besides its encoder and its head, as `Classifier` takes it."""
+
+    instance: InstanceHead | None
+    body: nn.Module | None
+    stem: nn.Module | None
+    width: int | None
+
+
 def classifier_builder(
-    vit: VisionTransformer,
+    vit: Encoder,
     card: EncoderCard,
     positions: PositionChoice,
     classes: int,
     pooling: Pool | None = None,
-    **parts: nn.Module | int | None,
+    **parts: Unpack[OwnParts],
 ) -> Build:
     """A function that builds a classifier on a copy of an encoder."""
 

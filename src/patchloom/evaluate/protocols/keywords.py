@@ -90,7 +90,7 @@ def keywords(
         parts, what = subsample_training(parts, labels, None, settings.seed)
         parts = replace(parts, story=f"{parts.story} All recordings for validation were used.")
         label = f"{recipe}-{labels:g}"
-    own = {"validation": parts.validation, "noise": waves}
+    own: dict[str, Any] = {"validation": parts.validation, "noise": waves}
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision, **own)
     variant, classes = variant_of(positions, vit), class_names(parts.train)
     place = classifier_path(run, data, label, settings, out, f"{_NAME}-")  # finetune on the same has other classes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ def knn_accuracies(
         temperature: of the weights.
         chunk: queries per block; by default so many that about 100 MB are needed.
     """
-    options = {"weighted": weighted, "temperature": temperature, "chunk": chunk}
+    options: dict[str, Any] = {"weighted": weighted, "temperature": temperature, "chunk": chunk}
     found = knn_right(gallery, gallery_labels, queries, query_labels, ks, **options)
     return {k: correct.double().mean().item() for k, correct in found.items()}
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from patchloom.arguments import takes_recipe
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
-from patchloom.evaluate.classifier import Classifier, Pool, class_names
+from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import ImageFeatures, Pooling, Precision
 from patchloom.evaluate.frozen import UNTRAINED, FrozenProtocol, ScoreFunction, measure_run
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, L2_STRENGTHS, linear_probe
@@ -89,7 +89,7 @@ def linear(
     head = load_extra_module(run, "pooling")
     asked = published_recipe(recipe, vit, PROBES).pooling if pooling == "all" else pooling
     stands_in = pooling == "all" and asked == "class" and not has_class_token(vit)
-    pool: Pool = "mean" if stands_in else asked
+    pool = "mean" if stands_in else asked
     check_pooling(pool, tokens_of(vit, head))
     parts = parts_of(data, settings, card=card, run=run)
     values = {**changes, "pooling": pool}

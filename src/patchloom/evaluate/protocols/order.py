@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.audio.spectrogram import pictures
@@ -24,7 +23,7 @@ from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size, patch_positions, patch_size
 from patchloom.nets.heads import check_pooling, tokens_of
-from patchloom.nets.swin import refuse_hierarchical
+from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
 from patchloom.runs.encoder import load_encoder
 from patchloom.sizes import Sides, compact, in_pixels
@@ -128,7 +127,7 @@ class ShuffledPatches(Source):
         return digest(["patches shuffled", str(self.cut.size), in_pixels(compact(self.p)), str(self.seed), images])
 
 
-def without_positions(vit: VisionTransformer) -> VisionTransformer:
+def without_positions(vit: Encoder) -> Encoder:
     """A copy of an encoder with zero position embeddings for its patches; class and register tokens keep theirs."""
     copy = deepcopy(vit)
     with torch.no_grad():
@@ -150,7 +149,7 @@ def _probes(
     }
 
 
-def _sentences(vit: VisionTransformer, n: int, n_test: int, k: int, noun: str) -> str:
+def _sentences(vit: Encoder, n: int, n_test: int, k: int, noun: str) -> str:
     zeroed = "and with the position embeddings of the patches set to zero. "
     if patch_positions(vit) is None:
         zeroed = "while the encoder has no position embeddings that could be taken away. "

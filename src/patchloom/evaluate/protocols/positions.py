@@ -288,11 +288,11 @@ def positions(
         source = source.subset(np.sort(some))
     unreadable: list[str] = []
     # larger than the encoder's where a task sees a part of its images
-    size = tuple(pretext.augment.size)
+    h, w = pretext.augment.size
     channels = pretext.geometry.channels
     native = cuts_natively(pretext.augment)
     reading = settings.reading(source)
-    drawn = plain_batches(source, size, **reading, channels=channels, device=settings.torch_device, native=native)
+    drawn = plain_batches(source, (h, w), **reading, channels=channels, device=settings.torch_device, native=native)
     count = settings.batches(source)
     batches = normalized(
         track_progress(drawn, count, f"{card.name}: positions in {len(source):,} {source.noun}"), card, unreadable
@@ -306,7 +306,7 @@ def positions(
     withheld = ", ".join(_WITHHELD.get(name, f"the share {_symbol(name)} varied") for name in axes)
     out = folder.pictures / f"position_map-{data_slug(data)}.png"
     pictured, ratios = source.subset(np.arange(min(_PICTURED, len(source)))), _plainest(axes)
-    drawn = plain_batches(pictured, size, _PICTURED, channels=channels, device=settings.torch_device, native=native)
+    drawn = plain_batches(pictured, (h, w), _PICTURED, channels=channels, device=settings.torch_device, native=native)
     with torch.inference_mode():
         asked = next(normalized(drawn, card, []))
         placed = predict(asked, torch.Generator().manual_seed(settings.seed), **ratios)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -32,6 +31,7 @@ from patchloom.nets.encode import (
     prefix_count,
     width,
 )
+from patchloom.nets.swin import Encoder
 from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import PositionPrediction
 from patchloom.runs.encoder import load_encoder
@@ -139,7 +139,7 @@ def _sentences(
     )
 
 
-def _load_finetuned(path: str | Path) -> tuple[VisionTransformer, EncoderCard]:
+def _load_finetuned(path: str | Path) -> tuple[Encoder, EncoderCard]:
     """The encoder in the file of a classifier or of an encoder."""
     try:
         model, card = load_classifier(path)
@@ -157,7 +157,7 @@ class PositionProbe(nn.Module):
         standardize: whether the linear layer is given features of mean 0 and deviation 1.
     """
 
-    def __init__(self, vit: VisionTransformer, placeholder: PositionPlaceholder, standardize: bool = False) -> None:
+    def __init__(self, vit: Encoder, placeholder: PositionPlaceholder, standardize: bool = False) -> None:
         super().__init__()
         self.vit = vit.requires_grad_(False).eval()
         self.n, d = patch_count(vit), width(vit)
@@ -167,13 +167,13 @@ class PositionProbe(nn.Module):
         for weight in self.layer.parameters():
             nn.init.zeros_(weight)
 
-    def place(self, images: Tensor, generator: torch.Generator, ratio: float) -> PositionPrediction:
+    def place(self, images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction:
         """Predict the positions of patches of images [b c h w], with the share ``ratio`` of the embeddings masked."""
-        dropped = random_dropped(len(images), self.n, ratio, generator, images.device)
+        dropped = random_dropped(len(images), self.n, ratios["ratio"], generator, images.device)
         given = drop_positions(all_patches(images, self.n), dropped)
         tokens = encode(self.vit, given, position_token=self.token)[:, prefix_count(self.vit) :]
         features = self.standardize(tokens.flatten(0, 1)).view_as(tokens)
-        return PositionPrediction(given.visible, given.dropped, self.layer(features))
+        return PositionPrediction(given.visible, dropped, self.layer(features))
 
 
 def train_probe(
@@ -184,7 +184,7 @@ def train_probe(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     probe.standardize.train()
     for images in batches:
-        placed = probe.place(images, generator, ratio)
+        placed = probe.place(images, generator, ratio=ratio)
         loss = F.cross_entropy(placed.logits[placed.dropped], placed.visible[placed.dropped])
         optimizer.zero_grad()
         loss.backward()
@@ -195,7 +195,7 @@ def train_probe(
 
 def _measure(
     name: str,
-    vit: VisionTransformer,
+    vit: Encoder,
     card: EncoderCard,
     parts: Parts,
     settings: EvalSettings,

@@ -19,7 +19,6 @@ import timm
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.audio.config import Sound, sound_from
@@ -34,6 +33,7 @@ from patchloom.nets.build import (
     outline,
 )
 from patchloom.nets.heads import EXTRA_MODULES, InstanceHead, Use
+from patchloom.nets.swin import Encoder
 from patchloom.sizes import compact
 from patchloom.system.files import write_whole
 from patchloom.system.hardware import MemoryGuard
@@ -82,7 +82,7 @@ class EncoderCard:
         return self.task.removeprefix("timm:")
 
 
-def save_encoder(vit: VisionTransformer, card: EncoderCard, path: Path) -> None:
+def save_encoder(vit: Encoder, card: EncoderCard, path: Path) -> None:
     """Write the encoder's ``state_dict`` and card; the file appears whole or not at all."""
     about = asdict(card)
     if card.sound is None:  # so that files of images are what they always were
@@ -107,7 +107,7 @@ def checksum(tensors: dict[str, Tensor], about: str) -> str:
     for name in sorted(tensors):
         value = tensors[name].contiguous()
         total.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
-        total.update(value.flatten().view(torch.uint8).numpy())
+        total.update(value.flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
@@ -239,27 +239,27 @@ def published_like(source: str | Path) -> str:
     return f"did you mean {listing(f'timm:{name}' for name in found)}?" if found else ""
 
 
-def load_encoder_file(source: str | Path) -> tuple[VisionTransformer, EncoderCard]:
+def load_encoder_file(source: str | Path) -> tuple[Encoder, EncoderCard]:
     """An encoder in eval mode, and its card."""
     if str(source).startswith("timm:"):
         return _from_timm(str(source).removeprefix("timm:"))
     path = weights_file(source)
     card, weights = read_encoder_card(path), read_weights(path)
-    refuse_other_sizes(card.spec, weights, path)
-    vit = build_encoder(card.spec)
+    vit = build_encoder(refuse_other_sizes(card.spec, weights, path))
     with expect_intact(path):
         vit.load_state_dict(weights, strict=True)
     return vit.eval(), card
 
 
-def refuse_other_sizes(spec: EncoderSpec | None, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse an encoder whose card and weights differ, before memory is taken for the sizes that its card names."""
+def refuse_other_sizes(spec: EncoderSpec | None, weights: Mapping[str, Tensor], path: Path) -> EncoderSpec:
+    """Return the sizes that a card names, before memory is taken for them, unless its weights have others."""
     with expect_intact(path):
         if spec is None:
             raise ValueError("its card names no sizes")
         own = {name: value.shape for name, value in outline(spec).state_dict().items()}
         if own != {name: value.shape for name, value in weights.items()}:
             raise ValueError("its weights have other sizes than its card names")
+        return spec
 
 
 def refuse_larger(card: EncoderCard, weights: Mapping[str, Tensor], path: Path) -> None:
@@ -269,7 +269,7 @@ def refuse_larger(card: EncoderCard, weights: Mapping[str, Tensor], path: Path) 
         raise PatchloomError(_DAMAGED.format(path, "its encoder is larger than its weights"))
 
 
-def stock_encoder(name: str) -> VisionTransformer:
+def stock_encoder(name: str) -> Encoder:
     """What timm builds by a name, with or without the tag of its weights: on the meta device, so sizes alone."""
     if not (is_model_name(name) and timm.is_model(name.split(".")[0])):
         meant = models_like(name, pretrained=True)
@@ -285,18 +285,17 @@ def stock_encoder(name: str) -> VisionTransformer:
             vit = timm.create_model(name.split(".")[0], num_classes=0)
     except (TypeError, AssertionError, ValueError, RuntimeError) as problem:
         raise PatchloomError(f"timm cannot tell the sizes of {name} ({problem}): choose a plain ViT") from problem
-    check_servable(vit, name)
-    return vit
+    return check_servable(vit, name)
 
 
-def _from_timm(name: str) -> tuple[VisionTransformer, EncoderCard]:
+def _from_timm(name: str) -> tuple[Encoder, EncoderCard]:
     stock_encoder(name)  # what cannot be served is refused before gigabytes are fetched
     offline = why_offline()
     try:
         if offline and not _has_repository(name):  # only the hub's library takes what is here alone
             raise PatchloomError(offline)
         with from_cache_alone(bool(offline)):
-            vit = timm.create_model(name, pretrained=True, num_classes=0)
+            vit = cast(Encoder, timm.create_model(name, pretrained=True, num_classes=0))
     except Exception as problem:  # hubs fail in many ways, and every one of them means: no weights
         home = timm.models.get_pretrained_cfg(name)
         place = f"model.safetensors of {home.hf_hub_id}" if home and home.hf_hub_id else "them"
@@ -316,14 +315,14 @@ def _has_repository(name: str) -> bool:
 
 def untrained_twin(
     card: EncoderCard, head: InstanceHead | None = None, seed: int = 0
-) -> tuple[VisionTransformer, InstanceHead | None]:
+) -> tuple[Encoder, InstanceHead | None]:
     """A fresh encoder of the same kind, the control beside which every result is printed; and a fresh head for it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if card.spec is not None:
             twin = build_encoder(card.spec)
         else:
-            twin = timm.create_model(card.timm_name, pretrained=False, num_classes=0)
+            twin = cast(Encoder, timm.create_model(card.timm_name, pretrained=False, num_classes=0))
         fresh = None if head is None else InstanceHead(**head.sizes).eval()
         return twin.eval(), fresh
 

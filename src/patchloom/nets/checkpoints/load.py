@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from patchloom.errors import PatchloomError, listing
-from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, PositionKind, build_encoder
 from patchloom.nets.checkpoints.format import (
     EncoderCard,
     is_encoder_file,
@@ -45,6 +45,7 @@ from patchloom.nets.checkpoints.read import (
 from patchloom.nets.checkpoints.resize import POSITIONS_KEY, PROJECTION_KEY, State, format_grid
 from patchloom.nets.decoders import Decoder, MAEDecoder
 from patchloom.nets.heads import InstanceHead, Stem, Use
+from patchloom.nets.swin import Encoder, patch_embedding
 from patchloom.sizes import compact
 
 # What a file of an authors' program has beside the encoder, given to the task that goes on with it.
@@ -184,7 +185,7 @@ class Architecture(NamedTuple):
     patch_size: int
     side: int
     channels: int
-    positions: str
+    positions: PositionKind
     width: int
     depth: int
     heads: int
@@ -231,7 +232,7 @@ def infer_architecture(weights: State, program: Program | None = None) -> Archit
     )
 
 
-def positions_of(weights: State, program: Program | None) -> str:
+def positions_of(weights: State, program: Program | None) -> PositionKind:
     """Whether weights have positions, and whether these are fixed: as `Architecture` says it."""
     if POSITIONS_KEY not in weights:
         return "none"
@@ -250,15 +251,16 @@ def _grid_side(weights: State, p: int) -> int:
     return next((side for count in without if (side := whole_root(table.shape[1] - count))), 0)
 
 
-def load_bare_weights(path: Path, model: str | None = None) -> tuple[VisionTransformer, EncoderCard]:
+def load_bare_weights(path: Path, model: str | None = None) -> tuple[Encoder, EncoderCard]:
     """An encoder in eval mode, of a file that holds weights alone, and its card, whose note says what was done."""
     if model is not None:
         stock_encoder(model)
     foreign, shape = read_foreign(path)
     program = foreign.program if foreign else None
+    spec: EncoderSpec | None = None
     with torch.random.fork_rng(devices=[]):
         if model is not None:
-            spec, vit = None, timm.create_model(model, pretrained=False, num_classes=0)
+            vit = cast(Encoder, timm.create_model(model, pretrained=False, num_classes=0))
         elif foreign is None or program is None or shape is None:
             raise PatchloomError(_no_model(path, shape))
         else:
@@ -275,7 +277,7 @@ def load_bare_weights(path: Path, model: str | None = None) -> tuple[VisionTrans
         about = cast(dict[str, Any], vit.pretrained_cfg)
         (mean, std), by = (tuple(about[name]) for name in ("mean", "std")), f"timm does it for {model}"
     notes = done.sentences()
-    if spec is not None:
+    if spec is not None and shape is not None:
         notes.append(describe_assumptions(shape))
     notes.append(f"Images are normalised as {by}: {statistics_in_words(mean, std)}.")
     task = f"timm:{model}" if spec is None or program is None else program.name
@@ -396,5 +398,5 @@ def public_shape(
 def _stock_shape(name: str) -> dict[str, Any]:
     stock = stock_encoder(name)
     positions = "learned" if POSITIONS_KEY in stock.state_dict() else "none"
-    patch = compact(stock.patch_embed.patch_size)
+    patch = compact(patch_embedding(stock).patch_size)
     return {"name": name.split(".")[0], "patch_size": patch, "positions": positions, "options": {}}

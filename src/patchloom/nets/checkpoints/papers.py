@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
@@ -41,6 +40,7 @@ from patchloom.nets.checkpoints.resize import (
     format_grid,
 )
 from patchloom.nets.encode import attention_heads, entry_width, grid_size
+from patchloom.nets.swin import Encoder
 from patchloom.patches.positions import interleaved_sincos_1d, sincos_2d
 
 # Weights of a ViT or Swin under other programs' names, brought under timm's: the same weights in the same order.
@@ -348,7 +348,7 @@ class _Found(NamedTuple):
 
 
 def load_published(
-    vit: VisionTransformer,
+    vit: Encoder,
     source: str | Path,
     weights: State | None = None,
     grid: tuple[int, int] | None = None,
@@ -395,7 +395,7 @@ def _changes(name: str, target: State) -> bool:
     return _INSIDE.search(name) is not None and (block is None or f"{block[0]}norm1.weight" in target)
 
 
-def _of_program(source: str, foreign: ForeignCheckpoint, vit: VisionTransformer, target: State, task: str) -> _Found:
+def _of_program(source: str, foreign: ForeignCheckpoint, vit: Encoder, target: State, task: str) -> _Found:
     """The encoder in a file of an authors' program."""
     program = foreign.program
     whose = "student" if task and task == program.task else program.evaluated

@@ -222,7 +222,7 @@ class _Bystander:
 
 # papers' files keep their command line or configuration beside the weights, and a learning rate that NumPy computed:
 # bare containers and numbers, in whose stead something stands that runs nothing
-_HARMLESS = [
+_HARMLESS: list[Any] = [
     argparse.Namespace,
     (OrderedDict, "yacs.config.CfgNode"),
     *((_Bystander, name) for name in ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar", "numpy.dtype")),

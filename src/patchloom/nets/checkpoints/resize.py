@@ -12,6 +12,7 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import grid_size, patch_count
+from patchloom.nets.swin import Encoder
 
 POSITIONS_KEY, PROJECTION_KEY, BIASES_KEY = "pos_embed", "patch_embed.proj.weight", "relative_position_bias_table"
 _TOKENS = ("cls_token", "dist_token", "reg_token")  # as they stand before the patches; the second is DeiT's
@@ -44,7 +45,7 @@ def _tokens(state: State) -> dict[str, int]:
 
 
 def fit_positions(
-    vit: VisionTransformer, source: str, weights: State, fitting: State, target: State, grid: OptionalGrid
+    vit: Encoder, source: str, weights: State, fitting: State, target: State, grid: OptionalGrid
 ) -> list[str]:
     """Bring position embeddings [1 prefix+n d] to the encoder's tokens and grid.
 

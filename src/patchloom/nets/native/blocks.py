@@ -64,13 +64,14 @@ def native_block(
     """
     attn, mlp = attention_of(block), block.mlp
     fc1, fc2 = cast(nn.Linear, mlp.fc1), cast(nn.Linear, mlp.fc2)
-    tokens, normed = ops.add_norm(tokens, more, shift, block.norm1)
+    norm1, norm2 = cast(nn.LayerNorm, block.norm1), cast(nn.LayerNorm, block.norm2)
+    tokens, normed = ops.add_norm(tokens, more, shift, norm1)
     if keys_values is None and not first:
         mixed = ops.attention(attn.qkv(normed).unflatten(-1, (3, attn.num_heads, attn.head_dim)))
     else:
         others = normed if keys_values is None else gather_tokens(normed, keys_values)
         mixed = ops.attention(*heads_of(attn, normed[:, first:], others))
     attended = F.linear(mixed.flatten(2), attn.proj.weight)
-    tokens, normed = ops.add_norm(tokens[:, first:], attended, attn.proj.bias, block.norm2)
+    tokens, normed = ops.add_norm(tokens[:, first:], attended, attn.proj.bias, norm2)
     hidden = ops.gelu(F.linear(normed, fc1.weight), fc1.bias)
     return tokens, F.linear(hidden, fc2.weight), fc2.bias

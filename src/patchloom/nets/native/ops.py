@@ -71,7 +71,11 @@ def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
 
 
 def _parts(q: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    return q.unbind(2) if kv is None else (q, *kv.unbind(2))
+    if kv is None:
+        q, k, v = q.unbind(2)
+    else:
+        k, v = kv.unbind(2)
+    return q, k, v
 
 
 def _sizes(q: Tensor, k: Tensor) -> _Sizes:
@@ -178,9 +182,9 @@ def add_norm(x: Tensor, more: Tensor | None, shift: Tensor | None, layer: nn.Lay
         layer: with weight and bias.
     """
     _check(torch.float32, x, layer.weight, layer.bias)
-    if more is not None:
-        _check(torch.bfloat16, more)
-        _check(torch.float32, shift)
+    for one, dtype in ((more, torch.bfloat16), (shift, torch.float32)):
+        if one is not None:
+            _check(dtype, one)
     added, normed, _ = _norm(x, more, shift, layer.weight, layer.bias, layer.eps)
     return x if more is None else added, normed
 
@@ -249,6 +253,7 @@ def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
 def _through_norm(ctx: Any, beyond: Tensor | None, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     beyond = beyond if ctx.more else None
     if grad is None:  # nobody read the norm
+        assert beyond is not None  # else nothing has a gradient
         grad = torch.zeros_like(beyond, dtype=torch.bfloat16)
     dx, dmore, (dweight, dbias, dshift) = _norm_backward(grad, beyond, *ctx.saved_tensors, ctx.more)
     return dx, dmore if ctx.more else None, dshift if ctx.more else None, dweight, dbias, None
