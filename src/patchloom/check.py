@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from patchloom.arguments import validate_arguments
-from patchloom.audio.config import Sound, reword_for_sound
+from patchloom.audio.config import Sound
 from patchloom.data.loader import steps_of
 from patchloom.data.near_duplicates import NearCopies, near_copies, parted_wholes
 from patchloom.data.scan import Survey, survey
@@ -437,11 +437,10 @@ def check(
         stats = found[0].stats(channels)
     else:
         channels, stats = measure_data(asked, training)
-        training = training.heard_as(stats.sound)
-    asked, share = with_share(asked, len(opened.train))
+    training = training.heard_as(stats.sound)
+    asked, share = with_share(asked, len(opened.train), opened.train.noun)
     settings, reasons = resolve(asked, len(training), channels, stats, images=training)
-    reasons = why_task(data, task, recipe) | share | reasons
-    reasons = {name: reword_for_sound(why, stats.sound) for name, why in reasons.items()}
+    reasons = why_task(data, task, recipe, training.noun) | share | reasons
     names = [asked.data] if is_object(data) else [os.fspath(name) for name in split_names(data)]
     proposal = propose(names, training, settings, reasons, estimate)
     close = near_copies(opened.train)

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from patchloom.data.augment import RandAugment, RandomCrop, TwoViews
+from patchloom.data.stats import unknown_stats
 from patchloom.errors import PatchloomError
 from patchloom.runs.settings import Settings
-from patchloom.runs.task import prepare_task, unknown_stats
+from patchloom.runs.task import prepare_task
 
 MODEL = {"name": "nano", "embed_dim": 32, "depth": 1}
 ASKED = Settings("x", {"name": "mae"}, MODEL, (32, 32), 8, "sincos", 3, attention="explicit", kernels="torch")
