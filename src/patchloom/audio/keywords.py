@@ -63,8 +63,9 @@ class KeywordParts:
 
     def heard_as(self, sound: Sound) -> KeywordParts:
         """The same recordings by another `Sound`, as `Source.heard_as`."""
-        parts = {name: getattr(self, name) for name in ("train", "validation", "test", "noise")}
-        return replace(self, **{name: part and part.heard_as(sound) for name, part in parts.items()})
+        train, validation, test = (one.heard_as(sound) for one in (self.train, self.validation, self.test))
+        noise = None if self.noise is None else self.noise.heard_as(sound)
+        return replace(self, train=train, validation=validation, test=test, noise=noise)
 
     def with_noise(self) -> KeywordParts:
         """The same; excerpts of the noise are added to training recordings where these are cut for a training."""

@@ -66,6 +66,8 @@ def title_of(
     epoch = settings.epochs * done / whole if whole else float((rows or [{}])[-1].get("epoch") or 0)
     said = f"epoch {epoch:.4g} of {settings.epochs:,}"
     values = {name.removeprefix("baseline:"): value for name, value in measured.items() if name.startswith("baseline:")}
+    if "on other images" in values:  # as older versions called it of recordings, too
+        values[f"on other {noun}"] = values.pop("on other images")
     beaten = replace(measure, baselines={name: torch.tensor([float(value)]) for name, value in values.items() if value})
     if measured:
         before = float(measured["epoch"])
