@@ -92,7 +92,7 @@ class Proposal(Displayable):
         reasons: for each setting that was left open.
         estimate: what that needs; None if it was not asked for or could not be made.
         failure: why it could not be made.
-        recordings: whether they are trained on, of which settings of images are not given.
+        fixed_size: whether all pictures have one size and one channel, as those of recordings, which nobody sets.
     """
 
     data: Sequence[str]
@@ -100,7 +100,7 @@ class Proposal(Displayable):
     reasons: dict[str, str]
     estimate: Estimate | None
     failure: str = ""
-    recordings: bool = False
+    fixed_size: bool = False
 
     def parts(self, width: int) -> list[str | TextTable]:
         """See `Displayable`."""
@@ -113,8 +113,8 @@ class Proposal(Displayable):
         s = self.settings
         begin = {"task": s.task["name"].partition("#")[0]} if s.recipe is None else {"recipe": s.recipe}
         options = begin | {"model": s.model["name"]}
-        options |= {} if self.recordings else {"img_size": compact(s.img_size)}
-        options |= {"patch_size": s.patch_size} | ({} if self.recordings else {"channels": s.channels})
+        options |= {} if self.fixed_size else {"img_size": compact(s.img_size)}
+        options |= {"patch_size": s.patch_size} | ({} if self.fixed_size else {"channels": s.channels})
         options |= {"epochs": s.epochs, "batch_size": s.batch_size}
         options |= {"crop_scale": s.crop_scale} if s.crop_scale == "native" else {}
         options |= {name: getattr(s, name) for name in ("workers", "device") if name not in self.reasons}
@@ -159,7 +159,7 @@ class Proposal(Displayable):
             said.append(f"Reading shares the cores with training here, which can make it {duration(e.worst)}.")
         if e.reading > e.step:
             remedy = "more --workers" if e.apart else "--workers 1"
-            kept = "whole" if self.recordings or s.crop_scale == "native" else round(_KEPT * e.side)
+            kept = "whole" if self.fixed_size or s.crop_scale == "native" else round(_KEPT * e.side)
             said.append(f"Reading is what takes longest: {remedy} or --cache {kept} can make it faster.")
         if e.memory is not None:
             need = f"It would need {e.memory:.2f} GiB of memory beyond what the imports hold"
@@ -182,7 +182,7 @@ def propose(
             failure = f"{full}: {smaller_steps(settings)}"
         except PatchloomError as problem:  # the images may well be read, and that shall not be lost
             failure = str(problem)
-    return Proposal(data, settings, reasons, made, failure, training.sound is not None)
+    return Proposal(data, settings, reasons, made, failure, training.modality.own_size is not None)
 
 
 def _estimate(training: Source, settings: Settings) -> Estimate:
@@ -342,13 +342,8 @@ class CheckResult(Displayable):
             sentence = self.close.sentence()
             said.append(sentence[0].upper() + sentence[1:])
         different = round((read - found.repeated) / found.tried * len(found.source))
-        if sound is not None and different < _FEW:
-            said.append(f"{different:,} different recordings are few to learn from.")
-        elif different < _FEW:
-            said.append(
-                f"{different:,} different images are few to learn from: begin with weights that timm publishes "
-                "(--init timm:NAME), and compare with them (patchloom evaluate knn timm:NAME)."
-            )
+        if different < _FEW:
+            said.append(f"{different:,} different {self.noun} are few to learn from{found.source.modality.if_few}.")
         if found.repeated > _MANY * read:
             said.append(
                 f"{found.repeated / read:.0%} are copies of others: keep one of each. A run leaves out those copies of "
@@ -516,8 +511,8 @@ def _faults(found: Survey, split: str) -> list[str]:
         said.append(f"{split}{found.repeated:,} {of} can go, as copies of others ({_some(groups, len(found.copies))}).")
     if found.flat:
         names = _some([found.name(i) for i in found.flat[:_GROUPS]], len(found.flat))
-        flat = "of one colour" if found.source.sound is None else "silent"
-        said.append(f"{split}{len(found.flat):,} {of} can teach nothing, being {flat} ({names}).")
+        blank = found.source.modality.blank
+        said.append(f"{split}{len(found.flat):,} {of} can teach nothing, being {blank} ({names}).")
     return said
 
 

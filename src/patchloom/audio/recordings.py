@@ -45,6 +45,8 @@ class Recordings(Modality):
     pictured = "the pictures of the recordings"
     error = "reconstruction error"
     flat = "patch mean"
+    blank = "silent"
+    if_few = ""
     resizable = False  # an enlarged part of a recording would be another sound
     top_down = False
 

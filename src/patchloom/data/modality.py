@@ -23,6 +23,8 @@ class Modality:
         values: what a picture is made of.
         raw: the control without an encoder, which is given ``pictured``.
         error, flat: names of the measure of a reconstruction, and of its simplest baseline.
+        blank: how an item is of which nothing can be learnt.
+        if_few: what to do where there are few, after a colon; "" where nothing is known.
         resizable: whether a part of a picture, enlarged or reduced, is still such an item.
         top_down: whether the first row of a picture is drawn at its top.
         axes: a sentence on the axes and colours of a picture that is drawn; "" where nobody needs one.
@@ -38,6 +40,11 @@ class Modality:
     pictured: str = "the images"
     error: str = "pixel error"
     flat: str = "mean colour"
+    blank: str = "of one colour"
+    if_few: str = (
+        ": begin with weights that timm publishes (--init timm:NAME), and compare with them (patchloom evaluate knn "
+        "timm:NAME)"
+    )
     resizable: bool = True
     top_down: bool = True
 

@@ -149,7 +149,7 @@ def _draw_positions(asked: LookRequest) -> list[Path]:
     found = [(each, position_correlation(each, source, asked.device, asked.seed)) for each in encoders]
     several = found[0][1].images > 1
     where = ["within", *(["across"] if several else [])]
-    scales = [Scale(f"Pearson correlation, {name} images", *_range(found, name)) for name in where]
+    scales = [Scale(f"Pearson correlation, {name} {one.modality.noun}", *_range(found, name)) for name in where]
     rows = [
         [
             Tile(_map_of_pairs(each, getattr(matrices, name), scale), each.name)

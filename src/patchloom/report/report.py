@@ -92,7 +92,7 @@ def _near(own: Source | None) -> list[str]:
 
 def _may_be_near(own: Source) -> bool:
     """Whether `near_copies` looks at a source at all."""
-    return len(own) > 0 and own.sound is None and own.groups is None and own.place(0) is not None
+    return len(own) > 0 and own.modality.resizable and own.groups is None and own.place(0) is not None
 
 
 _FILE = "report.html"
