@@ -261,7 +261,7 @@ def test_time_is_that_of_the_slower_or_of_both():
     assert "each of 0.200 s (0.100 to 0.900) while 0.300 s go into reading. Estimated from 3 steps" in said
     assert "Reading is what takes longest" in said and "more than there is" in said
     assert "or --cache 400 can" in said
-    assert "or --cache whole can" in " ".join(replace(proposal, recordings=True).sentences())
+    assert "or --cache whole can" in " ".join(replace(proposal, fixed_size=True).sentences())
     room = replace(apart, memory=1.0, seconds=(0.4,))
     said = " ".join(replace(proposal, estimate=room).sentences())
     assert "Reading is what takes longest" not in said and "more than there is" not in said

@@ -10,7 +10,7 @@ from killing import draw_images, typed
 
 from patchloom.check import check
 from patchloom.cli import main
-from patchloom.data.stats import Stats
+from patchloom.data.stats import Stats, unknown_stats
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.recipes import RECIPES
 from patchloom.nets.build import outline
@@ -18,7 +18,6 @@ from patchloom.options import parse_pretrain
 from patchloom.recipes import PretrainRecipe, nested, recipe_named, recipe_names
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request
-from patchloom.runs.task import unknown_stats
 from patchloom.tasks import build_task
 from patchloom.tasks.task import Task
 from patchloom.train.plan import effective

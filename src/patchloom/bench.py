@@ -163,7 +163,7 @@ def bench(
     asked = [request(data, name, given) for name in names]
     source = open_data(data).train
     channels, stats = measure_data(asked[0], source, sample=100)
-    source = source if stats.sound is None else source.heard_as(stats.sound)
+    source = source.heard_as(stats.sound)
     each = [resolve(one, len(source), channels, stats)[0] for one in asked]
     if each[0].device == "cpu":
         torch.set_num_threads(each[0].threads)

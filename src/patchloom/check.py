@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from patchloom.arguments import validate_arguments
-from patchloom.audio.config import Sound, reword_for_sound
+from patchloom.audio.config import Sound
 from patchloom.data.loader import steps_of
 from patchloom.data.near_duplicates import NearCopies, near_copies, parted_wholes
 from patchloom.data.scan import Survey, survey
@@ -91,7 +91,7 @@ class Proposal(Displayable):
         reasons: for each setting that was left open.
         estimate: what that needs; None if it was not asked for or could not be made.
         failure: why it could not be made.
-        recordings: whether they are trained on, of which settings of images are not given.
+        fixed_size: whether all pictures have one size and one channel, as those of recordings, which nobody sets.
     """
 
     data: Sequence[str]
@@ -99,7 +99,7 @@ class Proposal(Displayable):
     reasons: dict[str, str]
     estimate: Estimate | None
     failure: str = ""
-    recordings: bool = False
+    fixed_size: bool = False
 
     def parts(self, width: int) -> list[str | TextTable]:
         """See `Displayable`."""
@@ -112,8 +112,8 @@ class Proposal(Displayable):
         s = self.settings
         begin = {"task": s.task["name"].partition("#")[0]} if s.recipe is None else {"recipe": s.recipe}
         options = begin | {"model": s.model["name"]}
-        options |= {} if self.recordings else {"img_size": compact(s.img_size)}
-        options |= {"patch_size": s.patch_size} | ({} if self.recordings else {"channels": s.channels})
+        options |= {} if self.fixed_size else {"img_size": compact(s.img_size)}
+        options |= {"patch_size": s.patch_size} | ({} if self.fixed_size else {"channels": s.channels})
         options |= {"epochs": s.epochs, "batch_size": s.batch_size}
         options |= {"crop_scale": s.crop_scale} if s.crop_scale == "native" else {}
         options |= {name: getattr(s, name) for name in ("workers", "device") if name not in self.reasons}
@@ -158,7 +158,7 @@ class Proposal(Displayable):
             said.append(f"Reading shares the cores with training here, which can make it {duration(e.worst)}.")
         if e.reading > e.step:
             remedy = "more --workers" if e.apart else "--workers 1"
-            kept = "whole" if self.recordings or s.crop_scale == "native" else round(_KEPT * e.side)
+            kept = "whole" if self.fixed_size or s.crop_scale == "native" else round(_KEPT * e.side)
             said.append(f"Reading is what takes longest: {remedy} or --cache {kept} can make it faster.")
         if e.memory is not None:
             need = f"It would need {e.memory:.2f} GiB of memory beyond what the imports hold"
@@ -181,7 +181,7 @@ def propose(
             failure = f"{full}: {smaller_steps(settings)}"
         except PatchloomError as problem:  # the images may well be read, and that shall not be lost
             failure = str(problem)
-    return Proposal(data, settings, reasons, made, failure, training.sound is not None)
+    return Proposal(data, settings, reasons, made, failure, training.modality.own_size is not None)
 
 
 def _estimate(training: Source, settings: ResolvedSettings) -> Estimate:
@@ -341,13 +341,8 @@ class CheckResult(Displayable):
             sentence = self.close.sentence()
             said.append(sentence[0].upper() + sentence[1:])
         different = round((read - found.repeated) / found.tried * len(found.source))
-        if sound is not None and different < _FEW:
-            said.append(f"{different:,} different recordings are few to learn from.")
-        elif different < _FEW:
-            said.append(
-                f"{different:,} different images are few to learn from: begin with weights that timm publishes "
-                "(--init timm:NAME), and compare with them (patchloom evaluate knn timm:NAME)."
-            )
+        if different < _FEW:
+            said.append(f"{different:,} different {self.noun} are few to learn from{found.source.modality.if_few}.")
         if found.repeated > _MANY * read:
             said.append(
                 f"{found.repeated / read:.0%} are copies of others: keep one of each. A run leaves out those copies of "
@@ -436,11 +431,10 @@ def check(
         stats = found[0].stats(channels)
     else:
         channels, stats = measure_data(asked, training)
-        training = training if stats.sound is None else training.heard_as(stats.sound)
-    asked, share = with_share(asked, len(opened.train))
+    training = training.heard_as(stats.sound)
+    asked, share = with_share(asked, len(opened.train), opened.train.noun)
     settings, reasons = resolve(asked, len(training), channels, stats, images=training)
-    reasons = why_task(data, task, recipe) | share | reasons
-    reasons = {name: reword_for_sound(why, stats.sound) for name, why in reasons.items()}
+    reasons = why_task(data, task, recipe, training.noun) | share | reasons
     names = [str(asked.data)] if is_object(data) else [str(name) for name in split_names(data)]
     proposal = propose(names, training, settings, reasons, estimate)
     close = near_copies(opened.train)
@@ -516,8 +510,8 @@ def _faults(found: Survey, split: str) -> list[str]:
         said.append(f"{split}{found.repeated:,} {of} can go, as copies of others ({_some(groups, len(found.copies))}).")
     if found.flat:
         names = _some([found.name(i) for i in found.flat[:_GROUPS]], len(found.flat))
-        flat = "of one colour" if found.source.sound is None else "silent"
-        said.append(f"{split}{len(found.flat):,} {of} can teach nothing, being {flat} ({names}).")
+        blank = found.source.modality.blank
+        said.append(f"{split}{len(found.flat):,} {of} can teach nothing, being {blank} ({names}).")
     return said
 
 

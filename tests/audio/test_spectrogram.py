@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchloom.audio.config import GREY, SIXTH, Sound, sound_from
+from patchloom.audio.recordings import modality_of
 from patchloom.audio.spectrogram import check_sound, features, pictures
-from patchloom.data.loader import Batch
+from patchloom.data.loader import Batch, Prefetcher
 from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
 
@@ -60,10 +61,10 @@ def test_a_batch_becomes_standardised_pictures_where_it_goes_and_once():
     raw = features(wave, Sound())
     mean, std = raw.mean((0, 1, 3)), raw.std((0, 1, 3))
     sound = replace(Sound(), mean=tuple(mean.tolist()), std=tuple(std.tolist()))
-    batch = Batch((wave,), torch.arange(8), [], sound=sound).on("cpu")
+    batch = next(Prefetcher(iter([Batch((wave,), torch.arange(8), [])]), "cpu", modality_of(sound).pictures))
     given = normalize(batch.views[0], (GREY,), (SIXTH,))
     torch.testing.assert_close(given, (raw - mean[:, None]) / std[:, None], rtol=1e-4, atol=1e-4)
-    assert batch.sound is None and torch.equal(batch.on("cpu").views[0], batch.views[0])
+    assert torch.equal(batch.on("cpu").views[0], batch.views[0])
     assert torch.equal(pictures(wave, sound), batch.views[0])
 
 

@@ -8,8 +8,9 @@ import torch
 from resolved import resolved_settings
 
 from patchloom.data.augment import RandAugment, RandomCrop, TwoViews
+from patchloom.data.stats import unknown_stats
 from patchloom.errors import PatchloomError
-from patchloom.runs.task import prepare_task, unknown_stats
+from patchloom.runs.task import prepare_task
 
 MODEL = {"name": "nano", "embed_dim": 32, "depth": 1}
 ASKED = resolved_settings(model=MODEL, img_size=(32, 32), patch_size=8, attention="explicit")

@@ -79,7 +79,7 @@ def test_only_gpus_get_pinned_memory(monkeypatch):
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("patchloom.data.workers.DataLoader", loader)
-    monkeypatch.setattr("patchloom.data.loader.Prefetcher", lambda batches, device: batches)
+    monkeypatch.setattr("patchloom.data.loader.Prefetcher", lambda batches, *about: batches)
     for device in (None, "cpu", "cuda", torch.device("cuda", 1)):
         next(training_batches(Shapes(8, size=16), TwoViews((16, 16)), 4, 0, 0, 1, device=device))
     assert asked == [False, False, True, True]

@@ -13,6 +13,7 @@ from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from timm.utils import random_seed
 
 from patchloom.data.sources.open import open_data
+from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, fresh_blocks
@@ -261,7 +262,7 @@ def test_the_rate_rises_and_falls_to_nothing_layer_by_layer() -> None:
 def test_views_follow_from_the_generator_alone(channels: int, deep: bool) -> None:
     image = torch.randint(256, (channels, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     image = image.float() / 255 if deep else image
-    views = Views((8, 8), Recipe(repeats=3), (0.5,) * channels)
+    views = Views((8, 8), Recipe(repeats=3), (0.5,) * channels, Shapes(2))
     state = torch.get_rng_state()
     seen = [views(image, np.random.default_rng(seed)) for seed in range(12)]
     assert torch.equal(state, torch.get_rng_state())

@@ -11,7 +11,8 @@ from small import seeded, small
 from tiling import tiles
 
 from patchloom.audio.config import GREY, SIXTH, Sound
-from patchloom.look.context import spectrogram_sheet
+from patchloom.audio.recordings import modality_of
+from patchloom.look.context import sheet_as_drawn
 from patchloom.look.image_grid import EMPTY_MARK, draw_sheet, hatch
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.pictures import fill_holes
@@ -25,13 +26,19 @@ SOUND = Sound(bins=8, seconds=0.22, mean=(0.0,) * 8, std=(1.0,) * 8)  # of 20 fr
 MAGMA = (np.array(matplotlib.colormaps["magma"].colors) * 255).round()
 
 
+def as_drawn(sheet, sound):
+    sheet, mean, std = sheet_as_drawn(sheet, modality_of(sound), (GREY,), (SIXTH,))
+    assert (*mean, *std) == (0, 0, 0, 1, 1, 1)
+    return sheet
+
+
 def test_low_rows_are_at_the_bottom_and_time_runs_to_the_right(tmp_path):
     assert SOUND.size == (8, 20)
     images = torch.zeros(1, 1, 8, 20)
     images[..., 0, :] = 3  # standard deviations
     images[..., 7, :10] = -3
     images[..., 10:12] = torch.nan
-    sheet = spectrogram_sheet(Sheet("a", "The pixels.", {"image": images}), SOUND, (GREY,), (SIXTH,))
+    sheet = as_drawn(Sheet("a", "The values.", {"recording": images}), SOUND)
     assert list(sheet.columns) == ["recording"]
     page = np.asarray(Image.open(draw_sheet(sheet, (0.0,) * 3, (1.0,) * 3, tmp_path)))
     ((tile,),) = tiles(page)
@@ -49,15 +56,13 @@ def test_low_rows_are_at_the_bottom_and_time_runs_to_the_right(tmp_path):
 
 def test_the_caption_tells_time_rows_and_colours():
     sheet = Sheet("a", "", {"original": torch.zeros(1, 1, 8, 20)})
-    assert "0.22 s, a frame every 10 ms. Bottom to top: coefficients 1 to 8;" in (
-        spectrogram_sheet(sheet, SOUND, (GREY,), (SIXTH,)).caption
-    )
+    assert "0.22 s, a frame every 10 ms. Bottom to top: coefficients 1 to 8;" in (as_drawn(sheet, SOUND).caption)
     bands = replace(SOUND, features="logmel")
-    assert "8 bands from 20 to 8,000 Hz" in spectrogram_sheet(sheet, bands, (GREY,), (SIXTH,)).caption
+    assert "8 bands from 20 to 8,000 Hz" in as_drawn(sheet, bands).caption
 
 
 def test_long_recordings_are_no_stripes():
-    long = spectrogram_sheet(Sheet("a", "", {"original": torch.zeros(1, 1, 40, 998)}), SOUND, (GREY,), (SIXTH,))
+    long = as_drawn(Sheet("a", "", {"original": torch.zeros(1, 1, 40, 998)}), SOUND)
     assert long.columns["original"].shape == (1, 3, 120, 998)
 
 
@@ -69,7 +74,7 @@ def test_frames_stand_in_disorder_and_where_they_were_put():
     logits = torch.eye(20).roll(2, 1)[None] * 9 + torch.eye(20)[None]  # two frames too late, the right one comes second
     logits[0, 1] = 9 * torch.eye(20)[1]
     answer = PositionPrediction(visible, dropped, logits)
-    sheet = frames_sheet(geometry, images, answer, SOUND, seeded())
+    sheet = frames_sheet(geometry, images, answer, 0.01, seeded())
     original, disorder, back = (column[0, 0, 0] for column in sheet.columns.values())
     assert list(sheet.columns) == ["original", "in disorder", "as put back"]
     assert torch.equal(original, torch.arange(20.0))
@@ -92,12 +97,12 @@ def test_frames_stand_in_disorder_and_where_they_were_put():
 )
 def test_every_kind_of_task_draws_recordings(task, options, expected):
     made = small(task, SOUND.size, (8, 1), 1, **options).eval()
-    made.sound = SOUND
+    made.modality = modality_of(SOUND)
     with torch.inference_mode():
         (sheet,) = made.draw(torch.randn(3, 1, *SOUND.size), seeded())
         measure = made.measure(torch.randn(3, 1, *SOUND.size), seeded())
     assert list(sheet.columns) == expected and all(len(one) == 3 for one in sheet.columns.values())
-    said = f"{spectrogram_sheet(sheet, SOUND, (GREY,), (SIXTH,)).caption} {' '.join(measure.baselines)}"
+    said = f"{as_drawn(sheet, SOUND).caption} {' '.join(measure.baselines)}"
     assert not {"pixels", "Pixels", "images", "colour"} & set(said.split())
 
 

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from patchloom.audio.config import Sound
+from patchloom.audio.recordings import modality_of
 from patchloom.report import pictures
 from patchloom.report.load_run import load_run
 from patchloom.report.pictures import collect_pictures, find_caption, webp
@@ -86,4 +87,5 @@ def test_captions_are_of_the_kind_of_picture():
     assert find_caption("position_map-birds").title.startswith("Where positions are found")
     assert find_caption("positions").title != find_caption("position_map").title
     assert find_caption("whatever") == ("whatever", "")
-    assert "recording" in find_caption("nearest", Sound()).text and "image" not in find_caption("nearest", Sound()).text
+    heard = find_caption("nearest", modality_of(Sound()))
+    assert "recording" in heard.text and "image" not in heard.text

@@ -9,7 +9,7 @@ from PIL import Image
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
 from patchloom.report.report import page_of, report
-from patchloom.runs.verdict import NO_LABELS, Health, write_health
+from patchloom.runs.verdict import Health, no_labels, write_health
 
 
 @pytest.fixture
@@ -45,10 +45,10 @@ def test_one_run_has_its_page_beside_it(run, pages, capsys, monkeypatch):
 
 
 def test_a_run_without_labels_that_was_evaluated_with_some_does_not_say_that_there_are_none(run):
-    (run / "summary.txt").write_text(f"The task is being learnt. {NO_LABELS}\n")
+    (run / "summary.txt").write_text(f"The task is being learnt. {no_labels()}\n")
     assert page_of([run]).runs[0].summary == "The task is being learnt."
     (run / "results.csv").unlink()
-    assert NO_LABELS in page_of([run]).runs[0].summary
+    assert no_labels() in page_of([run]).runs[0].summary
 
 
 def test_a_throw_away_evaluation_is_forgotten(run, pages, capsys):

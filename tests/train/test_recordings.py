@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 
 import patchloom
 from patchloom.errors import PatchloomError
+from patchloom.look import image_grid
+from patchloom.report.report import page_of
 from patchloom.runs.folder import RunFolder
 
 MODEL = {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2, "proj_drop_rate": 0.1}
@@ -104,6 +106,27 @@ def test_what_is_not_for_recordings_is_refused_before_anything_is_written(record
     with pytest.raises(PatchloomError, match=said):
         patchloom.pretrain(recordings, task, out=tmp_path / "run", epochs=1, **{**SHORT, **given})
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("task", ["mae", "mp3", "lut", {"name": "extrema", "color": "none"}])
+def test_no_text_of_a_run_of_recordings_speaks_of_images(recordings, tmp_path, monkeypatch, capsys, task):
+    """What is printed, written and drawn, and its page: words are of the data, wherever a sentence is made."""
+    drawn, wrap = [], image_grid.wrap
+    monkeypatch.setattr(image_grid, "wrap", lambda text, *given: drawn.append(text) or wrap(text, *given))
+    run = patchloom.pretrain(recordings, task, out=tmp_path / "run", epochs=1, **SHORT)
+    if task == "mae":
+        print(patchloom.check(recordings, estimate=False))
+        patchloom.look(run, what="attention,features,correlation,depth,neighbours", images=2)
+    said = capsys.readouterr().out.replace(str(tmp_path), "").replace(str(recordings), "")
+    folder = RunFolder(tmp_path / "run")
+    written = [path.read_text("utf-8") for path in (folder.summary, folder.path / "verdict.yaml")]
+    written += [line for line in folder.config.read_text("utf-8").splitlines() if line.startswith("#")]  # reasons
+    written += [folder.metrics.read_text("utf-8").partition("\n")[0].replace("images,", "").replace("images:", "")]
+    assert len(drawn) >= 5 and "recording" in said
+    page = re.sub(r"data:[^'\"]*", "", repr(page_of([folder.path])))
+    for text in (said, *written, *drawn, page):
+        found = re.search(r".{0,60}\b(images?|pixels?)\b.{0,40}", text, re.IGNORECASE)
+        assert not found, found[0]
 
 
 def test_settings_of_recordings_are_refused_for_images(tmp_path):

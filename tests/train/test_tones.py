@@ -11,10 +11,10 @@ import patchloom
 from patchloom.check import propose
 from patchloom.cli import main
 from patchloom.data.sources.open import open_data
+from patchloom.data.stats import unknown_stats
 from patchloom.errors import PatchloomError
 from patchloom.look import image_grid, task_pictures
 from patchloom.runs.settings import request
-from patchloom.runs.task import unknown_stats
 from patchloom.train.resolve import resolve
 
 TINY = {name: value for name, value in SMALL.items() if name not in ("img_size", "patch_size")} | {"epochs": 1}

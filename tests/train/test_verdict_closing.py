@@ -8,7 +8,7 @@ from patchloom.claims import Claim
 from patchloom.evaluate.results import Report, Row, compare_rows
 from patchloom.questions.question import Measure
 from patchloom.runs.held_out import HeldOut
-from patchloom.runs.verdict import NO_LABELS
+from patchloom.runs.verdict import no_labels
 from patchloom.train.verdict import closing_sentence
 
 NEW = HeldOut(np.array([0]), np.array([]))
@@ -69,13 +69,13 @@ def test_the_words_follow_size_and_interval(case):
     found, head = CASES[case]
     sentence = closing_sentence(found, None, NEW)
     assert sentence.startswith(head), sentence
-    assert sentence.endswith(f". {NO_LABELS}")
+    assert sentence.endswith(f". {no_labels()}")
 
 
 def test_figure_and_interval_are_printed():
     assert closing_sentence(error(0.499, 0.727, 0.615), None, NEW) == (
         "The task is clearly being learnt: reconstruction error 0.499 on 200 held-out images, 31.4 % [31.2, 31.6] of "
-        f"the way from 0.727 (blurred copy) to 0; mean colour 0.615. {NO_LABELS}"
+        f"the way from 0.727 (blurred copy) to 0; mean colour 0.615. {no_labels()}"
     )
     known = closing_sentence(error(0.499, 0.727, 0.615), None, KNOWN)
     assert known.startswith("The task is clearly being learnt, or these images are known by heart: reconstruction err")
@@ -120,7 +120,7 @@ def report(trained, untrained, pixels, n):
 )
 def test_with_labels_the_features_are_compared_with_both_controls(values, n, words):
     sentence = closing_sentence(error(0.499, 0.727, 0.615), report(*values, n), NEW)
-    assert f"; and by kNN {words}" in sentence and NO_LABELS not in sentence
+    assert f"; and by kNN {words}" in sentence and no_labels() not in sentence
 
 
 def test_on_the_same_images_the_closing_sentence_says_what_the_headline_says():

@@ -113,15 +113,15 @@ def excerpt_at(wave: Tensor, start: int, length: int) -> Tensor:
     return excerpt
 
 
-def for_recordings(augment: Any, sound: Sound) -> RandomExcerpt:
-    """What cuts recordings, in place of a task's ``augment``, which cuts images."""
+def for_recordings(augment: Any, sound: Sound, **options: Any) -> RandomExcerpt:
+    """What cuts recordings, in place of ``augment``, which cuts images; with ``options`` of `RandomExcerpt`."""
     if isinstance(augment, TwoViews):
         if augment.color != "none":
             raise PatchloomError("recordings have no colours: give --task.color none")
-        return TwoExcerpts(sound, augment.crop)
+        return TwoExcerpts(sound, augment.crop, **options)
     if type(augment) is not RandomCrop or tuple(augment.size) != sound.size:
         raise PatchloomError(
             "this task needs more of an image than its encoder is given, and recordings have one length: choose "
             "another --task, or another --task.degradation, such as mask"
         )
-    return RandomExcerpt(sound)
+    return RandomExcerpt(sound, **options)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from patchloom.audio.augment import centre_excerpt
-from patchloom.audio.config import Sound, item_noun
+from patchloom.audio.config import Sound
+from patchloom.audio.recordings import modality_of
 from patchloom.audio.spectrogram import FULL_SCALE
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Data, Source
@@ -16,14 +17,14 @@ from patchloom.errors import PatchloomError
 def with_encoder_sound(opened: Data, sound: Sound | None, encoder: str) -> Data:
     """The same data; recordings by the ``sound`` of an encoder."""
     if (opened.train.sound is None) != (sound is None):
-        kind = item_noun(sound)
-        raise PatchloomError(f"{encoder} is an encoder of {kind}, and {opened.train.name} holds {opened.train.noun}")
-    return opened if sound is None else opened.heard_as(sound)
+        noun = modality_of(sound).noun
+        raise PatchloomError(f"{encoder} is an encoder of {noun}, and {opened.train.name} holds {opened.train.noun}")
+    return opened.heard_as(sound)
 
 
 def wrong_kind_error(option: str, source: Source) -> PatchloomError:
     """What to raise where an option of images is given for recordings, or the other way round."""
-    kind = "recordings" if source.sound is None else "images"
+    kind = "images" if source.modality.own_size else "recordings"
     return PatchloomError(f"--{option} is for {kind}, and {source.name} holds {source.noun}: leave it out")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,10 +12,6 @@ FeatureKind = Literal["mfcc", "logmel"]
 # A picture shows the mean of a row as middle grey, and black and white three standard deviations from it. With these
 # numbers as the mean and the deviation of its one channel, an encoder is given standardised features.
 GREY, SIXTH = 0.5, 1 / 6
-
-_OF_RECORDINGS = {"image": "recording", "images": "recordings", "pixels": "values"}
-# no part of a path, and a deep image prior is called so of recordings, too
-_WORD = re.compile(rf"(?<![\w./-])({'|'.join(_OF_RECORDINGS)})(?![\w/-]| prior)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -70,21 +65,6 @@ class Sound:
     def size(self) -> tuple[int, int]:
         """Height and width of the picture."""
         return self.bins, self.frames
-
-
-def item_noun(sound: Sound | None) -> str:
-    """What data is called that ``sound`` makes pictures of: recordings, or images where it is None."""
-    return "images" if sound is None else "recordings"
-
-
-def reword_for_sound(text: str, sound: Sound | None) -> str:
-    """A text on images, of what ``sound`` makes pictures of; paths and names that are longer than the word stay."""
-
-    def other(found: re.Match[str]) -> str:
-        word = _OF_RECORDINGS[found[0].lower()]
-        return word.capitalize() if found[0][0].isupper() else word
-
-    return text if sound is None else _WORD.sub(other, text)
 
 
 _RANGES = {

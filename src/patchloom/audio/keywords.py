@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -64,9 +64,16 @@ class KeywordParts:
     def heard_as(self, sound: Sound) -> KeywordParts:
         """The same recordings by another `Sound`, as `Source.heard_as`."""
         train, validation, test = (one.heard_as(sound) for one in (self.train, self.validation, self.test))
-        return KeywordParts(
-            train, validation, test, None if self.noise is None else self.noise.heard_as(sound), self.notes
-        )
+        noise = None if self.noise is None else self.noise.heard_as(sound)
+        return replace(self, train=train, validation=validation, test=test, noise=noise)
+
+    def with_noise(self) -> KeywordParts:
+        """The same; excerpts of the noise are added to training recordings where these are cut for a training."""
+        if self.noise is None:
+            return self
+        train = copy(self.train)
+        train.noise = tuple(map(self.noise.read, range(len(self.noise))))
+        return replace(self, train=train)
 
 
 class Noise(Source):
@@ -104,7 +111,7 @@ class Noise(Source):
         begin, end = (round(share * wave.shape[-1]) for share in self.stretch)
         return wave[..., begin:end]
 
-    def heard_as(self, sound: Sound) -> Source:
+    def _heard_as(self, sound: Sound) -> Source:
         heard = copy(self)  # with the classes and labels that it has by now
         heard.source, heard.sound, heard._waves = self.source.heard_as(sound), sound, {}
         return heard

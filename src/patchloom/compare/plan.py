@@ -251,8 +251,7 @@ def new_plan(
         training, held_out = choose_held_out(first, opened.train)[0].parts(opened.train)
     with StatusMessage("looking at the images"):
         settings, stats, notes = resolve_settings(given, training, explicit)
-    if stats.sound is not None:
-        training = training.heard_as(stats.sound)
+    training = training.heard_as(stats.sound)
     one = next(iter(settings.values()))
     if one.device == "cpu":  # so that the runs have as many wherever the comparison goes on
         threads = one.threads

@@ -108,7 +108,7 @@ class CachedImages(Source):
             return self._maps[i // self.each][start : start + w].view(torch.int16)[None, None]
         return self._maps[i // self.each].as_strided((c, h, w), (1, w * c, c), start)
 
-    def heard_as(self, sound: Sound) -> Source:
+    def _heard_as(self, sound: Sound) -> Source:
         if self.sound is not None and self.sound.rate != sound.rate:
             raise PatchloomError(
                 f"the recordings of {self.name} are cached at {self.sound.rate:,} samples a second, not at "

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from patchloom.audio.augment import CentreExcerpt
-from patchloom.audio.config import Sound
-from patchloom.audio.spectrogram import pictures
-from patchloom.data.augment import CentreCrop, ColorPlan, plan_colors, recolor
-from patchloom.data.decode import Unreadable, to_channels
+from patchloom.data.augment import ColorPlan, plan_colors, recolor
+from patchloom.data.decode import Unreadable
+from patchloom.data.modality import IMAGES
 from patchloom.data.source import Source
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
@@ -26,13 +24,12 @@ class Batch(NamedTuple):
     """A batch of images.
 
     Attributes:
-        views: each uint8 [b c h w], or float32 in [0, 1] if any image of the batch has more than 8 bits; of recordings
-            int16 [b 1 1 n].
+        views: each uint8 [b c h w], or float32 in [0, 1] if any image of the batch has more than 8 bits, or as a
+            picture that a source makes of something else; before that what its items are, such as int16 [b 1 1 n].
         indices: int64 [b], of the images in the source; always on the CPU.
         unreadable: names of images that could not be read on the way.
         colors: for each view the colour changes that `recolor` has still to apply, or None.
         truths: of each image what its annotation became with its views; always on the CPU; () without annotations.
-        sound: how recordings become pictures, which they still are to become; None of images.
     """
 
     views: tuple[Tensor, ...]
@@ -40,19 +37,20 @@ class Batch(NamedTuple):
     unreadable: list[str]
     colors: tuple[ColorPlan, ...] | None = None
     truths: tuple[Any, ...] = ()
-    sound: Sound | None = None
 
     def on(self, device: torch.device | str) -> Batch:
-        """The same with its views on a device; recordings become pictures, and changed colours float32 in [0, 1].
+        """The same with its views on a device; changed colours are float32 in [0, 1].
 
-        Pixels and samples are copied before the conversion, asynchronously.
+        Pixels are copied before the conversion, asynchronously.
         """
         views = tuple(view.to(device, non_blocking=True) for view in self.views)
         if self.colors is not None:
             views = tuple(recolor(view, plan.to(device)) for view, plan in zip(views, self.colors, strict=True))
-        if self.sound is not None:
-            views = tuple(pictures(view, self.sound) for view in views)
-        return self._replace(views=views, colors=None, sound=None)
+        return self._replace(views=views, colors=None)
+
+    def pictured(self, pictures: Callable[[Tensor], Tensor]) -> Batch:
+        """The same with views that are pictures, as a source makes them of its items."""
+        return self._replace(views=tuple(map(pictures, self.views)))
 
     def first(self, count: int) -> Batch:
         """The first ``count`` images."""
@@ -73,10 +71,16 @@ class Prefetcher(Iterator[Batch]):
     Args:
         batches: on the CPU; in pinned memory if they go to a GPU.
         device: where they go.
+        pictures: makes pictures of what arrived there.
     """
 
-    def __init__(self, batches: Iterator[Batch], device: torch.device | str) -> None:
-        self.batches, self.device = batches, torch.device(device)
+    def __init__(
+        self,
+        batches: Iterator[Batch],
+        device: torch.device | str,
+        pictures: Callable[[Tensor], Tensor] = IMAGES.pictures,
+    ) -> None:
+        self.batches, self.device, self.pictures = batches, torch.device(device), pictures
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.coming: Batch | None = None
 
@@ -84,7 +88,7 @@ class Prefetcher(Iterator[Batch]):
         """Start copying the next batch, unless one is being copied. Call it when the device has work queued."""
         if self.coming is None and (batch := next(self.batches, None)) is not None:
             with torch.cuda.stream(self.stream):  # without a stream this does nothing
-                self.coming = batch.on(self.device)
+                self.coming = batch.on(self.device).pictured(self.pictures)
 
     def close(self) -> None:
         """Drop the batches, which ends the processes that read."""
@@ -170,24 +174,11 @@ def plain_batches(
 
     With ``first`` and ``stop`` only batches from ``first`` to ``stop`` - 1.
     """
-    batches = _PlainBatches(source, centre_of(source, size, native), batch_size, channels)
+    batches = _PlainBatches(source, source.modality.centre(size, native, source.name), batch_size, channels)
     count = -(-len(source) // batch_size)
     numbers = range(first, count if stop is None else stop)
     made = in_workers(batches, numbers, workers, _on_gpu(device))
     return _arriving(_without_empty(made, source, may_be_none=len(numbers) < count), device, source)
-
-
-def centre_of(source: Source, size: tuple[int, int], native: bool = False) -> CentreCrop | CentreExcerpt:
-    """What cuts the middle out of an image, or out of a recording, whose picture has to be of ``size`` (h, w)."""
-    if source.sound is None:
-        return CentreCrop(size, native)
-    if source.sound.size != tuple(size):
-        h, w = source.sound.size
-        raise PatchloomError(
-            f"pictures of {source.name} are of {h}x{w}, and the encoder is for {size[0]}x{size[1]}: give the "
-            "--seconds, --rate and --bins of its own training"
-        )
-    return CentreExcerpt(source.sound)
 
 
 def _on_gpu(device: torch.device | str | None) -> bool:
@@ -195,8 +186,10 @@ def _on_gpu(device: torch.device | str | None) -> bool:
 
 
 def _arriving(batches: Iterator[Batch], device: torch.device | str | None, source: Source) -> Iterator[Batch]:
-    # without a device the colours stay as they are, but nobody can use a recording before it is a picture
-    return batches if device is None and source.sound is None else Prefetcher(batches, device or "cpu")
+    pictures = source.modality.pictures
+    if device is None:  # colours stay as they are
+        return (batch.pictured(pictures) for batch in batches)
+    return Prefetcher(batches, device, pictures)
 
 
 class _TrainingBatches(Dataset[Batch | PatchloomError]):
@@ -275,7 +268,7 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
                 f"nothing in {self.source.name} could be read{by}, beginning with {unreadable[0]}: mend what "
                 f"patchloom check names{fewer}"
             )
-        batch = _stack(views, indices, unreadable)._replace(truths=tuple(truths), sound=self.source.sound)
+        batch = _stack(views, indices, unreadable)._replace(truths=tuple(truths))
         if not draws:
             return batch
         return batch._replace(colors=tuple(plan_colors(one, self.channels) for one in torch.stack(draws, dim=1)))
@@ -289,8 +282,10 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
 
 
 class _PlainBatches(Dataset[Batch | PatchloomError]):
-    def __init__(self, source: Source, augment: CentreCrop | CentreExcerpt, batch_size: int, channels: int) -> None:
-        self.source, self.augment, self.batch_size, self.channels = source, augment, batch_size, channels
+    def __init__(
+        self, source: Source, centre: Callable[[Tensor], tuple[Tensor, ...]], batch_size: int, channels: int
+    ) -> None:
+        self.source, self.centre, self.batch_size, self.channels = source, centre, batch_size, channels
 
     def __getitem__(self, step: int) -> Batch | PatchloomError:
         views, indices, unreadable = [], [], []
@@ -302,15 +297,15 @@ class _PlainBatches(Dataset[Batch | PatchloomError]):
                 continue
             except PatchloomError as error:
                 return error
-            views.append(self.augment(image))
+            views.append(self.centre(image))
             indices.append(index)
-        return _stack(views, indices, unreadable)._replace(sound=self.source.sound)
+        return _stack(views, indices, unreadable)
 
 
 def _read(source: Source, index: int, channels: int) -> Tensor:
     image = source.read(index)
     try:
-        return image if source.sound is not None else to_channels(image, channels)
+        return source.modality.with_channels(image, channels)
     except PatchloomError as error:
         raise PatchloomError(f"{source.describe(index)}: {error}") from error
 

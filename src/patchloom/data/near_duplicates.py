@@ -84,7 +84,7 @@ def near_copies(source: Source, seed: int = 0) -> NearCopies | None:
     recordings: two of one speaker or one word are alike in loudness, and far from copies.
     """
     n = len(source)
-    if n < _FEWEST or source.sound is not None or source.groups is not None or source.place(0) is None:
+    if n < _FEWEST or not source.modality.resizable or source.groups is not None or source.place(0) is None:
         return None
     order = np.arange(n)
     if n <= _SORTED:

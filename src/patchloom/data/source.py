@@ -9,11 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from patchloom.audio.config import Sound, item_noun
+from patchloom.audio.config import Sound
+from patchloom.audio.recordings import modality_of
+from patchloom.data.modality import Modality
 from patchloom.errors import PatchloomError
 
 TEST_SPLITS = ("test", "val", "validation")  # names of a test split, in order of preference
@@ -32,6 +35,7 @@ class Source(ABC):
         groups: int64 [n], equal for images that no split may part, such as frames of one video; None: any may be.
         in_memory: reading an image decodes nothing.
         sound: how its recordings become pictures; None: it holds images.
+        noise: recordings of it, int16 [1 1 n] each, which training may add to others.
     """
 
     name: str
@@ -42,6 +46,7 @@ class Source(ABC):
     groups: np.ndarray | None = None
     in_memory: bool = False
     sound: Sound | None = None
+    noise: tuple[Tensor, ...] = ()
     _contents: np.ndarray | None = None  # of `contents_on_disc`
 
     @abstractmethod
@@ -55,14 +60,33 @@ class Source(ABC):
         """
 
     @property
+    def modality(self) -> Modality:
+        """What its items are, and how they become pictures."""
+        return modality_of(self.sound)
+
+    @property
     def noun(self) -> str:
         """What its items are called: images or recordings."""
-        return item_noun(self.sound)
+        return self.modality.noun
 
-    def heard_as(self, sound: Sound) -> Source:
-        """The same recordings, read and made into pictures as another `Sound` says."""
+    def cut(self, crop: Any, **excerpts: Any) -> Any:
+        """What cuts its items at random for training.
+
+        Args:
+            crop: cuts images, for which it is returned.
+            excerpts: options of `RandomExcerpt`, which cuts recordings and adds the ``noise`` to them.
+        """
+        return self.modality.cut(crop, self.noise, **excerpts)
+
+    def heard_as(self, sound: Sound | None) -> Source:
+        """The same recordings, read and made into pictures as another `Sound` says; with None of images the same."""
+        if sound is None:
+            return self
         if self.sound is None:
             raise PatchloomError(f"{self.name} holds images, which have no rate or length: give a folder of recordings")
+        return self._heard_as(sound)
+
+    def _heard_as(self, sound: Sound) -> Source:
         heard = copy(self)
         heard.sound = sound
         return heard
@@ -110,6 +134,7 @@ class Subset(Source):
         self.source, self.indices = source, np.asarray(indices, dtype=np.int64)
         self.name, self.classes, self.no_labels = source.name, source.classes, source.no_labels
         self.to_label, self.in_memory, self.sound = source.to_label, source.in_memory, source.sound
+        self.noise = source.noise
         self.labels = None if source.labels is None else source.labels[self.indices]
         self.groups = None if source.groups is None else source.groups[self.indices]
 
@@ -119,7 +144,7 @@ class Subset(Source):
     def read(self, i: int) -> Tensor:
         return self.source.read(int(self.indices[i]))
 
-    def heard_as(self, sound: Sound) -> Source:
+    def _heard_as(self, sound: Sound) -> Source:
         heard = copy(self)  # with the groups that it has by now
         heard.source, heard.sound = self.source.heard_as(sound), sound
         return heard
@@ -164,7 +189,7 @@ class Data:
     notes: tuple[str, ...] = ()
     others: Mapping[str, Source] = field(default_factory=dict)
 
-    def heard_as(self, sound: Sound) -> Data:
+    def heard_as(self, sound: Sound | None) -> Data:
         """The same recordings by another `Sound`, as `Source.heard_as`."""
         test = None if self.test is None else self.test.heard_as(sound)
         others = {name: source.heard_as(sound) for name, source in self.others.items()}

@@ -20,17 +20,17 @@ MAX_HELD_OUT = 2000
 _USUAL, _LEAST, _MOST = 0.05, 64, 0.2  # a share; images that say something; the largest share of a small set
 
 
-def default_held_out_share(n: int) -> tuple[float, str]:
+def default_held_out_share(n: int, noun: str = "images") -> tuple[float, str]:
     """Which share of ``n`` images is held out where nobody says, and why.
 
     It is 5 %, or as much more as makes 64 images, of which a share is known to within 12 %; but a fifth at most.
     """
     usual, most = round(_USUAL * n), round(_MOST * n)
     if usual >= min(_LEAST, most):
-        return _USUAL, f"of {n:,} images, the usual" + f"; {MAX_HELD_OUT:,} at most" * (usual > MAX_HELD_OUT)
+        return _USUAL, f"of {n:,} {noun}, the usual" + f"; {MAX_HELD_OUT:,} at most" * (usual > MAX_HELD_OUT)
     if most >= _LEAST:
-        return _LEAST / n, f"{_LEAST} of {n:,} images, since fewer say little"
-    return _MOST, f"a fifth of {n:,} images, since fewer say little"
+        return _LEAST / n, f"{_LEAST} of {n:,} {noun}, since fewer say little"
+    return _MOST, f"a fifth of {n:,} {noun}, since fewer say little"
 
 
 def hold_out(

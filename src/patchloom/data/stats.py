@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from patchloom.audio.augment import centre_excerpt
 from patchloom.audio.config import GREY, SIXTH, Sound
+from patchloom.audio.recordings import modality_of
 from patchloom.audio.spectrogram import check_sound, features
 from patchloom.data.augment import resize_part
 from patchloom.data.conversions import ConversionCounts, collect_conversions
 from patchloom.data.decode import Unreadable, has_colours, to_channels
+from patchloom.data.modality import Modality
 from patchloom.data.source import Source
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
@@ -45,6 +47,11 @@ class Stats(NamedTuple):
     unreadable: list[str]
     noticed: tuple[str, ...] = ()
     sound: Sound | None = None
+
+    @property
+    def modality(self) -> Modality:
+        """What was measured."""
+        return modality_of(self.sound)
 
 
 class Moments:
@@ -119,6 +126,23 @@ def statistics_of_recordings(source: Source, sound: Sound, sample: int = 1000, s
     said = tuple(noticed.sentences(source.describe, read, _drawn_from(source, read + len(unreadable))))
     measured = replace(sound, mean=mean, std=std)
     return Stats((GREY,), (SIXTH,), *sound.size, read, unreadable, said, measured)
+
+
+def unknown_stats(channels: int, sound: Sound | None = None) -> Stats:
+    """Statistics for steps of which nobody uses the numbers; ``sound`` of recordings."""
+    if sound is None:
+        return Stats((0.5,) * channels, (0.25,) * channels, 0, 0, 0, [])
+    heard = replace(sound, mean=(0.0,) * sound.bins, std=(1.0,) * sound.bins)
+    return Stats((GREY,), (SIXTH,), *sound.size, 0, [], sound=heard)
+
+
+def measure(source: Source, channels: int | Literal["auto"], sound: Sound, sample: int = 1000) -> tuple[int, Stats]:
+    """The number of channels, and statistics of a sample; of recordings those of their pictures by ``sound``."""
+    if source.sound is not None:
+        return 1, statistics_of_recordings(source.heard_as(sound), sound, sample)
+    found = channels_of(source)
+    channels = found if channels == "auto" else channels
+    return channels, statistics_of(source, channels, sample)
 
 
 def _drawn_from(source: Source, tried: int) -> str:

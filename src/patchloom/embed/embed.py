@@ -24,7 +24,6 @@ from torch import Tensor
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.audio.compatibility import with_encoder_sound
-from patchloom.audio.spectrogram import pictures
 from patchloom.data.loader import Batch
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, evenly_spaced
@@ -186,10 +185,7 @@ class Encoding(NamedTuple):
 @torch.inference_mode()
 def vector_shape(vit: Encoder, card: EncoderCard, take: Callable[[Tensor], dict[str, Tensor]]) -> tuple[int, ...]:
     """The shape of the vector of one image: (d,), (2d,) or (n, d)."""
-    if card.sound is None:
-        image = torch.zeros(1, input_channels(vit), *input_size(vit))
-    else:
-        image = pictures(torch.zeros(1, 1, 1, card.sound.samples), card.sound)
+    image = torch.zeros(1, input_channels(vit), *input_size(vit))
     return tuple(take(normalize(image, card.mean, card.std))["vectors"].shape[1:])
 
 
@@ -213,10 +209,7 @@ def card_of(
     half = runs_in_bfloat16(settings.torch_device, "auto")
     prepared: Card = {"size": list(input_size(vit)), "channels": input_channels(vit)}
     prepared |= {"mean": list(card.mean), "std": list(card.std)}
-    if card.sound is None:
-        prepared |= {"crop": "the largest at the centre of that shape", "resize": "bicubic, antialiased"}
-    else:
-        prepared |= {"sound": asdict(card.sound)}
+    prepared |= card.modality.preparation()
     encoder = {
         "name": card.name,
         "arguments": {"timm": card.timm_name} if card.spec is None else asdict(card.spec),

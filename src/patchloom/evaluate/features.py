@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from patchloom.data.loader import Batch, plain_batches
+from patchloom.data.modality import Modality
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize
 from patchloom.display import track_progress
@@ -256,8 +257,7 @@ def pixel_features(
     """Normalised pixels as features "pixels" [n c·h·w], the control without any encoder."""
     source = only_labelled(source) if labels else source
     pixels, indices, unreadable = [], [], []
-    # pictures of recordings are small, and made as large as they are
-    small = size if whole or source.sound is not None else pixels_size(size)
+    small = size if whole else raw_size(source.modality, size)
     batches = plain_batches(source, small, batch_size, workers, len(mean))
     for batch in track_progress(batches, -(-len(source) // batch_size), what):
         pixels.append(normalize(batch.views[0], mean, std).flatten(1))
@@ -271,6 +271,11 @@ def pixels_size(size: tuple[int, int]) -> tuple[int, int]:
     h, w = size
     shrink = min(1.0, _PIXELS_SIDE / max(h, w))
     return max(1, round(h * shrink)), max(1, round(w * shrink))
+
+
+def raw_size(modality: Modality, size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of the raw control where an encoder is given pictures of ``size``."""
+    return pixels_size(size) if modality.resizable else size
 
 
 def _features(tokens: dict[str, Tensor], source: Source, indices: list[Tensor], unreadable: list[str]) -> ImageFeatures:
@@ -309,7 +314,7 @@ def about_encoder(
         # neither the number of heads nor other options of a timm model are seen in its weights
         json.dumps(card.timm_name if card.spec is None else asdict(card.spec), sort_keys=True),
         f"{vit} {attention_heads(vit)} heads, {input_size(vit)} pixels",
-        json.dumps([card.mean, card.std, *([] if card.sound is None else [asdict(card.sound)])]),
+        json.dumps([one for one in (card.mean, card.std, card.modality.plain()) if one is not None]),
         f"{device.type} {'bfloat16' if runs_in_bfloat16(device, precision) else 'float32'}",
     )
 

@@ -20,6 +20,7 @@ from patchloom.evaluate.features import (
     load_or_extract,
     pixel_features,
     pixels_size,
+    raw_size,
 )
 from patchloom.evaluate.results import Report, Row, note_unreadable
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified_subset
@@ -139,10 +140,10 @@ def raw_extractor(vit: Encoder, card: EncoderCard, settings: EvalSettings) -> Fe
     """Raw pixels of images, or the features of recordings, as ``vit`` is given them, with the cache."""
     size, name = input_size(vit), raw_name(card)
     about: tuple[str, ...] = "pixels", str(pixels_size(size)), str(card.mean), str(card.std)
-    about = about if card.sound is None else (*about, str(card.sound))
+    about += tuple(f"{name} {value}" for name, value in (card.modality.plain() or {}).items())
 
     def extract_features(source: Source) -> ImageFeatures:
-        how = {**_reading(source, name, settings), "whole": card.sound is not None}
+        how = {**_reading(source, name, settings), "whole": not card.modality.resizable}
         return pixel_features(source, size, card.mean, card.std, **how)
 
     def cached_features_of(source: Source) -> ImageFeatures:
@@ -153,7 +154,7 @@ def raw_extractor(vit: Encoder, card: EncoderCard, settings: EvalSettings) -> Fe
 
 def raw_name(card: EncoderCard) -> str:
     """What the control without an encoder is called: raw pixels, or raw features of recordings."""
-    return PIXELS if card.sound is None else "raw features"
+    return card.modality.raw
 
 
 def _reading(source: Source, name: str, settings: EvalSettings) -> dict[str, Any]:
@@ -249,9 +250,9 @@ def circumstances(
     instance: bool = False,
 ) -> str:
     """Sentences for any protocol on frozen features: origin of images and features, and what the controls are."""
-    of_sound = parts.train.sound is not None
-    kind = "Raw features are the pictures of the recordings" if of_sound else "Raw pixels are the images"
-    said = [parts.story, "{} at {}x{}.".format(kind, *(size if of_sound else pixels_size(size)))]
+    modality = parts.train.modality
+    h, w = raw_size(modality, size)
+    said = [parts.story, f"{modality.raw.capitalize()} are {modality.pictured} at {h}x{w}."]
     if instance:
         said.append("Pooling instance is by the head that is beside the encoder; untrained has an untrained head.")
     if cached:

@@ -304,7 +304,7 @@ def extract_label_free(
     whole = tokens.pop(WHOLE)
     _check_count(len(whole), source)
     parts = {float(share): part for share, part in tokens.items()}
-    if source.sound is not None:
+    if not source.modality.resizable:
         return LabelFreeFeatures(len(whole), whole, parts, unreadable=tuple(wholes.unreadable))
     size = input_size(vit)
     crops = CropsOf(source, [*_pairs(size), *[RandomCrop(size)] * CROPS_PER_IMAGE], settings.seed)

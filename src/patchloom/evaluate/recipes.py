@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_type_hints
 
 from patchloom.audio.augment import SHIFT
+from patchloom.data.source import Source
 from patchloom.data.splits import MAX_HELD_OUT
 from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.encode import width
@@ -22,9 +23,11 @@ _EPOCHS = (10, 300)
 _VALIDATION_SHARE = 0.15
 _LEAST_VALIDATION = 20  # images: with fewer, an image more or less is over 5 points, and chance would choose
 
-# options that act on images alone, and on recordings alone
-OF_IMAGES = ("cutmix", "randaugment", "randaugment_std", "erasing", "crop_scale", "flip")
-OF_RECORDINGS = ("shift", "noise_share", "noise_volume")
+# options that act on one kind of data alone, by the noun of a source
+ONLY_FOR = {
+    "images": ("cutmix", "randaugment", "randaugment_std", "erasing", "crop_scale", "flip"),
+    "recordings": ("shift", "noise_share", "noise_volume"),
+}
 _AT_ONCE = 256  # images that a frozen encoder takes
 
 
@@ -127,6 +130,10 @@ class Recipe:
                 f"--batch_size {self.batch} cannot hold {self.repeats} views of an image: lower --repeats"
             )
 
+    def acting_on(self, source: Source) -> Recipe:
+        """The recipe as it acts on what a source holds."""
+        return self.heard(bool(source.noise)) if source.noun == "recordings" else self
+
     def heard(self, noise: bool) -> Recipe:
         """The recipe for recordings, which are shifted and mixed with noise, if there is any, instead of cut as images.
 
@@ -170,7 +177,7 @@ class Recipe:
 
     def plain(self) -> dict[str, Any]:
         """As a dict for JSON, without what does not act."""
-        idle = {"recordings", *(OF_IMAGES if self.recordings else OF_RECORDINGS)}
+        idle = {"recordings", *ONLY_FOR["images" if self.recordings else "recordings"]}
         idle |= {"epochs", "warmup_epochs"} if self.updates else {"updates", "warmup_updates"}
         idle |= {name for name in ("halve_every", "dropout") if not getattr(self, name)}
         idle |= set() if self.noise_share else {"noise_share", "noise_volume"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -20,9 +20,7 @@ from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3, random_seed
 from torch import Tensor, nn
 
-from patchloom.audio.augment import RandomExcerpt
 from patchloom.audio.compatibility import wrong_kind_error
-from patchloom.audio.config import Sound
 from patchloom.data.augment import RandAugment, RandomCrop
 from patchloom.data.loader import Augment, Batch, plain_batches, training_batches
 from patchloom.data.source import Source
@@ -41,8 +39,7 @@ from patchloom.evaluate.features import (
 )
 from patchloom.evaluate.frozen import majority
 from patchloom.evaluate.recipes import (
-    OF_IMAGES,
-    OF_RECORDINGS,
+    ONLY_FOR,
     RECIPES,
     Recipe,
     ResolvedProbeRecipe,
@@ -95,11 +92,11 @@ class Halving(Scheduler):
         return [halving_rate(t - 1, self.warmup, peak, self.every) for peak in self.base_values]
 
 
-# Random views of training images, or excerpts of recordings, by a recipe.
+# Random views of training images by a recipe.
 
 
 class Views:
-    """Random crops of an image with RandAugment, or excerpts of a recording that are shifted and mixed with noise.
+    """Random crops of an image with RandAugment, or what a source cuts in their place.
 
     There are as many as the recipe repeats. Calls depend only on ``rng``.
 
@@ -107,28 +104,19 @@ class Views:
         size: (h, w) of the crops.
         recipe: how they are changed.
         mean: of the channels, with which RandAugment fills gaps.
-        sound: of recordings; None: these are images.
-        noise: of which excerpts are added to recordings, int16 [1 1 n] each.
+        source: what is cut.
     """
 
-    def __init__(
-        self,
-        size: tuple[int, int],
-        recipe: Recipe,
-        mean: tuple[float, ...],
-        sound: Sound | None = None,
-        noise: Sequence[Tensor] = (),
-    ) -> None:
+    def __init__(self, size: tuple[int, int], recipe: Recipe, mean: tuple[float, ...], source: Source) -> None:
         change = RandAugment(recipe.randaugment, recipe.randaugment_std, mean) if recipe.randaugment else None
-        self.crop: Augment
-        if sound is None:
-            self.crop = RandomCrop(size, scale=(recipe.crop_scale, 1.0), flip=recipe.flip, randaugment=change)
-        else:
-            self.crop = RandomExcerpt(sound, recipe.shift, noise, recipe.noise_share, recipe.noise_volume)
+        crop = RandomCrop(size, scale=(recipe.crop_scale, 1.0), flip=recipe.flip, randaugment=change)
+        self.crop: Augment = source.cut(
+            crop, shift=recipe.shift, noise_share=recipe.noise_share, noise_volume=recipe.noise_volume
+        )
         self.repeats = recipe.repeats
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """Views of an image [c h w], of the same dtype and resized to ``size``; excerpts of a recording [1 1 n]."""
+        """Views of an image [c h w], of the same dtype and resized to ``size``."""
         return tuple(view for _ in range(self.repeats) for view in self.crop(image, rng))
 
 
@@ -213,7 +201,6 @@ class Training(Loop):
         half: take matrix products in bfloat16.
         kernels: torch or native.
         validation: images that the data brings for it; None: the recipe's share of ``source``.
-        noise: recordings of it, int16 [1 1 n] each, which are added to others.
     """
 
     def __init__(
@@ -228,12 +215,11 @@ class Training(Loop):
         half: bool = False,
         kernels: str = "torch",
         validation: Source | None = None,
-        noise: Sequence[Tensor] = (),
     ) -> None:
         self.recipe, self.mean, self.std, self.settings, self.half = recipe, mean, std, settings, half
         self.device, self.seed, self.clip = settings.torch_device, settings.seed, recipe.clip
         self.held = validation if recipe.validation else None
-        self.about = self._all_that_decides(model, source, kernels, noise) if settings.cache else None
+        self.about = self._all_that_decides(model, source, kernels) if settings.cache else None
         if recipe.validation and validation is None:
             source, self.held = hold_out(splittable(source), recipe.validation, seed=settings.seed)
         self.source, self.labels = source, labels_of(source)
@@ -246,7 +232,7 @@ class Training(Loop):
         self.steps = recipe.updates or recipe.epochs * self.per_epoch
         held = 0 if self.held is None else len(self.held)
         self.best = BestEpoch(held, self.steps, self.per_epoch, recipe.patience)
-        self.views = Views(model.size, recipe, mean, source.sound, noise)
+        self.views = Views(model.size, recipe, mean, source)
         self.optimizer = self._optimizer()
         self.schedule = schedule_of(self.optimizer, recipe, self.steps, self.per_epoch)
         self.average = ModelEmaV3(model, recipe.ema, use_warmup=True) if recipe.ema else None
@@ -321,9 +307,7 @@ class Training(Loop):
             f"({chosen['validation_accuracy']:.1%} of {chosen['validation_images']:,} validation {self.source.noun})"
         )
 
-    def _all_that_decides(
-        self, model: Classifier, source: Source, kernels: str, noise: Sequence[Tensor]
-    ) -> dict[str, Any]:
+    def _all_that_decides(self, model: Classifier, source: Source, kernels: str) -> dict[str, Any]:
         numbers, device = [self.mean, self.std, self.seed], [self.device.type, self.half, kernels != "torch"]
         return {
             **training_identity(model, self.recipe.plain(), numbers, device),
@@ -333,8 +317,8 @@ class Training(Loop):
             "labels": digest_tensors({"labels": labels_of(source)}),
             # by which the images for validation are drawn
             "groups": None if source.groups is None else digest_tensors({"groups": torch.from_numpy(source.groups)}),
-            "sound": None if source.sound is None else asdict(source.sound),
-            "noise": digest_tensors({str(number): wave for number, wave in enumerate(noise)}),
+            "sound": source.modality.plain(),
+            "noise": digest_tensors({str(number): wave for number, wave in enumerate(source.noise)}),
             "validation": None if self.held is None else [self.held.fingerprint(), labels_of(self.held).tolist()],
         }
 
@@ -459,7 +443,6 @@ class FitPlan:
         half: matrix products of the training are in bfloat16.
         kernels: torch or native, of the training.
         validation: images that the data brings for it; None: a share of those to train on.
-        noise: recordings of it, int16 [1 1 n] each, which training may add to others.
     """
 
     name: str
@@ -471,7 +454,6 @@ class FitPlan:
     half: bool = False
     kernels: str = "torch"
     validation: Source | None = None
-    noise: tuple[Tensor, ...] = field(default=(), compare=False)
 
     def at(self, rate: float) -> FitPlan:
         """The same with another base learning rate."""
@@ -507,7 +489,7 @@ class FitPlan:
         numbers = self.recipe, self.card.mean, self.card.std
         kind = ProbeTraining if isinstance(model, LinearClassifier) else Training
         how: Any = {"half": self.half, "kernels": self.kernels}
-        return kind(model, source, *numbers, settings, **how, validation=self.validation, noise=self.noise)
+        return kind(model, source, *numbers, settings, **how, validation=self.validation)
 
 
 @contextmanager
@@ -590,11 +572,10 @@ def plan_for(
     precision: Precision,
     known: Mapping[str, Sized] = RECIPES,
     validation: Source | None = None,
-    noise: Sequence[Tensor] = (),
 ) -> FitPlan:
     """The plan for an encoder and training images; ``changes`` of the recipe may have a list of values for ``blr``.
 
-    The recipe is one of those that are ``known``; ``validation`` and ``noise`` are as `FitPlan` has them.
+    The recipe is one of those that are ``known``; ``validation`` is as `FitPlan` has it.
     """
     if settings.batch_size != "auto":
         changes = {**changes, "batch": settings.batch_size}
@@ -603,9 +584,8 @@ def plan_for(
     if not rates:
         raise PatchloomError("--blr has no rate to choose from: give numbers, such as '[1e-4, 1e-3]'")
     recipes = [recipe_for(name, vit, {**changes, "blr": rate}, known) for rate in rates]
-    if train_on.sound is not None:
-        recipes = [recipe.heard(bool(noise)) for recipe in recipes]
-    _refuse_idle(changes, train_on, bool(noise))
+    recipes = [recipe.acting_on(train_on) for recipe in recipes]
+    _refuse_idle(changes, train_on)
     classes, n = count_classes(train_on), len(train_on)
     if classes < 2:
         raise PatchloomError(f"{train_on.name} has {train_on.noun} of one class only: a classifier needs two or more")
@@ -624,17 +604,16 @@ def plan_for(
     )
     rates = tuple(sorted({recipe.blr for recipe in recipes}))
     plain = name, recipe, rates, card, settings, precision, half, kernels
-    return FitPlan(*plain, validation=validation, noise=tuple(noise))
+    return FitPlan(*plain, validation=validation)
 
 
-def _refuse_idle(changes: Mapping[str, Any], train_on: Source, noise: bool) -> None:
+def _refuse_idle(changes: Mapping[str, Any], train_on: Source) -> None:
     """Refuse options that would not act."""
     given = [name for name, value in changes.items() if value is not None]
-    recordings = train_on.sound is not None
     for name in given:
-        if name in (OF_IMAGES if recordings else OF_RECORDINGS):
+        if any(name in options for noun, options in ONLY_FOR.items() if noun != train_on.noun):
             raise wrong_kind_error(name, train_on)
-        if name in ("noise_share", "noise_volume") and not noise:
+        if name in ("noise_share", "noise_volume") and not train_on.noise:
             raise PatchloomError(
                 f"--{name} needs recordings of noise: evaluate keywords takes them from the folder _background_noise_"
             )
@@ -762,7 +741,7 @@ def recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any]
     recipe = ", ".join(f"{name.replace('_', ' ')} {format_recipe_value(value)}" for name, value in values.items())
     noun, chosen = parts.train.noun, ""
     if plan.recipe.recordings:
-        noise = "" if plan.noise else "; no noise was added"
+        noise = "" if parts.train.noise else "; no noise was added"
         chosen = f" What recipes do to images (crops, mirroring, RandAugment, erasing, cutmix) does not act{noise}."
     if len(plan.rates) > 1:
         chosen += (

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.audio.config import Sound
-from patchloom.audio.spectrogram import pictures
 from patchloom.data.augment import CentreCrop
 from patchloom.data.decode import to_channels
 from patchloom.data.stats import normalize
@@ -72,8 +71,7 @@ class Exportable:
 
     def normalized(self, given: Tensor) -> Tensor:
         """What the encoder is given [b c h w], of images [b c h w], 8 bits or in [0, 1], or of waveforms [b n]."""
-        images = given if self.card.sound is None else pictures(given, self.card.sound)
-        return normalize(images, self.card.mean, self.card.std)
+        return normalize(self.card.modality.pictures(given), self.card.mean, self.card.std)
 
     def vectors(self, given: Tensor) -> Tensor:
         """Vectors [b d] of what `normalized` takes, which are those that evaluations see; [b 2d] for "both"."""

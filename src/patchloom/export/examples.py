@@ -12,7 +12,6 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.audio.compatibility import first_waves, with_encoder_sound
-from patchloom.audio.config import item_noun
 from patchloom.data.decode import read_image, to_channels
 from patchloom.data.loader import plain_batches
 from patchloom.data.source import Data, Source
@@ -62,7 +61,7 @@ class Examples:
 
 def make_examples(run: str | Path, data: DataLike | None, card: EncoderCard) -> Examples:
     """What users have, or noise."""
-    noun = item_noun(card.sound)
+    noun = card.modality.noun
     if data is not None:
         return _real(open_data(data), card)
     if not Path(run).is_dir():

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import yaml
 
-from patchloom.audio.config import item_noun
 from patchloom.data.sources.in_memory import is_object
 from patchloom.data.sources.open import split_names
 from patchloom.errors import PatchloomError
@@ -212,7 +211,7 @@ def _images(told: RunData) -> str:
     with suppress(PatchloomError):
         record = read_record(told.folder.trained_on)
         if record is not None and not record.unknown and len(record.contents):
-            return f"{len(record.contents):,} different {item_noun(told.sound)}"
+            return f"{len(record.contents):,} different {told.modality.noun}"
     return ""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from patchloom.audio.config import Sound, item_noun
+from patchloom.audio.config import Sound
 from patchloom.export.encoder import Export, Exportable
 from patchloom.export.examples import Examples, describe_files, largest_difference, vectors_of_files
 from patchloom.export.preprocessing import READING, code_of_pictures, pooling_code, preparing_by_torch
@@ -158,7 +158,7 @@ def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
     for file, content in files.items():
         write_whole(file, content)
     written = None if head is None else head_file
-    compared_on = f"{item_noun(one.card.sound)}{' of noise' * bool(examples.why_noise)}"
+    compared_on = f"{one.card.modality.noun}{' of noise' * bool(examples.why_noise)}"
     notes = tuple(filter(None, (one.card.note, examples.why_noise)))
     return Export(
         path, written, found, len(examples.given), code(path.parent), compared_on, notes, one.card.sound, checks=checks

@@ -18,12 +18,11 @@ from patchloom.look.context import (
     NamedEncoder,
     check_finite,
     chosen_layers,
+    full_caption,
     mark_of,
     orient_rows,
     patch_at,
     refuse_swin,
-    reword,
-    reword_caption,
     to_pictures,
 )
 from patchloom.look.image_grid import Scale, Tile, draw_tiles
@@ -129,18 +128,17 @@ def draw_attention(asked: LookRequest) -> list[Path]:
         return [_draw_means(asked)]
     one, images, blocks = asked.encoder, asked.pictures(), chosen_layers(asked, _BLOCKS)
     shown, files = to_pictures(one, images), []
-    given = "image" if one.card.sound is None else "recording"
     with StatusMessage(f"reading the attention of {one.name}", len(images)) as waiting:
         for i, image in enumerate(images.split(1)):
             patch, drawn = _ask(asked, image, blocks)
             name = "attention" if len(images) == 1 else f"attention-{i + 1}"
-            which = "" if len(images) == 1 else f", {given} {i + 1} of {len(images)}"
+            which = "" if len(images) == 1 else f", {one.card.modality.item} {i + 1} of {len(images)}"
             sheet = draw_tiles(
                 _tiles(one, shown[i], patch, drawn),
-                [given, *(block for part in drawn for block in part.names)],
+                [one.modality.item, *(block for part in drawn for block in part.names)],
                 shown.shape[1:3],
                 asked.title(f"attention{which}").name,
-                reword_caption(one, _caption(asked, drawn), images),
+                full_caption(one, _caption(asked, drawn), images),
                 asked.folder / f"{name}.png",
                 [_SCALE],
                 [("", 1), *((part.asking, len(part.names)) for part in drawn)],
@@ -159,7 +157,7 @@ def _draw_means(asked: LookRequest) -> Path:
     places = asked.queries or _spread((h, w))
     queries = list(dict.fromkeys(patch_at(one, place) for place in places))
     shown, rows = to_pictures(one, images), []
-    headings = ["image", *(f"patch {i}" for i in range(1, len(queries) + 1))]
+    headings = [one.modality.item, *(f"patch {i}" for i in range(1, len(queries) + 1))]
     headings += ["class token"] * (has_class_token(one.vit) or one.head is not None)
     with StatusMessage(f"reading the attention of {one.name}", len(images)) as waiting:
         for i, image in enumerate(images.split(1)):
@@ -178,18 +176,19 @@ def _draw_means(asked: LookRequest) -> Path:
                 row.append(Tile(picture, _percent(float(values.max())), frame=frame))
             rows.append(row)
             waiting.advance()
-    chosen = "those that were asked for" if asked.queries else "in the middle of each quarter of the image"
+    chosen = (
+        "those that were asked for" if asked.queries else f"in the middle of each quarter of the {one.modality.item}"
+    )
     text = (
         f"What patches ({chosen}) attend to in block {number}, the mean of its heads. A map has the colour of its "
-        "patch's frame in the image. Each map has a scale of its own, from white, no attention, to the largest share "
-        "that any patch gets, written above it. "
+        f"patch's frame in the {one.modality.item}. Each map has a scale of its own, from white, no attention, to the "
+        "largest share that any patch gets, written above it. "
     )
     if one.head is not None:
         text += "The class token is asked in the last of its own blocks, after those of the encoder (CaiT). "
     text += "Look whether each map keeps to the thing on which its patch lies (ExtreMA, Wu et al. 2022, Figs. 1 and 9)."
     title, out = asked.title("attention, mean of heads").name, asked.folder / "attention-mean.png"
-    headings = [reword(one, heading) for heading in headings]
-    return draw_tiles(rows, headings, shown.shape[1:3], title, reword_caption(one, text, images), out, [_SCALE])
+    return draw_tiles(rows, headings, shown.shape[1:3], title, full_caption(one, text, images), out, [_SCALE])
 
 
 def _spread(size: tuple[int, int]) -> tuple[ImagePoint, ...]:
@@ -266,7 +265,8 @@ def _caption(asked: LookRequest, drawn: list[AttentionSheet]) -> str:
     said = [
         f"What the marked patch ({who}){' and the class token' if len(drawn) > 1 else ''} attend"
         f"{'' if len(drawn) > 1 else 's'} to: a column is a block, a row a head. Each colour is of a whole patch, over "
-        "the image in grey. Each map has a scale of its own, from white, no attention, to the largest share that any "
+        f"the {asked.encoder.modality.item} in grey. Each map has a scale of its own, from white, no attention, to "
+        "the largest share that any "
         f"patch gets, written above it; uniform attention would give each {_percent(1 / tokens)}."
     ]
     if prefix_count(asked.encoder.vit) or asked.encoder.head is not None:

@@ -15,7 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from patchloom.audio.config import reword_for_sound
+from patchloom.data.modality import Modality
 from patchloom.display import StatusMessage
 from patchloom.errors import listing
 from patchloom.look.attention import each_block
@@ -136,7 +136,7 @@ def _draw_maps(asked: LookRequest, numbers: list[int], measured: _Measured) -> P
     heads = maps.shape[1]
     tall = cell_height(maps.shape[-2:]) * maps.shape[-2] / maps.shape[-1]
     with matplotlib.rc_context(STYLE):
-        wide, caption = max(_NARROWEST, 0.8 + heads * (_MAP + 0.12)), _in_its_words(asked, _said_of_maps(measured))
+        wide, caption = max(_NARROWEST, 0.8 + heads * (_MAP + 0.12)), _said_of_maps(measured, one.modality)
         beneath = 1.0 + 0.16 * math.ceil(len(caption) / (14 * wide))  # a bar, and lines of words
         size = wide, len(numbers) * (tall * _MAP + 0.3) + beneath
         figure = Figure(size, layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
@@ -145,7 +145,7 @@ def _draw_maps(asked: LookRequest, numbers: list[int], measured: _Measured) -> P
             for at, head in zip(row, distances[number - 1].argsort().tolist(), strict=True):
                 times = (tokens * maps[number - 1, head]).clamp(1 / MAX_TIMES_UNIFORM, MAX_TIMES_UNIFORM).numpy()
                 shown = at.imshow(
-                    times if one.card.sound is None else times[::-1], cmap="RdBu_r",
+                    times if one.card.modality.top_down else times[::-1], cmap="RdBu_r",
                     norm=LogNorm(1 / MAX_TIMES_UNIFORM, MAX_TIMES_UNIFORM), interpolation="nearest",
                     aspect=cell_height(times.shape),
                 )  # fmt: skip
@@ -167,8 +167,8 @@ def _draw_maps(asked: LookRequest, numbers: list[int], measured: _Measured) -> P
         return write_figure(figure, asked.folder / "relative.png")
 
 
-def _said_of_maps(measured: _Measured) -> str:
-    (rows, columns), images = measured.grid, f"{measured.images} image{'s' * (measured.images > 1)}"
+def _said_of_maps(measured: _Measured, modality: Modality) -> str:
+    (rows, columns), images = measured.grid, modality.counted(measured.images)
     edges = f"{rows - 1} patches up and down and {columns - 1} to each side"
     if 1 in (rows, columns):
         edges = f"{columns - 1} patches to each side" if rows == 1 else f"{rows - 1} patches up and down"
@@ -213,15 +213,15 @@ def _draw_distances(asked: LookRequest, found: list[_Measured], left: list[str])
         write_beside(axes, labels)
         title = asked.title("attention distance").name
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
-        caption = _in_its_words(asked, _said_of_distances(found, left, len(grids) > 1))
+        caption = _said_of_distances(found, left, len(grids) > 1, asked.encoder.modality.noun)
         figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
         return write_figure(figure, asked.folder / "distances.png")
 
 
-def _said_of_distances(found: list[_Measured], left: list[str], differ: bool) -> str:
+def _said_of_distances(found: list[_Measured], left: list[str], differ: bool, noun: str) -> str:
     said = [
         "The mean distance from a patch to those that it attends to, weighted by attention (Dosovitskiy et al. 2021, "
-        "Fig. 7), over images and patches; by it the maps of relative.png are ordered. Low dots are local heads, and "
+        f"Fig. 7), over {noun} and patches; by it the maps of relative.png are ordered. Low dots are local heads, and "
         "dots near the dashed line look everywhere. Look whether training has made heads local or far-sighted, and "
         "in which blocks."
     ]
@@ -230,7 +230,3 @@ def _said_of_distances(found: list[_Measured], left: list[str], differ: bool) ->
     if left:
         said.append(f"Left out: {listing(left, 'and')}, a Swin, whose patches do not all attend to one another.")
     return " ".join(said)
-
-
-def _in_its_words(asked: LookRequest, text: str) -> str:
-    return reword_for_sound(text, asked.encoder.card.sound)

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import matplotlib
 import numpy as np
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from patchloom.audio.config import Sound, reword_for_sound
 from patchloom.data.loader import plain_batches
+from patchloom.data.modality import Modality
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
@@ -54,6 +53,11 @@ class NamedEncoder(NamedTuple):
     vit: Encoder
     card: EncoderCard
     head: InstanceHead | None = None
+
+    @property
+    def modality(self) -> Modality:
+        """What its pictures are of."""
+        return self.card.modality
 
 
 class ImagePoint(NamedTuple):
@@ -127,54 +131,17 @@ def refuse_swin(vit: Encoder, what: str) -> VisionTransformer:
 Draw = Callable[[LookRequest], Sequence[Path]]
 
 
-# Pictures of recordings for people: time runs to the right, the first row is at the bottom, light is much.
+# A task's sheet as people see it.
 
 
-_COLOURS = "magma"  # perceptually uniform, and its ends are none of the colours of hatchings
-_HEIGHT, _WIDTH = 120, 300  # pixels to which small pictures are enlarged, about
-
-
-def spectrogram_sheet(sheet: Sheet, sound: Sound, mean: Sequence[float], std: Sequence[float]) -> Sheet:
-    """A sheet of a task as it is drawn of recordings: upright, in colours, large, and in words of sound.
-
-    Args:
-        sheet: of pictures [b 1 h w], normalised.
-        sound: how recordings became these.
-        mean, std: of the one channel.
-
-    Returns:
-        A sheet of colours [b 3 h w] in [0, 1], whose mean is 0 and whose deviation is 1; nan and inf stay.
-    """
-    columns = {
-        reword_for_sound(name, sound): spectrogram_colours(images, mean, std) for name, images in sheet.columns.items()
-    }
-    return Sheet(sheet.name, f"{reword_for_sound(sheet.caption, sound)} {axes_sentence(sound)}", columns, sheet.empty)
-
-
-def spectrogram_colours(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Colours [b 3 H W] in [0, 1] of normalised pictures of recordings [b 1 h w], the first row at the bottom.
-
-    Small sides are enlarged by a whole factor each, so that a frame stays a sharp column. nan and inf stay.
-    """
-    plain = images.detach().float().cpu()[:, 0].flip(1) * torch.tensor(std) + torch.tensor(mean)
-    table = torch.from_numpy(matplotlib.colormaps[_COLOURS](np.arange(256))[:, :3]).float()
-    shade = (plain.nan_to_num(nan=0.0).clamp(0, 1) * (len(table) - 1)).round().long()
-    colours = torch.where(plain.isfinite()[..., None], table[shade], plain[..., None]).permute(0, 3, 1, 2)
-    for axis, enough in ((2, _HEIGHT), (3, _WIDTH)):
-        colours = colours.repeat_interleave(max(1, round(enough / colours.shape[axis])), axis)
-    return colours
-
-
-def axes_sentence(sound: Sound) -> str:
-    """What a caption says of the axes and of the colours."""
-    up = f"coefficients 1 to {sound.bins}"
-    if sound.features == "logmel":
-        up = f"{sound.bins} bands from {sound.low:g} to {sound.rate / 2:,.0f} Hz, evenly on the mel scale"
-    step = 1000 * sound.hop_samples / sound.rate
-    return (
-        f"Left to right: {sound.seconds:g} s, a frame every {step:g} ms. Bottom to top: {up}; dark is three standard "
-        "deviations of a row below its mean, light three above."
-    )
+def sheet_as_drawn(
+    sheet: Sheet, modality: Modality, mean: Sequence[float], std: Sequence[float]
+) -> tuple[Sheet, Sequence[float], Sequence[float]]:
+    """A sheet of normalised pictures [b c h w] in the colours in which they are drawn, with its mean and deviation."""
+    columns, after = dict[str, Tensor](), (mean, std)
+    for name, images in sheet.columns.items():
+        columns[name], *after = modality.colours(images, mean, std)
+    return sheet._replace(caption=" ".join(filter(None, [sheet.caption, modality.axes])), columns=columns), *after
 
 
 # What all pictures of an encoder draw alike: its images, its patches in them, and the words for them.
@@ -199,37 +166,31 @@ def to_pictures(one: NamedEncoder, images: Tensor, beside: Tensor | None = None)
 
     If images are dark, they are drawn brighter, and parts of images as those ``beside`` which they are drawn.
     """
-    card = one.card
-    if card.sound is not None:
-        return to_pixels(spectrogram_colours(images, card.mean, card.std), (0.0,) * 3, (1.0,) * 3)
-    return to_pixels(images, card.mean, card.std, brightness(images if beside is None else beside, card.mean, card.std))
+    drawn, mean, std = _in_colours(one, images)
+    return to_pixels(drawn, mean, std, brightness(drawn if beside is None else _in_colours(one, beside)[0], mean, std))
+
+
+def _in_colours(one: NamedEncoder, images: Tensor) -> tuple[Tensor, Sequence[float], Sequence[float]]:
+    return one.modality.colours(images, one.card.mean, one.card.std)
 
 
 def orient_rows(one: NamedEncoder, values: Tensor) -> np.ndarray:
     """What belongs to patches [b rows columns ...], as their picture has them: of recordings the first row last."""
     shown = values.detach().cpu().float()
-    return (shown if one.card.sound is None else shown.flip(1)).numpy()
+    return (shown if one.modality.top_down else shown.flip(1)).numpy()
 
 
-def reword(one: NamedEncoder, text: str) -> str:
-    """A text on images, of what the encoder is given: images or recordings."""
-    return reword_for_sound(text, one.card.sound)
-
-
-def reword_caption(one: NamedEncoder, text: str, images: Tensor) -> str:
-    """A caption, in words of sound where there is any, with what is to be said of how the images are shown.
+def full_caption(one: NamedEncoder, text: str, images: Tensor) -> str:
+    """A caption with what is to be said of how the images are shown.
 
     Args:
         one: the encoder.
-        text: on images.
+        text: the caption.
         images: [b c h w] that `to_pictures` shows; if they are dark, it is said how much brighter they are drawn.
     """
-    card = one.card
-    if card.sound is not None:
-        return f"{reword(one, text)} {axes_sentence(card.sound)}"
-    gain = brightness(images, card.mean, card.std)
-    brighter = "" if gain == 1 else f"The images are dark: they are drawn {gain:,.3g} times as bright as they are."
-    return " ".join(filter(None, [text, channels_shown(len(card.mean)), brighter]))
+    gain, noun = brightness(*_in_colours(one, images)), one.modality.noun
+    brighter = "" if gain == 1 else f"The {noun} are dark: they are drawn {gain:,.3g} times as bright as they are."
+    return " ".join(filter(None, [text, one.modality.axes, channels_shown(len(one.card.mean)), brighter]))
 
 
 def patch_at(one: NamedEncoder, place: ImagePoint) -> int:
@@ -253,7 +214,7 @@ def patch_box(grid: tuple[int, int], patch: int) -> tuple[float, float, float, f
 def mark_of(one: NamedEncoder, patch: int) -> tuple[float, float, float, float]:
     """Top, left, height and width of a patch, as shares of the image as it is drawn."""
     top, left, tall, wide = patch_box(grid_size(one.vit), patch)
-    return (top if one.card.sound is None else 1 - top - tall), left, tall, wide
+    return (top if one.modality.top_down else 1 - top - tall), left, tall, wide
 
 
 def chosen_layers(asked: LookRequest, count: int) -> list[int]:

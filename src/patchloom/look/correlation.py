@@ -20,13 +20,12 @@ from patchloom.look.context import (
     UNTRAINED,
     LookRequest,
     NamedEncoder,
+    full_caption,
     mark_of,
     orient_rows,
     output_of,
     patch_at,
     patch_box,
-    reword,
-    reword_caption,
     to_pictures,
 )
 from patchloom.look.image_grid import Scale, Tile, draw_tiles
@@ -150,7 +149,7 @@ def _draw_positions(asked: LookRequest) -> list[Path]:
     found = [(each, position_correlation(each, source, asked.device, asked.seed)) for each in encoders]
     several = found[0][1].images > 1
     where = ["within", *(["across"] if several else [])]
-    scales = [Scale(f"Pearson correlation, {name} images", *_range(found, name)) for name in where]
+    scales = [Scale(f"Pearson correlation, {name} {one.modality.noun}", *_range(found, name)) for name in where]
     rows = [
         [
             Tile(_map_of_pairs(each, getattr(matrices, name), scale), each.name)
@@ -158,12 +157,12 @@ def _draw_positions(asked: LookRequest) -> list[Path]:
         ]
         for each, matrices in found
     ]
-    headings = [f"{name} images" for name in where]
+    headings = [f"{name} {one.modality.noun}" for name in where]
     grid = grid_size(one.vit)
     size = (grid[0] ** 2, grid[1] ** 2) if _in_cells(grid) else (1, 1)
     title, out = asked.title("every pair of positions").name, asked.folder / "correlation-positions.png"
-    caption = reword(one, _caption_of_pairs(asked, found, several))
-    draw_tiles(rows, [reword(one, heading) for heading in headings], size, title, caption, out, scales, side=_SIDE)
+    caption = _caption_of_pairs(asked, found, several)
+    draw_tiles(rows, headings, size, title, caption, out, scales, side=_SIDE)
     table = [
         (each.name, name, which, f"{mean:.6g}", matrices.images)
         for each, matrices in found
@@ -195,7 +194,7 @@ def _map_of_pairs(one: NamedEncoder, matrix: Tensor, scale: Scale) -> np.ndarray
     if not _in_cells(grid):
         return scale.shade(matrix.numpy())
     maps = orient_rows(one, matrix.unflatten(1, grid)).reshape(rows, columns, rows, columns)
-    maps = maps if one.card.sound is None else maps[::-1]
+    maps = maps if one.card.modality.top_down else maps[::-1]
     enlarged = max(1, round(_PIXELS / max(rows, columns) ** 2))
     gap = max(1, round(0.06 * enlarged * min(grid)))
     lines = []
@@ -210,7 +209,8 @@ def _map_of_pairs(one: NamedEncoder, matrix: Tensor, scale: Scale) -> np.ndarray
 def _caption_of_pairs(asked: LookRequest, found: list[tuple[NamedEncoder, PositionCorrelation]], several: bool) -> str:
     cells = _in_cells(grid_size(asked.encoder.vit))
     count = found[0][1].images
-    many = f"{count:,} images" if several else "a single image"
+    item, noun = asked.encoder.modality.item, asked.encoder.modality.noun
+    many = f"{count:,} {noun}" if several else f"a single {item}"
     said = [
         "Pearson correlation of the last layer's features of every pair of positions, averaged over "
         f"{many}{' and as many random pairs of them' if several else ''}.",
@@ -220,12 +220,12 @@ def _caption_of_pairs(asked: LookRequest, found: list[tuple[NamedEncoder, Positi
     ]
     for each, matrices in found:
         means = matrices.means()
-        text = f"{each.name}: on average {means['within'][0]:.2f} within an image"
+        text = f"{each.name}: on average {means['within'][0]:.2f} within {asked.encoder.modality.an_item}"
         if several:
             text += f", {means['across'][0]:.2f} across, {means['across'][1]:.2f} across at the same position"
         said.append(f"{text}.")
     said.append(
-        "Maps that are bright around their own position tell of position, also across images; larger correlations "
+        f"Maps that are bright around their own position tell of position, also across {noun}; larger correlations "
         "within than across tell of content (MP3, Zhai et al. 2022, Fig. 10)."
     )
     return " ".join(said)
@@ -246,10 +246,11 @@ def _draw_patches(asked: LookRequest) -> list[Path]:
     for other in asked.beside[:1]:
         its = centred(output_of(other, asked.pictures(of=other)))
         found.append((other.name, correlation(its, _same_places(one, queries, its))))
-    headings = ["image", *(["next image"] if several else [])]
+    item = one.modality.item
+    headings = [item, *([f"next {item}"] if several else [])]
     groups = [("", len(headings))]
     for name, _ in found:
-        headings += ["within the image", *(["in the next"] if several else [])]
+        headings += [f"within the {item}", *(["in the next"] if several else [])]
         groups.append((name, 2 if several else 1))
     maps = [[orient_rows(one, part) for part in each] for _, each in found]
     rows = []
@@ -260,8 +261,7 @@ def _draw_patches(asked: LookRequest) -> list[Path]:
             row.append(Tile(scale.shade(within[i]), mark=mark_of(one, query)))
             row += [Tile(scale.shade(across[i]))] if several else []
         rows.append(row)
-    headings = [reword(one, heading) for heading in headings]
-    title, caption = asked.title("one patch and all others").name, reword_caption(one, _caption(asked, several), images)
+    title, caption = asked.title("one patch and all others").name, full_caption(one, _caption(asked, several), images)
     out = asked.folder / "correlation.png"
     return [draw_tiles(rows, headings, shown.shape[1:3], title, caption, out, [scale], groups)]
 
@@ -277,22 +277,23 @@ def _same_places(one: NamedEncoder, queries: Tensor, features: Tensor) -> Tensor
 
 
 def _caption(asked: LookRequest, several: bool) -> str:
-    how = "as was asked for" if asked.query is not None else "the one whose feature is farthest from its image's mean"
+    item = asked.encoder.modality.item
+    how = f"the one whose feature is farthest from its {item}'s mean" if asked.query is None else "as was asked for"
     said = [
         f"How alike the features of patches are to that of the marked patch ({how}): their cosine, less what all "
         "patches have in common (the mean feature of all that is drawn). Red: alike. White: no more than any two. "
         "Blue: opposite."
     ]
     if several:
-        said.append("The next image is that of the row beneath; of the last row, that of the first.")
+        said.append(f"The next {item} is that of the row beneath; of the last row, that of the first.")
     else:
-        said.append("Of a single image there is no next one to be compared with.")
+        said.append(f"Of a single {item} there is no next one to be compared with.")
     if asked.beside:
         other = asked.beside[0].name
         said.append(f"At the right the same by {'the untrained encoder' if other == UNTRAINED else other}.")
     said.append(
         "Look whether red keeps to the parts of one kind, also where they lie elsewhere"
-        f"{' in the next image' if several else ''}; red around the mark alone"
+        f"{f' in the next {item}' if several else ''}; red around the mark alone"
         f"{', or at the same place in both,' if several else ''} is position and not content."
     )
     return " ".join(said)

@@ -20,7 +20,7 @@ from patchloom.data.stats import normalize
 from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError
 from patchloom.look.charts import write_table
-from patchloom.look.context import LookRequest, NamedEncoder, check_finite, spectrogram_sheet
+from patchloom.look.context import LookRequest, NamedEncoder, check_finite, sheet_as_drawn
 from patchloom.look.image_grid import draw_sheet
 from patchloom.nets.encode import (
     attend_each,
@@ -353,8 +353,8 @@ def draw_inversion(asked: LookRequest) -> list[Path]:
         )
     )
     blocks = asked.blocks or (None,)
-    noun = "image" if card.sound is None else "recording"
-    what = f"inverting {len(images)} {noun}{'s' * (len(images) > 1)}, {len(fits) * len(blocks)} times {steps:,} steps"
+    item = card.modality.item
+    what = f"inverting {card.modality.counted(len(images))}, {len(fits) * len(blocks)} times {steps:,} steps"
     if steps < _STEPS:
         what += f" (the paper: {_STEPS:,})"
     files, rows = [], []
@@ -362,7 +362,7 @@ def draw_inversion(asked: LookRequest) -> list[Path]:
         for block in blocks:
             asks: dict[str, Any] = dict(block=block, steps=steps, seed=asked.seed, fitting=fitting)
             found = {fit: invert(asked.encoder, images, ratio=fit.ratio, of=fit.of, **asks) for fit in fits}
-            columns = {noun: images}
+            columns = {item: images}
             for fit, inverted in found.items():
                 if fit.ratio:
                     columns[f"given, γ {fit.ratio:g}"] = inverted.given
@@ -372,17 +372,13 @@ def draw_inversion(asked: LookRequest) -> list[Path]:
                 rows += [(name, at, fit.of, fit.ratio, i + 1, steps, *both) for i, both in enumerate(distances)]
             place = "inversion" if block is None else f"inversion-block-{block}"
             files.append(_draw(asked, Sheet(place, _caption(asked, found, block, steps), columns)))
-    heading = ("encoder", "block", "of", "ratio", noun, "steps", "distance_before", "distance_after")
+    heading = ("encoder", "block", "of", "ratio", item, "steps", "distance_before", "distance_after")
     return [*files, write_table(heading, rows, asked.folder / "inversion.csv")]
 
 
 def _draw(asked: LookRequest, sheet: Sheet) -> Path:
     card, title = asked.encoder.card, asked.title("inversion of its features")
-    if card.sound is None:
-        return draw_sheet(sheet, card.mean, card.std, asked.folder, title)
-    return draw_sheet(
-        spectrogram_sheet(sheet, card.sound, card.mean, card.std), (0.0,) * 3, (1.0,) * 3, asked.folder, title
-    )
+    return draw_sheet(*sheet_as_drawn(sheet, card.modality, card.mean, card.std), asked.folder, title)
 
 
 def _caption(asked: LookRequest, found: dict[InversionFit, Inversion], block: int | None, steps: int) -> str:
@@ -390,10 +386,11 @@ def _caption(asked: LookRequest, found: dict[InversionFit, Inversion], block: in
     left = {fit: (inverted.after / inverted.before).mean().item() for fit, inverted in found.items()}
     shares = [f"{100 * share:.2g} % ({_CALLED.get(fit.of) or f'γ {fit.ratio:g}'})" for fit, share in left.items()]
     said = [
-        "A deep image prior, an untrained network that draws images, was fitted until the encoder makes the same of "
-        "the visible patches, whether it is given them alone or the whole of what was drawn. Look at where patches "
-        "were withheld: what is there, the encoder infers from the others. What is lost at γ 0, such as brightness, "
-        "its features do not tell.",
+        "A deep image prior, an untrained network that draws "
+        f"{asked.encoder.modality.noun}, was fitted until the encoder makes the same of the visible patches, whether "
+        "it "
+        "is given them alone or the whole of what was drawn. Look at where patches were withheld: what is there, the "
+        "encoder infers from the others. What is lost at γ 0, such as brightness, its features do not tell.",
         f"Compared are features after {'the last norm' if block is None else f'block {block}'}. Their distance fell to "
         f"{', '.join(shares)} of what it was, in {steps:,} steps"
         + (f"; the paper has {_STEPS:,}, which show more detail." if steps < _STEPS else "."),

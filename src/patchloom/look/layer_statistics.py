@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from patchloom.display import StatusMessage
 from patchloom.look.charts import INK, QUIET, STYLE, Panel, frame_panel, write_beside, write_figure, write_table
-from patchloom.look.context import LookRequest, NamedEncoder, check_finite, reword
+from patchloom.look.context import LookRequest, NamedEncoder, check_finite
 from patchloom.look.image_grid import wrap_caption
 from patchloom.look.run_curves import line_colours, short_name
 from patchloom.nets.encode import grid_size, layer_names, patch_count, patch_layers
@@ -129,7 +129,7 @@ def draw_depth(asked: LookRequest) -> list[Path]:
         _draw_maps(beneath, found)
         heading = asked.title("its features from block to block").name
         figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
-        caption = reword(asked.encoder, _caption(asked, found, counts))
+        caption = _caption(asked, found, counts)
         figure.supxlabel(wrap_caption(caption, _WIDTH), fontsize=8, color=QUIET, x=0.01, ha="left")
         write_figure(figure, out)
     table = [
@@ -214,10 +214,11 @@ def _draw_maps(figure: SubFigure, found: Sequence[tuple[str, Depth]]) -> None:
 def _caption(asked: LookRequest, found: Sequence[tuple[str, Depth]], counts: Sequence[int]) -> str:
     patches = min(depth.patches for _, depth in found)
     lot = ", drawn by lot" if patches == _PATCHES else ""
-    many = f"{min(counts)} images" if min(counts) > 1 else "a single image"
+    item, noun = asked.encoder.modality.item, asked.encoder.modality.noun
+    many = f"{min(counts)} {noun}" if min(counts) > 1 else f"a single {item}"
     said = [
         f"Of {many}; rank and similarity of {patches:,} patches of {'them' if min(counts) > 1 else 'it'}{lot}.",
-        "Left: how much of the features is at the finest scale, beside their mean over the image, in natural "
+        f"Left: how much of the features is at the finest scale, beside their mean over the {item}, in natural "
         "logarithms; downwards, fine detail is averaged away from block to block (Park & Kim 2022).",
         "Right: in how many directions the features spread (Garrido et al. 2023); few mean that all patches are "
         "much alike.",

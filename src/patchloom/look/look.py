@@ -325,5 +325,5 @@ def _task_pictures(loaded: LoadedTask, source: Source, target: Path, images: int
     done = step_of_weights(about)
     steps, rows = (done, about.get("steps", 0)), [row for row in about.get("rows", []) if int(row["step"]) <= done]
     doubt = folder.read_data().get("held_out_doubt", "")
-    title = partial(title_of, folder.name, settings, steps, rows, doubt)
+    title = partial(title_of, folder.name, settings, steps, rows, doubt, noun=card.modality.noun)
     return draw_task(pretext, source, card, target, images=images, seed=seed, title=title)

@@ -22,8 +22,7 @@ from patchloom.look.context import (
     LookRequest,
     NamedEncoder,
     check_finite,
-    reword,
-    reword_caption,
+    full_caption,
     to_pictures,
 )
 from patchloom.look.image_grid import Tile, draw_tiles
@@ -108,11 +107,11 @@ def draw_neighbours(asked: LookRequest) -> list[Path]:
                 row.append(Tile(shown[other], f"{cosine:.3f}", frame=_frame(source, query, other)))
         rows.append(row)
     count = columns[0][1].shape[1]
-    headings = [reword(asked.encoder, "image"), *([f"{place}." for place in range(1, count + 1)] * len(columns))]
+    headings = [asked.encoder.modality.item, *([f"{place}." for place in range(1, count + 1)] * len(columns))]
     groups = [("", 1), *((name, count) for name, *_ in columns)]
-    caption = reword_caption(asked.encoder, _caption(asked, source, unreadable, queries, columns), images)
+    caption = full_caption(asked.encoder, _caption(asked, source, unreadable, queries, columns), images)
     size = next(iter(shown.values())).shape[:2]
-    title, out = asked.title(reword(asked.encoder, "the nearest images")).name, asked.folder / "nearest.png"
+    title, out = asked.title(f"the nearest {asked.encoder.modality.noun}").name, asked.folder / "nearest.png"
     picture = draw_tiles(rows, headings, size, title, caption, out, groups=groups, side=_SIDE)
     return [picture, _write(source, queries, columns, out.with_suffix(".csv"))]
 
@@ -139,7 +138,8 @@ def _caption(
     asked: LookRequest, source: Source, unreadable: int, queries: Tensor, columns: Sequence[tuple[str, Tensor, Tensor]]
 ) -> str:
     left = len(asked.source) - len(source)
-    chosen = f"{len(source):,} of {len(asked.source):,} images, evenly spread" if left else f"{len(source):,} images"
+    item, noun = asked.encoder.modality.item, asked.encoder.modality.noun
+    chosen = f"{len(source):,} of {len(asked.source):,} {noun}, evenly spread" if left else f"{len(source):,} {noun}"
     said = [
         f"The nearest others of {chosen}, by the cosine of the mean of their patch tokens after the last norm; it "
         "stands above each. All names are in nearest.csv.",
@@ -158,10 +158,10 @@ def _caption(
     if any(frames):
         counted = zip(columns, frames, strict=True)
         shares = ", ".join(f"{each.count(_SAME)} of {len(each)} by {name}" for (name, *_), each in counted)
-        said.append(f"Blue frames are of the image's class, orange ones of another: blue are {shares}.")
+        said.append(f"Blue frames are of the {item}'s class, orange ones of another: blue are {shares}.")
     said.append(
         "Look what neighbours have in common: the kind of thing, or colour, brightness and composition alone. If all "
-        "rows show the same images, the features have collapsed."
+        f"rows show the same {noun}, the features have collapsed."
     )
     if any(name == UNTRAINED for name, *_ in columns):
         said.append("What the untrained encoder finds as well was not learnt.")

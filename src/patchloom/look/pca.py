@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchloom.data.modality import Modality
 from patchloom.look.charts import DPI
 from patchloom.look.context import (
     LookRequest,
     check_finite,
     chosen_layers,
+    full_caption,
     orient_rows,
     output_of,
-    reword,
-    reword_caption,
     to_pictures,
 )
 from patchloom.look.image_grid import TILE_SIDE, Scale, Tile, draw_tiles, empty_tile, tile_size
@@ -114,7 +114,7 @@ def draw_features(asked: LookRequest) -> list[Path]:
     scale = Scale("first component: how far from the mean", -reach, reach, "PuOr_r", ("background", "foreground"))
     first = [scale.shade(values) for values in orient_rows(one, found.first)]
     columns: dict[str, Sequence[np.ndarray] | np.ndarray] = {
-        reword(one, "image"): shown,
+        one.modality.item: shown,
         "first component": first,
         "all: the first three": _bytes(orient_rows(one, found.colours)),
         "foreground: the first three": _hatched(orient_rows(one, found.within), shown.shape[1:3]),
@@ -130,7 +130,7 @@ def draw_features(asked: LookRequest) -> list[Path]:
         columns[f"after {names[i]}"] = _bytes(orient_rows(one, components(layers[i]).colours))
     rows = [[Tile(column[i]) for column in columns.values()] for i in range(len(images))]
     title = asked.title("principal components of its patch features").name
-    caption = reword_caption(one, _caption(found, len(images), bool(between)), images)
+    caption = full_caption(one, _caption(found, len(images), bool(between), one.modality), images)
     return [draw_tiles(rows, list(columns), shown.shape[1:3], title, caption, asked.folder / "components.png", [scale])]
 
 
@@ -150,10 +150,11 @@ def _hatched(colours: np.ndarray, size: tuple[int, int]) -> list[np.ndarray]:
     return shown
 
 
-def _caption(found: Components, images: int, between: bool) -> str:
+def _caption(found: Components, images: int, between: bool, modality: Modality) -> str:
     shares = ", ".join(f"{share:.0%}" for share in found.variance.tolist())
     inside = float(found.foreground.float().mean())
-    together = "this image" if images == 1 else f"these {images} images together"
+    noun = modality.noun
+    together = f"this {modality.item}" if images == 1 else f"these {images} {noun} together"
     said = [
         "Patches of one colour are alike to the encoder. All: red, green and blue are the first three principal "
         f"components of what it gives for the patches of {together}; they hold {shares} of the variance.",
@@ -163,13 +164,13 @@ def _caption(found: Components, images: int, between: bool) -> str:
     ]
     if images >= SEVERAL:
         said.append(
-            "Less places: all, after the mean of each place over the images was taken away. Where all images look the "
+            f"Less places: all, after the mean of each place over the {noun} was taken away. Where all {noun} look the "
             "same without that, the encoder tells above all where a patch is."
         )
     if between:
         said.append("After a block: all, by an analysis of that block alone, so that its colours are its own.")
     said.append(
-        "Look whether parts of one kind have one colour in all images, and whether colours follow objects and not "
+        f"Look whether parts of one kind have one colour in all {noun}, and whether colours follow objects and not "
         "places or brightness (DINOv2, Oquab et al. 2023, Fig. 1)."
     )
     return " ".join(said)

@@ -16,7 +16,7 @@ from patchloom.data.decode import read_image, to_channels
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 from patchloom.look.charts import write_table
-from patchloom.look.context import UNTRAINED, LookRequest, NamedEncoder, check_finite, reword_caption, to_pictures
+from patchloom.look.context import UNTRAINED, LookRequest, NamedEncoder, check_finite, full_caption, to_pictures
 from patchloom.look.image_grid import Tile, draw_tiles
 from patchloom.nets.encode import encode, final_norm, input_channels, input_size, patch_count, prefix_count
 from patchloom.nets.heads import pool
@@ -195,7 +195,7 @@ def draw_retrieval(asked: LookRequest) -> list[Path]:
         ["image", "query", *["in the same image", "in the others"] * len(shown)],
         input_size(one.vit),
         asked.title("the nearest crops").name,
-        reword_caption(one, _caption(asked, len(images), found), images),
+        full_caption(one, _caption(asked, len(images), found), images),
         out,
         groups=[("", 2), *((_CALLED[name], 2) for name in shown)],
         side=_SIDE,
@@ -241,7 +241,7 @@ def _draw_exemplar(asked: LookRequest, file: Path) -> list[Path]:
     out = asked.folder / "exemplar.png"
     headings = ["exemplar", *(f"by {_CALLED[name]}" for name in called)]
     draw_tiles(
-        rows, headings, size, asked.title(f"what is like {file.name}").name, reword_caption(one, text, images), out
+        rows, headings, size, asked.title(f"what is like {file.name}").name, full_caption(one, text, images), out
     )
     table = [
         (i + 1, name, [*PLACES][crop_kind(crop).place], SCALES[crop_kind(crop).scale], f"{cosine:.6f}")

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from patchloom.audio.config import reword_for_sound
 from patchloom.data.augment import cuts_natively
 from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize
-from patchloom.look.context import spectrogram_sheet
+from patchloom.look.context import sheet_as_drawn
 from patchloom.look.image_grid import SHEET_ROWS, Title, draw_sheet
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.questions.question import Measure
@@ -52,11 +51,8 @@ def draw_task(
         sheets = task.draw(given, torch.Generator().manual_seed(seed))
         above = None if title is None else title(task.measure(given, torch.Generator().manual_seed(seed)))
     task.train(was_training)
-    if card.sound is None:
-        return [draw_sheet(sheet, card.mean, card.std, folder, above, images) for sheet in sheets]
-    drawn = (spectrogram_sheet(sheet, card.sound, card.mean, card.std) for sheet in sheets)
-    above = None if above is None else above._replace(result=reword_for_sound(above.result, card.sound))
-    return [draw_sheet(sheet, (0.0,) * 3, (1.0,) * 3, folder, above, images) for sheet in drawn]
+    drawn = (sheet_as_drawn(sheet, card.modality, card.mean, card.std) for sheet in sheets)
+    return [draw_sheet(*sheet, folder, above, images) for sheet in drawn]
 
 
 def title_of(
@@ -66,6 +62,7 @@ def title_of(
     rows: Sequence[Mapping[str, str | float]],
     doubt: str,
     measure: Measure,
+    noun: str = "images",
 ) -> Title:
     """What stands above a run's sheets: run, task and epoch, and its last held-out measure beside what it has to
     beat.
@@ -75,11 +72,13 @@ def title_of(
     epoch = settings.epochs * done / whole if whole else float((rows or [{}])[-1].get("epoch") or 0)
     said = f"epoch {epoch:.4g} of {settings.epochs:,}"
     values = {name.removeprefix("baseline:"): value for name, value in measured.items() if name.startswith("baseline:")}
+    if "on other images" in values:  # as older versions called it of recordings, too
+        values[f"on other {noun}"] = values.pop("on other images")
     beaten = replace(measure, baselines={name: torch.tensor([float(value)]) for name, value in values.items() if value})
     if measured:
         before = float(measured["epoch"])
         when = f" (at epoch {before:.4g})" if abs(before - epoch) > 1e-3 * settings.epochs else ""
-        images = "images that may be known by heart" if doubt else "held-out images"
+        images = f"{noun} that may be known by heart" if doubt else f"held-out {noun}"
         said += f"; on {images}{when}: {measure.name} {measure.show(float(measured['held_out']))}"
         if beaten.baselines:
             beat = beaten.baseline_to_beat()

@@ -10,6 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.data.modality import IMAGES, Modality
 from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.heads import InstanceHead, Stem, represent
@@ -118,24 +119,28 @@ class Agreement(Question):
     def measure(self, encoded: Encoded) -> Measure:
         """Agreement beside that with the teacher's outputs for other images."""
         predicted = self.predict(self.summary(encoded.tokens, encoded.given))
-        return agreement_measure(predicted, self.teacher_output(encoded.teacher_images))
+        return agreement_measure(predicted, self.teacher_output(encoded.teacher_images), encoded.modality)
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:
         """Nearest neighbours by the teacher."""
-        return [self.neighbours(encoded.images, {}, "")]
+        return [self.neighbours(encoded.images, {}, "", encoded.modality)]
 
-    def neighbours(self, images: Tensor, student: dict[str, tuple[Tensor, Tensor]], seen: str) -> Sheet:
+    def neighbours(
+        self, images: Tensor, student: dict[str, tuple[Tensor, Tensor]], seen: str, modality: Modality = IMAGES
+    ) -> Sheet:
         """The nearest neighbours of the first images among all others, by the teacher and perhaps by the student.
 
         Args:
             images: [g c h w] the gallery; its first images are the queries.
             student: by heading, features [q d] of the queries and [g d] of the gallery.
             seen: a sentence on what of the queries each saw.
+            modality: what the images are pictures of.
         """
         features = self.represent(self.teacher, all_patches(images, self.geometry.n))
         what = "mean patch tokens" if self.representation == "mean" else "instance representations"
-        caption = f"The nearest of {len(images) - 1} other images by the cosine of their {what}. {seen}".rstrip()
-        return neighbours_sheet(images, {"teacher": (features, features)} | student, caption)
+        others = f"{len(images) - 1} other {modality.noun}"
+        caption = f"The nearest of {others} by the cosine of their {what}. {seen}".rstrip()
+        return neighbours_sheet(images, {"teacher": (features, features)} | student, caption, modality.item)
 
     def extra_modules(self) -> dict[str, nn.Module]:
         """The instance head, if it gives the representation; and the projection's first layer, if it needs no batch."""
@@ -188,13 +193,14 @@ def agreement_with_others(student: Tensor, teacher: Tensor) -> Tensor:
     return (all_pairs.sum(1) - all_pairs.diagonal()) / (b - 1)
 
 
-def agreement_measure(student: Tensor, teacher: Tensor) -> Measure:
+def agreement_measure(student: Tensor, teacher: Tensor, modality: Modality = IMAGES) -> Measure:
     """Cosine of student [b d] and teacher [b d] on the same image, beside that with the teacher on other images."""
+    others = f"on other {modality.noun}"
     return Measure(
         "agreement with the teacher",
         cosine(student, teacher),
-        {"on other images": agreement_with_others(student, teacher)},
-        to_beat="on other images",
+        {others: agreement_with_others(student, teacher)},
+        to_beat=others,
         higher_is_better=True,
         form=".3f",
         outputs=teacher.float(),
@@ -216,16 +222,19 @@ def nearest_by_cosine(queries: Tensor, gallery: Tensor, own: Tensor, count: int)
     return places, cosines
 
 
-def neighbours_sheet(images: Tensor, found: dict[str, tuple[Tensor, Tensor]], caption: str) -> Sheet:
+def neighbours_sheet(
+    images: Tensor, found: dict[str, tuple[Tensor, Tensor]], caption: str, item: str = "image"
+) -> Sheet:
     """The nearest neighbours of the first images among all others.
 
     Args:
         images: [g c h w] the gallery; its first images are the queries.
         found: by heading, features [q d] of the queries and [g d] of the gallery.
         caption: what was compared.
+        item: the heading of the queries.
     """
     shown = min(ROWS, len(images))
-    columns = {"image": images[:shown]}
+    columns = {item: images[:shown]}
     own = torch.arange(shown)
     for heading, (queries, gallery) in found.items():
         indices = nearest_by_cosine(queries[:shown], gallery, own, SHEET_NEIGHBOURS)[0]

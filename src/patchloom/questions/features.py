@@ -84,7 +84,7 @@ class Features(PatchQuestion):
                 unpatchify(colours.repeat_interleave(g.p[0] * g.p[1], dim=-1), g.p, g.grid)
             )
         caption = (
-            "Red, green and blue are the first three principal components of the teacher's features over these images; "
-            "the answers are shown by the same components."
+            "Red, green and blue are the first three principal components of the teacher's features over these "
+            f"{encoded.modality.noun}; the answers are shown by the same components."
         )
         return [Sheet("features", caption, columns, "not given, or not asked")]

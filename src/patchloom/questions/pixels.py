@@ -148,9 +148,8 @@ class Pixels(PatchQuestion):
         """
         g, found = self.geometry, dict[str, Tensor]()
         if not self.normalized or g.channels > 1:
-            flat = "mean colour" if encoded.sound is None else "patch mean"
             mean = patch_channel_statistics(patchify(encoded.images, g.p), g.channels)[0]
-            found[flat] = unpatchify(mean, g.p, g.grid)
+            found[encoded.modality.flat] = unpatchify(mean, g.p, g.grid)
         found["blurred copy"] = fill_holes(encoded.images, g.p, self.with_content(encoded.given))
         if self.normalized:
             found["flat patches"] = self.flat(encoded)
@@ -194,7 +193,8 @@ class Pixels(PatchQuestion):
         caption = self.caption(encoded, recovered, self.errors(encoded, asked, answers)["loss"].mean())
         if self.normalized:
             caption += (
-                " Pixels are predicted normalised within each patch. Own statistics: each patch's mean and deviation "
+                f" {encoded.modality.values.capitalize()} are predicted normalised within each patch. Own "
+                "statistics: each patch's mean and deviation "
                 "come from the original. Guessed: from what was given, so nothing withheld is shown."
             )
         return [Sheet("recovered", caption, columns)]
@@ -318,8 +318,7 @@ class Restoration(Pixels):
         """The error beside those of patches of one colour and of what was given, put at its place, holes blurred."""
         found = self._errors_of(encoded, self.baselines(encoded))
         value = found.pop("")
-        name = "pixel error" if encoded.sound is None else "reconstruction error"
-        return Measure(name, value, found, to_beat=tuple(found), higher_is_better=False, form=".3f")
+        return Measure(encoded.modality.error, value, found, to_beat=tuple(found), higher_is_better=False, form=".3f")
 
     def baselines(self, encoded: Encoded) -> dict[str, Tensor]:
         """Pictures [b c h w] that need no learning, by name, in the units in which they are asked."""
@@ -349,10 +348,11 @@ class Restoration(Pixels):
         masked = 1 - self.with_content(encoded.given).shape[1] / self.geometry.n
         lacking = "masked" if self.degradation.padded else "not given"
         share = f"{masked:.0%} of the" if masked else "no"
+        modality = encoded.modality
         return (
             f"Degradation: {self.degradation.title}, {share} patches {lacking}. Mean over "
-            f"{len(encoded.images)} images: loss {error:.3f}, mean squared error {off:.4f} in pixels from 0 to 1, with "
-            "each patch's own statistics where pixels are normalised."
+            f"{len(encoded.images)} {modality.noun}: loss {error:.3f}, mean squared error {off:.4f} in "
+            f"{modality.values} from 0 to 1, with each patch's own statistics where {modality.values} are normalised."
         )
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.audio.config import Sound
 from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.teacher import no_grad_autocast
@@ -279,9 +278,9 @@ def rebuilt_sheet(geometry: Geometry, images: Tensor, placed: dict[str, Tensor],
 
 
 def frames_sheet(
-    geometry: Geometry, images: Tensor, answer: PositionPrediction, sound: Sound, generator: torch.Generator
+    geometry: Geometry, images: Tensor, answer: PositionPrediction, seconds: float, generator: torch.Generator
 ) -> Sheet:
-    """Recordings with their frames in disorder, and put back where each was predicted, with the scores of that."""
+    """Pictures with columns of ``seconds`` each in disorder, and put back where each was predicted, with scores."""
     p, visible, asked = geometry.p, answer.visible, answer.dropped
     columns = {
         "original": images,
@@ -292,8 +291,8 @@ def frames_sheet(
     far = f"{apart:.1f} patches"
     if geometry.grid[0] == 1:
         frames = apart * p[1]
-        far = f"{frames:.1f} frames ({1000 * frames * sound.hop_samples / sound.rate:.0f} ms)"
-    noun = "frames" if p == (sound.bins, 1) else "patches"
+        far = f"{frames:.1f} frames ({1000 * frames * seconds:.0f} ms)"
+    noun = "frames" if geometry.grid[0] == p[1] == 1 else "patches"
     share, k = asked.float().mean().item(), visible.shape[1]
     caption = (
         f"In disorder: {round(share * k)} of {k} {noun}, whose positions were withheld, in random order. As put back: "

@@ -11,8 +11,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from patchloom.audio.config import Sound
 from patchloom.claims import Effect, effect_of
+from patchloom.data.modality import IMAGES, Modality
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import Encoder
 from patchloom.patches.pictures import WITHHELD
@@ -172,7 +172,7 @@ class Encoded:
         encoder: which made them, for questions that ask it again.
         teacher_images: [b c h w] what a teacher sees, of which nothing is withheld.
         mean, std: [c 1 1] by which the images are normalised.
-        sound: how recordings became these images; None where they are no recordings.
+        modality: what these images are pictures of.
     """
 
     images: Tensor
@@ -182,7 +182,7 @@ class Encoded:
     teacher_images: Tensor
     mean: Tensor
     std: Tensor
-    sound: Sound | None = None
+    modality: Modality = IMAGES
 
     def plain(self, images: Tensor) -> Tensor:
         """Normalised images [b c h w] in [0, 1]."""

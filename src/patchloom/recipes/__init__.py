@@ -130,18 +130,18 @@ class PretrainRecipe:
                 found.append(f"{name} {settings[name]} ({value})")
         return found
 
-    def update(self, settings: Mapping[str, Any], n: int) -> str:
-        """A sentence on how many images an update of a run has, and the rate."""
+    def update(self, settings: Mapping[str, Any], n: int, noun: str = "images") -> str:
+        """A sentence on how many images, or what else ``noun`` says, an update of a run has, and the rate."""
         blr, accumulate, images = settings["blr"], settings["accumulate"], min(settings["batch_size"], n)
         whole = images * accumulate
-        said = f"an update has {whole:,} images" + f" in {accumulate} steps of {images:,}" * (accumulate > 1)
+        said = f"an update has {whole:,} {noun}" + f" in {accumulate} steps of {images:,}" * (accumulate > 1)
         peak = _word(blr * whole / 256)
         if whole == self.batch:
             said += f", as in the recipe; the rate's peak is {peak}"
         else:
             said += f" (recipe: {self.batch:,}), so the rate's peak is {_word(blr)} x {whole:,} / 256 = {peak}"
         if whole > n:
-            said += f". There are only {n:,} images to train on: --accumulate {max(1, n // images)} makes more updates"
+            said += f". There are only {n:,} {noun} to train on: --accumulate {max(1, n // images)} makes more updates"
         return said
 
     def command(self, data: str, width: int) -> list[str]:

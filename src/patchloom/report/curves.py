@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from patchloom.audio.config import reword_for_sound
 from patchloom.look.charts import curve_of
 from patchloom.report.load_run import RunData
 from patchloom.report.page import Chart, Curve
@@ -31,11 +30,11 @@ def charts_of(runs: Sequence[RunData]) -> list[Chart]:
     for measure in dict.fromkeys(run.measure for run in runs):
         some = [run for run in runs if run.measure == measure]
         percent = any(run.percent for run in some)
-        note = "Images that are not trained on. Dashed: answers that need no learning."
+        note = f"{_noun_of(runs).capitalize()} that are not trained on. Dashed: answers that need no learning."
         charts.append(_measured(some, runs, "held_out", "baseline:", measure, note, percent))
     charts += [_measured(runs, runs, name, f"{name}:", title, note, True) for name, (title, note) in _KNN.items()]
     charts += [_further(runs, name) for name in dict.fromkeys(name for run in runs for name in run.metrics)]
-    return [_in_words(chart, runs) for chart in charts if chart.lines]
+    return [chart for chart in charts if chart.lines]
 
 
 def _losses(runs: Sequence[RunData]) -> Chart:
@@ -108,7 +107,7 @@ def _further(runs: Sequence[RunData], column: str) -> Chart:
             if len(values):
                 lines.append(_line(_named(run, runs, column.replace("_", " ")), epochs, values))
     title = f"{column.replace('_', ' ')}, in training"
-    return Chart(title, "On the images that are trained on.", lines, percent="accuracy" in column)
+    return Chart(title, f"On the {_noun_of(runs)} that are trained on.", lines, percent="accuracy" in column)
 
 
 def _named(run: RunData, runs: Sequence[RunData], alone: str) -> str:
@@ -122,15 +121,7 @@ def _line(name: str, x: np.ndarray, y: np.ndarray, baseline: bool = False) -> Cu
     return Curve(name, [float(f"{v:.6g}") for v in x[some]], [float(f"{v:.6g}") for v in y[some]], baseline)
 
 
-def _in_words(chart: Chart, runs: Sequence[RunData]) -> Chart:
-    """Of recordings in their words, where all runs are of these."""
-    sound = runs[0].sound
-    if any(run.sound is None for run in runs):
-        return chart
-    return Chart(
-        reword_for_sound(chart.title, sound),
-        reword_for_sound(chart.note, sound),
-        chart.lines,
-        chart.percent,
-        chart.along,
-    )
+def _noun_of(runs: Sequence[RunData]) -> str:
+    """What all runs were trained on; images where some were trained on these."""
+    nouns = {run.modality.noun for run in runs}
+    return nouns.pop() if len(nouns) == 1 else "images"

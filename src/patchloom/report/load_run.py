@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from patchloom.audio.config import Sound, sound_from
+from patchloom.audio.recordings import modality_of
+from patchloom.data.modality import Modality
 from patchloom.data.sources.in_memory import is_object_name
 from patchloom.display import duration
 from patchloom.errors import PatchloomError
@@ -79,6 +81,11 @@ class RunData:
     def sound(self) -> Sound | None:
         """How its recordings become pictures, with the statistics of their rows; None of a run of images."""
         return sound_from(self.data.get("sound"))
+
+    @property
+    def modality(self) -> Modality:
+        """What it was trained on."""
+        return modality_of(self.sound)
 
     @property
     def measure(self) -> str:

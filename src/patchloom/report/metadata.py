@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.audio.config import item_noun
 from patchloom.display import duration
 from patchloom.report.load_run import RunData
 from patchloom.system.hardware import processor
@@ -34,7 +33,7 @@ def run_metadata(run: RunData) -> list[tuple[str, str]]:
         ("trained for", _seconds(run)),
         ("data", named),
         ("fingerprint of the data", str(data.get("fingerprint", ""))),
-        ("held out", f"{held:,} {item_noun(run.sound)}" if held else ""),
+        ("held out", f"{held:,} {run.modality.noun}" if held else ""),
         ("device", _device(run)),
         ("encoder", _encoder(run)),
         ("trained of the encoder", _trained(run)),

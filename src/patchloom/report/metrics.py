@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.audio.config import item_noun, reword_for_sound
 from patchloom.claims import Claim, Difference
 from patchloom.evaluate.results import differences_of
 from patchloom.look.charts import curve_of
@@ -52,7 +51,7 @@ def key_numbers(run: RunData) -> list[Number]:
 
     A run that is not finished has no quoted kNN accuracy yet, and the last one that was measured on the way instead.
     """
-    noun = item_noun(run.sound)
+    noun = run.modality.noun
     quoted = _reports(run)
     on_the_way = [] if run.finished or any(one[-1][0]["protocol"] == "knn" for one in quoted) else _on_the_way(run)
     found = [_quoted(reports, label, noun) for reports, label in zip(quoted, _labels(quoted), strict=True)]
@@ -166,10 +165,11 @@ def _own(run: RunData) -> list[Number]:
         if len(found):
             beside.append((name.removeprefix("baseline:"), _shown(found[-1], run.percent)))
     count, doubt = len(run.data.get("held_out", ())), run.data.get("held_out_doubt", "")
-    images = f"{count:,} held-out images" if count else "held-out images"
+    noun = run.modality.noun
+    images = f"{count:,} held-out {noun}" if count else f"held-out {noun}"
     if doubt:
-        images = f"{count:,} images that the weights may know" if count else "images that the weights may know"
-    note = reword_for_sound(f"On {images}, after {_epochs(epochs[-1])}.", run.sound)
+        images = f"{count:,} {noun} that the weights may know" if count else f"{noun} that the weights may know"
+    note = f"On {images}, after {_epochs(epochs[-1])}."
     return [Number(run.measure, _shown(values[-1], run.percent), "", beside, note)]
 
 
@@ -185,7 +185,7 @@ def _on_the_way(run: RunData) -> list[Number]:
             _, control = curve_of(run.metrics, name) if name.startswith(f"{column}:") else (None, np.empty(0))
             if len(control):
                 beside.append((name.partition(":")[2], _shown(control[-1], True)))
-        note = reword_for_sound(f"On held-out images, measured on the way, after {_epochs(epochs[-1])}.", run.sound)
+        note = f"On held-out {run.modality.noun}, measured on the way, after {_epochs(epochs[-1])}."
         found.append(Number(label, _shown(values[-1], True), "", beside, note))
     return found
 

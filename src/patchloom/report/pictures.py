@@ -14,16 +14,15 @@ import numpy as np
 from PIL import Image
 
 from patchloom.audio.compatibility import with_encoder_sound
-from patchloom.audio.config import Sound, reword_for_sound
 from patchloom.data.decode import Unreadable, open_pillow
 from patchloom.data.loader import plain_batches
+from patchloom.data.modality import IMAGES, Modality
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name, open_data, open_stored
 from patchloom.dense.pictures import INDEX, PairFiles, load_pairs
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.look.context import axes_sentence, spectrogram_colours
 from patchloom.report.load_run import RunData
 from patchloom.report.page import Picture, Recording, Slider
 from patchloom.runs.held_out import own_held_out
@@ -51,23 +50,23 @@ _CAPTIONS = {
         "hatched. The more is there, the more of the parts was understood.",
     ),
     "rebuilt": Caption(
-        "Images put together again",
-        "Every patch stands where the network placed it. An image that is right up to a shift, or mirrored, tells that "
-        "its parts were understood and their absolute place was not.",
+        "{Noun} put together again",
+        "Every patch stands where the network placed it. {An_item} that is right up to a shift, or mirrored, tells "
+        "that its parts were understood and their absolute place was not.",
     ),
     "mixed": Caption(
-        "Two images, shuffled together",
-        "Patches of two images are dealt into two sets and placed. If what belongs to one image comes together, its "
+        "Two {noun}, shuffled together",
+        "Patches of two {noun} are dealt into two sets and placed. If what belongs to one {item} comes together, its "
         "patches leave the stranger's out.",
     ),
     "views": Caption(
         "What a training step sees",
-        "The teacher's view of an image, and the student's with masked patches hatched. You, too, should be able to "
+        "The teacher's view of {an_item}, and the student's with masked patches hatched. You, too, should be able to "
         "tell that they belong together; else the setting is too hard.",
     ),
     "neighbours": Caption(
-        "Nearest images in training",
-        "Beside each image those that its features are nearest to. If all rows show the same, the features have "
+        "Nearest {noun} in training",
+        "Beside each {item} those that its features are nearest to. If all rows show the same, the features have "
         "collapsed; if they share colour alone, colour is what was learnt.",
     ),
     "features": Caption(
@@ -77,8 +76,8 @@ _CAPTIONS = {
     ),
     "components": Caption(
         "Three principal components of features",
-        "Patches of one colour are alike to the encoder. Look whether things keep their colour from image to image, or "
-        "colours tell above all where a patch is.",
+        "Patches of one colour are alike to the encoder. Look whether things keep their colour from {item} to "
+        "{item}, or colours tell above all where a patch is.",
     ),
     "attention": Caption(
         "What patches attend to",
@@ -101,13 +100,13 @@ _CAPTIONS = {
     ),
     "correlation": Caption(
         "What is like a patch",
-        "How alike the marked patch is to all others, in its image and in the next. Look whether it finds its kind, or "
-        "only its brightness.",
+        "How alike the marked patch is to all others, in its {item} and in the next. Look whether it finds its kind, "
+        "or only its brightness.",
     ),
     "correlation-positions": Caption(
         "Every pair of positions",
-        "How alike features at two positions are, averaged over images: within an image, and across two. Maps that are "
-        "bright around their own position tell of position; more within than across tells of content.",
+        "How alike features at two positions are, averaged over {noun}: within {an_item}, and across two. Maps that "
+        "are bright around their own position tell of position; more within than across tells of content.",
     ),
     "depth": Caption(
         "Features from block to block",
@@ -115,21 +114,21 @@ _CAPTIONS = {
         "that falls towards 1 is a collapse.",
     ),
     "nearest": Caption(
-        "Nearest images by the encoder",
-        "Beside each image its nearest others. Look what they have in common: the kind of thing, or colour and "
+        "Nearest {noun} by the encoder",
+        "Beside each {item} its nearest others. Look what they have in common: the kind of thing, or colour and "
         "brightness alone. What the untrained encoder finds as well was not learnt.",
     ),
     "retrieval": Caption(
         "Nearest crops",
-        "Of crops of several images those that are nearest to one. Look whether place and scale are found again in "
-        "other images.",
+        "Of crops of several {noun} those that are nearest to one. Look whether place and scale are found again in "
+        "other {noun}.",
     ),
     "exemplar": Caption(
-        "What is like an image of your own",
-        "In each image the crop that is most like it. Look whether the thing is found, and whether the frame fits.",
+        "What is like {an_item} of your own",
+        "In each {item} the crop that is most like it. Look whether the thing is found, and whether the frame fits.",
     ),
     "inversion": Caption(
-        "Images that the encoder takes for these",
+        "{Noun} that the encoder takes for these",
         "Pictures made to give the same features from a part of the patches. What comes back is what the "
         "features keep.",
     ),
@@ -143,11 +142,11 @@ _CAPTIONS = {
         "Accuracy of a linear probe on each layer. A fall in the last blocks tells that these serve the pretext task.",
     ),
     "segment": Caption(
-        "Label maps: the best and the worst test images",
-        "The image, its label map and the model's. Look what is confused with what, and whether borders are kept.",
+        "Label maps: the best and the worst test {noun}",
+        "The {item}, its label map and the model's. Look what is confused with what, and whether borders are kept.",
     ),
     "detect": Caption(
-        "Objects: the best and the worst test images",
+        "Objects: the best and the worst test {noun}",
         "What is there, and what the model finds. Look for things that are missed, and for boxes around nothing.",
     ),
     "keywords": Caption(
@@ -160,15 +159,15 @@ _CAPTIONS = {
 }
 
 
-def find_caption(stem: str, sound: Sound | None = None) -> Caption:
+def find_caption(stem: str, modality: Modality = IMAGES) -> Caption:
     """The caption of a picture by its file's name without suffix; one that is not known is called by its name."""
     begins = [name for name in _CAPTIONS if stem == name or stem.startswith((f"{name}-", f"{name}_"))]
     if not begins:
         return Caption(stem, "")
     known = max(begins, key=len)
     rest = stem.removeprefix(known).strip("-_")
-    title = f"{_CAPTIONS[known].title} ({rest})" if rest else _CAPTIONS[known].title
-    return Caption(reword_for_sound(title, sound), reword_for_sound(_CAPTIONS[known].text, sound))
+    title, text = map(modality.words, _CAPTIONS[known])
+    return Caption(f"{title} ({rest})" if rest else title, text)
 
 
 # Images that a run did not train on, for the parts of a page that need some: its own, or others that are given.
@@ -252,7 +251,7 @@ def encode_sheets(
     found = {}
     for path, (uri, width, height) in made.items():
         run, of = sheets[path]
-        title, text = find_caption(path.stem, run.sound)
+        title, text = find_caption(path.stem, run.modality)
         title = f"{title}, of {of}" if of else title
         found[path] = Picture(title, text, f"{title}: {run.name}, {path.name}", uri, width, height)
     return found, said
@@ -367,7 +366,7 @@ def recordings_of(source: Source, count: int = COUNT, budget: int = RECORDING_BU
     found = []
     with StatusMessage(f"reading {len(some)} recordings"):
         for batch in plain_batches(some, sound.size, len(some), channels=1):
-            drawn = spectrogram_colours(batch.views[0], (0.0,), (1.0,))
+            drawn = source.modality.colours(batch.views[0], (0.0,), (1.0,))[0]
             pixels = (drawn.permute(0, 2, 3, 1).numpy() * 255).round().astype(np.uint8)
             for i, shown in zip(batch.indices.tolist(), pixels, strict=True):
                 try:
@@ -375,7 +374,7 @@ def recordings_of(source: Source, count: int = COUNT, budget: int = RECORDING_BU
                 except Unreadable:  # it was replaced since
                     continue
                 found.append(_recording(some, i, shown, samples[:most], len(samples), sound.rate))
-    return [one._replace(caption=f"{one.caption} {axes_sentence(sound)}") for one in found]
+    return [one._replace(caption=f"{one.caption} {source.modality.axes}") for one in found]
 
 
 def _recording(source: Source, i: int, shown: np.ndarray, samples: np.ndarray, length: int, rate: int) -> Recording:

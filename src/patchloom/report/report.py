@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from patchloom.arguments import PathLike, validate_arguments
-from patchloom.audio.config import reword_for_sound
 from patchloom.data.near_duplicates import near_copies
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
@@ -36,7 +35,7 @@ from patchloom.report.pictures import COUNT, Images, collect_pictures, images_of
 from patchloom.report.pictures import RECORDING_BUDGET as SOUNDS
 from patchloom.report.pictures import SLIDER_BUDGET as SLIDERS
 from patchloom.runs.folder import line_of
-from patchloom.runs.verdict import EARLY, NO_LABELS
+from patchloom.runs.verdict import EARLY, no_labels
 from patchloom.system.files import write_whole
 from patchloom.version import __version__
 
@@ -48,7 +47,7 @@ _NAMED = 10  # of files that cannot be read
 
 def describe_data_issues(run: RunData, own: Source | None = None) -> list[str]:
     """What is to be said of the run's files."""
-    return [*_broken(run), *(reword_for_sound(one, run.sound) for one in [*_copies(run), *_near(own)])]
+    return [*_broken(run), *_copies(run), *_near(own)]
 
 
 def _broken(run: RunData) -> list[str]:
@@ -69,12 +68,12 @@ def _copies(run: RunData) -> list[str]:
     if "held_out_copies" not in run.data:
         return []
     if not run.data.get("held_out_looked", True):
-        return ["Exact copies of the held-out images were not looked for."]
+        return [f"Exact copies of the held-out {run.modality.noun} were not looked for."]
     count = len(run.data["held_out_copies"])
     if not count:
-        return ["No image that was trained on is an exact copy of a held-out one."]
+        return [f"No {run.modality.item} that was trained on is an exact copy of a held-out one."]
     copies, are = ("copy", "is") if count == 1 else ("copies", "are")
-    return [f"{count:,} exact {copies} of held-out images {are} in the data, and not trained on."]
+    return [f"{count:,} exact {copies} of held-out {run.modality.noun} {are} in the data, and not trained on."]
 
 
 def _near(own: Source | None) -> list[str]:
@@ -86,14 +85,14 @@ def _near(own: Source | None) -> list[str]:
     except PatchloomError as problem:
         return [f"Near copies could not be looked for: {problem}."]
     if found is None:
-        return ["Images whose names are neighbours show no sign of being near copies of each other."]
+        return [f"{own.noun.capitalize()} whose names are neighbours show no sign of being near copies of each other."]
     said = found.sentence()
     return [f"{said[0].upper()}{said[1:]}"]
 
 
 def _may_be_near(own: Source) -> bool:
     """Whether `near_copies` looks at a source at all."""
-    return len(own) > 0 and own.sound is None and own.groups is None and own.place(0) is not None
+    return len(own) > 0 and own.modality.resizable and own.groups is None and own.place(0) is not None
 
 
 _FILE = "report.html"
@@ -243,7 +242,7 @@ def _summary(run: RunData) -> str:
     """The closing sentence; that the images have no labels is left out where later evaluations had some."""
     summary = run.summary or ""
     try:
-        return summary.replace(NO_LABELS, "").strip() if has_labelled_results(run) else summary
+        return summary.replace(no_labels(run.modality.noun), "").strip() if has_labelled_results(run) else summary
     except ValueError:  # a damaged results.csv, of which a note tells
         return summary
 

@@ -43,10 +43,9 @@ class HeldOut(NamedTuple):
         """The images to train on, and those that are held out."""
         return split_off(source, self.indices, self.copies)
 
-    @property
-    def named(self) -> str:
-        """What to call the images: held-out ones only where they are."""
-        return f"images that the weights of {self.start} {_WORDS[self.doubt]}" if self.doubt else "held-out images"
+    def named(self, noun: str = "images") -> str:
+        """What to call them: held-out ones only where they are."""
+        return f"{noun} that the weights of {self.start} {_WORDS[self.doubt]}" if self.doubt else f"held-out {noun}"
 
     def sentence(self, what: str) -> str:
         """That the run did not train on ``what``, and what its weights may have done before."""
@@ -158,11 +157,11 @@ def split_seed(settings: Settings) -> int:
     return settings.seed if settings.split_seed is None else settings.split_seed
 
 
-def with_share(settings: Settings, n: int) -> tuple[Settings, dict[str, str]]:
+def with_share(settings: Settings, n: int, noun: str = "images") -> tuple[Settings, dict[str, str]]:
     """Settings that say which share of ``n`` images is held out, and the reason, by ``held_out``, where it was auto."""
     if settings.held_out != "auto":
         return settings, {}
-    share, why = default_held_out_share(n)
+    share, why = default_held_out_share(n, noun)
     return replace(settings, held_out=share), {"held_out": why}
 
 

@@ -33,8 +33,11 @@ _MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "channels": 2**16}
 _MAX |= {"epochs": 2**31 - 1, "minutes": 10**6, "seconds": 3600, "rate": 10**6, "bins": 4096}
 _MAX_SIDE = 2**16
 _RANDAUGMENT_STD = 0.5
-_OF_SOUND = ("seconds", "rate", "features", "bins")
-_OF_IMAGES = ("img_size", "channels", "crop_scale", "flip", "randaugment", "normalization")
+# which act on one kind of data alone, by the noun of a source
+_ONLY_FOR = {
+    "images": ("img_size", "channels", "crop_scale", "flip", "randaugment", "normalization"),
+    "recordings": ("seconds", "rate", "features", "bins"),
+}
 LAUNCH = ("devices", "strategy", "log")  # with which settings a run may go on as it likes
 
 
@@ -220,10 +223,11 @@ class Settings:
     def check_kind(self, source: Source) -> None:
         """Refuse settings of recordings where ``source`` holds images, and the other way round."""
         usual = {field.name: field.default for field in fields(self)}
-        for name in _OF_SOUND if source.sound is None else _OF_IMAGES:
-            if getattr(self, name) != usual[name]:
-                raise wrong_kind_error(name, source)
-        if source.sound is not None and isinstance(self.cache, int) and not isinstance(self.cache, bool):
+        for noun, names in _ONLY_FOR.items():
+            for name in names:
+                if noun != source.noun and getattr(self, name) != usual[name]:
+                    raise wrong_kind_error(name, source)
+        if not source.modality.resizable and isinstance(self.cache, int) and not isinstance(self.cache, bool):
             raise PatchloomError(
                 f"--cache {self.cache} is a size of images, and {source.name} holds recordings: --cache whole"
             )
@@ -299,10 +303,10 @@ def encoder_spec(
     return EncoderSpec(model["name"], img_size, patch_size, channels, positions, sizes)
 
 
-def why_task(data: DataLike, task: TaskLike, recipe: str | None = None) -> dict[str, str]:
+def why_task(data: DataLike, task: TaskLike, recipe: str | None = None, noun: str = "images") -> dict[str, str]:
     """The reason for the task by the setting's name, where the user and the recipe leave it open."""
     name = task.get("name") if isinstance(task, Mapping) else task
-    return {"task": usual_task(data)[1]} if name == AUTO and recipe is None else {}
+    return {"task": usual_task(data, noun)[1]} if name == AUTO and recipe is None else {}
 
 
 def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Settings:

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from patchloom.audio.augment import for_recordings
-from patchloom.audio.config import GREY, SIXTH, Sound
 from patchloom.data.augment import RandAugment
 from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
@@ -60,11 +58,7 @@ def prepare_task(
             "it out"
         )
     task.normalized_by(stats.mean, stats.std)
-    if stats.sound is not None:
-        task.sound = stats.sound
-        excerpts: Any = for_recordings(task.augment, stats.sound)  # cut recordings as the other cuts images
-        task.augment = excerpts
-        return task
+    task.modality = stats.modality
     task.augment.flip = settings.flip
     if settings.crop_scale == "native":
         _native_crops(task, label(settings.task["name"]))
@@ -72,6 +66,7 @@ def prepare_task(
         task.augment.scale = (settings.crop_scale, 1.0)
     if settings.randaugment:
         _randaugment(task, settings, stats.mean)
+    task.augment = stats.modality.cut(task.augment)
     return task
 
 
@@ -96,14 +91,6 @@ def _randaugment(task: Task, settings: ResolvedSettings, mean: Sequence[float]) 
             "randaugment, as RandomCrop has: leave it out"
         )
     task.augment.randaugment = RandAugment(settings.randaugment, settings.randaugment_std, mean)
-
-
-def unknown_stats(channels: int, sound: Sound | None = None) -> Stats:
-    """Statistics for steps of which nobody uses the numbers; ``sound`` of recordings."""
-    if sound is None:
-        return Stats((0.5,) * channels, (0.25,) * channels, 0, 0, 0, [])
-    heard = replace(sound, mean=(0.0,) * sound.bins, std=(1.0,) * sound.bins)
-    return Stats((GREY,), (SIXTH,), *sound.size, 0, [], sound=heard)
 
 
 class LoadedTask(NamedTuple):

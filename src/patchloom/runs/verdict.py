@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from patchloom.audio.config import Sound, reword_for_sound
 from patchloom.errors import PatchloomError
 from patchloom.runs.checksummed import read_checksummed, write_checksummed
 
@@ -14,10 +13,14 @@ _FILE = "verdict.yaml"
 HEALTHY, WEAK, COLLAPSED = "healthy", "learning but weak", "collapsed"
 NOT_LEARNING, EARLY, UNKNOWN = "not learning", "too early to tell", "nothing can be told"
 VERDICTS = (HEALTHY, WEAK, COLLAPSED, NOT_LEARNING, EARLY, UNKNOWN)
-# what the closing sentence of a run without labels ends with
-NO_LABELS = (
-    "The images have no labels, so this says how well the pretext task is done, and not what the features are good for."
-)
+
+
+def no_labels(noun: str = "images") -> str:
+    """What the closing sentence of a run without labels ends with."""
+    return (
+        f"The {noun} have no labels, so this says how well the pretext task is done, and not what the features are "
+        "good for."
+    )
 
 
 class Health(NamedTuple):
@@ -39,10 +42,6 @@ class Health(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.why}." + (f" Next: {self.then}." if self.then else "")
-
-    def heard(self, sound: Sound | None) -> Health:
-        """The same of recordings, where ``sound`` makes pictures of such."""
-        return self._replace(why=reword_for_sound(self.why, sound), then=reword_for_sound(self.then, sound))
 
 
 def write_health(folder: Path, health: Health) -> None:

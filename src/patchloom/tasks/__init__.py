@@ -99,7 +99,7 @@ def ready_tasks() -> list[str]:
 AUTO = "auto"  # the task of a run that names none
 
 
-def usual_task(data: object) -> tuple[str, str]:
+def usual_task(data: object, noun: str = "images") -> tuple[str, str]:
     """The task that ``auto`` becomes for images that the user calls ``data``, one name or several, and why."""
     if isinstance(data, list | tuple) and len(data) == 1:
         (data,) = data
@@ -108,7 +108,7 @@ def usual_task(data: object) -> tuple[str, str]:
         return "droppos", "measured best on shapes within minutes"
     if name == "tones":
         return "droppos", "their classes differ by order alone, which it asks for"
-    return "mae", "it assumes least of the images; patchloom tasks lists others"
+    return "mae", f"it assumes least of the {noun}; patchloom tasks lists others"
 
 
 def task_name(task: str | type | Mapping[str, Any]) -> str:

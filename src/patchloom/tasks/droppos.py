@@ -177,12 +177,10 @@ class DropPos(Task):
             given = self.given(images, generator, **ratios)
             return question.predict(self.encode(images, given, generator))
 
-        if self.sound is None:
-            ratios = question.ratios["mask_ratio"]
-            sheets = figure_3(self.geometry, images, predict, generator, ratios)
+        if seconds := self.modality.column_seconds:
+            sheets = [frames_sheet(self.geometry, images, predict(mask_ratio=0.0), seconds, generator)]
         else:
-            answer = predict(mask_ratio=0.0)
-            sheets = [frames_sheet(self.geometry, images, answer, self.sound, generator)]
+            sheets = figure_3(self.geometry, images, predict, generator, question.ratios["mask_ratio"])
         if "pixels" in self.questions:
             encoded = self.encode(images, self.given(images, generator), generator)
             sheets += self.questions["pixels"].sheets(encoded)

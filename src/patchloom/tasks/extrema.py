@@ -159,14 +159,14 @@ class ExtreMA(Task):
         """Agreement with the teacher from one mask, beside that with the teacher's outputs for other images."""
         one_mask = EncoderInput(images, self.given(images, generator).visible[: len(images)])
         guess = self.agreement.predict(self.agreement.represent(self.encoder, one_mask))
-        return agreement_measure(guess, self.agreement.teacher_output(images))
+        return agreement_measure(guess, self.agreement.teacher_output(images), self.modality)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """The views and masks of a step; and the images that teacher and student hold to be nearest to some."""
         shown = images[:ROWS]
         student, teacher = augment_views(self, shown, generator)
         parts = [part[:ROWS] for part in self.given(images, generator).visible.chunk(len(self.sizes))]
-        views: dict[str, tuple[Tensor, Tensor | None]] = {"image": (shown, None), "teacher": (teacher, None)}
+        views: dict[str, tuple[Tensor, Tensor | None]] = {self.modality.item: (shown, None), "teacher": (teacher, None)}
         views |= {f"student, mask {i}": (student, part) for i, part in enumerate(parts, start=1)}
         share = f"{self.sizes[0] / self.geometry.n:.0%}"
         caption = f"What a training step sees. Each mask shows the student {share} of the patches, none of them twice."
@@ -175,6 +175,6 @@ class ExtreMA(Task):
             represent(self.encoder, EncoderInput(shown, parts[0])),
             represent(self.encoder, all_patches(images, self.geometry.n)),
         )
-        seen = f"The teacher sees all of the image, the student {share} of its patches."
-        neighbours = self.agreement.neighbours(images, {"student": features}, seen)
+        seen = f"The teacher sees all of the {self.modality.item}, the student {share} of its patches."
+        neighbours = self.agreement.neighbours(images, {"student": features}, seen, self.modality)
         return [views_sheet(self.geometry, views, caption), neighbours]

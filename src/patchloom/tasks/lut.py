@@ -197,7 +197,7 @@ class LUT(Task):
         shown = images[:ROWS]
         one, two = augment_views(self, shown, generator)
         parts = [part[:ROWS] for part in self.random_parts(len(images), generator, images.device)]
-        views: dict[str, tuple[Tensor, Tensor | None]] = {"image": (shown, None)}
+        views: dict[str, tuple[Tensor, Tensor | None]] = {self.modality.item: (shown, None)}
         for number, view, part in ((1, one, parts[0]), (2, two, parts[1])):
             views |= {f"teacher, view {number}": (view, None), f"student, view {number}": (view, part)}
         share = f"{parts[0].shape[1] / self.geometry.n:.0%}"
@@ -207,8 +207,8 @@ class LUT(Task):
         encoded = self.encode(shown, self.given_parts(shown, parts[0]))
         summary = self.agreement.summary(encoded.tokens, encoded.given)
         everything = self.agreement.represent(self.encoder, all_patches(images, self.geometry.n))
-        seen = f"The teacher sees all of the image, the student {share} of its patches."
-        neighbours = self.agreement.neighbours(images, {"student": (summary, everything)}, seen)
+        seen = f"The teacher sees all of the {self.modality.item}, the student {share} of its patches."
+        neighbours = self.agreement.neighbours(images, {"student": (summary, everything)}, seen, self.modality)
         sheets = [views_sheet(self.geometry, views, caption), neighbours]
         return sheets + (self.questions["pixels"].sheets(encoded) if "pixels" in self.questions else [])
 

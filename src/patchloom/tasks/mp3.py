@@ -99,8 +99,8 @@ class MP3(Task):
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Images rebuilt by putting each patch where it was predicted, at several η; and the paper's Figs. 14-15."""
-        if self.sound is not None:
-            return [frames_sheet(self.geometry, images, self._answer(images, generator), self.sound, generator)]
+        if seconds := self.modality.column_seconds:
+            return [frames_sheet(self.geometry, images, self._answer(images, generator), seconds, generator)]
         rebuilt = {}
         for ratio in RATIOS_DRAWN:
             rebuilt[f"η = {ratio}"] = self.place(images, generator, context_mask_ratio=ratio)

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchloom.audio.augment import RandomExcerpt
-from patchloom.audio.config import Sound
 from patchloom.data.augment import RandomCrop
+from patchloom.data.modality import IMAGES, Modality
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
@@ -44,7 +43,7 @@ class Task(nn.Module, ABC):
         augment: turns one image and a random generator into the views that `forward` takes.
         chosen: by option, what each ``auto`` became, and why.
         mean, std: [c 1 1] by which the images were normalised; `normalized_by` sets them.
-        sound: how recordings became its images; None where they are no recordings.
+        modality: what its images are pictures of.
     """
 
     serves_swin: ClassVar[bool] = False
@@ -52,7 +51,7 @@ class Task(nn.Module, ABC):
     encoder: Encoder
     mean: Tensor
     std: Tensor
-    sound: Sound | None = None
+    modality: Modality = IMAGES
 
     def __init__(self, encoder: Encoder):
         super().__init__()
@@ -155,7 +154,7 @@ class Task(nn.Module, ABC):
         stand_ins: Any = self.placeholders(given, generator)  # by the names of `encode`'s arguments
         tokens = encode(self.encoder, given, **stand_ins)
         seen_by_teacher = images if teacher_images is None else teacher_images
-        return Encoded(images, given, tokens, self.encoder, seen_by_teacher, self.mean, self.std, self.sound)
+        return Encoded(images, given, tokens, self.encoder, seen_by_teacher, self.mean, self.std, self.modality)
 
     def forward(
         self,
@@ -218,7 +217,7 @@ def augment_views(task: Task, images: Tensor, generator: torch.Generator) -> tup
 
     Of recordings both are the middle: the picture does not have the samples from which a shifted excerpt is cut.
     """
-    if isinstance(task.augment, RandomExcerpt):
+    if not task.modality.resizable:
         return images, images
     rng = np.random.default_rng(int(torch.randint(2**31, (), generator=generator)))
     plain, white = (images * task.std + task.mean).clamp(0, 1), 1

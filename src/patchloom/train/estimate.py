@@ -27,7 +27,7 @@ from patchloom.audio.config import Sound
 from patchloom.data.decode import Unreadable, to_channels
 from patchloom.data.loader import Batch, steps_of, steps_per_epoch, training_batches
 from patchloom.data.source import Source
-from patchloom.data.stats import normalize, sample_indices
+from patchloom.data.stats import normalize, sample_indices, unknown_stats
 from patchloom.data.workers import lost_worker
 from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError
@@ -35,7 +35,7 @@ from patchloom.nets.build import outline
 from patchloom.nets.performance import compile_blocks, kept_bytes, patches_of
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings
-from patchloom.runs.task import prepare_task, unknown_stats
+from patchloom.runs.task import prepare_task
 from patchloom.system.distributed import without_collectives, world
 from patchloom.system.files import disk_error, size_in_words
 from patchloom.system.hardware import (
@@ -251,12 +251,9 @@ class Step:
             compile_blocks(self.task)
         self.optimizer = build_optimizer(self.task, settings.weight_decay, settings.device, settings.betas)
         b = batch or settings.batch_size
-        if stats.sound is None:
-            picture = RandomImages(torch.randint(256, (b, c, *self.task.augment.size), dtype=torch.uint8))
-        else:
-            picture = RandomImages(torch.randint(-(2**15), 2**15, (b, 1, 1, stats.sound.samples), dtype=torch.int16))
-            picture.sound = stats.sound
-        batches = training_batches(picture, self.task.augment, b, 0, 0, 1, 0, c)
+        drawn = RandomImages(stats.modality.random(b, c, self.task.augment.size))
+        drawn.sound = stats.sound
+        batches = training_batches(drawn, self.task.augment, b, 0, 0, 1, 0, c)
         self.batch: Batch = next(batches)
 
     def __call__(self) -> None:

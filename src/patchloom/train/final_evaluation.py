@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from patchloom.audio.config import reword_for_sound
 from patchloom.data.source import Data, Source
 from patchloom.evaluate.features import has_labels, only_labelled
 from patchloom.evaluate.frozen import compare_frozen
@@ -95,13 +94,10 @@ class FinalEvaluation(NamedTuple):
         reports = self._evaluate() if validation.gallery is not None else ()
         knn = reports[0] if reports else None
         health, longer = self._health(measure, state, knn)
-        health = health.heard(self.card.sound)
         self.reporter.say(f"Verdict: {health}")
         if longer and (command := folder.command()):
             self.reporter.say(f"  to train on: {command} {longer}")
-        summary = (
-            f"{reword_for_sound(closing_sentence(measure, knn, self.held_out), self.card.sound)} {weights}".strip()
-        )
+        summary = f"{closing_sentence(measure, knn, self.held_out, self.card.modality)} {weights}".strip()
         self.reporter.say(summary)
         also = "".join(f", and {name}.safetensors beside it" for name in extra)
         self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{also}.")
@@ -119,7 +115,7 @@ class FinalEvaluation(NamedTuple):
         rows = [row for row in state.rows if not best.chosen or int(row["step"]) <= best.step]  # of these weights
         stopped = best.chosen and done < state.steps
         so_far = VerdictInputs(measure, rows, self.settings, done, done, state.setbacks, classes, results=state.results)
-        signs = so_far._replace(ended=True, stopped=stopped)
+        signs = so_far._replace(ended=True, stopped=stopped, modality=self.card.modality)
         health = health_of(signs)
         return health, more_epochs(signs, health)
 

@@ -262,13 +262,13 @@ def pretrain(
     keep_freed_memory()
     kind = folder.read_config().device if folder.config.exists() else asked.device
     fabric = launch(best_device()[0] if kind == "auto" else kind, asked.devices, asked.strategy)
-    planner = Planner(asked, opened, folder, cores_here(), why_task(data, task, asked.recipe))
+    planner = Planner(asked, opened, folder, cores_here(), why_task(data, task, asked.recipe, opened.train.noun))
     plan = first_decides(fabric, planner.plan)
     if not fabric.is_global_zero and opened.train.fingerprint() != plan.fingerprint:
         raise PatchloomError(
             f"process {rank()} finds other images in {opened.train.name} than the first: give all machines the same"
         )
-    opened = plan.heard(opened)
+    opened = opened.heard_as(plan.stats.sound)
     training, held_out = plan.held_out.parts(opened.train)
     with explain_errors(plan.settings), ExitStack() as ending:
         # ---- the task, with the weights with which it begins

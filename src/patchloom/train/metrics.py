@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 
-from patchloom.audio.config import item_noun, reword_for_sound
 from patchloom.data.loader import steps_of, steps_per_epoch
 from patchloom.display import duration
 from patchloom.loggers.queue import TrackerSet
@@ -150,11 +149,12 @@ def draw_run(
     folder.check_lock()
     files = []
     if done or ended:
-        shown = reword_for_sound("images that may be known by heart" if doubt else "held-out images", card.sound)
+        noun = card.modality.noun
+        shown = f"{noun} that may be known by heart" if doubt else f"held-out {noun}"
         files.append(draw_curves(folder.metrics, folder.pictures / "curves.png", measure.name, images=shown))
     means = {f"baseline:{name}": value for name, value in measure.means().items()}
     row = {"epoch": settings.epochs * done / whole, "held_out": measure.value} | means
-    title = partial(title_of, folder.name, settings, place, [row], doubt)
+    title = partial(title_of, folder.name, settings, place, [row], doubt, noun=card.modality.noun)
     return [*files, *draw_task(validation.task, validation.held_out, card, folder.pictures, device, title=title)]
 
 
@@ -464,7 +464,7 @@ class MetricsLog:
             self.images_per_step,
             state.seconds,
             state.pace,
-            item_noun(self.validation.task.sound),
+            self.validation.task.modality.noun,
         )
         self.reporter.progress(lambda: self._line(state, ""))
 
@@ -505,7 +505,7 @@ class MetricsLog:
         signs = VerdictInputs(
             measure, rows, self.settings, done, self.steps, state.setbacks, classes, results=state.results
         )
-        health = health_of(signs).heard(self.validation.task.sound)
+        health = health_of(signs._replace(modality=self.validation.task.modality))
         folder = self.reporter.folder
         before = read_health(folder.path)
         folder.write_metrics(state.rows)  # not only with the next checkpoint: a report shows both

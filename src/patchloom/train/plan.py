@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchloom.audio.config import reword_for_sound
 from patchloom.data.near_duplicates import near_copies
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import is_object_name
@@ -62,10 +61,6 @@ class Plan(NamedTuple):
     views: float = 1.0
     ended: float = 0
     moved: bool = False
-
-    def heard(self, data: Data) -> Data:
-        """The same data; recordings by what was measured of them."""
-        return data if self.stats.sound is None else data.heard_as(self.stats.sound)
 
     def with_chosen(self, task: Task) -> Plan:
         """With what the task's own options that were ``auto`` became, and its views."""
@@ -175,7 +170,7 @@ class Planner:
 
     def forecast(self, plan: Plan) -> Forecast | None:
         """What the run will take, or what is left of it; None where nothing is known."""
-        training = plan.held_out.parts(plan.heard(self.data).train)[0]
+        training = plan.held_out.parts(self.data.train.heard_as(plan.stats.sound))[0]
         if plan.resumed and (found := forecast_rest(plan.settings, training, self.folder, kept=plan.ended > 0)):
             return found
         share = share_of_batch(plan.settings.batch_size, len(training), world())
@@ -229,7 +224,7 @@ class Planner:
                 )
             stats = stats._replace(mean=_IMAGENET[0], std=_IMAGENET[1])
         whole = self.data.train
-        asked, share = with_share(asked, len(whole))
+        asked, share = with_share(asked, len(whole), whole.noun)
         if share and whole.groups is not None:
             share["held_out"] += f"; in whole groups {len(held_out.indices):,}"
         found = len(training), channels, stats, world(), self.here, training
@@ -248,7 +243,7 @@ class Planner:
         return Plan(
             False,
             settings,
-            {name: reword_for_sound(why, stats.sound) for name, why in reasons.items()},
+            reasons,
             stats,
             self.data.train.fingerprint(),
             held_out,
@@ -290,7 +285,7 @@ def announce(
     say(f"{label(s.task['name'])} on {whole.name}: {counts}")
     for line in describe_continuation(plan, folder):
         say(f"  {line}")
-    for line in (reword_for_sound(line, plan.stats.sound) for line in describe_recipe(s, len(training))):
+    for line in describe_recipe(s, len(training), whole.noun):
         say(f"  {line}")
     for line in (*data.notes, *plan.stats.noticed):
         say(f"  {line}")
@@ -359,7 +354,7 @@ def last_blocks(task: Task, count: int) -> list[str]:
     return lines
 
 
-def describe_recipe(settings: ResolvedSettings, n: int) -> list[str]:
+def describe_recipe(settings: ResolvedSettings, n: int, noun: str) -> list[str]:
     """Lines on the recipe of a run on ``n`` images: what of it was changed, and how large an update is."""
     if settings.recipe is None:
         return []
@@ -368,14 +363,15 @@ def describe_recipe(settings: ResolvedSettings, n: int) -> list[str]:
     recipe = recipe_named(settings.recipe)
     changes = recipe.changes(settings.plain())
     said = f"with {', '.join(changes)}" if changes else "unchanged"
-    return [f"by the recipe {recipe.name} ({recipe.source}), {said}", recipe.update(settings.plain(), n)]
+    return [f"by the recipe {recipe.name} ({recipe.source}), {said}", recipe.update(settings.plain(), n, noun)]
 
 
 def effective(task: Task, epochs: float) -> str:
     """A line on the effective epochs, where an image is seen in other crops than one of the encoder's size; or none."""
     (h, w), (height, width) = task.geometry.size, task.augment.size
     if task.views != 1:
-        return f"effective epochs {epochs * task.views:,g}: a step sees {task.views:g} crops of each image"
+        item = task.modality.item
+        return f"effective epochs {epochs * task.views:,g}: a step sees {task.views:g} crops of each {item}"
     if (h, w) != (height, width):
         asked = f"of a crop of {height}x{width} the encoder is given {h}x{w}"
         return f"effective epochs {epochs:,}: {asked}, once in a step"

@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 
-from patchloom.audio.config import item_noun
-from patchloom.audio.spectrogram import check_patches
 from patchloom.data.loader import steps_of
 from patchloom.data.source import Source
-from patchloom.data.stats import Stats, channels_of, statistics_of, statistics_of_recordings, variance_lost
+from patchloom.data.stats import Stats, measure, variance_lost
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import PRESETS, EncoderSpec, outline, swin_sizes
 from patchloom.nets.performance import attention_shape, check_native, choose_kernels
@@ -77,13 +75,13 @@ def default_precision(device: str) -> tuple[str, str]:
     return ("bfloat16" if pays else "float32"), why
 
 
-def default_attention(device: str, precision: str, spec: EncoderSpec) -> tuple[str, str]:
+def default_attention(device: str, precision: str, spec: EncoderSpec, an_item: str = "an image") -> tuple[str, str]:
     """The form that is faster for the encoder's shape."""
     if device != "cpu":
         return "fused", "the usual choice on a GPU"
     heads, tokens, side = attention_shape(outline(spec))
     if heads * tokens**2 > _MAX_EXPLICIT:
-        return "fused", f"an explicit softmax would hold {heads} tables of {tokens:,} x {tokens:,} numbers an image"
+        return "fused", f"an explicit softmax would hold {heads} tables of {tokens:,} x {tokens:,} numbers {an_item}"
     gain = fused_gain(device, precision, heads, tokens, side)
     return ("explicit" if gain < _CLEARLY else "fused"), f"the fused kernel is ×{gain:.2f} as fast here{when(gain)}"
 
@@ -133,7 +131,7 @@ def resolve(
     images: Source | None = None,
 ) -> tuple[ResolvedSettings, dict[str, str]]:
     """Replace every ``auto``."""
-    settings, reasons = with_share(settings, n)
+    settings, reasons = with_share(settings, n, stats.modality.noun)
     chosen: dict[str, Any] = {}
 
     def auto(name: str, value: Any, why: str) -> Any:
@@ -151,21 +149,21 @@ def resolve(
 
     device = auto("device", *default_device())
     check_device(device)
-    noun = item_noun(stats.sound)
-    auto("channels", channels, f"what the {noun} have")
+    modality = stats.modality
+    auto("channels", channels, f"what the {modality.noun} have")
     swin = swin_sizes(settings.model.get("name", "auto"), settings.model)
     task_class(settings.task["name"]).refuse_swin(swin is not None)
     if swin is not None:
         for name, value, why in _of_swin(device, min(stats.height, stats.width), settings, *swin):
             auto(name, value, why)
         (h, w), patch = (chosen.get(name, getattr(settings, name)) for name in ("img_size", "patch_size"))
-    elif stats.sound is not None:
-        h, w = auto("img_size", stats.sound.size, f"{stats.sound.bins} rows and a column every 10 ms")
+    elif modality.own_size is not None:
+        h, w = auto("img_size", *modality.own_size)
         if str(settings.data).partition(":")[0] == "tones" and not w % _FRAMES_ON_TONES:
             patch = auto("patch_size", (h, _FRAMES_ON_TONES), "few, so that their order can be learnt within minutes")
         else:
             patch = auto("patch_size", (h, 1), "a frame each, as in MP3")
-        check_patches(stats.sound, patch)
+        modality.check_patches(patch)
     elif str(settings.data).partition(":")[0] == "shapes" and (settings.img_size, settings.patch_size) == (
         "auto",
         "auto",
@@ -178,12 +176,12 @@ def resolve(
             "img_size", *_img_size(settings.img_size, device, min(stats.height, stats.width), settings.patch_size)
         )
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
-    if stats.sound is None:
+    if modality.resizable:
         found("crop_scale", _crop_scale, settings, (h, w), (stats.height, stats.width), images)
     else:
         chosen["crop_scale"] = _USUAL_SCALE
     rows, columns = to_pair(patch)
-    auto("model", *_model(device, (h // rows) * (w // columns)))
+    auto("model", *_model(device, (h // rows) * (w // columns), modality.noun))
     defaults = encoder_defaults(settings.task)
     usual = ("sincos", "as in the papers") if swin is None else ("none", "a Swin has relative ones of its own")
     auto("positions", *defaults.get("positions", usual))
@@ -193,14 +191,15 @@ def resolve(
     samples = _SAMPLES["cpu" if device == "cpu" else "gpu"]
     epochs = min(_MAX_EPOCHS, max(10, round(samples / n))) if settings.epochs == "auto" else settings.epochs
     batch = auto(
-        "batch_size", *_batch(device, n, world, n * epochs / settings.accumulate, updates_needed(settings.task))
+        "batch_size",
+        *_batch(device, n, world, n * epochs / settings.accumulate, updates_needed(settings.task), modality.noun),
     )
     check_step_size(settings.task, batch, n)
     share_of_batch(batch, n, world)
     here = here or Cores(cores(), world)
     if settings.devices == "auto":
         chosen["devices"] = here.processes
-    epochs = auto("epochs", epochs, f"{round(n * epochs):,} samples in all from {n:,} training {noun}")
+    epochs = auto("epochs", epochs, f"{round(n * epochs):,} samples in all from {n:,} training {modality.noun}")
     updates = max(1, steps_of(epochs, n, batch) // settings.accumulate)
     wanted = training_defaults(settings.task, updates)
     auto("weight_decay", *wanted.get("weight_decay", (0.05, "as MAE's")))
@@ -216,7 +215,7 @@ def resolve(
     half = found("precision", default_precision, device)
     shape = ("model", "img_size", "patch_size", "channels", "positions")
     spec = encoder_spec(*(chosen.get(name, getattr(settings, name)) for name in shape))
-    found("attention", default_attention, device, half, spec)
+    found("attention", default_attention, device, half, spec, modality.an_item)
     halves = "bfloat16" in (half, settings.teacher_precision)
     kernels = found("kernels", default_kernels, device, halves, spec, batch // world)
     if settings.kernels == "native":
@@ -232,12 +231,7 @@ def resolve(
 def measure_data(settings: Settings, source: Source, sample: int = 1000) -> tuple[int, Stats]:
     """What is measured of the training data before a run: its channels, and its statistics."""
     settings.check_kind(source)
-    if source.sound is not None:
-        sound = settings.sound()
-        return 1, statistics_of_recordings(source.heard_as(sound), sound, sample)
-    found = channels_of(source)
-    channels = found if settings.channels == "auto" else settings.channels
-    return channels, statistics_of(source, channels, sample)
+    return measure(source, settings.channels, settings.sound(), sample)
 
 
 def _of_swin(device: str, median: int, settings: Settings, patch: int | None, along: int) -> list[tuple[str, Any, str]]:
@@ -286,22 +280,22 @@ def _patch(side: int) -> int:
     return 2 if side <= 16 else 4 if side <= 48 else 8 if side <= 112 else 16
 
 
-def _model(device: str, patches: int) -> tuple[str, str]:
+def _model(device: str, patches: int, noun: str) -> tuple[str, str]:
     if device == "cpu":
         return "nano", "small enough to train on a CPU"
     if patches <= 100:
-        return "mini", "small images"
+        return "mini", f"small {noun}"
     return "vit_small_patch16_224", "a good start on one GPU"
 
 
-def _batch(device: str, n: int, world: int, samples: float, needed: tuple[int, str]) -> tuple[int, str]:
+def _batch(device: str, n: int, world: int, samples: float, needed: tuple[int, str], noun: str) -> tuple[int, str]:
     """Images of a step, where ``samples`` over the images of an update are their number, and so many are ``needed``."""
     usual, why = (128, "usual on a cpu") if device == "cpu" else (256 * world, f"usual on a {device}")
     if world > 1:
         why += f", for {world} processes"
     if n < 8 * usual:
         usual = max(1, min(usual, 2 ** max(3, (n // 8).bit_length() - 1), n))
-        why = f"an eighth of the {n} images or less"
+        why = f"an eighth of the {n} {noun} or less"
     least, reason = needed
     while samples / usual < least and usual > _LEAST_FOR_UPDATES:
         usual, why = max(_LEAST_FOR_UPDATES, usual // 2), f"for more updates: {reason}"

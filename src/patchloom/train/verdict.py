@@ -12,12 +12,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from patchloom.claims import MIN_VERDICT_IMAGES, SMALL, Effect, Level, effect_between, effect_of, level_beside
+from patchloom.data.modality import IMAGES, Modality
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.results import Report, Row, compare_rows
 from patchloom.questions.question import Measure
 from patchloom.runs.held_out import HeldOut
 from patchloom.runs.settings import ResolvedSettings
-from patchloom.runs.verdict import COLLAPSED, EARLY, HEALTHY, NO_LABELS, NOT_LEARNING, UNKNOWN, WEAK, Health
+from patchloom.runs.verdict import COLLAPSED, EARLY, HEALTHY, NOT_LEARNING, UNKNOWN, WEAK, Health, no_labels
 
 # The closing sentence of a run: what its numbers allow to say, and what they do not.
 
@@ -42,23 +43,24 @@ _CLASSES = {
 }
 
 
-def closing_sentence(measure: Measure, knn: Report | None, held_out: HeldOut) -> str:
+def closing_sentence(measure: Measure, knn: Report | None, held_out: HeldOut, modality: Modality = IMAGES) -> str:
     """What the numbers of a run mean, by the rules of `patchloom.claims`."""
-    text = _of_task(measure, held_out)
-    return f"{text}. {NO_LABELS}" if knn is None else f"{text}; and by kNN {_of_classes(knn)}."
+    text = _of_task(measure, held_out, modality)
+    return f"{text}. {no_labels(modality.noun)}" if knn is None else f"{text}; and by kNN {_of_classes(knn, modality)}."
 
 
-def _of_task(measure: Measure, held_out: HeldOut) -> str:
+def _of_task(measure: Measure, held_out: HeldOut, modality: Modality) -> str:
     means, to_beat, effect = measure.means(), measure.baseline_to_beat(), measure.effect()
-    images = _counted(effect.n, held_out.named)
+    noun = modality.noun
+    images = _counted(effect.n, held_out.named(noun), modality)
     level, base = level_beside(effect, map(measure.effect, means)), f"{measure.show(means[to_beat])} ({to_beat})"
     if measure.collapsed():
         head = "The teacher's outputs have collapsed, so agreeing with them means little"
     elif level.better and measure.alike():
-        head = "The teacher's outputs are nearly the same for all images, so agreeing with them says little"
+        head = f"The teacher's outputs are nearly the same for all {noun}, so agreeing with them says little"
     else:
         head = _TASK[level].format(images=_being(effect.n, images))
-        head += ", or these images are known by heart" if level.better and held_out.doubt else ""
+        head += f", or these {noun} are known by heart" if level.better and held_out.doubt else ""
     found = f"{measure.name} {measure.show(measure.value)}" + (f" on {images}" if images not in head else "")
     if level is Level.WORSE:
         found += f", and {base} has to be beaten"
@@ -88,10 +90,13 @@ def _others(measure: Measure, to_beat: str, level: Level) -> str:
     return said
 
 
-def _of_classes(knn: Report) -> str:
+def _of_classes(knn: Report, modality: Modality) -> str:
     """How the encoder's features compare with the best control's; and with the other ones', where they differ."""
     trained, best, *rest = best_control_first(knn)
-    level, images = effect_over_control(trained, best, knn.n_test).level, _counted(knn.n_test, "test images")
+    level, images = (
+        effect_over_control(trained, best, knn.n_test).level,
+        _counted(knn.n_test, f"test {modality.noun}", modality),
+    )
     meaning = _CLASSES[level].format(other=best.encoder, images=_being(knn.n_test, images))
     numbers = f"{trained.value:.1%}, {best.value:.1%}"
     for row in rest:
@@ -117,8 +122,8 @@ def effect_over_control(row: Row, control: Row, n: int) -> Effect:
     return Effect(found.value / way, found.low / way, found.high / way, n)
 
 
-def _counted(n: int, images: str) -> str:
-    return f"{n:,} {images if n != 1 else images.replace('images', 'image', 1)}"
+def _counted(n: int, images: str, modality: Modality) -> str:
+    return f"{n:,} {images if n != 1 else images.replace(modality.noun, modality.item, 1)}"
 
 
 def _being(n: int, images: str) -> str:
@@ -165,6 +170,7 @@ class VerdictInputs(NamedTuple):
         stopped: it has, before its last step, since it got no better.
         results: [n] of the measure on each held-out image, by the ``step`` of the row; those of an older version's
             rows are missing.
+        modality: what the images are pictures of.
     """
 
     measure: Measure
@@ -177,6 +183,7 @@ class VerdictInputs(NamedTuple):
     ended: bool = False
     stopped: bool = False
     results: Mapping[str, Sequence[float]] = {}
+    modality: Modality = IMAGES
 
     @property
     def updates(self) -> int:
@@ -303,10 +310,12 @@ def _same_images(signs: VerdictInputs) -> _Finding | None:
     apart, n = signs.latest("images:apart"), len(signs.measure.values)
     if apart is None or not apart < _APART or n < MIN_VERDICT_IMAGES:
         return None
+    noun = signs.modality.noun
     why = (
-        f"the {n:,} held-out images are nearly all the same: {apart:.1%} of what their pixels differ by sets them apart"
+        f"the {n:,} held-out {noun} are nearly all the same: {apart:.1%} of what their {signs.modality.values} "
+        "differ by sets them apart"
     )
-    return _Finding(UNKNOWN, why, "look at your data (patchloom check), and give images that differ")
+    return _Finding(UNKNOWN, why, f"look at your data (patchloom check), and give {noun} that differ")
 
 
 def _not_finite(signs: VerdictInputs) -> _Finding | None:
@@ -327,7 +336,8 @@ def _same_features(signs: VerdictInputs) -> _Finding | None:
     if signs.tells_classes():  # then images are told apart, by however little
         return None
     differ = "" if share is None else f"they differ by {share:.1%} of what an untrained encoder's do, and "
-    why = f"the encoder's features of different images are nearly the same ({differ}in {rank:.1f} directions)"
+    noun = signs.modality.noun
+    why = f"the encoder's features of different {noun} are nearly the same ({differ}in {rank:.1f} directions)"
     return _Finding(COLLAPSED, why, _slower(signs))
 
 
@@ -335,7 +345,8 @@ def _same_outputs(signs: VerdictInputs) -> _Finding | None:
     if not signs.measure.collapsed():
         return None
     found = ", ".join(f"{name} {value:.2f}" for name, value in signs.measure.diversity.items())
-    why = f"the teacher gives all images nearly the same output ({found}), so that agreement with it means little"
+    noun = signs.modality.noun
+    why = f"the teacher gives all {noun} nearly the same output ({found}), so that agreement with it means little"
     if signs.classes is None or not signs.tells_classes():
         return _Finding(COLLAPSED, why, _for_teacher(signs))
     why += f"; yet by kNN the features tell classes better than an untrained encoder's ({_by_knn(signs.classes)})"
@@ -345,9 +356,9 @@ def _same_outputs(signs: VerdictInputs) -> _Finding | None:
 def _few_images(signs: VerdictInputs) -> _Finding | None:
     if signs.level is not Level.UNKNOWN or not signs.step:
         return None
-    n = len(signs.measure.values)
-    why = f"{signs.figure()}, on {n:,} held-out {'image' if n == 1 else 'images'}, which are too few"
-    return _Finding(UNKNOWN, why, "hold out more images (--held_out), or give more of them")
+    n, (item, noun) = len(signs.measure.values), (signs.modality.item, signs.modality.noun)
+    why = f"{signs.figure()}, on {n:,} held-out {item if n == 1 else noun}, which are too few"
+    return _Finding(UNKNOWN, why, f"hold out more {noun} (--held_out), or give more of them")
 
 
 def _not_begun(signs: VerdictInputs) -> _Finding | None:
@@ -397,11 +408,11 @@ def _not_better(signs: VerdictInputs) -> _Finding | None:
         why = f"{signs.figure()}, but {gained.share:.0%} nearer to perfect than halfway"
         return _Finding(EARLY, why, _longer(signs))
     if gained.level is Level.UNKNOWN:
-        n = len(signs.measure.values)
+        n, noun = len(signs.measure.values), signs.modality.noun
         why = (
-            f"{signs.figure()}; {n:,} held-out images are too few to tell whether it is nearer to perfect than halfway"
+            f"{signs.figure()}; {n:,} held-out {noun} are too few to tell whether it is nearer to perfect than halfway"
         )
-        return _Finding(EARLY, why, f"hold out more images (--held_out), or {_longer(signs)}")
+        return _Finding(EARLY, why, f"hold out more {noun} (--held_out), or {_longer(signs)}")
     why = f"{signs.figure()}, after {signs.updates:,} updates, and no nearer to perfect than halfway"
     then = f"smaller patches (--patch_size), a lower --blr (now {signs.settings.blr:g}), or another --task"
     return _Finding(NOT_LEARNING, why, f"look at the pictures, and at your data; {then}")
@@ -419,8 +430,8 @@ def _weak(signs: VerdictInputs) -> _Finding | None:
         return None
     if signs.level is Level.UNSURE:
         n = len(signs.measure.values)
-        why = f"{_share(signs)}, and {n:,} held-out images are too few to tell how well it is learnt"
-        return _Finding(WEAK, why, f"hold out more images (--held_out), or {_longer(signs)}")
+        why = f"{_share(signs)}, and {n:,} held-out {signs.modality.noun} are too few to tell how well it is learnt"
+        return _Finding(WEAK, why, f"hold out more {signs.modality.noun} (--held_out), or {_longer(signs)}")
     batch = "" if signs.measure.outputs is None else ", or with a larger --batch_size"
     return _Finding(WEAK, _share(signs), f"{_longer(signs)}{batch}")
 
@@ -439,10 +450,11 @@ def _healthy(signs: VerdictInputs) -> _Finding:
         return _Finding(HEALTHY, _share(signs), then)
     if signs.classes.level is Level.UNKNOWN:
         n, control = signs.classes.images, signs.classes.control
-        few = f"{n:,} labelled {'image is' if n == 1 else 'images are'} too few to tell whether its features are better"
-        why = f"{_share(signs)}; {few} than {control} (kNN {_by_knn(signs.classes)})"
+        item, noun = signs.modality.item, signs.modality.noun
+        few = f"{n:,} labelled {f'{item} is' if n == 1 else f'{noun} are'} too few to tell whether its features are"
+        why = f"{_share(signs)}; {few} better than {control} (kNN {_by_knn(signs.classes)})"
         return _Finding(
-            HEALTHY, why, "label more images, and ask again (patchloom evaluate knn)" if signs.ended else ""
+            HEALTHY, why, f"label more {noun}, and ask again (patchloom evaluate knn)" if signs.ended else ""
         )
     why = f"{_share(signs)}; kNN {_by_knn(signs.classes)}"
     gained = signs.gained_since(0.75 * signs.steps) if signs.ended else None

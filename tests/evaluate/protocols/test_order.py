@@ -9,6 +9,7 @@ import torch
 
 from patchloom.cli import main
 from patchloom.data.augment import CentreCrop
+from patchloom.data.modality import IMAGES
 from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import extract
@@ -68,7 +69,7 @@ def test_images_are_cut_before_they_are_shuffled() -> None:
 
 
 class _Same:
-    sound = None
+    modality = IMAGES
     name, classes, labels = "same", (), None
 
     def __init__(self, image: torch.Tensor) -> None:

@@ -55,7 +55,7 @@ class ConcatSource(Source):
         source, inside = self._at(i)
         return source.read(inside)
 
-    def heard_as(self, sound: Sound) -> Source:
+    def _heard_as(self, sound: Sound) -> Source:
         heard = copy(self)  # with the groups that it has by now
         heard.sources, heard.sound = tuple(source.heard_as(sound) for source in self.sources), sound
         return heard

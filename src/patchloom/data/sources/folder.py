@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from patchloom.audio.config import Sound
+from patchloom.audio.recordings import modality_of
 from patchloom.data.conversions import limit_examples
 from patchloom.data.source import TEST_SPLITS, Data, note_on_splits
 from patchloom.data.sources.files import Files, PackedStrings
@@ -152,7 +153,7 @@ def _of_splits(
         total = len(train) + len(test) + sum(left.values())
         counts = {where: f"{count:,}" for where, count in left.items()}
         sentence = note_on_splits(trained, tested, counts, f"move {{}} into {splits[0]}")
-        notes = [f"Of {total:,} {'images' if train.sound is None else 'recordings'}, {sentence}", *notes]
+        notes = [f"Of {total:,} {modality_of(train.sound).noun}, {sentence}", *notes]
     elif splits[1].lower() not in _TEST[:2]:
         notes = [f"{tested} is the test, as no folder is called so", *notes]
     source = _source(name, train)

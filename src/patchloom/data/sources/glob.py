@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from patchloom.audio.config import item_noun
+from patchloom.audio.recordings import modality_of
 from patchloom.data.decode import IMAGE_SUFFIXES, SOUND
 from patchloom.data.source import Data
 from patchloom.data.sources.files import Files
@@ -48,7 +48,7 @@ def open_images(paths: Sequence[str], name: str) -> Data:
     if not found:
         raise PatchloomError(f"{name} stands for {len(paths):,} paths and no image: {endings()}")
     if others := sum(some.count for some in kinds[""].others.values()):
-        notes.append(f"{name}: {others:,} files that are no {item_noun(sound)} are left out")
+        notes.append(f"{name}: {others:,} files that are no {modality_of(sound).noun} are left out")
     if folders and not re.search(r"\*\*", name):
         notes.append(f"{name}: {folders:,} folders are left out, since files match, too: ** takes what lies in them")
     root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in found])

@@ -308,8 +308,8 @@ class Tones(Source):
             self._made[i] = torch.from_numpy(wave)[None, None]
         return self._made[i]
 
-    def heard_as(self, sound: Sound) -> Source:
-        heard = super().heard_as(sound)
+    def _heard_as(self, sound: Sound) -> Source:
+        heard = super()._heard_as(sound)
         assert isinstance(heard, Tones)
         if self.sound is None or sound.rate != self.sound.rate:
             heard._made = {}

@@ -82,16 +82,13 @@ def keywords(
     check_options(keywords, locals())
     vit, card = load_encoder(run, settings.model)
     opened = _opened(data, words, card, settings)
-    noise = opened.noise
-    waves = () if noise is None else tuple(noise.read(i) for i in range(len(noise)))
     parts, label = _parts(opened, card, settings, run), recipe
     what: dict[str, Any] = {}
     if labels != 1:
         parts, what = subsample_training(parts, labels, None, settings.seed)
         parts = replace(parts, story=f"{parts.story} All recordings for validation were used.")
         label = f"{recipe}-{labels:g}"
-    own: dict[str, Any] = {"validation": parts.validation, "noise": waves}
-    plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision, **own)
+    plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision, validation=parts.validation)
     variant, classes = variant_of(positions, vit), class_names(parts.train)
     place = classifier_path(run, data, label, settings, out, f"{_NAME}-")  # finetune on the same has other classes
     candidates = [pretrained_candidate(vit, card, positions, parts, settings, place, what)]
@@ -128,7 +125,7 @@ def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, se
     with StatusMessage("listing the recordings"):
         opened = open_keywords(data, None if named is None else [word.strip() for word in named], settings.seed)
     print_notes(opened.notes)
-    return opened.heard_as(card.sound)
+    return opened.heard_as(card.sound).with_noise()
 
 
 def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings, run: str | Path) -> Parts:

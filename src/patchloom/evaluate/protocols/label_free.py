@@ -56,13 +56,13 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
     source, story = drawn_images(parts.test, images, settings.seed), parts.story
     if len(source) < len(parts.test):
         story += f" {len(source):,} of {len(parts.test):,} test {source.noun} were drawn for it (seed {settings.seed})."
-    size, of_sound = input_size(vit), source.sound is not None
+    size, cropped = input_size(vit), source.modality.resizable
     twin, _ = untrained_twin(card, seed=settings.seed)
     ours, fresh = (
         extract_label_free(name, net, card, source, settings) for name, net in ((card.name, vit), (UNTRAINED, twin))
     )
     rows = [rows_from_features(card.name, ours), rows_from_features(UNTRAINED, fresh)]
-    if not of_sound:
+    if cropped:
         name = raw_name(card)
         rows.append(rows_from_features(name, extract_label_free_pixels(name, size, card, source, settings)))
     measured = {row.settings["measure"] for row in rows[0]}
@@ -71,7 +71,11 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
     report = Report(
         rows=[*sum(rows, []), *chance_rows(ours)],
         protocol=" ".join(
-            [*_sentences(ours, of_sound, is_hierarchical(vit)), story, *note_unreadable(ours.unreadable, source.noun)]
+            [
+                *_sentences(ours, source.noun, cropped, is_hierarchical(vit)),
+                story,
+                *note_unreadable(ours.unreadable, source.noun),
+            ]
         ),
         headline=_headline(measure, quoted, f"{ours.n:,} test {source.noun}"),
         quoted=quoted,
@@ -86,9 +90,8 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
     return report if quoted[0].right is None else report.beside(False)
 
 
-def _sentences(found: LabelFreeFeatures, of_sound: bool, swin: bool) -> list[str]:
+def _sentences(found: LabelFreeFeatures, noun: str, cropped: bool, swin: bool) -> list[str]:
     """What each number is, in plain words."""
-    noun = "recordings" if of_sound else "images"
     assert found.whole is not None
     n, d = found.whole.shape
     said = [
@@ -96,8 +99,8 @@ def _sentences(found: LabelFreeFeatures, of_sound: bool, swin: bool) -> list[str
         f"the {d} numbers of a feature use, at most {min(n, d)}. α-ReQ: how steeply the variance falls from one "
         "direction to the next, as j^-α; large where few directions hold almost all."
     ]
-    if of_sound:
-        said.append("LiDAR and own crops are left out: a crop of a recording would be another sound.")
+    if not cropped:
+        said.append(f"LiDAR and own crops are left out: a crop of a {noun.removesuffix('s')} would be another sound.")
     else:
         areas = _listed(AREAS)
         said.append(

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.audio.spectrogram import pictures
-from patchloom.data.loader import centre_of
 from patchloom.data.source import Source, digest
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.evaluate.features import ImageFeatures
@@ -26,7 +24,7 @@ from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
 from patchloom.runs.encoder import load_encoder
-from patchloom.sizes import Sides, compact, in_pixels
+from patchloom.sizes import Sides, compact, in_pixels, to_pair
 
 _LINEAR_PROBE = "linear"
 AS_THEY_ARE, SHUFFLED, ZEROED = "as they are", "patches shuffled", "positions zeroed"
@@ -99,7 +97,8 @@ class ShuffledPatches(Source):
     """
 
     def __init__(self, source: Source, size: Sides, p: Sides, seed: int) -> None:
-        self.source, self.cut, self.p, self.seed = source, centre_of(source, size), p, seed
+        self.source, self.size, self.p, self.seed = source, to_pair(size), p, seed
+        self.cut = source.modality.centre(self.size, name=source.name)
         self.name, self.classes, self.labels = source.name, source.classes, source.labels
 
     def __len__(self) -> int:
@@ -107,8 +106,7 @@ class ShuffledPatches(Source):
 
     def read(self, i: int) -> Tensor:
         (image,) = self.cut(self.source.read(i))
-        if self.source.sound is not None:
-            image = pictures(image[None], self.source.sound)[0]
+        image = self.source.modality.pictures(image[None])[0]
         patches = patchify(image[None], self.p)
         places = np.random.default_rng((self.seed, i)).permutation(patches.shape[1])
         return unpatchify(patches[:, torch.from_numpy(places)], self.p, grid_of(image[None], self.p))[0]
@@ -124,7 +122,7 @@ class ShuffledPatches(Source):
         return None if stamp is None else self._digest(stamp)
 
     def _digest(self, images: str) -> str:
-        return digest(["patches shuffled", str(self.cut.size), in_pixels(compact(self.p)), str(self.seed), images])
+        return digest(["patches shuffled", str(self.size), in_pixels(compact(self.p)), str(self.seed), images])
 
 
 def without_positions(vit: Encoder) -> Encoder:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.data.loader import centre_of, plain_batches, training_batches
+from patchloom.data.loader import plain_batches, training_batches
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError, check_type
@@ -209,7 +209,8 @@ def _measure(
     unreadable: list[str] = []
     probe = PositionProbe(vit, placeholder, standardize).to(settings.torch_device)
     reading = settings.seed, 0, steps, settings.workers_for(parts.train, steps), channels
-    drawn = training_batches(parts.train, centre_of(parts.train, size), _BATCH, *reading, device=settings.torch_device)
+    centre = parts.train.modality.centre(size, name=parts.train.name)
+    drawn = training_batches(parts.train, centre, _BATCH, *reading, device=settings.torch_device)
     seen = normalized(track_progress(drawn, steps, f"{name}: steps of training"), card, unreadable)
     train_probe(probe, seen, ratio, torch.Generator().manual_seed(settings.seed), steps)
     tested = plain_batches(

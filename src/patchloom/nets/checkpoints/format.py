@@ -22,6 +22,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from patchloom.audio.config import Sound, sound_from
+from patchloom.audio.recordings import modality_of
+from patchloom.data.modality import Modality
 from patchloom.errors import PatchloomError, check_range, conforms, listing, typed_fields
 from patchloom.nets.build import (
     EncoderSpec,
@@ -69,6 +71,11 @@ class EncoderCard:
     extra_modules: dict[str, Use] = field(default_factory=dict)
     note: str = ""
     sound: Sound | None = None
+
+    @property
+    def modality(self) -> Modality:
+        """What its pictures are of."""
+        return modality_of(self.sound)
 
     @property
     def own_spec(self) -> EncoderSpec:

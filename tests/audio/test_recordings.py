@@ -1,0 +1,77 @@
+"""Recordings as a modality: what differs from images, which no other code asks for."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from spoken import SOUND, Tones
+
+from patchloom.audio.augment import CentreExcerpt, RandomExcerpt
+from patchloom.audio.config import Sound
+from patchloom.audio.recordings import Recordings, modality_of
+from patchloom.audio.spectrogram import pictures
+from patchloom.data.augment import RandomCrop
+from patchloom.data.loader import training_batches
+from patchloom.data.modality import IMAGES, Modality
+from patchloom.data.sources.synthetic import Shapes
+from patchloom.errors import PatchloomError
+
+HEARD = modality_of(SOUND)
+
+
+def test_sound_alone_says_what_a_source_holds():
+    assert modality_of(None) is IMAGES and isinstance(HEARD, Recordings) and HEARD == modality_of(replace(SOUND))
+    assert HEARD != modality_of(Sound())
+    assert Shapes(2).modality is IMAGES and Tones(1).modality == HEARD and Tones(1).subset([0]).modality == HEARD
+
+
+@pytest.mark.parametrize(
+    ("modality", "said", "one"),
+    [
+        (IMAGES, "Images of pixels: an image, another image", "1 image"),
+        (HEARD, "Recordings of values: a recording, another recording", "1 recording"),
+    ],
+)
+def test_words_stand_where_a_text_has_room_for_them(modality, said, one):
+    assert modality.words("{Noun} of {values}: {an_item}, another {item}") == said
+    assert modality.words("{Item}{An_item}") == f"{modality.item.capitalize()}{modality.an_item.capitalize()}"
+    assert modality.counted(1) == one and modality.counted(1000) == f"1,000 {modality.noun}"
+
+
+def test_every_word_of_images_has_one_of_recordings():
+    words = [name for name, value in vars(Modality).items() if isinstance(value, str) and not name.startswith("__")]
+    assert len(words) >= 7
+    for name in words:
+        assert getattr(HEARD, name) != getattr(IMAGES, name), name
+
+
+def test_a_crop_of_images_becomes_an_excerpt_with_the_sources_noise():
+    crop, noise = RandomCrop(SOUND.size), (torch.ones(1, 1, 800, dtype=torch.int16),)
+    source = Tones(2)
+    source.noise = noise
+    assert Shapes(2).cut(crop, shift=0.3) is crop
+    cut = source.subset([1]).cut(crop, shift=0.02, noise_share=0.5, noise_volume=0.2)
+    assert isinstance(cut, RandomExcerpt) and cut.noise == noise and cut.shift == 0.02
+    assert (cut.noise_share, cut.noise_volume) == (0.5, 0.2)
+    assert isinstance(HEARD.centre(SOUND.size), CentreExcerpt)
+    with pytest.raises(PatchloomError, match="pictures of birds are of 8x9, and the encoder is for 8x8"):
+        HEARD.centre((8, 8), name="birds")
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_batch_of_recordings_is_pictures_of_the_excerpts_that_the_seed_draws(device):
+    source, cut = Tones(4), RandomExcerpt(SOUND)
+    (batch,) = training_batches(source, source.cut(RandomCrop(SOUND.size)), 6, 3, 0, 1, channels=1, device=device)
+    rows = batch.indices.tolist()
+    waves = torch.stack([cut(source.read(i), np.random.default_rng((3, 0, i)))[0] for i in rows])
+    assert torch.equal(batch.views[0], pictures(waves, SOUND)) and batch.views[0].dtype == torch.float32
+
+
+def test_pictures_of_recordings_are_coloured_upright_and_images_stay():
+    images = torch.zeros(1, 1, *SOUND.size)
+    assert IMAGES.colours(images, (0.5,), (0.2,)) == (images, (0.5,), (0.2,))
+    images[..., 0, :] = 9
+    colours, mean, std = HEARD.colours(images, (0.5,), (1 / 6,))
+    assert colours.shape[1] == 3 and (mean, std) == ((0.0,) * 3, (1.0,) * 3)
+    assert colours[0, :, -1].min() > colours[0, :, 0].min() and "every 10 ms" in HEARD.axes and not IMAGES.axes
