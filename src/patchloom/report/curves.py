@@ -18,7 +18,7 @@ _KNN = {
 }
 _SAME = 5e-4  # baselines of several runs that differ by less are drawn once
 # columns that are no curve of their own, or are drawn already
-_OTHER = ("step", "epoch", "images", "seconds", "lr", "loss", "held_out", "loss_scale", *_KNN)
+_OTHER = ("step", "epoch", "images", "seconds", "lr", "loss", "held_out", "share", "loss_scale", *_KNN)
 
 
 def charts_of(runs: Sequence[RunData]) -> list[Chart]:
