@@ -27,7 +27,8 @@ from patchloom.errors import conforms
 # all that stayed below `CLEAR`, by kNN, and of few above it; below `SMALL` nothing is seen in the pictures, either.
 SMALL, CLEAR = 0.02, 0.10
 MIN_VERDICT_IMAGES = 10  # images; of fewer, nothing is said to be better or worse than something else
-_Z = 1.959963984540054  # standard normal quantile of a 95 % interval
+Z = 1.959963984540054  # standard normal quantile of a 95 % interval
+WIDE = 0.07  # so far from a share its interval may reach before a sentence says that the images are few
 _SPLIT = 0.25  # test images of a split over its training images: a fifth is split off
 _CALLED = {"untrained": "the untrained one", "from scratch": "training from scratch"}  # controls in a sentence
 
@@ -312,6 +313,23 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     return float(found.mean() - reach), float(found.mean() + reach)
 
 
+def wilson(share: float, n: int, z: float = Z) -> tuple[float, float]:
+    """Wilson's score interval for a ``share`` in [0, 1] of ``n`` trials (Wilson 1927); ``z`` = 1.96 gives 95 %.
+
+    It covers the variation over test images, not over seeds.
+    """
+    if n < 1:
+        raise ValueError("a share of no trials has no interval")
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def is_wide(value: float, low: float, high: float) -> bool:
+    """Whether the interval of a share reaches so far that other images could have given a quite different one."""
+    return low < high and max(high - value, value - low) > WIDE
+
+
 def student(freedom: float) -> float:
     """Student's quantile of a 95 % interval."""
     return float(stdtrit(freedom, 0.975))
@@ -375,6 +393,11 @@ class Difference:
         if self.trained and self.trainings < 2:
             return Claim.ONCE
         return Claim.BETTER if self.low > 0 else Claim.WORSE
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the encoder is better, or would be if its one training were all."""
+        return self.claim is Claim.BETTER or (self.claim is Claim.ONCE and self.value > 0)
 
     def effect(self, baseline: float, perfect: float = 1.0) -> Effect | None:
         """How far that is on the way from the control's result to perfect; None without an interval, or a way."""
@@ -486,7 +509,7 @@ def difference(
     if values is None:
         results = [side.mean(1) for side in sides]
         middle = gains.sum() / (k + 2)
-        quantile, images = _Z, ((gains @ gains + 1) / (k + 2) - middle**2) / (k + 2)
+        quantile, images = Z, ((gains @ gains + 1) / (k + 2) - middle**2) / (k + 2)
     else:
         results = [np.asarray(value, dtype=np.float64) for value in values]
         middle = results[0].mean() - results[1].mean()

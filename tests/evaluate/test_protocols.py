@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from patchloom.claims import wilson
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import logistic, settings
 from patchloom.evaluate.protocols import evaluate, linear
-from patchloom.evaluate.results import COLUMNS, Report, Row, append_rows, check_rows, differences_of, wilson
+from patchloom.evaluate.results import COLUMNS, Report, Row, append_rows, check_rows, differences_of
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
