@@ -108,6 +108,10 @@ def test_what_is_no_share_is_no_percentage(run):
     write(run, {"settings": '"{""measure"": ""distance""}"', "value": 0.9, "low": 0.8, "high": 1.0})
     number = key_numbers(load_run(run))[1]
     assert (number.figure.text(), number.figure.interval()) == ("0.900", "[0.8, 1]")
+    head, line = (run / "results.csv").read_text().splitlines()
+    for unit, shown in {"patches": "0.900", "-": "0.900", "%": "90.0 %", "": "0.900"}.items():
+        (run / "results.csv").write_text(f"{head},unit\n{line},{unit}\n")
+        assert key_numbers(load_run(run))[1].figure.text() == shown
     write(run, {"protocol": "layers", "value": 12.34, "low": 12, "high": 13})
     assert key_numbers(load_run(run))[1].figure.text() == "12.3"
 

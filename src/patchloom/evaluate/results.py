@@ -363,7 +363,8 @@ _FIRST = (
     *("value", "low", "high", "n_test", "quoted"),
 )
 _YEAR = 4  # digits: what is as long is the beginning of a date, and no number
-COLUMNS = (*_FIRST, "against")  # files of before 0.1 end with quoted
+COLUMNS = (*_FIRST, "against", "unit")  # files of older versions end with quoted or against
+NO_UNIT = "-"  # in the column ``unit``, of a value that has none; an older version's row has an empty cell
 
 
 def differences_of(cell: str | None) -> tuple[Difference, ...]:
@@ -377,15 +378,16 @@ def differences_of(cell: str | None) -> tuple[Difference, ...]:
 def check_rows(path: Path) -> bytes:
     """Content of a CSV of `COLUMNS`, empty if there is none; to be checked before a long evaluation.
 
-    The rows of a file without the column ``against`` get an empty one.
+    The rows of a file without the last columns get empty ones.
     """
     try:
         before = path.read_bytes() if path.exists() else b""
     except OSError as problem:
         raise PatchloomError(f"{path} could not be read ({problem.strerror}): move it out of the way") from problem
     heading = before.split(b"\n", 1)[0].rstrip(b"\r").decode(errors="replace")
-    if heading == ",".join(_FIRST):
-        return b"".join(map(_widened, before.splitlines(keepends=True)))
+    for count in range(len(_FIRST), len(COLUMNS)):
+        if heading == ",".join(COLUMNS[:count]):
+            return b"".join(_widened(line, count) for line in before.splitlines(keepends=True))
     if before and heading != ",".join(COLUMNS):
         raise PatchloomError(f"{path} has other columns than patchloom writes: move it out of the way")
     return before
@@ -414,7 +416,7 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
             source = (report.data, report.fingerprint, report.seed)
             cells = (*about, *source, row.value, row.low, row.high, report.n_test, row in report.quoted)
             if tuple(map(str, cells[1:])) not in there:
-                writer.writerow((*cells, against.get(id(row), "")))
+                writer.writerow((*cells, against.get(id(row), ""), row.unit or NO_UNIT))
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(handle, text.getvalue().encode())
@@ -457,17 +459,18 @@ def _against(report: Report) -> dict[int, str]:
     return {row: json.dumps(found) for row, found in cells.items()}
 
 
-def _widened(line: bytes) -> bytes:
-    """A line of a file without the column ``against`` with that column; a damaged one as it is."""
+def _widened(line: bytes, count: int) -> bytes:
+    """A line of a file with the first ``count`` columns with all of them; a damaged one as it is."""
     text = line.rstrip(b"\r\n")
     cells = _cells(text.decode("utf-8", "replace"))
-    if len(cells) != len(_FIRST):
+    if len(cells) != count:
         return line
-    return text + (b",against" if tuple(cells) == _FIRST else b",") + line[len(text) :]
+    more = COLUMNS[count:] if tuple(cells) == COLUMNS[:count] else [""] * (len(COLUMNS) - count)
+    return b",".join([text, *(name.encode() for name in more)]) + line[len(text) :]
 
 
 def _undated(line: str) -> tuple[str, ...]:
-    """The cells of a line without the date and the differences; () for a damaged line, which is kept."""
+    """The cells of a line without the date and the last columns; () for a damaged line, which is kept."""
     return tuple(_cells(line)[1 : len(_FIRST)])
 
 

@@ -349,7 +349,9 @@ def _settings(row: Mapping[str, str]) -> str:
 
 
 def _is_share(row: Mapping[str, str]) -> bool:
-    # results.csv has no units: of distances, in which positions are measured, the measure says so
+    if row.get("unit"):
+        return row["unit"] == "%"
+    # an older version's rows have no units: of distances, in which positions are measured, the measure says so
     measure = str(json.loads(row["settings"]).get("measure", ""))
     return "distance" not in measure and "rank" not in measure and abs(float(row["value"])) <= _LARGEST
 
