@@ -16,7 +16,7 @@ from claims_judge import CONTRADICTED, HOLDS, UNDECIDED, Decided, Noise, Scores,
 from claims_kept import Part, joined, kept_on
 from claims_runs import WHERE, Study
 
-from patchloom.runs.verdict import EARLY, NOT_LEARNING, read_health
+from patchloom.runs.verdict import Verdict, read_health
 from patchloom.system.files import write_whole
 
 NOT_RUN = "not run yet"
@@ -246,7 +246,7 @@ def verdicts(study: Study, arm: str) -> list[str]:
 def unlearnt(study: Study, arms: Iterable[str]) -> bool:
     """Whether a run of one of some arms, or of those whose encoder they take, has hardly learnt its task."""
     found = (word for arm in arms if not ARMS[arm].fresh for word in verdicts(study, ARMS[arm].of or arm))
-    return not {NOT_LEARNING, EARLY}.isdisjoint(found)
+    return not {Verdict.NOT_LEARNING, Verdict.EARLY}.isdisjoint(found)
 
 
 def arms_rows(study: Study, claim: Claim) -> list[str]:

@@ -21,9 +21,9 @@ import torch
 from PIL import Image
 
 import patchloom
+from patchloom.claims import wilson
 from patchloom.compare.outcome import rank_encoders
 from patchloom.compare.timing import TrainingSpeed
-from patchloom.evaluate.results import wilson
 from patchloom.runs.checksummed import read_checksummed
 
 IMAGES, CLASSES, SIDE = 240, 4, 16

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from scipy.special import stdtrit
 
-from patchloom.claims import Claim, Difference, difference, difference_over_splits
+from patchloom.claims import Claim, Difference, difference, difference_over_splits, wilson
 from patchloom.dense.metrics import (
     THRESHOLDS,
     ClassMatches,
@@ -35,7 +35,6 @@ from patchloom.dense.metrics import (
     resampled_precision,
 )
 from patchloom.evaluate.protocols import evaluate
-from patchloom.evaluate.results import wilson
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 

@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from patchloom.claims import CLEAR, MIN_VERDICT_IMAGES, SMALL, Effect, Level, effect_between, effect_of, student
-from patchloom.evaluate.results import wilson
+from patchloom.claims import CLEAR, MIN_VERDICT_IMAGES, SMALL, Effect, Level, effect_between, effect_of, student, wilson
 
 
 @pytest.mark.parametrize(

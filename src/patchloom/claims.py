@@ -11,6 +11,7 @@ Letters: s seeds, n test images.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,11 +21,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
+from patchloom.errors import conforms
+
 # Shares of the way from the baseline to perfect. Of the runs in benchmarks/README.md, raw pixels beat the features of
 # all that stayed below `CLEAR`, by kNN, and of few above it; below `SMALL` nothing is seen in the pictures, either.
 SMALL, CLEAR = 0.02, 0.10
 MIN_VERDICT_IMAGES = 10  # images; of fewer, nothing is said to be better or worse than something else
-_Z = 1.959963984540054  # standard normal quantile of a 95 % interval
+Z = 1.959963984540054  # standard normal quantile of a 95 % interval
+WIDE = 0.07  # so far from a share its interval may reach before a sentence says that the images are few
 _SPLIT = 0.25  # test images of a split over its training images: a fifth is split off
 _CALLED = {"untrained": "the untrained one", "from scratch": "training from scratch"}  # controls in a sentence
 
@@ -44,6 +48,16 @@ class Level(Enum):
     def better(self) -> bool:
         """Whether the baseline is beaten, by however little."""
         return self in (Level.UNSURE, Level.HARDLY, Level.WEAK, Level.CLEAR)
+
+    @property
+    def visible(self) -> bool:
+        """Whether the baseline is beaten by more than nobody would see, such as 0.5 % by which noise can be learnt."""
+        return self.better and self is not Level.HARDLY
+
+    @property
+    def no_gain(self) -> bool:
+        """Whether a clear gain over the baseline is ruled out."""
+        return self in (Level.NONE, Level.WORSE)
 
 
 class Effect(NamedTuple):
@@ -74,6 +88,27 @@ class Effect(NamedTuple):
         if self.high < 0:
             return Level.WORSE
         return Level.UNKNOWN if self.high >= CLEAR else Level.NONE
+
+    def fell(self, least: float) -> bool:
+        """Whether the result is worse by at least a share of the way, and by more than chance.
+
+        The interval is √2 times the 95 % one, which is 99.4 %: a run is asked at half a dozen measures.
+        """
+        return self.share <= -least and self.share + math.sqrt(2) * (self.high - self.share) < 0
+
+    def plain(self) -> dict[str, Any]:
+        """As values for JSON: what is not finite is None."""
+        numbers = {name: finite_or_none(getattr(self, name)) for name in ("share", "low", "high")}
+        return {**numbers, "n": self.n, "level": self.level.name.lower()}
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Effect:
+        """From what `plain` made; an interval that was not finite is without bounds."""
+        try:
+            ends = number_of(values["low"], -math.inf), number_of(values["high"], math.inf)
+            return Effect(number_of(values["share"], math.nan), *ends, count_of(values["n"]))
+        except (KeyError, TypeError) as problem:
+            raise ValueError(f"no effect: {problem}") from problem
 
     def text(self) -> str:
         """Formatted as "46 % [44, 48]", with digits behind the point where the interval needs them."""
@@ -134,6 +169,165 @@ def level_beside(effect: Effect, others: Iterable[Effect]) -> Level:
     if effect.level in (Level.CLEAR, Level.UNSURE) and any(other.level is Level.WORSE for other in others):
         return Level.WEAK
     return effect.level
+
+
+# A form of `format` for numbers; others, such as one of a million digits, are not taken from a file.
+_FORM = re.compile(r",?(\.\d)?[%efg]?")
+_LONGEST = 200  # characters of a name that is read from a file
+
+
+@dataclass(frozen=True)
+class MeasureResult:
+    """Result of a measure beside what needs no learning: means over images, as files keep them.
+
+    Attributes:
+        name: of the measure.
+        value: its mean.
+        low, high: 95 % interval of the mean, over images.
+        baselines: the mean of each, by name.
+        effects: where the result is on the way from each baseline to perfect.
+        to_beat: the baseline that has to be beaten before anything is learnt.
+        barred: all baselines that have to be beaten; others may know what the network does not.
+        higher_is_better: whether 1 is perfect; else 0 is.
+        form: how a value is written, as for `format`.
+        outputs: spread and effective rank of a teacher's outputs; empty for tasks that cannot collapse.
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    baselines: dict[str, float]
+    effects: dict[str, Effect]
+    to_beat: str
+    barred: tuple[str, ...]
+    higher_is_better: bool
+    form: str = ".1%"
+    outputs: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        """Number of images."""
+        return self.effect.n
+
+    @property
+    def unit(self) -> str:
+        """% of a share, "" of what has no unit."""
+        return "%" if self.form.endswith("%") else ""
+
+    @property
+    def effect(self) -> Effect:
+        """Where the result is on the way from the baseline to beat to perfect."""
+        return self.effects[self.to_beat]
+
+    @property
+    def level(self) -> Level:
+        """What may be said of the task: nothing clear, while another baseline is better."""
+        return level_beside(self.effect, self.effects.values())
+
+    def show(self, value: float | None = None) -> str:
+        """The result as people read it; another value in its unit, if one is given."""
+        return format(self.value if value is None else value, self.form)
+
+    def beside(self, called: str) -> str:
+        """Formatted as "error 0.532, blurred copy 0.727": with the baseline to beat, as it is ``called``."""
+        return f"{self.name} {self.show()}, {called} {self.show(self.baselines[self.to_beat])}"
+
+    def plain(self) -> dict[str, Any]:
+        """As values for JSON: what is not finite is None."""
+        numbers = {name: finite_or_none(getattr(self, name)) for name in ("value", "low", "high")}
+        return {
+            "name": self.name, "unit": self.unit, "form": self.form, **numbers, "n": self.n,
+            "higher_is_better": self.higher_is_better, "to_beat": self.to_beat,
+            "baselines": {
+                name: {"value": finite_or_none(value), "to_beat": name in self.barred, **self.effects[name].plain()}
+                for name, value in self.baselines.items()
+            },
+            "outputs": {name: finite_or_none(value) for name, value in self.outputs.items()},
+        }  # fmt: skip
+
+    @staticmethod
+    def of(values: Any) -> MeasureResult:
+        """From what `plain` made, checked: whoever wrote the file may have put anything there."""
+        try:
+            baselines = {text_of(name): one for name, one in values["baselines"].items()}
+            numbers = (number_of(values[name], math.nan) for name in ("value", "low", "high"))
+            form, to_beat = text_of(values["form"]), text_of(values["to_beat"])
+            if not _FORM.fullmatch(form) or to_beat not in baselines:
+                raise ValueError(f"the form {form!r} or the baseline {to_beat!r} is unknown")
+            return MeasureResult(
+                text_of(values["name"]),
+                *numbers,
+                {name: number_of(one["value"], math.nan) for name, one in baselines.items()},
+                {name: Effect.of(one) for name, one in baselines.items()},
+                to_beat,
+                tuple(name for name, one in baselines.items() if one["to_beat"] is True),
+                values["higher_is_better"] is True,
+                form,
+                {text_of(name): number_of(one, math.nan) for name, one in values["outputs"].items()},
+            )
+        except (KeyError, TypeError, AttributeError) as problem:
+            raise ValueError(f"no result of a measure: {problem}") from problem
+
+
+def result_or_none(values: Any) -> MeasureResult | None:
+    """As `MeasureResult.of`; None where there is none, or in words alone as an older version kept it."""
+    try:
+        return MeasureResult.of(values)
+    except ValueError:
+        return None
+
+
+def finite_or_none(value: float) -> float | None:
+    """A number for JSON, which has no infinity and no nan."""
+    return float(value) if math.isfinite(value) else None
+
+
+def number_of(value: Any, missing: float) -> float:
+    """A number from a file; ``missing`` where it was not finite."""
+    if value is None:
+        return missing
+    if not conforms(value, float):
+        raise ValueError(f"{str(value)[:40]!r} is no number")
+    return float(value)
+
+
+def count_of(value: Any) -> int:
+    """A number of images from a file."""
+    if not conforms(value, int) or value < 0:
+        raise ValueError(f"{str(value)[:40]!r} is no number of images")
+    return int(value)
+
+
+def text_of(value: Any) -> str:
+    """A name from a file: one line, and not a long one."""
+    if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
+        raise ValueError(f"{str(value)[:40]!r} is no name")
+    return value
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Student's 95 % interval of a mean over images; without bounds for a single image."""
+    found = np.asarray(values, dtype=np.float64)
+    reach = student(len(found) - 1) * found.std(ddof=1) / math.sqrt(len(found)) if len(found) > 1 else math.inf
+    return float(found.mean() - reach), float(found.mean() + reach)
+
+
+def wilson(share: float, n: int, z: float = Z) -> tuple[float, float]:
+    """Wilson's score interval for a ``share`` in [0, 1] of ``n`` trials (Wilson 1927); ``z`` = 1.96 gives 95 %.
+
+    It covers the variation over test images, not over seeds.
+    """
+    if n < 1:
+        raise ValueError("a share of no trials has no interval")
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def is_wide(value: float, low: float, high: float) -> bool:
+    """Whether the interval of a share reaches so far that other images could have given a quite different one."""
+    return low < high and max(high - value, value - low) > WIDE
 
 
 def student(freedom: float) -> float:
@@ -199,6 +393,16 @@ class Difference:
         if self.trained and self.trainings < 2:
             return Claim.ONCE
         return Claim.BETTER if self.low > 0 else Claim.WORSE
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the encoder is better, or would be if its one training were all."""
+        return self.claim is Claim.BETTER or (self.claim is Claim.ONCE and self.value > 0)
+
+    def effect(self, baseline: float, perfect: float = 1.0) -> Effect | None:
+        """How far that is on the way from the control's result to perfect; None without an interval, or a way."""
+        way = perfect - baseline
+        return Effect(self.value / way, self.low / way, self.high / way, self.n) if self.n and way > 0 else None
 
     def amount(self, value: float, sign: str = "+") -> str:
         """A number in the unit of the difference, without its name."""
@@ -312,7 +516,7 @@ def difference(
     if values is None:
         results = [side.mean(1) for side in sides]
         middle = gains.sum() / (k + 2)
-        quantile, images = _Z, ((gains @ gains + 1) / (k + 2) - middle**2) / (k + 2)
+        quantile, images = Z, ((gains @ gains + 1) / (k + 2) - middle**2) / (k + 2)
     else:
         results = [np.asarray(value, dtype=np.float64) for value in values]
         middle = results[0].mean() - results[1].mean()

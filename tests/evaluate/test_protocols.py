@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from patchloom.claims import wilson
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import logistic, settings
 from patchloom.evaluate.protocols import evaluate, linear
-from patchloom.evaluate.results import COLUMNS, Report, Row, append_rows, check_rows, differences_of, wilson
+from patchloom.evaluate.results import COLUMNS, Report, Row, append_rows, check_rows, differences_of
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
@@ -139,14 +140,15 @@ def test_rows_are_appended_under_one_header(tmp_path: Path) -> None:
         append_rows(path, report)
 
 
-def test_a_file_without_differences_is_read_and_appended_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", ["quoted", "against"])
+def test_a_file_of_an_older_version_is_read_and_appended_to(last: str, tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     rows = [Row.of_images(name, "mean", "knn", {"k": 20}, torch.arange(40) < n) for name, n in (("a", 30), ("b", 10))]
     report = Report(rows, "", "", tuple(rows), "some, data", "f" * 16, 0, 40).beside(False)
     append_rows(path, replace(report, against=(), pairs=()))
-    old = [line.rpartition(",")[0] for line in path.read_text().splitlines()]
+    old = [line.rsplit(",", {"quoted": 2, "against": 1}[last])[0] for line in path.read_text().splitlines()]
     path.write_text("\n".join([*old, "2026,cut"]))  # as before, the last write cut off
-    assert b"2026,cut" in check_rows(path) and path.read_text().splitlines()[0].endswith(",quoted")
+    assert b"2026,cut" in check_rows(path) and path.read_text().splitlines()[0].endswith(f",{last}")
     append_rows(path, report, once=True)  # nothing is there twice for want of a difference
     assert len(path.read_text().splitlines()) == 4
     append_rows(path, report)
@@ -154,6 +156,7 @@ def test_a_file_without_differences_is_read_and_appended_to(tmp_path: Path) -> N
     assert lines[0] == ",".join(COLUMNS) and "2026,cut" in lines
     found = list(csv.DictReader(line for line in lines if line != "2026,cut"))
     assert [differences_of(row["against"]) for row in found] == [(), (), report.against, ()]
+    assert [row["unit"] for row in found] == ["", "", "%", "%"]
     assert differences_of(found[2]["against"])[0].sentence() == report.conclusion()
     assert differences_of(None) == differences_of("") == ()
     for damaged in ("{", "{}", '[{"control": "b"}]', "[1]"):

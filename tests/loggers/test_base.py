@@ -5,8 +5,10 @@ import json
 import pytest
 from tracked import RESULT
 
+from patchloom.claims import Effect, MeasureResult
 from patchloom.errors import PatchloomError
 from patchloom.loggers.base import SentRecord
+from patchloom.runs.verdict import Health, Rule, Verdict
 
 
 def test_there_is_no_record_before_the_first_start(tmp_path):
@@ -26,4 +28,14 @@ def test_a_damaged_record_is_refused(text, tmp_path):
 
 
 def test_quoted_results_are_metrics():
-    assert RESULT.scores() == {"results/knn/run": 0.5, "results/knn/raw pixels": 0.25}
+    assert RESULT.scores() == {"results/knn/run": 0.5, "results/knn/raw pixels": 0.25} and not RESULT.tags()
+
+
+def test_the_verdict_and_its_measure_are_values():
+    effects = {"chance": Effect(0.5, 0.4, 0.6, 50)}
+    measure = MeasureResult("accuracy", 0.6, 0.5, 0.7, {"chance": 0.2}, effects, "chance", ("chance",), True)
+    health = Health(Verdict.WEAK, 2.0, True, Rule.NOT_CLEAR, measure, {}, {"epochs": 40})
+    result = RESULT._replace(health=health.plain())
+    shares = {"results/share": 0.5, "results/share/low": 0.4, "results/share/high": 0.6}
+    assert result.scores() == RESULT.scores() | {"results/held_out": 0.6, **shares}
+    assert result.tags() == {"verdict_value": "learning but weak", "verdict_rule": "not_clear"}

@@ -217,6 +217,8 @@ def test_a_run_without_trackers_says_that_nothing_is_sent(folder):
         {"rows": [1]},
         {"rows": "none"},
         {"verdict": 1},
+        {"health": 5},
+        {"health": {"verdict": "splendid", "why": "", "then": "", "epoch": 1, "ended": True}},
     ],
 )
 def test_a_damaged_ending_is_named(folder, changed):

@@ -11,11 +11,13 @@ from patchloom.report.load_run import load_run
 NAN = float("nan")
 
 
-def with_metrics(found, name="one", task="droppos", measured="position accuracy 7.2%", **columns):
+def with_metrics(found, name="one", task="droppos", measured=("position accuracy", ".1%"), **columns):
     folder = type(found.folder)(found.folder.path.with_name(name))
     settings = replace(found.settings, task=found.settings.task | {"name": task})
     metrics = {key.replace("__", ":").replace("_of_", ":"): np.array(value, float) for key, value in columns.items()}
-    return replace(found, folder=folder, name=name, settings=settings, metrics=metrics, about={"measured": [measured]})
+    named, form = measured
+    result = replace(found.measured, name=named, form=form)
+    return replace(found, folder=folder, name=name, settings=settings, metrics=metrics, measured=result)
 
 
 def by_title(charts):
@@ -46,7 +48,7 @@ def test_several_runs_share_axes_where_they_measure_the_same(run):
     epochs = {"epoch": [0, 1, 2], "loss": [NAN, 4.0, 2.0]}
     one = with_metrics(found, "one", held_out=[0.1, 0.2, 0.3], baseline__chance=[0.1, 0.1, 0.1], **epochs)
     two = with_metrics(found, "two", held_out=[0.1, 0.2, 0.4], baseline__chance=[0.1, 0.1, 0.1], **epochs)
-    other = {"task": "mae", "measured": "reconstruction error 0.532"}
+    other = {"task": "mae", "measured": ("reconstruction error", ".3f")}
     far = with_metrics(found, "far", held_out=[1, 0.8, 0.7], baseline__copy=[0.5, 0.5, 0.5], **other, **epochs)
     charts = by_title(charts_of([one, two, far]))
     assert [line.name for line in charts["position accuracy"].lines] == ["one", "two", "chance"]

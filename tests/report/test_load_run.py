@@ -1,14 +1,16 @@
 """What a run's folder tells, also where it is not finished, damaged, or of another version."""
 
+import csv
 import os
 from dataclasses import replace
 
 import pytest
 
 from patchloom.errors import PatchloomError
-from patchloom.report.load_run import _rounded, disambiguate_runs, load_run
+from patchloom.report.load_run import _rounded, disambiguate_runs, load_run, settings_of
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.verdict import Health, write_health
+from patchloom.runs.verdict import Health, Verdict, write_health
+from patchloom.train.checkpointing import TrainState
 
 
 def test_a_finished_run_tells_all_of_itself(run):
@@ -17,9 +19,31 @@ def test_a_finished_run_tells_all_of_itself(run):
     assert (found.measure, found.percent) == ("position accuracy", True)
     assert found.asked["task"]["mask_ratio"] == "auto" and found.reasons["task.mask_ratio"]
     assert found.reasons["channels"] == "what the images have" and "epochs" not in found.reasons
+    last = [row["held_out"] for row in csv.DictReader((run / "metrics.csv").open()) if row["held_out"]][-1]
+    assert f"{found.measured.value:.6g}" == last and found.measured.n == len(found.data["held_out"])
     assert not found.problems and found.health is not None and found.health.ended
-    write_health(run, Health("healthy", "it learns", "", 2.0, True))
-    assert load_run(run).health == Health("healthy", "it learns", "", 2.0, True)
+    write_health(run, Health(Verdict.HEALTHY, 2.0, True, words=("it learns", "")))
+    assert load_run(run).health == Health(Verdict.HEALTHY, 2.0, True, words=("it learns", ""))
+
+
+def test_a_run_of_an_older_version_keeps_words_and_no_reasons(run):
+    """Nothing is read out of its words: a neutral label stands for the name, and no reason is told."""
+    (run / "reasons.yaml").unlink()
+    tensors, about, _ = (checkpoints := RunFolder(run).checkpoints).read()
+    checkpoints.save(tensors, about | {"measured": ["position accuracy 7.2% (chance 6.2%)", "position accuracy 7.2%"]})
+    found = load_run(run)
+    assert (found.measure, found.percent, found.reasons) == ("held-out measure", False, {}) and not found.problems
+    assert {setting.reason for setting in settings_of(found)} >= {"chosen for you"}
+    state = TrainState.of(checkpoints.about(), {})
+    assert state.measured is None and state.step == about["step"]
+
+
+def test_reasons_are_no_comments_of_the_configuration(run):
+    (run / "config.yaml").write_text("".join(line for line in open(run / "config.yaml") if not line.startswith("#")))
+    assert load_run(run).reasons["channels"] == "what the images have"
+    (run / "reasons.yaml").write_text("channels: [1]\n")
+    found = load_run(run)
+    assert found.reasons == {} and "reasons.yaml" in found.problems[0]
 
 
 def test_reading_changes_nothing(run):

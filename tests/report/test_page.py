@@ -13,6 +13,7 @@ import pytest
 from patchloom.report.page import (
     Chart,
     Curve,
+    Figure,
     Number,
     Page,
     RunPart,
@@ -248,7 +249,7 @@ def test_a_run_has_one_colour_in_all_charts():
 
 def test_a_baseline_is_drawn_alike_whichever_runs_it_is_of():
     def flat(name):
-        return Curve(name, [0, 1], [0.1, 0.1], True)
+        return Curve(name, [0, 1], [0.1, 0.1], True, name.removesuffix(", a"))
 
     charts = [Chart("accuracy", "", [flat("untrained, a"), flat("chance, a")]), Chart("kNN", "", [flat("chance")])]
     numbers = line_numbers(charts)
@@ -263,16 +264,18 @@ def test_a_long_curve_as_a_table_keeps_its_ends():
 
 
 def test_bars_go_from_zero_to_a_hundred_percent_on_each_card():
-    knn = Number("kNN", "30 %", "[25, 40]", [("untrained", "10 % [8.5, 12]"), ("raw pixels", "5 %")])
-    error = Number("patch error", "0.412", "", [("mean colour", "1.000")])
-    rank = Number("rank", "87 of 192", "", [("chance", "12 %")])
+    knn = Number(
+        "kNN", Figure(0.3, True, 0.25, 0.4), [Figure(0.1, True, 0.085, 0.12, "untrained"), Figure(0.05, name="raw")]
+    )
+    error = Number("patch error", Figure(0.412, False), [Figure(1.0, False, name="mean colour")])
+    rank = Number("rank", Figure(87.0, False), [Figure(0.12, name="chance")])
     first, second, third = bars([knn, error, rank])
     assert [row["bar"] for row in first] == [30, 10, 5]
     assert [row["reach"] for row in first] == [[25, 40], [8.5, 12], None]
-    assert [row["value"] for row in first] == ["30 %", "10 % [8.5, 12]", "5 %"]
+    assert [row["value"] for row in first] == ["30.0 %", "10.0 % [8.5, 12.0]", "5.0 %"]
     assert [row["bar"] for row in second + third] == [None] * 4
     assert bars([error, knn])[1] == first  # an error beside it takes nothing from a card
-    (low,) = bars([Number("position accuracy", "1.7 %", "", [("chance", "1.7 %")])])
+    (low,) = bars([Number("position accuracy", Figure(0.01703), [Figure(0.017, name="chance")])])
     assert [row["bar"] for row in low] == [1.7, 1.7]
     text = render(Page("a", "2026-11-22", "0.1.0", runs=[RunPart("a", "finished", numbers=[error, knn])]))
     assert text.count('class="track"') == 3 and "width:30.0%" in text and "Bars go from 0 to 100 %." in text

@@ -9,7 +9,7 @@ from PIL import Image
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
 from patchloom.report.report import page_of, report
-from patchloom.runs.verdict import Health, no_labels, write_health
+from patchloom.runs.verdict import Health, Verdict, no_labels, write_health
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_one_run_has_its_page_beside_it(run, pages, capsys, monkeypatch):
     def state():
         return {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "report.html"}
 
-    write_health(run, Health("healthy", "12 % of the way", "", 2.0, True))
+    write_health(run, Health(Verdict.HEALTHY, 2.0, True, words=("12 % of the way", "")))
     before = state()
     assert main(["report", str(run)]) == 0
     assert capsys.readouterr().out.strip() == str(run / "report.html")
@@ -68,7 +68,7 @@ def test_a_throw_away_evaluation_is_forgotten(run, pages, capsys):
 def test_several_runs_share_a_page(run, pages, tmp_path, monkeypatch, capsys):
     other = shutil.copytree(run, tmp_path / "other")
     (other / "verdict.yaml").unlink()  # as of an older version
-    write_health(run, Health("healthy", "12 % of the way", "", 2.0, True))
+    write_health(run, Health(Verdict.HEALTHY, 2.0, True, words=("12 % of the way", "")))
     monkeypatch.chdir(tmp_path)
     assert main(["report", str(run), str(other)]) == 0
     assert capsys.readouterr().out.strip() == "report.html" and (tmp_path / "report.html").exists()
@@ -104,7 +104,7 @@ def test_runs_whose_folders_are_called_the_same_are_told_apart(run, tmp_path):
      ("too early to tell", "plain")],
 )  # fmt: skip
 def test_a_verdict_has_its_tone(run, verdict, tone):
-    write_health(run, Health(verdict, "why", "then", 1.0, False))
+    write_health(run, Health(Verdict(verdict), 1.0, False, words=("why", "then")))
     page = page_of([run])
     part = page.runs[0]
     assert (part.verdict, part.why, part.then, part.tone, page.tone) == (verdict, "why", "then", tone, tone)
@@ -113,7 +113,7 @@ def test_a_verdict_has_its_tone(run, verdict, tone):
 def test_a_verdict_on_the_way_holds_so_far(run):
     (run / "summary.txt").unlink()
     for verdict, said in [("healthy", "healthy so far"), ("too early to tell", "too early to tell")]:
-        write_health(run, Health(verdict, "why", "then", 1.0, False))
+        write_health(run, Health(Verdict(verdict), 1.0, False, words=("why", "then")))
         assert page_of([run]).runs[0].verdict == said
 
 

@@ -1,6 +1,8 @@
 """The verdict on a run: each of its rules, and runs that were made to fail."""
 
 import csv
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +11,12 @@ import torch
 from killing import SMALL
 from PIL import Image
 
-from patchloom.claims import Level
+from patchloom.claims import Level, MeasureResult
 from patchloom.data.sources.open import open_data
 from patchloom.questions.question import Measure
+from patchloom.runs.checksummed import write_checksummed
 from patchloom.runs.settings import Settings
-from patchloom.runs.verdict import COLLAPSED, EARLY, HEALTHY, NOT_LEARNING, UNKNOWN, VERDICTS, WEAK, read_health
+from patchloom.runs.verdict import Health, Verdict, read_health, write_health
 from patchloom.train.loop import pretrain
 from patchloom.train.verdict import ClassResult, VerdictInputs, health_of
 
@@ -49,76 +52,154 @@ def signs(found, values=(0.9,), step=1000, ended=True, **more):
 
 
 CASES = {
-    "clearly learnt": (signs(measure(0.2)), HEALTHY, "error 0.200, blurred copy 0.400, 50% of the way", "few labels"),
+    "clearly learnt": (
+        signs(measure(0.2)),
+        Verdict.HEALTHY,
+        "error 0.200, blurred copy 0.400, 50% of the way",
+        "few labels",
+    ),
     "with few labels": (
         signs(measure(0.2), classes=ClassResult(0.2, "untrained", 0.3, Level.UNKNOWN, Level.UNKNOWN, 20)),
-        *(HEALTHY, "20 labelled images are too few to tell whether its features are better than unt", "label more"),
+        *(
+            Verdict.HEALTHY,
+            "20 labelled images are too few to tell whether its features are better than unt",
+            "label more",
+        ),
     ),
     "with labels": (
         signs(measure(0.2), classes=ClassResult(0.3, "raw pixels", 0.2, Level.CLEAR, Level.CLEAR)),
-        HEALTHY,
+        Verdict.HEALTHY,
         "kNN 30.0%",
         "",
     ),
     "still getting better": (
         signs(measure(0.2), (0.9, 0.6, 0.4), classes=ClassResult(0.3, "raw pixels", 0.2, Level.CLEAR, Level.CLEAR)),
-        *(HEALTHY, "50%", "train longer (--epochs 40): it was still getting better"),
+        *(Verdict.HEALTHY, "50%", "train longer (--epochs 40): it was still getting better"),
     ),
     "no gain in classes": (
         signs(measure(0.2), classes=ClassResult(0.2, "raw pixels", 0.3, Level.WORSE, Level.NONE)),
-        *(WEAK, "no better than raw pixels (20.0%, raw pixels 30.0%)", "another --task"),
+        *(Verdict.WEAK, "no better than raw pixels (20.0%, raw pixels 30.0%)", "another --task"),
     ),
-    "weakly": (signs(measure(0.38)), WEAK, "5% of the way to perfect", "train longer (--epochs 40)"),
-    "hardly": (signs(measure(0.399, noise=0.001), (0.9, 0.4)), NOT_LEARNING, "error 0.399, blurred copy 0.400", ""),
-    "a teacher, weakly": (signs(agreement(0.35, 0.3)), WEAK, "7% of the way", "larger --batch_size"),
-    "outputs alike": (signs(agreement(0.97, 0.93)), WEAK, "so alike that agreeing", "--task.loss infonce"),
-    "outputs collapsed": (signs(agreement(0.99, 0.95, rank=2)), COLLAPSED, "effective rank 1.99", "--task.momentum"),
+    "weakly": (signs(measure(0.38)), Verdict.WEAK, "5% of the way to perfect", "train longer (--epochs 40)"),
+    "hardly": (
+        signs(measure(0.399, noise=0.001), (0.9, 0.4)),
+        Verdict.NOT_LEARNING,
+        "error 0.399, blurred copy 0.400",
+        "",
+    ),
+    "a teacher, weakly": (signs(agreement(0.35, 0.3)), Verdict.WEAK, "7% of the way", "larger --batch_size"),
+    "outputs alike": (signs(agreement(0.97, 0.93)), Verdict.WEAK, "so alike that agreeing", "--task.loss infonce"),
+    "outputs collapsed": (
+        signs(agreement(0.99, 0.95, rank=2)),
+        Verdict.COLLAPSED,
+        "effective rank 1.99",
+        "--task.momentum",
+    ),
     "outputs collapsed, but better by labels": (
         signs(agreement(0.99, 0.95, rank=2), classes=BETTER),
-        *(WEAK, "tell classes better than an untrained encoder's (91.7%, untrained 77.1%)", "--task.momentum"),
+        *(Verdict.WEAK, "tell classes better than an untrained encoder's (91.7%, untrained 77.1%)", "--task.momentum"),
     ),
     "features on a line": (
         signs(measure(0.2), features={"features:centred rank": "1.4"}),
-        *(COLLAPSED, "differ by 87.5% of what an untrained encoder's do, and in 1.4 dir", "lower --blr (from 0.004 to"),
+        *(
+            Verdict.COLLAPSED,
+            "differ by 87.5% of what an untrained encoder's do, and in 1.4 dir",
+            "lower --blr (from 0.004 to",
+        ),
     ),
-    "features in one place": (signs(measure(0.2), features={"features:deviation": "0.008"}), COLLAPSED, "by 1.0%", ""),
+    "features in one place": (
+        signs(measure(0.2), features={"features:deviation": "0.008"}),
+        Verdict.COLLAPSED,
+        "by 1.0%",
+        "",
+    ),
     # of `mae` on 240 small images of four kinds, 60 updates: kNN 97.9 %, untrained 81.2 %
     "features far from 0": (
         signs(
             measure(0.2),
             features={"features:spread": "0.034", "features:effective rank": "1.8", "features:deviation": "0.101"},
         ),
-        *(HEALTHY, "50%", ""),
+        *(Verdict.HEALTHY, "50%", ""),
     ),
     "features in one place, but better by labels": (
         signs(measure(0.2), features={"features:deviation": "0.008"}, classes=BETTER),
-        *(HEALTHY, "kNN 91.7%", ""),
+        *(Verdict.HEALTHY, "kNN 91.7%", ""),
     ),
-    "features not finite": (signs(measure(0.2), features={"features:spread": "nan"}), NOT_LEARNING, "not finite", ""),
-    "measure not finite": (signs(measure(float("nan"))), NOT_LEARNING, "not finite", "lower --blr"),
-    "images alike": (signs(measure(0.2), apart="0.03"), UNKNOWN, "nearly all the same: 3.0% of", "look at your data"),
-    "images alike, at once": (signs(measure(0.9), (), 0, False, apart="0.03"), UNKNOWN, "nearly all the same", ""),
-    "few images": (signs(measure(0.3, n=4)), UNKNOWN, "on 4 held-out images, which are too few", "--held_out"),
-    "an interval with 0 and 10 %": (signs(measure(0.39, n=20, noise=0.08)), UNKNOWN, "on 20 held-out images", "--held"),
+    "features not finite": (
+        signs(measure(0.2), features={"features:spread": "nan"}),
+        Verdict.NOT_LEARNING,
+        "not finite",
+        "",
+    ),
+    "measure not finite": (signs(measure(float("nan"))), Verdict.NOT_LEARNING, "not finite", "lower --blr"),
+    "images alike": (
+        signs(measure(0.2), apart="0.03"),
+        Verdict.UNKNOWN,
+        "nearly all the same: 3.0% of",
+        "look at your data",
+    ),
+    "images alike, at once": (
+        signs(measure(0.9), (), 0, False, apart="0.03"),
+        Verdict.UNKNOWN,
+        "nearly all the same",
+        "",
+    ),
+    "few images": (signs(measure(0.3, n=4)), Verdict.UNKNOWN, "on 4 held-out images, which are too few", "--held_out"),
+    "an interval with 0 and 10 %": (
+        signs(measure(0.39, n=20, noise=0.08)),
+        Verdict.UNKNOWN,
+        "on 20 held-out images",
+        "--held",
+    ),
     "an interval around 10 %": (
         signs(measure(0.36, n=20, noise=0.06)),
-        *(WEAK, "10% of the way to perfect, and 20 held-out images are too few to tell how well", "--held_out"),
+        *(Verdict.WEAK, "10% of the way to perfect, and 20 held-out images are too few to tell how well", "--held_out"),
     ),
-    "at the start": (signs(measure(0.9), (), 0, False), EARLY, "nothing is trained yet: error 0.900", ""),
-    "few updates": (signs(measure(0.5), step=499), EARLY, "after 499 updates", "train longer"),
-    "first half": (signs(measure(0.5), step=500, ended=False)._replace(steps=1001), EARLY, "the first half", ""),
-    "nearer than halfway": (signs(measure(0.5), (0.9, 0.55)), EARLY, "but 9% nearer to perfect than halfway", "longer"),
-    "stands still": (signs(measure(0.5), (0.9, 0.5)), NOT_LEARNING, "error 0.500, blurred copy 0.400", "--patch_size"),
-    "worse than at the start": (signs(measure(0.95)), NOT_LEARNING, "before the first step (0.900)", "lower --blr"),
-    "worse than at the start, by chance": (signs(measure(0.93, n=20, noise=0.1), step=8), EARLY, "after 8 updates", ""),
-    "up and down": (signs(measure(0.45), (0.9, 0.5, 0.6)), NOT_LEARNING, "from 0.500 back to 0.600", "lower --blr"),
+    "at the start": (signs(measure(0.9), (), 0, False), Verdict.EARLY, "nothing is trained yet: error 0.900", ""),
+    "few updates": (signs(measure(0.5), step=499), Verdict.EARLY, "after 499 updates", "train longer"),
+    "first half": (
+        signs(measure(0.5), step=500, ended=False)._replace(steps=1001),
+        Verdict.EARLY,
+        "the first half",
+        "",
+    ),
+    "nearer than halfway": (
+        signs(measure(0.5), (0.9, 0.55)),
+        Verdict.EARLY,
+        "but 9% nearer to perfect than halfway",
+        "longer",
+    ),
+    "stands still": (
+        signs(measure(0.5), (0.9, 0.5)),
+        Verdict.NOT_LEARNING,
+        "error 0.500, blurred copy 0.400",
+        "--patch_size",
+    ),
+    "worse than at the start": (
+        signs(measure(0.95)),
+        Verdict.NOT_LEARNING,
+        "before the first step (0.900)",
+        "lower --blr",
+    ),
+    "worse than at the start, by chance": (
+        signs(measure(0.93, n=20, noise=0.1), step=8),
+        Verdict.EARLY,
+        "after 8 updates",
+        "",
+    ),
+    "up and down": (
+        signs(measure(0.45), (0.9, 0.5, 0.6)),
+        Verdict.NOT_LEARNING,
+        "from 0.500 back to 0.600",
+        "lower --blr",
+    ),
     # of `mae` at 100 times its learning rate, on 80 of `shapes`, 600 updates
     "a hundredfold learning rate": (
         signs(measure(0.3766, 0.339, n=20, noise=0.1), (1.3034, 0.377477, 0.5230, 0.4432, 0.3907)),
-        *(NOT_LEARNING, "from 0.377 back to 0.523", "lower --blr"),
+        *(Verdict.NOT_LEARNING, "from 0.377 back to 0.523", "lower --blr"),
     ),
-    "went back": (signs(measure(0.5), setbacks=2), NOT_LEARNING, "went back 2 times", "lower --blr"),
-    "went back, and learnt": (signs(measure(0.2), setbacks=2), HEALTHY, "50%", ""),
+    "went back": (signs(measure(0.5), setbacks=2), Verdict.NOT_LEARNING, "went back 2 times", "lower --blr"),
+    "went back, and learnt": (signs(measure(0.2), setbacks=2), Verdict.HEALTHY, "50%", ""),
 }
 
 
@@ -126,9 +207,65 @@ CASES = {
 def test_each_rule(case):
     found, verdict, why, then = CASES[case]
     health = health_of(found)
-    assert health.verdict == verdict in VERDICTS, health
+    assert health.verdict is verdict, health
     assert why in health.why and then in health.then, health
     assert health.ended == found.ended and health.epoch == round(found.step / found.steps * 10, 4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_verdict_is_values_from_which_a_file_gives_the_same_words(case, tmp_path):
+    health = health_of(CASES[case][0])
+    write_health(tmp_path, health)
+    found = read_health(tmp_path)
+    assert str(found) == str(health) and found.rule is health.rule and found.actions == health.actions
+    text = json.dumps(found.plain(), allow_nan=False)
+    assert str(Health.of(json.loads(text))) == str(health)
+    heard = str(replace(health, noun="recordings"))
+    assert "image" not in heard and "pixel" not in heard
+
+
+def test_what_to_try_is_an_option_and_its_value():
+    assert health_of(CASES["weakly"][0]).actions == {"epochs": 40}
+    assert health_of(CASES["weakly"][0]._replace(stopped=True)).actions == {"out": "another", "patience": "higher"}
+    slower = health_of(CASES["up and down"][0])
+    assert slower.actions == {"blr": 4e-4, "warmup_epochs": "higher"} and slower.figures["blr"] == 4e-3
+    assert (slower.figures["before"], slower.figures["after"]) == (0.5, 0.6)
+
+
+def test_a_verdict_of_an_older_version_is_its_words(tmp_path):
+    old = {"verdict": "healthy", "why": "error 0.2", "then": "", "epoch": 2.0, "ended": True}
+    write_checksummed(tmp_path / "verdict.yaml", old)
+    found = read_health(tmp_path)
+    assert found.verdict is Verdict.HEALTHY and str(found) == "healthy: error 0.2." and found.rule is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"verdict": "splendid"},
+        {"rule": "luck"},
+        {"noun": "cats"},
+        {"figures": {}},  # of which the words are made
+        {"figures": {"before": "much", "after": 0.6, "blr": 1}},
+        {"actions": {"blr": [1]}},
+        {"measure": None},
+        {"why": 3},
+    ],
+)
+def test_a_strangers_verdict_is_none(change, tmp_path):
+    values = health_of(CASES["up and down"][0]).plain()
+    write_checksummed(tmp_path / "verdict.yaml", values)
+    assert read_health(tmp_path) is not None
+    write_checksummed(tmp_path / "verdict.yaml", values | change)
+    assert read_health(tmp_path) is None
+
+
+@pytest.mark.parametrize("form", ["1000000d", ".99999999f", "{0}", "s"])
+def test_a_strangers_measure_is_no_flood(form):
+    values = measure(0.2).plain()
+    assert MeasureResult.of(values).show() == "0.200"
+    with pytest.raises(ValueError):
+        MeasureResult.of(values | {"form": form})
 
 
 def answered(right, n=100, answers=4):
@@ -148,18 +285,18 @@ def answered(right, n=100, answers=4):
 def test_chance_alone_is_no_jump_back():
     """Of runs that stay at chance a third were called "not learning" for the noise of their images."""
     verdicts = [health_of(answered([0.25] * 7, n)).verdict for n in range(100, 160)]
-    assert NOT_LEARNING not in verdicts and EARLY in verdicts
+    assert Verdict.NOT_LEARNING not in verdicts and Verdict.EARLY in verdicts
 
 
 def test_a_true_jump_back_is_more_than_chance():
     health = health_of(answered([0.25, 0.25, 0.6, 0.2]))
-    assert health.verdict == NOT_LEARNING and "on the way" in health.why, health
+    assert health.verdict == Verdict.NOT_LEARNING and "on the way" in health.why, health
 
 
 def test_a_run_of_an_older_version_has_no_columns_of_features():
     old = signs(measure(0.2))
     old = old._replace(rows=[{name: row[name] for name in ("step", "held_out")} for row in old.rows])
-    assert health_of(old).verdict == HEALTHY
+    assert health_of(old).verdict == Verdict.HEALTHY
 
 
 # ---- runs that were made to fail, and one that was not
@@ -197,18 +334,20 @@ def test_a_verdict_has_its_row_in_the_metrics_however_soon_the_run_is_killed(sha
 def test_an_ordinary_run_is_not_called_bad(shapes, tmp_path):
     """At 80 updates the task is not learnt yet, and nothing else is to be said."""
     health = trained(shapes, "mae", tmp_path / "run", epochs=8)
-    assert health.verdict == EARLY and "after 80 updates" in health.why, health
+    assert health.verdict == Verdict.EARLY and "after 80 updates" in health.why, health
 
 
 def test_a_learning_rate_beyond_all_measure(shapes, tmp_path):
     health = trained(shapes, "mae", tmp_path / "run", blr=400.0)
-    assert health.verdict in (NOT_LEARNING, COLLAPSED) and "lower --blr (from 400 to 40)" in health.then, health
+    assert (
+        health.verdict in (Verdict.NOT_LEARNING, Verdict.COLLAPSED) and "lower --blr (from 400 to 40)" in health.then
+    ), health
 
 
 def test_a_teacher_that_follows_at_once(shapes, tmp_path):
     task = {"name": "extrema", "loss": "byol", "momentum": 0.0, "masks": 2}
     health = trained(shapes, task, tmp_path / "run", blr=4e-2)
-    assert health.verdict == COLLAPSED and "nearly the same output" in health.why, health
+    assert health.verdict == Verdict.COLLAPSED and "nearly the same output" in health.why, health
 
 
 def test_one_image_again_and_again(tmp_path):
@@ -218,7 +357,7 @@ def test_one_image_again_and_again(tmp_path):
     grain = (torch.from_numpy(rng.integers(-3, 4, image.shape)) for _ in range(60))
     written(folder, [(image + one).clamp(0, 255).to(torch.uint8) for one in grain])
     health = trained(folder, "mae", tmp_path / "run", epochs=1)
-    assert health.verdict == UNKNOWN and "nearly all the same" in health.why, health
+    assert health.verdict == Verdict.UNKNOWN and "nearly all the same" in health.why, health
 
 
 def test_noise(tmp_path):
@@ -226,4 +365,4 @@ def test_noise(tmp_path):
     folder.mkdir()
     noise = torch.randint(0, 256, (60, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     health = trained(written(folder, noise), "mae", tmp_path / "run", epochs=85, img_size=16)  # 510 updates
-    assert health.verdict == NOT_LEARNING, health
+    assert health.verdict == Verdict.NOT_LEARNING, health

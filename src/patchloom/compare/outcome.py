@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from patchloom.claims import MIN_VERDICT_IMAGES, Claim, Difference, difference, student
+from patchloom.claims import MIN_VERDICT_IMAGES, Claim, Difference, difference, student, wilson
 from patchloom.compare.scores import BESIDE, CONTROL, TASK, UNTRAINED, Contender, LabelledData, Scores, Way
 from patchloom.display import Displayable, TextTable, Verbatim
 from patchloom.errors import listing
-from patchloom.evaluate.results import wilson
 from patchloom.runs.verdict import read_health
 from patchloom.system.files import write_whole
 
@@ -73,16 +72,11 @@ def rank_encoders(
         name: difference(first, right, control=name)
         for name, right in {**{name: tasks[name] for name in order[1:]}, **controls, **(others or {})}.items()
     }
-    level = tuple(name for name in order[1:] if not _ahead(against[name]))
-    unbeaten = tuple(name for name in controls if not _ahead(against[name]))
+    level = tuple(name for name in order[1:] if not against[name].ahead)
+    unbeaten = tuple(name for name in controls if not against[name].ahead)
     compared = [one.claim for name, one in against.items() if name in everyone]
     winner = order[0] if all(claim is Claim.BETTER for claim in compared) else ""
     return Ranking(order, means, against, winner, level, unbeaten, len(first))
-
-
-def _ahead(found: Difference) -> bool:
-    """Whether the first one is better, or would be if its one seed were all."""
-    return found.claim is Claim.BETTER or (found.claim is Claim.ONCE and found.value > 0)
 
 
 def sufficient_budget(found: Difference, seeds: int, images: int) -> str:
@@ -219,7 +213,7 @@ def describe_ranking(main: Ranking, way: str, n: int) -> list[str]:
     """Sentences on who is ahead."""
     first, means = main.order[0], main.means
     lead = f"{first} {means[first]:.1%}"
-    if n < MIN_VERDICT_IMAGES:
+    if all(one.claim is Claim.FEW for one in main.against.values()):
         return [f"No winner: {n} test images are too few to compare encoders: label {MIN_VERDICT_IMAGES} or more."]
     if main.winner:
         second = main.order[1]

@@ -132,8 +132,8 @@ def _cell(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     values = [row.value for row in rows]
-    mean, low, high = (rows[0].number(one) for one in (sum(values) / len(values), min(values), max(values)))
-    low, high = low.partition(" ")[0], high.partition(" ")[0]
+    mean = rows[0].number(sum(values) / len(values))
+    low, high = map(rows[0].amount, (min(values), max(values)))
     return mean if len(values) == 1 else f"{mean}\n({low}-{high})"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.claims import Difference, difference, difference_over_splits
+from patchloom.claims import Difference, Z, difference, difference_over_splits, is_wide, wilson
 from patchloom.display import Displayable, TextTable, Verbatim
 from patchloom.errors import PatchloomError
 from patchloom.system.files import write_whole
@@ -80,7 +80,7 @@ def _across(rows: Sequence[Row], across: str, short: bool, symbols: Mapping[str,
         line = (row.encoder, row.pooling)[: len(first)] + tuple(_setting(row, name) for name in names)
         # a value that does not depend on the setting is in every column
         under = [row.settings[across]] if across in row.settings else columns
-        shown = row.number().removesuffix(row.unit).strip() if short else row.text().replace(" [", f"{gap}[")
+        shown = row.amount(row.value) if short else row.text(gap)
         lines.setdefault(line, {}).update(dict.fromkeys(under, shown))
     cells = tuple((*line, *(lines[line].get(value, "") for value in columns)) for line in lines)
     heading = *first, *(called[name] for name in names), *headings
@@ -93,12 +93,12 @@ def _down(rows: Sequence[Row], across: str, gap: str) -> TextTable:
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
         if across in row.settings:
-            cells.setdefault(_setting(row, across), {})[row.encoder] = row.text().replace(" [", f"{gap}[")
+            cells.setdefault(_setting(row, across), {})[row.encoder] = row.text(gap)
     lines = [(value, *(found.get(encoder, "") for encoder in encoders)) for value, found in cells.items()]
     last = frozenset({len(lines) - 1})
     for row in rows:
         if across not in row.settings:  # it is in every column
-            lines.append((row.encoder, *[row.text().replace(" [", f"{gap}[")] * len(encoders)))
+            lines.append((row.encoder, *[row.text(gap)] * len(encoders)))
     return TextTable((across, *encoders), tuple(lines), names=frozenset({0}), ends=last)
 
 
@@ -125,22 +125,6 @@ def _setting(row: Row, name: str) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-_Z = 1.959963984540054  # standard normal quantile of a 95 % interval
-_UNSURE = 0.07  # so far from a share its interval may reach before a sentence says that the images are few
-
-
-def wilson(share: float, n: int, z: float = _Z) -> tuple[float, float]:
-    """Wilson's score interval for a ``share`` in [0, 1] of ``n`` trials (Wilson 1927); ``z`` = 1.96 gives 95 %.
-
-    It covers the variation over test images, not over seeds.
-    """
-    if n < 1:
-        raise ValueError("a share of no trials has no interval")
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
-    return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 @dataclass(frozen=True)
@@ -190,7 +174,7 @@ class Row:
         n = len(values)
         mean = sum(values) / n
         spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1)) if n > 1 else math.inf
-        reach, top = _Z * spread / math.sqrt(n), 1.0 if unit == "%" else math.inf
+        reach, top = Z * spread / math.sqrt(n), 1.0 if unit == "%" else math.inf
         return Row(encoder, "-", protocol, settings, mean, max(0.0, mean - reach), min(top, mean + reach), unit)
 
     @staticmethod
@@ -200,15 +184,19 @@ class Row:
 
     def number(self, value: float | None = None) -> str:
         """Formatted as "61.2 %"; of another value with the same unit, if one is given."""
-        value = self.value if value is None else value
-        return f"{100 * value:.1f} %" if self.unit == "%" else f"{value:.2f} {self.unit}".rstrip()
+        return f"{self.amount(self.value if value is None else value)} {self.unit}".rstrip()
 
-    def text(self) -> str:
-        """Formatted with its interval, as "61.2 % [59.0, 63.3]"."""
-        if self.low == self.high:
-            return self.number()
-        low, high = (self.number(bound).partition(" ")[0] for bound in (self.low, self.high))
-        return f"{self.number()} [{low}, {high}]"
+    def amount(self, value: float) -> str:
+        """A number in the unit of the row, without its name."""
+        return f"{100 * value:.1f}" if self.unit == "%" else f"{value:.2f}"
+
+    def interval(self) -> str:
+        """Formatted as "[59.0, 63.3]"; "" of what is exact."""
+        return "" if self.low == self.high else f"[{self.amount(self.low)}, {self.amount(self.high)}]"
+
+    def text(self, gap: str = " ") -> str:
+        """Formatted with its interval, as "61.2 % [59.0, 63.3]", with ``gap`` between the two."""
+        return gap.join(filter(None, (self.number(), self.interval())))
 
 
 def compare_rows(
@@ -342,8 +330,7 @@ class Report(Displayable):
         if not self.quoted or self.quoted[0].unit != "%":
             return ""
         first = self.quoted[0]
-        reach = max(first.high - first.value, first.value - first.low)
-        if first.low == first.high or reach <= _UNSURE:
+        if not is_wide(first.value, first.low, first.high):
             return ""
         return (
             f"The {self.n_test:,} test {self.noun} are few: others could have given {first.number(first.low)} as well "
@@ -376,7 +363,8 @@ _FIRST = (
     *("value", "low", "high", "n_test", "quoted"),
 )
 _YEAR = 4  # digits: what is as long is the beginning of a date, and no number
-COLUMNS = (*_FIRST, "against")  # files of before 0.1 end with quoted
+COLUMNS = (*_FIRST, "against", "unit")  # files of older versions end with quoted or against
+NO_UNIT = "-"  # in the column ``unit``, of a value that has none; an older version's row has an empty cell
 
 
 def differences_of(cell: str | None) -> tuple[Difference, ...]:
@@ -390,15 +378,16 @@ def differences_of(cell: str | None) -> tuple[Difference, ...]:
 def check_rows(path: Path) -> bytes:
     """Content of a CSV of `COLUMNS`, empty if there is none; to be checked before a long evaluation.
 
-    The rows of a file without the column ``against`` get an empty one.
+    The rows of a file without the last columns get empty ones.
     """
     try:
         before = path.read_bytes() if path.exists() else b""
     except OSError as problem:
         raise PatchloomError(f"{path} could not be read ({problem.strerror}): move it out of the way") from problem
     heading = before.split(b"\n", 1)[0].rstrip(b"\r").decode(errors="replace")
-    if heading == ",".join(_FIRST):
-        return b"".join(map(_widened, before.splitlines(keepends=True)))
+    for count in range(len(_FIRST), len(COLUMNS)):
+        if heading == ",".join(COLUMNS[:count]):
+            return b"".join(_widened(line, count) for line in before.splitlines(keepends=True))
     if before and heading != ",".join(COLUMNS):
         raise PatchloomError(f"{path} has other columns than patchloom writes: move it out of the way")
     return before
@@ -427,7 +416,7 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
             source = (report.data, report.fingerprint, report.seed)
             cells = (*about, *source, row.value, row.low, row.high, report.n_test, row in report.quoted)
             if tuple(map(str, cells[1:])) not in there:
-                writer.writerow((*cells, against.get(id(row), "")))
+                writer.writerow((*cells, against.get(id(row), ""), row.unit or NO_UNIT))
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(handle, text.getvalue().encode())
@@ -470,17 +459,18 @@ def _against(report: Report) -> dict[int, str]:
     return {row: json.dumps(found) for row, found in cells.items()}
 
 
-def _widened(line: bytes) -> bytes:
-    """A line of a file without the column ``against`` with that column; a damaged one as it is."""
+def _widened(line: bytes, count: int) -> bytes:
+    """A line of a file with the first ``count`` columns with all of them; a damaged one as it is."""
     text = line.rstrip(b"\r\n")
     cells = _cells(text.decode("utf-8", "replace"))
-    if len(cells) != len(_FIRST):
+    if len(cells) != count:
         return line
-    return text + (b",against" if tuple(cells) == _FIRST else b",") + line[len(text) :]
+    more = COLUMNS[count:] if tuple(cells) == COLUMNS[:count] else [""] * (len(COLUMNS) - count)
+    return b",".join([text, *(name.encode() for name in more)]) + line[len(text) :]
 
 
 def _undated(line: str) -> tuple[str, ...]:
-    """The cells of a line without the date and the differences; () for a damaged line, which is kept."""
+    """The cells of a line without the date and the last columns; () for a damaged line, which is kept."""
     return tuple(_cells(line)[1 : len(_FIRST)])
 
 

@@ -220,10 +220,8 @@ def _table(numbers: Sequence[Number], hidden: Mapping[str, str]) -> str:
     rows: list[tuple[str, ...]] = [("measure", "of", "value", "95 % interval"), ("---", "---", "---", "---")]
     notes = []
     for number in numbers:
-        cells = [("this encoder", number.value, number.interval)]
-        for name, text in number.beside:
-            value, _, interval = text.partition(" [")
-            cells.append((name, value, f"[{interval}" if interval else ""))
+        those = (number.figure._replace(name="this encoder"), *number.beside)
+        cells = [(one.name, one.text(), one.interval()) for one in those]
         rows += [tuple(escaped(_public(cell, hidden)) for cell in (number.label, *cell_of)) for cell_of in cells]
         if number.note:
             notes.append(f"- {escaped(_public(f'{number.label}: {number.note}', hidden))}")

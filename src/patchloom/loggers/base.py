@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -15,6 +16,7 @@ from PIL.Image import Image
 
 from patchloom.errors import PatchloomError
 from patchloom.runs.folder import RunFolder
+from patchloom.runs.verdict import Health
 from patchloom.system.files import write_whole
 
 
@@ -27,6 +29,7 @@ class FinalResult(NamedTuple):
         summary: closing sentence of the run.
         rows: quoted results, one per encoder or control, all with the same columns.
         images: file names of the last pictures, in the run's folder of pictures.
+        health: values of the verdict, as `Health.plain` has them; empty of an older version.
     """
 
     step: int
@@ -34,6 +37,7 @@ class FinalResult(NamedTuple):
     summary: str
     rows: Sequence[Mapping[str, str]] = ()
     images: Sequence[str] = ()
+    health: Mapping[str, Any] = {}
 
     @classmethod
     def read(cls, path: Path) -> FinalResult:
@@ -52,11 +56,25 @@ class FinalResult(NamedTuple):
         if any(name == ".." or name != Path(name).name for name in result.images):
             raise ValueError("images have to be names of files")
         result.scores()
+        result.tags()
         return result
 
     def scores(self) -> dict[str, float]:
-        """Return the quoted results as metrics, such as ``results/knn/untrained``."""
-        return {f"results/{row['protocol']}/{row['encoder']}": float(row["value"]) for row in self.rows}
+        """Return the held-out measure and the quoted results as metrics, such as ``results/knn/untrained``."""
+        found = {f"results/{row['protocol']}/{row['encoder']}": float(row["value"]) for row in self.rows}
+        measure = Health.of(self.health).measure if self.health else None
+        if measure is None:
+            return found
+        share = {"share": measure.effect.share, "share/low": measure.effect.low, "share/high": measure.effect.high}
+        own = {"results/held_out": measure.value} | {f"results/{name}": value for name, value in share.items()}
+        return {name: value for name, value in own.items() if math.isfinite(value)} | found
+
+    def tags(self) -> dict[str, str]:
+        """Return the verdict in a few words and the rule that found it, by which runs can be filtered."""
+        health = Health.of(self.health) if self.health else None
+        if health is None or health.rule is None:
+            return {}
+        return {"verdict_value": health.verdict.value, "verdict_rule": health.rule.value}
 
 
 @dataclass

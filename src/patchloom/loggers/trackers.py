@@ -113,7 +113,8 @@ class WandB(Tracker):
         self.log_metrics({f"pictures/{name}": self.wandb.Image(image) for name, image in images.items()}, step)
 
     def log_result(self, result: FinalResult) -> None:
-        self.run.summary.update({"verdict": result.verdict, "summary": result.summary} | result.scores())
+        words = {"verdict": result.verdict, "summary": result.summary} | result.tags()
+        self.run.summary.update(words | result.scores())
         if result.rows:
             table = self.wandb.Table(columns=[*result.rows[0]], data=[[*row.values()] for row in result.rows])
             self.log_metrics({"results": table}, result.step)
@@ -173,7 +174,8 @@ class MLflow(Tracker):
             self.client.log_image(self.sent.id, image, artifact_file=f"pictures/{name}-{step:08}.png")
 
     def log_result(self, result: FinalResult) -> None:
-        self.client.set_tag(self.sent.id, "verdict", result.verdict)
+        for name, value in {"verdict": result.verdict, **result.tags()}.items():
+            self.client.set_tag(self.sent.id, name, value)
         self.client.set_tag(self.sent.id, "mlflow.note.content", result.summary)
         self.client.log_text(self.sent.id, result.summary + "\n", "summary.txt")
         self.client.log_text(self.sent.id, json.dumps([*map(dict, result.rows)], indent=1) + "\n", "results.json")
@@ -213,7 +215,8 @@ class Trackio(Tracker):
         self.log_metrics({f"pictures/{name}": self.trackio.Image(image) for name, image in images.items()}, step)
 
     def log_result(self, result: FinalResult) -> None:
-        self.log_metrics({"verdict": result.verdict, "summary": result.summary} | result.scores(), result.step)
+        words = {"verdict": result.verdict, "summary": result.summary} | result.tags()
+        self.log_metrics(words | result.scores(), result.step)
 
     def finalize(self, status: str) -> None:
         self.run.finish()

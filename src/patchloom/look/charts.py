@@ -66,15 +66,17 @@ def draw_curves(
     measure: str = "held-out measure",
     smooth: float = 0.02,
     images: str = "held-out images",
+    percent: bool = False,
 ) -> Path:
     """Draw a run's ``metrics.csv`` as a PNG file: the loss, the held-out measure, and kNN accuracy, over epochs.
 
-    Panels without data are left out. Baselines are dashed lines at the last value of their columns.
+    Panels without data are left out. Baselines are dashed lines at the last value of their columns. ``percent``: the
+    measure is a share.
     """
     columns = read_metrics(metrics_csv)
     panels = [
         panel_of(columns, "loss", None, "training loss", "as logged", False, smooth),
-        panel_of(columns, "held_out", "baseline:", measure, f"on {images}", "accuracy" in measure, 0),
+        panel_of(columns, "held_out", "baseline:", measure, f"on {images}", percent, 0),
         panel_of(columns, "knn", "knn:", "kNN accuracy", "nearest neighbours among the encoder's features", True, 0),
         panel_of(columns, "instance_knn", "instance_knn:", "kNN, instance", "by the task's representation", True, 0),
     ]

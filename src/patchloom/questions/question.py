@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from patchloom.claims import Effect, effect_of
+from patchloom.claims import Effect, MeasureResult, effect_of, mean_interval
 from patchloom.data.modality import IMAGES, Modality
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import Encoder
@@ -127,6 +127,26 @@ class Measure:
         """
         base = self.baselines[baseline or self.baseline_to_beat()]
         return effect_of(self.values.tolist(), base.tolist(), 1.0 if self.higher_is_better else 0.0)
+
+    @cached_property
+    def result(self) -> MeasureResult:
+        """The measure without its images, as files keep it; made once, since it is read from the device."""
+        return MeasureResult(
+            self.name,
+            self.value,
+            *mean_interval(self.values.tolist()),
+            self.means(),
+            {name: self.effect(name) for name in self.baselines},
+            self.baseline_to_beat(),
+            self._to_beat(),
+            self.higher_is_better,
+            self.form,
+            self.diversity,
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """The `result` as values for JSON."""
+        return self.result.plain()
 
 
 ROWS = 8  # images of a sheet that are shown

@@ -17,7 +17,7 @@ _KNN = {
 }
 _SAME = 5e-4  # baselines of several runs that differ by less are drawn once
 # columns that are no curve of their own, or are drawn already
-_OTHER = ("step", "epoch", "images", "seconds", "lr", "loss", "held_out", "loss_scale", *_KNN)
+_OTHER = ("step", "epoch", "images", "seconds", "lr", "loss", "held_out", "share", "loss_scale", *_KNN)
 
 
 def charts_of(runs: Sequence[RunData]) -> list[Chart]:
@@ -70,7 +70,9 @@ def _measured(
             if name.startswith(prefix):
                 found = _baseline(name.removeprefix(prefix), *curve_of(run.metrics, name), float(epochs.max()))
                 if found is not None:
-                    beside.append(found if len(some) == 1 else found._replace(name=f"{found.name}, {run.name}"))
+                    beside.append(
+                        found if len(some) == 1 else found._replace(name=f"{found.name}, {run.name}", kind=found.name)
+                    )
     return Chart(title, note, [*lines, *(_each_once(beside) if len(some) > 1 else beside)], percent)
 
 
@@ -87,14 +89,13 @@ def _each_once(lines: Sequence[Curve]) -> list[Curve]:
     """Baselines of several runs; those of one name and nearly one value, such as chance, are one, as long as any."""
     kept: dict[tuple[str, int], Curve] = {}
     for line in lines:
-        name = line.name.partition(", ")[0]
         flat = len(set(line.y)) == 1
-        key = (name, round(line.y[0] / _SAME)) if flat else (line.name, 0)
+        key = (line.kind, round(line.y[0] / _SAME)) if flat else (line.name, 0)
         before = kept.get(key)
         if before is None:
             kept[key] = line
         else:
-            kept[key] = Curve(name, max(before.x, line.x, key=lambda x: x[-1]), before.y, baseline=True)
+            kept[key] = Curve(line.kind, max(before.x, line.x, key=lambda x: x[-1]), before.y, baseline=True)
     return list(kept.values())
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from patchloom.audio.config import Sound, sound_from
 from patchloom.audio.recordings import modality_of
+from patchloom.claims import MeasureResult, result_or_none
 from patchloom.data.modality import Modality
 from patchloom.data.sources.in_memory import is_object_name
 from patchloom.display import duration
@@ -31,7 +32,6 @@ from patchloom.tasks.custom import Code, is_code, is_loaded
 T = TypeVar("T")
 
 _SILENT = 600.0  # seconds after which a run that is not finished is no longer said to be on the way
-_WHY = "# What auto became, and why:"
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class RunData:
         reasons: of what was ``auto``, by dotted name.
         metrics: columns [n] of ``metrics.csv``; empty before the first row.
         about: what the newest checkpoint keeps beside its tensors; empty without one.
+        measured: its last held-out measure; None without one, or in words alone as an older version kept it.
         data: what was measured of the data; empty if that cannot be read.
         summary: the closing sentence of a finished run.
         health: the verdict, if there is one.
@@ -58,6 +59,7 @@ class RunData:
     reasons: dict[str, str]
     metrics: dict[str, np.ndarray]
     about: dict[str, Any]
+    measured: MeasureResult | None
     data: dict[str, Any]
     summary: str | None
     health: Health | None
@@ -90,18 +92,12 @@ class RunData:
     @property
     def measure(self) -> str:
         """What its held-out measure is called."""
-        return self._measured()[0] or "held-out measure"
+        return "held-out measure" if self.measured is None else self.measured.name
 
     @property
     def percent(self) -> bool:
         """Whether that is a share, which is written as a percentage."""
-        return self._measured()[1].endswith("%")
-
-    def _measured(self) -> tuple[str, str]:
-        """Name and value in the shortest form that a checkpoint keeps, such as "position accuracy 7.2%"."""
-        words = self.about.get("measured") or [""]
-        name, _, value = str(words[-1]).rpartition(" ")
-        return name, value
+        return self.measured is not None and self.measured.unit == "%"
 
     def state(self, now: float | None = None) -> str:
         """Where it is, in words."""
@@ -142,13 +138,15 @@ def load_run(run: str | Path) -> RunData:
     metrics: dict[str, np.ndarray] = {}
     if folder.metrics.exists():
         metrics = read(lambda: read_metrics(folder.metrics), metrics)
+    about = read(folder.checkpoints.about, {})
     return RunData(
         folder=folder,
         settings=settings,
         asked=read(folder.read_requested, {}),
-        reasons=_reasons(folder.config.read_text("utf-8", "replace")),
+        reasons=read(folder.read_reasons, {}),
         metrics=metrics if "epoch" in metrics else {},
-        about=read(folder.checkpoints.about, {}),
+        about=about,
+        measured=result_or_none(about.get("measured")),
         data=read(folder.read_data, {}),
         summary=folder.read_summary(),
         health=read_health(folder.path),
@@ -168,19 +166,6 @@ def disambiguate_runs(runs: Sequence[RunData]) -> list[RunData]:
         count = next(n for n in range(1, len(place) + 1) if place[-n:] not in [other[-n:] for other in others])
         named.append(replace(run, name=str(Path(*place[-count:]))))
     return named
-
-
-def _reasons(config: str) -> dict[str, str]:
-    """The comments of ``config.yaml`` by the settings of which they are."""
-    found, reading = {}, False
-    for line in config.split("\n"):
-        if reading and not line.startswith("# "):
-            break
-        if reading:
-            name, _, why = line.removeprefix("# ").partition(": ")
-            found[name] = why
-        reading = reading or line == _WHY
-    return found
 
 
 # Which runs are meant by the folders that somebody gives: that of a comparison stands for all runs that are in it.

@@ -16,7 +16,7 @@ from patchloom.evaluate.results import differences_of
 from patchloom.look.charts import curve_of
 from patchloom.look.run_curves import PROTOCOL_TITLES
 from patchloom.report.load_run import RunData
-from patchloom.report.page import Number, Table
+from patchloom.report.page import Figure, Number, Table
 
 # of a result's settings, what a reader has to know of it, and how that is said
 _TOLD = {
@@ -71,7 +71,7 @@ def gains_of(run: RunData) -> Table | None:
             for one in differences_of(row.get("against")):
                 seeds = [report for report in reports[-max(1, one.trainings) :] if len(report) == len(reports[-1])]
                 ours, theirs = _mean(seeds, place), _control(seeds, place, one)
-                each = [_shown(value, _is_share(row)) for value in (ours, theirs) if value is not None]
+                each = [Figure(value, _is_share(row)).text() for value in (ours, theirs) if value is not None]
                 rows.append((label, each[0], one.control, "".join(each[1:]), _apart_by(one), one.short()))
                 claims.append(one.claim)
     if not rows:
@@ -134,7 +134,8 @@ def results_of(run: RunData) -> list[Table]:
         return []
     cells = [
         {
-            "encoder": row["encoder"], "value": _value(row), "95 % interval": _interval(row), "measure": _title(row),
+            "encoder": row["encoder"], "value": _figure(row).text(), "95 % interval": _figure(row).interval(),
+            "measure": _title(row),
             "settings": _settings(row), "data": row["data"], "seed": row["seed"],
             "tested": f"{int(float(row['n_test'])):,}", "date": row["date"][:10],
         }
@@ -163,14 +164,14 @@ def _own(run: RunData) -> list[Number]:
     for name in run.metrics:
         _, found = curve_of(run.metrics, name) if name.startswith("baseline:") else (None, np.empty(0))
         if len(found):
-            beside.append((name.removeprefix("baseline:"), _shown(found[-1], run.percent)))
+            beside.append(Figure(float(found[-1]), run.percent, name=name.removeprefix("baseline:")))
     count, doubt = len(run.data.get("held_out", ())), run.data.get("held_out_doubt", "")
     noun = run.modality.noun
     images = f"{count:,} held-out {noun}" if count else f"held-out {noun}"
     if doubt:
         images = f"{count:,} {noun} that the weights may know" if count else f"{noun} that the weights may know"
     note = f"On {images}, after {_epochs(epochs[-1])}."
-    return [Number(run.measure, _shown(values[-1], run.percent), "", beside, note)]
+    return [Number(run.measure, Figure(float(values[-1]), run.percent), beside, note)]
 
 
 def _on_the_way(run: RunData) -> list[Number]:
@@ -184,9 +185,9 @@ def _on_the_way(run: RunData) -> list[Number]:
         for name in run.metrics:
             _, control = curve_of(run.metrics, name) if name.startswith(f"{column}:") else (None, np.empty(0))
             if len(control):
-                beside.append((name.partition(":")[2], _shown(control[-1], True)))
+                beside.append(Figure(float(control[-1]), name=name.removeprefix(f"{column}:")))
         note = f"On held-out {run.modality.noun}, measured on the way, after {_epochs(epochs[-1])}."
-        found.append(Number(label, _shown(values[-1], True), "", beside, note))
+        found.append(Number(label, Figure(float(values[-1])), beside, note))
     return found
 
 
@@ -326,13 +327,13 @@ def _quoted(reports: Sequence[QuotedRows], label: str, noun: str) -> Number:
         name = (
             f"{row['encoder']}, {_settings(row)}" if several or row["encoder"] == first["encoder"] else row["encoder"]
         )
-        beside.append((name, f"{_value(row)} {_interval(row)}".strip()))
+        beside.append(_figure(row, name))
     note = f"{told}{'; ' if told else ''}on {int(float(first['n_test'])):,} test {noun} of {first['data']}."
     if len(reports) > 1:
-        each = ", ".join(_value(report[0]) for report in reports)
+        each = ", ".join(_figure(report[0]).text() for report in reports)
         note += f" Seeds {', '.join(report[0]['seed'] for report in reports)} gave {each}."
     note = " ".join([note, *(one.sentence() for row in reports[-1] for one in differences_of(row.get("against")))])
-    return Number(label, _value(first), _interval(first), beside, f"{note[0].upper()}{note[1:]}")
+    return Number(label, _figure(first), beside, f"{note[0].upper()}{note[1:]}")
 
 
 def _title(row: Mapping[str, str]) -> str:
@@ -348,24 +349,15 @@ def _settings(row: Mapping[str, str]) -> str:
 
 
 def _is_share(row: Mapping[str, str]) -> bool:
-    # results.csv has no units: of distances, in which positions are measured, the measure says so
+    if row.get("unit"):
+        return row["unit"] == "%"
+    # an older version's rows have no units: of distances, in which positions are measured, the measure says so
     measure = str(json.loads(row["settings"]).get("measure", ""))
     return "distance" not in measure and "rank" not in measure and abs(float(row["value"])) <= _LARGEST
 
 
-def _value(row: Mapping[str, str]) -> str:
-    return _shown(float(row["value"]), _is_share(row))
-
-
-def _interval(row: Mapping[str, str]) -> str:
-    """ "[48.9, 52.5]", in the unit of the value; "" of what is exact."""
+def _figure(row: Mapping[str, str], name: str = "") -> Figure:
+    """The value of a row; without an interval if it is exact."""
     low, high = float(row["low"]), float(row["high"])
-    if low == high or not (math.isfinite(low) and math.isfinite(high)):
-        return ""
-    return f"[{100 * low:.1f}, {100 * high:.1f}]" if _is_share(row) else f"[{low:.3g}, {high:.3g}]"
-
-
-def _shown(value: float, percent: bool) -> str:
-    if percent:
-        return f"{100 * value:.1f} %"
-    return f"{value:.3f}" if 1e-3 <= abs(value) < 10 else f"{value:.3g}"
+    exact = low == high or not (math.isfinite(low) and math.isfinite(high))
+    return Figure(float(row["value"]), _is_share(row), *((None, None) if exact else (low, high)), name)

@@ -25,21 +25,50 @@ from markupsafe import Markup
 Tone = Literal["good", "fair", "bad", "plain"]
 
 
+class Figure(NamedTuple):
+    """A value of an encoder or of what it stands beside.
+
+    Attributes:
+        value: a share in [0, 1] if ``percent``.
+        percent: it is written as a percentage.
+        low, high: its 95 % interval; None where there is none.
+        name: of the control; "" of the encoder itself.
+    """
+
+    value: float
+    percent: bool = True
+    low: float | None = None
+    high: float | None = None
+    name: str = ""
+
+    def text(self) -> str:
+        """Formatted as "50.7 %" or "0.412"."""
+        if self.percent:
+            return f"{100 * self.value:.1f} %"
+        return f"{self.value:.3f}" if 1e-3 <= abs(self.value) < 10 else f"{self.value:.3g}"
+
+    def interval(self) -> str:
+        """Formatted as "[48.9, 52.5]", in the unit of the value; "" where there is none."""
+        if self.low is None or self.high is None:
+            return ""
+        return (
+            f"[{100 * self.low:.1f}, {100 * self.high:.1f}]" if self.percent else f"[{self.low:.3g}, {self.high:.3g}]"
+        )
+
+
 class Number(NamedTuple):
     """A key number.
 
     Attributes:
         label: what was measured, such as "kNN accuracy".
-        value: in words, such as "50.7 %".
-        interval: likewise, such as "[48.9, 52.5]"; "" where there is none.
-        beside: the controls' names and numbers.
+        figure: the encoder's.
+        beside: the controls'.
         note: a quieter line, such as on which images.
     """
 
     label: str
-    value: str
-    interval: str = ""
-    beside: Sequence[tuple[str, str]] = ()
+    figure: Figure
+    beside: Sequence[Figure] = ()
     note: str = ""
 
 
@@ -71,12 +100,16 @@ class Setting(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A line of a chart: its name, points [n] each, and whether it is a run's or what a run stands beside."""
+    """A line of a chart: its name, points [n] each, and whether it is a run's or what a run stands beside.
+
+    ``kind`` is the name of a baseline without that of its run, where the line's own name has both.
+    """
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     baseline: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -218,8 +251,6 @@ class Page:
 
 
 _MOST_ROWS = 200  # of a chart's numbers as a table: more are no help to a reader
-# such as "50.7 %" and "50.7 % [48.9, 52.5]"
-_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s?%(?:\s?\[(\d+(?:\.\d+)?)(?:\s?%)?\s?[,-]\s?(\d+(?:\.\d+)?)(?:\s?%)?\])?")
 _FIGURES = re.compile(r"(?=.*\d)[\d\s.,:;%()\[\]<>≈~=/x×+±−–-]{1,40}")
 _NUMERIC = re.compile(r"[-+−±<>≈~]?\s?\d.{0,20}|[-–—]?")  # what is read down a column, and a place where nothing is
 
@@ -272,16 +303,11 @@ def line_numbers(charts: Sequence[Chart]) -> dict[tuple[str, bool], int]:
     """
     lines = [line for chart in charts for line in chart.lines]
     runs = list(dict.fromkeys(line.name for line in lines if not line.baseline))
-    kinds = list(dict.fromkeys(_kind(line.name) for line in lines if line.baseline))
+    kinds = list(dict.fromkeys(line.kind or line.name for line in lines if line.baseline))
     return {
-        (line.name, line.baseline): kinds.index(_kind(line.name)) if line.baseline else runs.index(line.name)
+        (line.name, line.baseline): kinds.index(line.kind or line.name) if line.baseline else runs.index(line.name)
         for line in lines
     }
-
-
-def _kind(baseline: str) -> str:
-    """ "chance", of "chance" and of "chance, photos-mae", as `patchloom.report.curves` calls one of several runs."""
-    return baseline.partition(", ")[0]
 
 
 def chart_data(chart: Chart, numbers: dict[tuple[str, bool], int]) -> dict[str, Any]:
@@ -356,16 +382,17 @@ def bars(numbers: Sequence[Number]) -> list[list[dict[str, Any]]]:
 
 def _rows_of(number: Number) -> list[dict[str, Any]]:
     rows = []
-    for name, value in [("", f"{number.value} {number.interval}".strip()), *number.beside]:
-        share = _SHARE.fullmatch(value.strip())
-        reach = [_within(end) for end in share.groups()[1:]] if share and share[2] else None
-        bar = _within(share[1]) if share else None
-        rows.append({"name": name, "value": value if name else number.value, "bar": bar, "reach": reach})
+    for one in (number.figure, *number.beside):
+        drawn = one.percent and math.isfinite(one.value) and one.value >= 0
+        reach = None if one.low is None or one.high is None or not drawn else [_within(one.low), _within(one.high)]
+        value = f"{one.text()} {one.interval()}".strip() if one.name else one.text()
+        rows.append({"name": one.name, "value": value, "bar": _within(one.value) if drawn else None, "reach": reach})
     return rows
 
 
-def _within(percent: str) -> float:
-    return min(100.0, float(percent))
+def _within(share: float) -> float:
+    """A share as a percentage within the track, as exactly as it is written."""
+    return min(100.0, max(0.0, round(100 * share, 1)))
 
 
 def is_figures(cell: str) -> bool:

@@ -35,7 +35,7 @@ from patchloom.report.pictures import COUNT, Images, collect_pictures, images_of
 from patchloom.report.pictures import RECORDING_BUDGET as SOUNDS
 from patchloom.report.pictures import SLIDER_BUDGET as SLIDERS
 from patchloom.runs.folder import line_of
-from patchloom.runs.verdict import EARLY, no_labels
+from patchloom.runs.verdict import Verdict, no_labels
 from patchloom.system.files import write_whole
 from patchloom.version import __version__
 
@@ -98,11 +98,11 @@ def _may_be_near(own: Source) -> bool:
 _FILE = "report.html"
 _OF_COMPARISON = "runs.html"  # its report.html has the verdict and tables, which this page has not
 _RENDER = "patchloom.report.page"
-_TONES: dict[str, Tone] = {
-    "healthy": "good",
-    "learning but weak": "fair",
-    "collapsed": "bad",
-    "not learning": "bad",
+_TONES: dict[Verdict, Tone] = {
+    Verdict.HEALTHY: "good",
+    Verdict.WEAK: "fair",
+    Verdict.COLLAPSED: "bad",
+    Verdict.NOT_LEARNING: "bad",
 }
 _POINTS = 2000  # of all maps of a page together
 
@@ -235,7 +235,7 @@ def _verdict(run: RunData) -> str:
     if run.health is None:
         return ""
     verdict = run.health.verdict
-    return verdict if run.finished or verdict == EARLY else f"{verdict} so far"
+    return verdict.value if run.finished or verdict is Verdict.EARLY else f"{verdict} so far"
 
 
 def _summary(run: RunData) -> str:

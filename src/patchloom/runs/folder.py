@@ -92,8 +92,8 @@ _NAMED_SOURCES = 3  # in the name of a folder
 _NAMED = 6  # settings that differ, in the sentence about them
 # what a run needs to be trained on; all else in its folder is a result of the weights that it has now
 _GOES_ON = (
-    *("requested.yaml", "config.yaml", "data.yaml", "trained_on.bin", "metrics.csv", "log.txt", "unreadable.txt"),
-    *("skipped.txt", "checkpoints"),
+    *("requested.yaml", "config.yaml", "reasons.yaml", "data.yaml", "trained_on.bin", "metrics.csv", "log.txt"),
+    *("unreadable.txt", "skipped.txt", "checkpoints"),
 )
 _NOT_COPIED = ("logs", "earlier", ".lock")
 
@@ -113,6 +113,7 @@ class RunFolder:
         self.path = Path(path)
         self.requested = self.path / "requested.yaml"
         self.config = self.path / "config.yaml"
+        self.reasons = self.path / "reasons.yaml"  # of what auto became; the comments of config.yaml are for people
         self.metrics = self.path / "metrics.csv"
         self.checkpoints = Checkpoints(self.path / "checkpoints", self.check_lock)
         self.encoder = self.path / "encoder.safetensors"
@@ -223,6 +224,7 @@ class RunFolder:
         write_checksummed(self.requested, asked.plain())  # first: it marks the folder as ours
         write_checksummed(self.path / "data.yaml", found)
         write_record(record, self.trained_on)
+        write_checksummed(self.reasons, reasons)
         write_checksummed(self.config, settings.plain(), f"# What auto became, and why:\n{notes}\n")
 
     def kept_end(self, epochs: float) -> Path:
@@ -268,7 +270,9 @@ class RunFolder:
         self.check_lock()
         before = self.read_config().plain()
         lines = [line for line in self.config.read_text("utf-8").splitlines()[1:] if line.startswith("# ")]
-        lines.append(f"# {name}: was {before[name]!r} until {date.today()}")
+        why = f"was {before[name]!r} until {date.today()}"
+        lines.append(f"# {name}: {why}")
+        write_checksummed(self.reasons, {**self.read_reasons(), name: why})
         if effective_epochs is not None:
             write_checksummed(self.path / "data.yaml", {**self.read_data(), "effective_epochs": effective_epochs})
         write_checksummed(self.config, before | {name: value}, "\n".join([*lines, "", ""]))  # last: it decides
@@ -287,6 +291,15 @@ class RunFolder:
     def read_requested(self) -> dict[str, Any]:
         """Return the settings that the user asked for, as plain values."""
         return without_removed(read_checksummed(self.requested))
+
+    def read_reasons(self) -> dict[str, str]:
+        """Why ``auto`` became what it is, by setting; {} of an older run, which has no such file."""
+        if not self.reasons.exists():
+            return {}
+        found = read_checksummed(self.reasons)
+        if not all(isinstance(one, str) for pair in found.items() for one in pair):
+            raise PatchloomError(f"{self.reasons} is not what patchloom wrote: restore it from a copy, or delete it")
+        return found
 
     def command(self) -> str:
         """Return the command by which the run goes on, without ``--epochs``; "" where there is none."""

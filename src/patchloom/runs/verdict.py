@@ -1,57 +1,283 @@
-"""The verdict on a run, so far or at its end, as it is kept in the run's folder."""
+"""The verdict on a run, so far or at its end: values that its folder keeps, and the sentences that are made of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
+from patchloom.claims import MeasureResult, finite_or_none, number_of, text_of
 from patchloom.errors import PatchloomError
 from patchloom.runs.checksummed import read_checksummed, write_checksummed
 
 _FILE = "verdict.yaml"
 
-HEALTHY, WEAK, COLLAPSED = "healthy", "learning but weak", "collapsed"
-NOT_LEARNING, EARLY, UNKNOWN = "not learning", "too early to tell", "nothing can be told"
-VERDICTS = (HEALTHY, WEAK, COLLAPSED, NOT_LEARNING, EARLY, UNKNOWN)
-
 
 def no_labels(noun: str = "images") -> str:
-    """What the closing sentence of a run without labels ends with."""
+    """Return the end of the closing sentence of a run without labels."""
     return (
         f"The {noun} have no labels, so this says how well the pretext task is done, and not what the features are "
         "good for."
     )
 
 
-class Health(NamedTuple):
-    """What can be said of a run in a few words.
+class Verdict(StrEnum):
+    """What can be said of a run in a few words; the last where the images are too few, or nearly all the same."""
+
+    HEALTHY = "healthy"
+    WEAK = "learning but weak"
+    COLLAPSED = "collapsed"
+    NOT_LEARNING = "not learning"
+    EARLY = "too early to tell"
+    UNKNOWN = "nothing can be told"
+
+
+class Rule(StrEnum):
+    """Rule that found a verdict; docs/pretrain.md has a table of them with their thresholds."""
+
+    SAME_IMAGES = "same_images"
+    NOT_FINITE = "not_finite"
+    NOT_BEGUN = "not_begun"
+    SAME_FEATURES = "same_features"
+    SAME_OUTPUTS = "same_outputs"
+    FEW_IMAGES = "few_images"
+    WENT_BACK = "went_back"
+    GOT_WORSE = "got_worse"
+    JUMPED_BACK = "jumped_back"
+    FEW_UPDATES = "few_updates"
+    FIRST_HALF = "first_half"
+    NO_HALFWAY = "no_halfway"
+    NEARER = "nearer"
+    FEW_IMAGES_SINCE_HALFWAY = "few_images_since_halfway"
+    STANDS_STILL = "stands_still"
+    AGREES_WITH_ALL = "agrees_with_all"
+    FEW_IMAGES_FOR_SIZE = "few_images_for_size"
+    NOT_CLEAR = "not_clear"
+    NO_GAIN_IN_CLASSES = "no_gain_in_classes"
+    HEALTHY = "healthy"
+
+
+# what an action gives an option where that is no value
+HIGHER, LOWER, ANOTHER = "higher", "lower", "another"
+
+
+@dataclass(frozen=True)
+class Health:
+    """The verdict on a run as values; `why` and `then` are made of them.
 
     Attributes:
-        verdict: one of `VERDICTS`; the last of them where the images are too few, or nearly all the same.
-        why: the figure that says so, in words.
-        then: what to try next; "" where there is nothing to do.
+        verdict: in a few words.
         epoch: when it was found, in epochs.
         ended: whether that was the end.
+        rule: that found it; None of an older version, which kept words alone.
+        measure: of the task, on held-out images.
+        figures: what the rule went by, by name: numbers, and the name of a control.
+        actions: what to try next: option by name, and its value, or "higher", "lower" or "another".
+        noun: of the items of the data: images or recordings.
+        words: `why` and `then` of an older version.
     """
 
-    verdict: str
-    why: str
-    then: str
+    verdict: Verdict
     epoch: float
     ended: bool
+    rule: Rule | None = None
+    measure: MeasureResult | None = None
+    figures: Mapping[str, float | str] = field(default_factory=dict)
+    actions: Mapping[str, float | str] = field(default_factory=dict)
+    noun: str = "images"
+    words: tuple[str, str] = ("", "")
+
+    @property
+    def why(self) -> str:
+        """The figure that says so, in words."""
+        return self.words[0] if self.rule is None or self.measure is None else _why(self, self.rule, self.measure)
+
+    @property
+    def then(self) -> str:
+        """What to try next, in words; "" where there is nothing to do."""
+        return self.words[1] if self.rule is None else _then(self, self.rule) if self.actions else ""
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.why}." + (f" Next: {self.then}." if self.then else "")
 
+    def plain(self) -> dict[str, Any]:
+        """As values for JSON, with the words that are made of them for people and for older versions."""
+        return {
+            "verdict": self.verdict.value, "why": self.why, "then": self.then, "epoch": self.epoch, "ended": self.ended,
+            "rule": None if self.rule is None else self.rule.value,
+            "measure": None if self.measure is None else self.measure.plain(),
+            "figures": {name: one if type(one) is str else finite_or_none(one) for name, one in self.figures.items()},
+            "actions": dict(self.actions), "noun": self.noun,
+        }  # fmt: skip
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Health:
+        """From what `plain` made, or an older version wrote, checked: the words are not read where there are values."""
+        try:
+            verdict, words = Verdict(values["verdict"]), (values["why"], values["then"])
+            if not all(isinstance(one, str) for one in words) or not isinstance(values["ended"], bool):
+                raise ValueError("why, then or ended are of another type")
+            health = Health(verdict, number_of(values["epoch"], 0.0), values["ended"], words=words)
+            if values.get("rule") is None:
+                return health
+            noun = text_of(values["noun"])
+            if noun not in ("images", "recordings"):
+                raise ValueError(f"there are no {noun}")
+            found = {"rule": Rule(values["rule"]), "measure": MeasureResult.of(values["measure"]), "noun": noun}
+            health = replace(health, **found, **{name: _values(values[name]) for name in ("figures", "actions")})
+            str(health)  # whatever its words need is there
+            return replace(health, words=("", ""))
+        except (KeyError, TypeError, AttributeError) as problem:
+            raise ValueError(f"no verdict: {problem}") from problem
+
+
+def _values(found: Mapping[str, Any]) -> dict[str, float | str]:
+    return {
+        text_of(name): text_of(one) if isinstance(one, str) else number_of(one, float("nan"))
+        for name, one in found.items()
+    }
+
 
 def write_health(folder: Path, health: Health) -> None:
     """Keep a verdict in a run's folder; it replaces the one before."""
-    write_checksummed(folder / _FILE, health._asdict())
+    write_checksummed(folder / _FILE, health.plain())
 
 
 def read_health(folder: Path) -> Health | None:
     """The last verdict on a run; None where there is none yet, or a damaged one."""
     try:
-        return Health(**read_checksummed(folder / _FILE))
-    except (PatchloomError, TypeError, OSError):
+        return Health.of(read_checksummed(folder / _FILE))
+    except (PatchloomError, ValueError, OSError):
         return None
+
+
+# The sentences; figures and actions have the names under which `patchloom.train.verdict` finds them.
+
+
+def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
+    f, beside = health.figures, measure.beside(measure.to_beat)
+    share = f"{beside}, {measure.effect.share:.0%} of the way to perfect"
+    match rule:
+        case Rule.SAME_IMAGES:
+            return (
+                f"the {_counted(measure.n, f'held-out {health.noun}')} are nearly all the same: {f['apart']:.1%} of "
+                f"what their {f['values']} differ by sets them apart"
+            )
+        case Rule.NOT_FINITE:
+            return f"{beside}: something is not finite any more"
+        case Rule.NOT_BEGUN:
+            return f"nothing is trained yet: {beside}"
+        case Rule.SAME_FEATURES:
+            differ = f"they differ by {f['share']:.1%} of what an untrained encoder's do, and " if "share" in f else ""
+            return (
+                f"the encoder's features of different {health.noun} are nearly the same ({differ}in {f['rank']:.1f} "
+                "directions)"
+            )
+        case Rule.SAME_OUTPUTS:
+            found = ", ".join(f"{name} {value:.2f}" for name, value in measure.outputs.items())
+            said = (
+                f"the teacher gives all {health.noun} nearly the same output ({found}), so that agreement with it "
+                "means little"
+            )
+            better = "yet by kNN the features tell classes better than an untrained encoder's"
+            return f"{said}; {better} ({_by_knn(health)})" if "knn" in f else said
+        case Rule.FEW_IMAGES:
+            return f"{beside}, on {_counted(measure.n, f'held-out {health.noun}')}, which are too few"
+        case Rule.WENT_BACK:
+            times = "once" if f["times"] == 1 else f"{f['times']:.0f} times"
+            return f"the run went back {times}, as it was not finite; {beside}"
+        case Rule.GOT_WORSE:
+            return f"{beside}: worse than before the first step ({measure.show(_number(f['start']))})"
+        case Rule.JUMPED_BACK:
+            before, after = (measure.show(_number(f[name])) for name in ("before", "after"))
+            return f"{beside}, and on the way it went from {before} back to {after}"
+        case Rule.FEW_UPDATES | Rule.NO_HALFWAY:
+            return f"{beside}, after {f['updates']:,.0f} {'update' if f['updates'] == 1 else 'updates'}"
+        case Rule.FIRST_HALF:
+            return f"{beside}, in the first half of the run"
+        case Rule.NEARER:
+            return f"{beside}, but {f['gained']:.0%} nearer to perfect than halfway"
+        case Rule.FEW_IMAGES_SINCE_HALFWAY:
+            held_out = _counted(measure.n, f"held-out {health.noun}")
+            return f"{beside}; {held_out} are too few to tell whether it is nearer to perfect than halfway"
+        case Rule.STANDS_STILL:
+            return f"{beside}, after {f['updates']:,.0f} updates, and no nearer to perfect than halfway"
+        case Rule.AGREES_WITH_ALL:
+            return f"{beside}: the teacher's outputs are so alike that agreeing with them says little"
+        case Rule.FEW_IMAGES_FOR_SIZE:
+            held_out = _counted(measure.n, f"held-out {health.noun}")
+            return f"{share}, and {held_out} are too few to tell how well it is learnt"
+        case Rule.NOT_CLEAR:
+            return share
+        case Rule.NO_GAIN_IN_CLASSES:
+            return (
+                f"{beside}; but by kNN its features tell classes no better than {_control(health)} ({_by_knn(health)})"
+            )
+        case Rule.HEALTHY if "labelled" in f:
+            labelled = _counted(int(_number(f["labelled"])), f"labelled {health.noun}")
+            are = "is" if f["labelled"] == 1 else "are"
+            few = f"{labelled} {are} too few to tell whether its features are better than {_control(health)}"
+            return f"{share}; {few} (kNN {_by_knn(health)})"
+        case Rule.HEALTHY:
+            return f"{share}; kNN {_by_knn(health)}" if "knn" in f else share
+
+
+def _then(health: Health, rule: Rule) -> str:
+    f, a = health.figures, health.actions
+    match rule:
+        case Rule.SAME_IMAGES:
+            return f"look at your data (patchloom check), and give {health.noun} that differ"
+        case Rule.NOT_FINITE | Rule.SAME_FEATURES | Rule.WENT_BACK | Rule.GOT_WORSE | Rule.JUMPED_BACK:
+            return _slower(health)
+        case Rule.SAME_OUTPUTS | Rule.AGREES_WITH_ALL:
+            return f"give extrema --task.loss {a['task.loss']}, raise --task.momentum, or {_slower(health)}"
+        case Rule.FEW_IMAGES:
+            return f"hold out more {health.noun} (--held_out), or give more of them"
+        case Rule.FEW_IMAGES_SINCE_HALFWAY | Rule.FEW_IMAGES_FOR_SIZE:
+            return f"hold out more {health.noun} (--held_out), or {_longer(health)}"
+        case Rule.STANDS_STILL:
+            now = f"smaller patches (--patch_size), a lower --blr (now {f['blr']:g}), or another --task"
+            return f"look at the pictures, and at your data; {now}"
+        case Rule.NOT_CLEAR if "batch_size" in a:
+            return f"{_longer(health)}, or with a larger --batch_size"
+        case Rule.NO_GAIN_IN_CLASSES:
+            return f"{_longer(health)}, or try another --task; fine-tuning may tell more than kNN"
+        case Rule.HEALTHY if "labels" in a and "labelled" in f:
+            return f"label more {health.noun}, and ask again (patchloom evaluate knn)"
+        case Rule.HEALTHY if "labels" in a:
+            return "a few labels tell what the features are good for (patchloom evaluate knn)"
+        case Rule.HEALTHY:
+            return f"{_longer(health)}: it was still getting better"
+        case _:
+            return _longer(health)
+
+
+def _longer(health: Health) -> str:
+    if "patience" in health.actions:
+        return f"train longer, in another --out with more --patience (now {health.figures['patience']:g})"
+    return f"train longer (--epochs {health.actions['epochs']:g})"
+
+
+def _slower(health: Health) -> str:
+    return f"lower --blr (from {health.figures['blr']:g} to {health.actions['blr']:g}), or raise --warmup_epochs"
+
+
+def _by_knn(health: Health) -> str:
+    f = health.figures
+    return f"{f['knn']:.1%}, {_control(health)} {f['knn of it']:.1%}"
+
+
+def _control(health: Health) -> str:
+    return str(health.figures["control"])
+
+
+def _counted(n: int, items: str) -> str:
+    return f"{n:,} {items.removesuffix('s') if n == 1 else items}"
+
+
+def _number(value: float | str) -> float:
+    if isinstance(value, str):
+        raise ValueError(f"{value!r} stands where a number is expected")
+    return value

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from patchloom.claims import MeasureResult, result_or_none
 from patchloom.questions.question import Measure
 from patchloom.runs.checkpoint import best_of, whole_weights
 from patchloom.runs.settings import ResolvedSettings
@@ -130,7 +131,7 @@ class TrainState:
         began: step at which the present schedule began: 0, or where the run had ended before it was trained on.
         pace: seconds that a step took of late; 0 if that is not known.
         measuring: seconds that the last held-out measures took.
-        measured: what they were, in words, the longest form first.
+        measured: the last one; None before the first, and in a checkpoint of an older version, which had words.
         results: of each measure, the result on each held-out image, by its step.
         best: the best measure and its weights, in a run with ``--patience``.
     """
@@ -149,7 +150,7 @@ class TrainState:
     began: int = 0
     pace: float = 0.0
     measuring: float = 0.0
-    measured: list[str] = field(default_factory=list)
+    measured: MeasureResult | None = None
     results: dict[str, list[float]] = field(default_factory=dict)
     best: BestMeasure = field(default_factory=BestMeasure)
 
@@ -157,12 +158,13 @@ class TrainState:
     def of(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TrainState:
         """From what a checkpoint keeps, beside its tensors and among them; what it does not know is at its default."""
         known = {one.name: about[one.name] for one in fields(cls) if one.name in about}
-        return cls(**known | {"best": BestMeasure.of(about, tensors)})
+        measured = result_or_none(about.get("measured"))
+        return cls(**known | {"best": BestMeasure.of(about, tensors), "measured": measured})
 
     def plain(self) -> dict[str, Any]:
         """As a checkpoint keeps it beside its tensors."""
-        values = asdict(replace(self, best=BestMeasure()))
-        return values | {"best": self.best.plain()}
+        values = asdict(replace(self, best=BestMeasure(), measured=None))
+        return values | {"best": self.best.plain(), "measured": self.measured and self.measured.plain()}
 
     def ended(self, steps: int, settings: ResolvedSettings) -> bool:
         """Whether the training has ended: after its last step, or by ``--patience``. A run that goes on asks it, too.

@@ -34,7 +34,7 @@ from patchloom.system.files import write_whole
 from patchloom.train.checkpointing import TrainState, describe_best
 from patchloom.train.metrics import Reporter, draw_run
 from patchloom.train.validation import Validation, instance_head
-from patchloom.train.verdict import VerdictInputs, closing_sentence, final_class_result, health_of, more_epochs
+from patchloom.train.verdict import VerdictInputs, closing_sentence, final_class_result, health_of
 
 _MAX_EVALUATED = 5000  # training images of the final evaluation; `patchloom evaluate` takes all
 
@@ -93,10 +93,10 @@ class FinalEvaluation(NamedTuple):
             self.reporter.say(f"{count} {files} could not be read: see {folder.unreadable}.")
         reports = self._evaluate() if validation.gallery is not None else ()
         knn = reports[0] if reports else None
-        health, longer = self._health(measure, state, knn)
+        health = self._health(measure, state, knn)
         self.reporter.say(f"Verdict: {health}")
-        if longer and (command := folder.command()):
-            self.reporter.say(f"  to train on: {command} {longer}")
+        if "epochs" in health.actions and (command := folder.command()):
+            self.reporter.say(f"  to train on: {command} --epochs {health.actions['epochs']:g}")
         summary = f"{closing_sentence(measure, knn, self.held_out, self.card.modality)} {weights}".strip()
         self.reporter.say(summary)
         also = "".join(f", and {name}.safetensors beside it" for name in extra)
@@ -105,19 +105,18 @@ class FinalEvaluation(NamedTuple):
         write_health(folder.path, health)
         rows = [_plain(row) for one in reports for row in one.quoted]
         # before the run is finished: a run that is killed while trackers take the result sends the rest later
-        self.tracks.log_result(FinalResult(state.step, str(health), summary, rows, [file.name for file in pictures]))
+        images = [file.name for file in pictures]
+        self.tracks.log_result(FinalResult(state.step, str(health), summary, rows, images, health.plain()))
         write_whole(folder.summary, summary + "\n")
         return summary
 
-    def _health(self, measure: Measure, state: TrainState, knn: Report | None) -> tuple[Health, str]:
-        """The verdict on the run, and the option by which it is trained on, where the verdict says to."""
+    def _health(self, measure: Measure, state: TrainState, knn: Report | None) -> Health:
+        """The verdict on the run."""
         classes, done, best = None if knn is None else final_class_result(knn), state.step, state.best
         rows = [row for row in state.rows if not best.chosen or int(row["step"]) <= best.step]  # of these weights
         stopped = best.chosen and done < state.steps
         so_far = VerdictInputs(measure, rows, self.settings, done, done, state.setbacks, classes, results=state.results)
-        signs = so_far._replace(ended=True, stopped=stopped, modality=self.card.modality)
-        health = health_of(signs)
-        return health, more_epochs(signs, health)
+        return health_of(so_far._replace(ended=True, stopped=stopped, modality=self.card.modality))
 
     def _evaluate(self) -> tuple[Report, ...]:
         """kNN and linear probe beside their controls, on images that are not trained on here."""

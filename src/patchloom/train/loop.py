@@ -54,7 +54,7 @@ from patchloom.train.checkpointing import TrainState
 from patchloom.train.estimate import explain_errors
 from patchloom.train.final_evaluation import FinalEvaluation
 from patchloom.train.init import Start
-from patchloom.train.metrics import MetricsLog, Reporter
+from patchloom.train.metrics import MetricsLog, Reporter, measure_forms
 from patchloom.train.plan import Planner, announce, check_same
 from patchloom.train.resolve import default_device as best_device
 from patchloom.train.resolve import share_of_batch
@@ -364,7 +364,7 @@ def train(
     journal = MetricsLog(reporter, *about)
     unreadable: set[str] = set()
     if state is not None:
-        known = f" The last measure: {state.measured[0]}." if state.measured else ""
+        known = f" The last measure: {measure_forms(state.measured)[0]}." if state.measured else ""
         verb = "Training on" if state.began == state.step > 0 else "Resuming"
         reporter.say(f"{verb} after step {state.step:,} of {steps:,}.{known}")
         if reason := missing_kernels(settings.kernels):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from patchloom.claims import MeasureResult
 from patchloom.data.loader import steps_of, steps_per_epoch
 from patchloom.display import duration
 from patchloom.loggers.queue import TrackerSet
@@ -25,7 +26,7 @@ from patchloom.nets.encode import patch_count
 from patchloom.questions.question import Measure
 from patchloom.runs.folder import RunFolder, metrics_row
 from patchloom.runs.settings import ResolvedSettings
-from patchloom.runs.verdict import UNKNOWN, read_health, write_health
+from patchloom.runs.verdict import Verdict, read_health, write_health
 from patchloom.system.distributed import gathered_weights
 from patchloom.system.files import append
 from patchloom.system.signals import discard_output
@@ -151,9 +152,10 @@ def draw_run(
     if done or ended:
         noun = card.modality.noun
         shown = f"{noun} that may be known by heart" if doubt else f"held-out {noun}"
-        files.append(draw_curves(folder.metrics, folder.pictures / "curves.png", measure.name, images=shown))
-    means = {f"baseline:{name}": value for name, value in measure.means().items()}
-    row = {"epoch": settings.epochs * done / whole, "held_out": measure.value} | means
+        curves, percent = folder.pictures / "curves.png", measure.result.unit == "%"
+        files.append(draw_curves(folder.metrics, curves, measure.name, images=shown, percent=percent))
+    means = {f"baseline:{name}": value for name, value in measure.result.baselines.items()}
+    row = {"epoch": settings.epochs * done / whole, "held_out": measure.result.value} | means
     title = partial(title_of, folder.name, settings, place, [row], doubt, noun=card.modality.noun)
     return [*files, *draw_task(validation.task, validation.held_out, card, folder.pictures, device, title=title)]
 
@@ -351,16 +353,12 @@ def round_duration(seconds: float) -> str:
     return duration(seconds)
 
 
-def measure_forms(measure: Measure) -> list[str]:
-    """A measure's part of the line of progress, the longest form first: with all baselines, with the one, alone.
-
-    Made once, since every number in it is read from the device.
-    """
-    means, alone = measure.means(), f"{measure.name} {measure.show(measure.value)}"
-    baselines = ", ".join(f"{name} {measure.show(value)}" for name, value in means.items())
-    spread = "".join(f", {name} {value:.2f}" for name, value in measure.diversity.items())
-    to_beat = measure.baseline_to_beat()
-    return [f"{alone} ({baselines}){spread}", f"{alone} ({to_beat} {measure.show(means[to_beat])})", alone]
+def measure_forms(measure: MeasureResult) -> list[str]:
+    """A measure's part of the line of progress, the longest form first: with all baselines, with the one, alone."""
+    alone, to_beat = f"{measure.name} {measure.show()}", measure.to_beat
+    baselines = ", ".join(f"{name} {measure.show(value)}" for name, value in measure.baselines.items())
+    spread = "".join(f", {name} {value:.2f}" for name, value in measure.outputs.items())
+    return [f"{alone} ({baselines}){spread}", f"{alone} ({to_beat} {measure.show(measure.baselines[to_beat])})", alone]
 
 
 def progress_line(
@@ -452,7 +450,8 @@ class MetricsLog:
         columns = self._measured(state, first=True)
         state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
         self.tracks.log_row(state.rows[-1])
-        self.reporter.say(f"before the first step: {state.measured[0]}")
+        if state.measured is not None:
+            self.reporter.say(f"before the first step: {measure_forms(state.measured)[0]}")
         self._judged(state)
         self._drawn(state)
 
@@ -502,15 +501,14 @@ class MetricsLog:
             return
         classes = logged_class_result(state.rows, self.validation.labelled)
         done, measure, rows = state.step, self.measure, state.rows
-        signs = VerdictInputs(
-            measure, rows, self.settings, done, self.steps, state.setbacks, classes, results=state.results
-        )
-        health = health_of(signs._replace(modality=self.validation.task.modality))
+        about = {"results": state.results, "modality": self.validation.task.modality}
+        signs = VerdictInputs(measure, rows, self.settings, done, self.steps, state.setbacks, classes, **about)
+        health = health_of(signs)
         folder = self.reporter.folder
         before = read_health(folder.path)
         folder.write_metrics(state.rows)  # not only with the next checkpoint: a report shows both
         write_health(folder.path, health)
-        if state.step == self.steps or (not state.step and health.verdict != UNKNOWN):
+        if state.step == self.steps or (not state.step and health.verdict != Verdict.UNKNOWN):
             return  # the final evaluation says it; and before the first step there is nothing to say
         if before is not None and before.verdict == health.verdict:
             self.reporter.say(f"  still {health.verdict}")
@@ -538,7 +536,7 @@ class MetricsLog:
         began = time.perf_counter()
         self.reporter.flash(f"measuring on {len(self.validation.held_out):,} images")
         self.measure, columns = self.validation.run(self.stepper.fabric.device, self.stepper.autocast, first=first)
-        state.measured = measure_forms(self.measure)
+        state.measured = self.measure.result
         state.results[str(state.step)] = each_result(self.measure)
         if self.settings.patience is not None:
             state.best.compare(state.step, self.measure, self.stepper.task)
@@ -556,7 +554,7 @@ class MetricsLog:
             measures = len([one for one in self.validated if one > state.step])
             left += measures * state.measuring
             time_left = [f"{duration(left)} left", f"{round_duration(left)} left"]
-        epoch, measured = state.step / self.per_epoch, state.measured
+        epoch, measured = state.step / self.per_epoch, () if state.measured is None else measure_forms(state.measured)
         return progress_line(epoch, self.settings.epochs, losses, measured, time_left, self.pace.describe())
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchloom.claims import Effect
 from patchloom.data.augment import cuts_natively
 from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
@@ -99,9 +100,11 @@ class Validation:
         return row
 
     def _columns(self, measure: Measure, device: torch.device) -> dict[str, float]:
-        row = {"held_out": measure.value} | {f"baseline:{name}": value for name, value in measure.means().items()}
+        result = measure.result
+        row = {"held_out": result.value} | {f"baseline:{name}": value for name, value in result.baselines.items()}
+        row |= _share_columns(result.effect)
         row |= {f"held_out:{name}": values.mean().item() for name, values in measure.details.items()}
-        row |= {f"teacher:{name}": value for name, value in measure.diversity.items()}
+        row |= {f"teacher:{name}": value for name, value in result.outputs.items()}
         row |= self._features_of(self.task.encoder, device)
         if self.gallery is not None:
             row |= self._knn_of(self.task.encoder, instance_head(self.task), device)
@@ -186,6 +189,12 @@ class Validation:
             pooled = gallery.pooled(name), gallery.labels, queries.pooled(name), queries.labels
             found[name] = knn_accuracies(*pooled, ks=(k,))[k]
         return found
+
+
+def _share_columns(effect: Effect) -> dict[str, float]:
+    """Columns of the share of the way to perfect and its interval; of few images there is none."""
+    columns = {"share": effect.share, "share:low": effect.low, "share:high": effect.high}
+    return {name: value for name, value in columns.items() if math.isfinite(value)}
 
 
 def instance_head(task: Task) -> InstanceHead | None:
