@@ -1,7 +1,5 @@
 """What processes that train together agree on."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from patchloom.errors import AlreadyReported
@@ -16,13 +14,15 @@ def fails():
 def test_whatever_fails_in_the_first_process_ends_the_others(monkeypatch, first):
     sent = []
     monkeypatch.setattr(distributed, "world", lambda: 2)
+    monkeypatch.setattr(distributed, "rank", lambda: int(not first))
     monkeypatch.setattr(distributed, "wait_for_all", lambda: None)
 
-    def broadcast(value):
-        sent.append(value)
-        return value if first else (None, "a task of one's own")
+    def broadcast(values):
+        sent.append(tuple(values))
+        if not first:
+            values[:] = None, "a task of one's own"
 
-    fabric = SimpleNamespace(is_global_zero=first, broadcast=broadcast)
+    monkeypatch.setattr(distributed.dist, "broadcast_object_list", broadcast)
     with pytest.raises(RuntimeError if first else AlreadyReported, match="a task of one's own"):
-        distributed.first_decides(fabric, fails)
+        distributed.first_decides(fails)
     assert sent == [(None, "a task of one's own" if first else None)]

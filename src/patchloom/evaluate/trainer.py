@@ -2,6 +2,10 @@
 
 What is trained, and on what, is said by those that build on it: `patchloom.evaluate.training.Training` for classifiers
 and `patchloom.dense.training.DenseTraining` for maps and boxes.
+
+Several processes share every step, each with its part of the batch: gradients are averaged, validation and test images
+are shared. Which images a step holds and how they are cropped is the same for any number of processes. What is drawn
+beyond that (mixup, erasing, stochastic depth, dropout) follows from step and rank, so it differs with their number.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +30,7 @@ import torch
 from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3, random_seed
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from patchloom.data.loader import Batch
 from patchloom.data.source import Source
@@ -34,7 +39,7 @@ from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate.features import digest_tensors
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.runs.checkpoint import Checkpoints, restore, tensors_of
-from patchloom.system.distributed import collected, rank, smallest, total, world
+from patchloom.system.distributed import any_process, collected, rank, refused_by_all, smallest, total, world
 from patchloom.system.files import cache_root
 from patchloom.system.signals import Stop
 from patchloom.version import __version__
@@ -233,6 +238,7 @@ class Loop(ABC):
 
     Attributes:
         model: is trained in place.
+        parallel: calls the model, and averages its gradients over the processes.
         source: the images to train on.
         settings: of the evaluation.
         average: the moving average of its weights, if that is what will be tested.
@@ -246,6 +252,7 @@ class Loop(ABC):
     """
 
     model: nn.Module
+    parallel: nn.Module
     source: Source
     settings: EvalSettings
     average: ModelEmaV3 | None = None
@@ -288,6 +295,12 @@ class Loop(ABC):
     @abstractmethod
     def _rate_option(self) -> str:
         """The option that says what the learning rate is, with its value."""
+
+    def _share(self) -> None:
+        """Let the processes train the model together."""
+        if world() > 1 and self.device.type == "cuda":
+            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        self.parallel = DistributedDataParallel(self.model) if world() > 1 else self.model
 
     def _workers(self) -> int:
         """Processes that read them."""
@@ -359,20 +372,32 @@ class Loop(ABC):
     def update(self, step: int, batch: Batch) -> Tensor:
         """Update the weights once by a batch; the loss before that."""
         self.schedule.step_update(step + 1)
-        loss = self._loss(batch)
-        loss.backward()
+        loss = self._backward(batch)
         if self.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average:
             self.average.update(self.model, step + 1)
-        return loss.detach()
+        return loss
+
+    def _backward(self, batch: Batch) -> Tensor:
+        """Compute the gradients of a batch, in ``--accumulate`` parts one after the other; its loss."""
+        parts, loss = batch.split(self.settings.accumulate), None
+        for number, part in enumerate(parts, 1):
+            waiting = number < len(parts) and isinstance(self.parallel, DistributedDataParallel)
+            with self.parallel.no_sync() if waiting else nullcontext():  # the last one shares the sum of all
+                one = self._loss(part)
+                if len(parts) > 1:
+                    one = one * (len(part.indices) / len(batch.indices))
+                one.backward()
+            loss = one.detach() if loss is None else loss + one.detach()
+        return loss
 
     def _mean(self, losses: list[Tensor]) -> float:
         loss = (total(torch.stack(losses).mean()) / world()).item()
         if not math.isfinite(loss):
-            raise PatchloomError(f"the loss is not finite after {self.step} steps: lower {self._rate_option()}")
+            raise refused_by_all(f"the loss is not finite after {self.step} steps: lower {self._rate_option()}")
         return loss
 
     def _state(self, ended: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -381,6 +406,7 @@ class Loop(ABC):
             average = self.average.module.state_dict()
             tensors |= {_AVERAGE + name: value.cpu().contiguous() for name, value in average.items()}
         tensors |= {_BEST + name: value for name, value in self.best.weights.items()}
+        self.unreadable = {*collected([*self.unreadable])}
         about = {"step": self.step, "ended": ended, "best": self.best.plain(), "unreadable": sorted(self.unreadable)}
         return tensors, about
 
@@ -409,7 +435,7 @@ class Loop(ABC):
 
 
 def training_identity(
-    model: nn.Module, recipe: Mapping[str, Any], numbers: Sequence[Any], device: Sequence[Any]
+    model: nn.Module, recipe: Mapping[str, Any], numbers: Sequence[Any], device: Sequence[Any], accumulate: int
 ) -> dict[str, Any]:
     """What decides a training besides its images, as JSON has it."""
     return {
@@ -420,9 +446,5 @@ def training_identity(
         "recipe": recipe,
         "numbers": numbers,
         "device": device,
+        "shares": [world(), accumulate],
     }
-
-
-def any_process(flag: bool) -> bool:
-    """Whether it is true in any of the processes; all must ask."""
-    return smallest(0 if flag else 1) == 0

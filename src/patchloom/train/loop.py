@@ -259,7 +259,7 @@ def pretrain(
     kind = folder.read_config().device if folder.config.exists() else asked.device
     fabric = launch(best_device()[0] if kind == "auto" else kind, asked.devices, asked.strategy)
     planner = Planner(asked, opened, folder, cores_here(), why_task(data, task, asked.recipe))
-    plan = first_decides(fabric, planner.plan)
+    plan = first_decides(planner.plan)
     if not fabric.is_global_zero and opened.train.fingerprint() != plan.fingerprint:
         raise PatchloomError(
             f"process {rank()} finds other images in {opened.train.name} than the first: give all machines the same"
@@ -270,7 +270,7 @@ def pretrain(
         # ---- the task, with the weights with which it begins
         if plan.settings.device == "cpu" and plan.settings.threads != "auto":  # which an older version's run still says
             torch.set_num_threads(plan.settings.threads)
-        forecast = first_decides(fabric, lambda: planner.forecast(plan))
+        forecast = first_decides(lambda: planner.forecast(plan))
         torch.manual_seed(plan.settings.seed)
         start = None if plan.resumed else Start(asked)
         begin = None if start is None else start.encoder
@@ -280,7 +280,7 @@ def pretrain(
             start.rest(pretext)
             plan = plan.with_chosen(pretext)
             # the task alone knows how large its crops are
-            first_decides(fabric, lambda: plan.settings.check_cache(pretext.augment.size))
+            first_decides(lambda: plan.settings.check_cache(pretext.augment.size))
 
         # ---- the plan is said
         reporter = Reporter(folder, fabric.is_global_zero)
@@ -298,9 +298,9 @@ def pretrain(
             cached = cache_images(opened.train, plan.settings.cache, plan.settings.workers, say)
             source = plan.held_out.parts(cached)[0]
         if not plan.resumed:
-            first_decides(fabric, lambda: planner.store(plan))
+            first_decides(lambda: planner.store(plan))
         else:
-            first_decides(fabric, lambda: planner.go_on(plan, pretext.views))
+            first_decides(lambda: planner.go_on(plan, pretext.views))
         for line in lines:
             reporter.note(line)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,15 @@ from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.finetune import classifier_path, pretrained_candidate, scratch_candidate
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.results import Drawing, Report, Row
-from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_images, place_in_run, print_notes
+from patchloom.evaluate.settings import (
+    EvalSettings,
+    Parts,
+    limit_training_images,
+    open_together,
+    place_in_run,
+    print_notes,
+    share_steps,
+)
 from patchloom.evaluate.training import (
     SCRATCH,
     ClassPredictions,
@@ -38,6 +45,7 @@ from patchloom.nets.encode import input_size
 from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.held_out import seen_in_pretraining
+from patchloom.system.distributed import first_decides
 
 _NAME = "keywords"
 _DRAWN = "patchloom.look.charts.draw_confusion"
@@ -80,6 +88,7 @@ def keywords(
         PatchloomError: as `finetune`; or an encoder of images, or words that are not there.
     """
     check_options(keywords, locals())
+    share_steps(settings)
     vit, card = load_encoder(run, settings.model)
     opened = _opened(data, words, card, settings)
     noise = opened.noise
@@ -99,9 +108,8 @@ def keywords(
         candidates.append(
             replace(scratch_candidate(card, positions, len(classes), settings), settings={"positions": variant, **what})
         )
-    raw_features = _raw_features(vit, card, parts, settings, what)
     rows, found = train_and_predict(_NAME, candidates, plan, parts)
-    rows.append(raw_features())
+    rows.append(first_decides(lambda: _raw_features(vit, card, parts, settings, what)))
     beside = f" {SCRATCH.capitalize()} is the same with fresh weights." if control else ""
     h, w = input_size(vit)
     done = (
@@ -126,7 +134,8 @@ def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, se
         raise PatchloomError("keywords takes the parts that the data has: leave --group away")
     named = words.split(",") if isinstance(words, str) else words
     with StatusMessage("listing the recordings"):
-        opened = open_keywords(data, None if named is None else [word.strip() for word in named], settings.seed)
+        words = None if named is None else [word.strip() for word in named]
+        opened = open_together(lambda: open_keywords(data, words, settings.seed))
     print_notes(opened.notes)
     return opened.heard_as(card.sound)
 
@@ -141,22 +150,16 @@ def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings, run:
     return replace(parts, validation=validation)
 
 
-def _raw_features(
-    vit: Encoder, card: EncoderCard, parts: Parts, settings: EvalSettings, what: dict[str, Any]
-) -> Callable[[], Row]:
-    """Fit a logistic regression to the pictures of the training recordings; its row, which reads the test, is asked."""
+def _raw_features(vit: Encoder, card: EncoderCard, parts: Parts, settings: EvalSettings, what: dict[str, Any]) -> Row:
+    """Fit a logistic regression to the pictures of the training recordings, and test it."""
     name, features_of, _ = raw_extractor(vit, card, settings)
     train = features_of(parts.train)
     probe, choice = linear_probe(
         train.pooled("pixels"), train.labels, seed=settings.seed, device=settings.torch_device, groups=train.groups
     )
     about = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out, **what}
-
-    def row() -> Row:
-        test = features_of(parts.test)
-        return Row.of_images(name, "-", _NAME, about, probe.right(test.pooled("pixels"), test.labels))
-
-    return row
+    test = features_of(parts.test)
+    return Row.of_images(name, "-", _NAME, about, probe.right(test.pooled("pixels"), test.labels))
 
 
 def _drawings(
