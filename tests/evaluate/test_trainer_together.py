@@ -113,7 +113,7 @@ def test_parts_of_a_step_are_the_step(tiny_encoder: Path, tmp_path: Path, monkey
     ("protocol", "options", "said"),
     [
         ("knn", {"devices": 2}, "knn is for one process: leave out --devices 2"),
-        ("knn", {"accumulate": 2}, "knn makes no steps to be parted: leave out --accumulate 2"),
+        ("knn", {"accumulate": 2}, "knn trains nothing by steps: leave out --accumulate 2"),
         ("linear", {"devices": 2}, "linear --recipe logistic is for one process: leave out --devices 2"),
         ("few-shot", {"method": "linear", "devices": 2}, "few-shot --method linear is for one process"),
         ("linear", {"recipe": "mae", "accumulate": 2}, "--accumulate changes nothing here"),

@@ -1,6 +1,5 @@
 """An evaluation of several processes, as torchrun starts them; of segmentation, on drawn squares."""
 
-import math
 import os
 import signal
 import sys
@@ -28,6 +27,7 @@ def _rank(
     from patchloom.dense.annotations.base import AnnotatedData
     from patchloom.evaluate import trainer
     from patchloom.evaluate.trainer import Loop
+    from patchloom.runs import checkpoint
     from patchloom.system import hardware
 
     parts = AnnotatedData(Squares(8), Squares(3, seed=1), Squares(5, seed=2))
@@ -47,7 +47,7 @@ def _rank(
 
     Loop.run, Loop.update = noted, dying
     if dies is not None:
-        trainer._SAVE_EVERY, trainer._SAVE_SHARE = 0.0, math.inf  # after every step
+        trainer._SAVE_EVERY, checkpoint.SAVE_COST = 0.0, 0  # after every step
     protocol, data = words
     given = [f"--{name}={value}" for name, value in options.items()]
     sys.exit(main(["evaluate", protocol, run, data, "--device=cpu", "--workers=0", *given]))

@@ -162,7 +162,7 @@ def share_nothing(settings: EvalSettings, what: str) -> None:
     if settings.devices not in ("auto", 1):
         raise PatchloomError(f"{what} is for one process: leave out --devices {settings.devices}")
     if settings.accumulate != 1:
-        raise PatchloomError(f"{what} makes no steps to be parted: leave out --accumulate {settings.accumulate}")
+        raise PatchloomError(f"{what} trains nothing by steps: leave out --accumulate {settings.accumulate}")
 
 
 T = TypeVar("T")

@@ -38,7 +38,15 @@ from patchloom.display import StatusMessage, TimeLeft, duration, is_first
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate.features import digest_tensors
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.runs.checkpoint import Checkpoints, restore, tensors_of
+from patchloom.runs.checkpoint import (
+    Checkpoints,
+    SaveTimer,
+    as_best,
+    best_of,
+    restore,
+    tensors_of,
+    whole_weights,
+)
 from patchloom.system.distributed import any_process, collected, rank, refused_by_all, smallest, total, world
 from patchloom.system.files import cache_root
 from patchloom.system.signals import Stop
@@ -86,7 +94,7 @@ class BestEpoch:
             self.risen = step
         if self.score is None or score > self.score:
             self.score, self.step = score, step
-            self.weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+            self.weights = whole_weights(model)
 
     def hopeless(self, step: int) -> bool:
         """Whether the accuracy has not risen for so long that it will not: the loss alone may fall for ever."""
@@ -122,7 +130,6 @@ def score_of(logits: Tensor, labels: Tensor) -> EpochScore:
 
 
 _SAVE_EVERY = 30.0  # seconds
-_SAVE_SHARE = 0.05  # of the time at most goes into saving
 _FORGOTTEN = 30 * 86_400  # seconds after which nobody will go on
 
 _OPENED: ContextVar[list[Path] | None] = ContextVar("_OPENED", default=None)
@@ -158,7 +165,7 @@ class TrainingCheckpoints:
         _forget_old(folder.parent)
         opened.append(folder)
         self._checkpoints = Checkpoints(folder)
-        self._due = time.perf_counter() + _SAVE_EVERY
+        self._timer = SaveTimer(_SAVE_EVERY, _SAVE_EVERY)
         self._kept = False
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -175,7 +182,7 @@ class TrainingCheckpoints:
     @property
     def due(self) -> bool:
         """Whether it is time to save."""
-        return self._checkpoints is not None and time.perf_counter() > self._due
+        return self._checkpoints is not None and self._timer.due
 
     @property
     def worth(self) -> bool:
@@ -194,8 +201,7 @@ class TrainingCheckpoints:
             if os.environ.get("LOCAL_RANK", "0") == "0":
                 self._checkpoints.save(tensors, about)
             self._kept = True
-        now = time.perf_counter()
-        self._due = now + max(_SAVE_EVERY, (now - begun) / _SAVE_SHARE)
+        self._timer.saved(time.perf_counter() - begun)
         return self._kept
 
 
@@ -209,8 +215,8 @@ def _forget_old(home: Path) -> None:
 _CHECKED = 50  # times in a training that a GPU is waited for, to look at the loss
 _MEASURED = 4  # steps of which the time is taken, the first of which does not count
 # to be raised with changes of the code after which a training that was stopped cannot go on
-_PROGRAMS = ("training 1", __version__, torch.__version__)
-_AVERAGE, _BEST = "average.", "best."  # in the names of a checkpoint
+_PROGRAMS = ("training 2", __version__, torch.__version__)
+_AVERAGE = "average."  # in the names of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -383,7 +389,7 @@ class Loop(ABC):
 
     def _backward(self, batch: Batch) -> Tensor:
         """Compute the gradients of a batch, in ``--accumulate`` parts one after the other; its loss."""
-        parts, loss = batch.split(self.settings.accumulate), None
+        parts, losses = batch.split(self.settings.accumulate), list[Tensor]()
         for number, part in enumerate(parts, 1):
             waiting = number < len(parts) and isinstance(self.parallel, DistributedDataParallel)
             with self.parallel.no_sync() if waiting else nullcontext():  # the last one shares the sum of all
@@ -391,8 +397,8 @@ class Loop(ABC):
                 if len(parts) > 1:
                     one = one * (len(part.indices) / len(batch.indices))
                 one.backward()
-            loss = one.detach() if loss is None else loss + one.detach()
-        return loss
+            losses.append(one.detach())
+        return sum(losses[1:], losses[0])
 
     def _mean(self, losses: list[Tensor]) -> float:
         loss = (total(torch.stack(losses).mean()) / world()).item()
@@ -405,7 +411,7 @@ class Loop(ABC):
         if self.average:
             average = self.average.module.state_dict()
             tensors |= {_AVERAGE + name: value.cpu().contiguous() for name, value in average.items()}
-        tensors |= {_BEST + name: value for name, value in self.best.weights.items()}
+        tensors |= as_best(self.best.weights)
         self.unreadable = {*collected([*self.unreadable])}
         about = {"step": self.step, "ended": ended, "best": self.best.plain(), "unreadable": sorted(self.unreadable)}
         return tensors, about
@@ -418,15 +424,12 @@ class Loop(ABC):
         if any_process(step != smallest(step)) or found is None:
             return False
         tensors, about = found
-        average, best = (
-            {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            for prefix in (_AVERAGE, _BEST)
-        )
-        own = {key: value for key, value in tensors.items() if not key.startswith((_AVERAGE, _BEST))}
-        restore(own, self.model, self.optimizer)
+        average = {key: tensors.pop(key) for key in [*tensors] if key.startswith(_AVERAGE)}
+        restore(tensors, self.model, self.optimizer)
         if self.average:
-            self.average.module.load_state_dict(average)
-        self.best.restore(about["best"], best)
+            named = {key.removeprefix(_AVERAGE): value for key, value in average.items()}
+            self.average.module.load_state_dict(named)
+        self.best.restore(about["best"], best_of(tensors))
         self.step, self.unreadable = about["step"], set(about["unreadable"])
         left.skip(self.step)
         if not about["ended"] and is_first():

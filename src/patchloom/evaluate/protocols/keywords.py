@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,7 @@ from patchloom.nets.encode import input_size
 from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.held_out import seen_in_pretraining
-from patchloom.system.distributed import first_decides
+from patchloom.system.distributed import first_decides, rank
 
 _NAME = "keywords"
 _DRAWN = "patchloom.look.charts.draw_confusion"
@@ -108,8 +109,9 @@ def keywords(
         candidates.append(
             replace(scratch_candidate(card, positions, len(classes), settings), settings={"positions": variant, **what})
         )
+    raw_features: Any = _raw_features(vit, card, parts, settings, what) if rank() == 0 else None
     rows, found = train_and_predict(_NAME, candidates, plan, parts)
-    rows.append(first_decides(lambda: _raw_features(vit, card, parts, settings, what)))
+    rows.append(first_decides(raw_features))
     beside = f" {SCRATCH.capitalize()} is the same with fresh weights." if control else ""
     h, w = input_size(vit)
     done = (
@@ -134,8 +136,8 @@ def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, se
         raise PatchloomError("keywords takes the parts that the data has: leave --group away")
     named = words.split(",") if isinstance(words, str) else words
     with StatusMessage("listing the recordings"):
-        words = None if named is None else [word.strip() for word in named]
-        opened = open_together(lambda: open_keywords(data, words, settings.seed))
+        chosen = None if named is None else [word.strip() for word in named]
+        opened = open_together(lambda: open_keywords(data, chosen, settings.seed))
     print_notes(opened.notes)
     return opened.heard_as(card.sound)
 
@@ -150,16 +152,22 @@ def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings, run:
     return replace(parts, validation=validation)
 
 
-def _raw_features(vit: Encoder, card: EncoderCard, parts: Parts, settings: EvalSettings, what: dict[str, Any]) -> Row:
-    """Fit a logistic regression to the pictures of the training recordings, and test it."""
+def _raw_features(
+    vit: Encoder, card: EncoderCard, parts: Parts, settings: EvalSettings, what: dict[str, Any]
+) -> Callable[[], Row]:
+    """Fit a logistic regression to the pictures of the training recordings; its row, which reads the test, is asked."""
     name, features_of, _ = raw_extractor(vit, card, settings)
     train = features_of(parts.train)
     probe, choice = linear_probe(
         train.pooled("pixels"), train.labels, seed=settings.seed, device=settings.torch_device, groups=train.groups
     )
     about = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out, **what}
-    test = features_of(parts.test)
-    return Row.of_images(name, "-", _NAME, about, probe.right(test.pooled("pixels"), test.labels))
+
+    def row() -> Row:
+        test = features_of(parts.test)
+        return Row.of_images(name, "-", _NAME, about, probe.right(test.pooled("pixels"), test.labels))
+
+    return row
 
 
 def _drawings(
