@@ -32,7 +32,7 @@ def untrained(monkeypatch, tmp_path):
     monkeypatch.setattr(options, "pretrain_parser", PARSER)
     monkeypatch.setattr("patchloom.system.hardware.cached_figure", lambda *_, **__: 1.0)
 
-    def planned(fabric, decide):
+    def planned(decide):
         plan = decide()
         prepare_task(plan.settings, plan.stats)
         raise SystemExit(0)

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.runs.checkpoint import Checkpoints, restore, tensors_of
+from patchloom.runs import checkpoint
+from patchloom.runs.checkpoint import Checkpoints, SaveTimer, restore, tensors_of
 from patchloom.runs.folder import RunFolder, metrics_row, write_metrics
 from patchloom.runs.settings import Settings
 from patchloom.runs.training_set import no_record
@@ -185,3 +186,29 @@ def test_columns_may_appear_on_the_way(tmp_path):
     rows = [{"step": 10, "loss": 10 / 7}, {"step": 20, "loss": 20 / 7, "knn": 0.5}]
     write_metrics(tmp_path / "metrics.csv", [metrics_row(row) for row in rows])
     assert (tmp_path / "metrics.csv").read_text().splitlines() == ["step,loss,knn", "10,1.42857,", "20,2.85714,0.5"]
+
+
+# When the next checkpoint is due: soon after the start, then ever later, never so often that writing takes long.
+
+
+@pytest.mark.parametrize(
+    ("limits", "took", "pauses"),
+    [
+        ((5, 60, 60), 0.0, [5, 10, 20, 40, 60, 60]),  # a run
+        ((5, 60, 60), 2.0, [5, 40, 60, 60, 60, 60]),
+        ((5, 60, 60), 9.0, [5, 60, 60, 60, 60, 60]),
+        ((30, 30), 0.0, [30] * 6),  # a training of an evaluation
+        ((30, 30), 9.0, [30] + [180] * 5),
+    ],
+)
+def test_seconds_between_checkpoints(monkeypatch, limits, took, pauses) -> None:
+    now = [100.0]
+    monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: now[0])
+    timer, found = SaveTimer(*limits), []
+    for _ in range(6):
+        begun = now[0]
+        while not timer.due:
+            now[0] += 1
+        found.append(now[0] - begun - 1)  # due once more than the pause has passed
+        timer.saved(took)
+    assert found == pauses

@@ -1,6 +1,7 @@
-"""An evaluation of several processes, as torchrun starts them, on drawn squares."""
+"""An evaluation of several processes, as torchrun starts them; of segmentation, on drawn squares."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,40 +11,62 @@ from forked import server
 from ranks import free_port
 
 
-def _rank(rank: int, world: int, port: int, run: str, options: dict[str, Any], cache: str) -> None:
+def _rank(
+    rank: int, world: int, port: int, words: list[str], run: str, options: dict[str, Any], cache: str, dies: int | None
+) -> None:
     for stream, number in (("out", 1), ("err", 2)):
         os.dup2(os.open(f"{run}/{rank}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0}
     found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test", "XDG_CACHE_HOME": cache}
-    os.environ.update({name: str(value) for name, value in found.items()})
+    os.environ.update({name: str(value) for name, value in found.items() if world > 1 or name == "XDG_CACHE_HOME"})
     torch.set_num_threads(1)
     from scenes import Squares
 
     from patchloom.cli import main
     from patchloom.dense.annotations import segmentation
     from patchloom.dense.annotations.base import AnnotatedData
+    from patchloom.evaluate import trainer
     from patchloom.evaluate.trainer import Loop
+    from patchloom.runs import checkpoint
     from patchloom.system import hardware
 
     parts = AnnotatedData(Squares(8), Squares(3, seed=1), Squares(5, seed=2))
     segmentation.open_label_maps = lambda *_: parts
     hardware.bfloat16_pays = lambda: (False, "as the test says")
-    run_loop = Loop.run
+    run_loop, update = Loop.run, Loop.update
 
     def noted(self: Loop, *given: Any) -> Any:
         done = run_loop(self, *given)
         torch.save(self.tested.state_dict(), f"{run}/{rank}.pt")
         return done
 
-    Loop.run = noted
-    words = [f"--{name}={value}" for name, value in options.items()]
-    sys.exit(main(["evaluate", "segment", run, "squares", "--device=cpu", "--workers=0", *words]))
+    def dying(self: Loop, step: int, *given: Any) -> Any:
+        if step == dies and rank == world - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return update(self, step, *given)
+
+    Loop.run, Loop.update = noted, dying
+    if dies is not None:
+        trainer._SAVE_EVERY, checkpoint.SAVE_COST = 0.0, 0  # after every step
+    protocol, data = words
+    given = [f"--{name}={value}" for name, value in options.items()]
+    sys.exit(main(["evaluate", protocol, run, data, "--device=cpu", "--workers=0", *given]))
 
 
 def segment_together(run: Path, world: int, cache: Path, **options: Any) -> tuple[list[int], list[str], list[str]]:
-    """Exit codes, what each process printed, and what it printed to stderr; the weights at the end are in RANK.pt."""
-    port = free_port()
-    given = [(rank, world, port, str(run), options, str(cache)) for rank in range(world)]
+    """See `evaluate_together`."""
+    return evaluate_together("segment", run, "squares", world, cache, **options)
+
+
+def evaluate_together(
+    protocol: str, run: Path, data: str, world: int, cache: Path, dies: int | None = None, **options: Any
+) -> tuple[list[int], list[str], list[str]]:
+    """Exit codes, what each process printed, and what it printed to stderr; the weights at the end are in RANK.pt.
+
+    The last process kills itself before step ``dies``, and checkpoints are written after every step then.
+    """
+    port, words = free_port(), [protocol, data]
+    given = [(rank, world, port, words, str(run), options, str(cache), dies) for rank in range(world)]
     processes = [server().Process(target=_rank, args=one) for one in given]
     for process in processes:
         process.start()

@@ -1,6 +1,5 @@
 """A fine-tuning in a process of its own, which may kill itself; here, where every process finds it by its name."""
 
-import math
 import os
 import pickle
 import signal
@@ -11,6 +10,7 @@ import torch
 from patchloom.evaluate import trainer
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.training import Training
+from patchloom.runs import checkpoint
 from patchloom.system import hardware
 
 # noqa: F401
@@ -39,7 +39,7 @@ def tune(run: str, home: str, event: int | None) -> None:
     torch.set_num_threads(1)
     os.environ["XDG_CACHE_HOME"] = home  # the server has that of an earlier test
     hardware.bfloat16_pays = lambda: (False, "")
-    trainer._SAVE_EVERY, trainer._SAVE_SHARE = 0.0, math.inf  # after every step
+    trainer._SAVE_EVERY, checkpoint.SAVE_COST = 0.0, 0  # after every step
     steps, step = 0, Training.update
 
     def counted(self, *given):

@@ -1,10 +1,8 @@
 """What processes that train together agree on."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from patchloom.errors import AlreadyReported
+from patchloom.errors import AlreadyReported, PatchloomError
 from patchloom.system import distributed
 
 
@@ -16,13 +14,37 @@ def fails():
 def test_whatever_fails_in_the_first_process_ends_the_others(monkeypatch, first):
     sent = []
     monkeypatch.setattr(distributed, "world", lambda: 2)
+    monkeypatch.setattr(distributed, "rank", lambda: int(not first))
     monkeypatch.setattr(distributed, "wait_for_all", lambda: None)
 
-    def broadcast(value):
-        sent.append(value)
-        return value if first else (None, "a task of one's own")
+    def broadcast(values):
+        sent.append(tuple(values))
+        if not first:
+            values[:] = None, "a task of one's own"
 
-    fabric = SimpleNamespace(is_global_zero=first, broadcast=broadcast)
+    monkeypatch.setattr(distributed.dist, "broadcast_object_list", broadcast)
     with pytest.raises(RuntimeError if first else AlreadyReported, match="a task of one's own"):
-        distributed.first_decides(fabric, fails)
+        distributed.first_decides(fails)
     assert sent == [(None, "a task of one's own" if first else None)]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"), [("[gloo] Connection closed by peer", PatchloomError), ("a list of another size", RuntimeError)]
+)
+def test_only_a_lost_connection_means_that_another_process_has_died(monkeypatch, words, kind):
+    def lost():
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(distributed, "world", lambda: 2)
+    monkeypatch.setattr(distributed, "wait_for_all", lost)
+    for wait in (lambda: distributed.raise_together(None), distributed.explain_peer_death()(lost)):
+        with pytest.raises((PatchloomError, RuntimeError)) as raised:
+            wait()
+        assert type(raised.value) is kind
+    assert not isinstance(raised.value, PatchloomError) or "another process has died" in str(raised.value)
+
+
+def test_a_refusal_of_all_processes_is_said_by_the_first(monkeypatch):
+    for number, kind in enumerate((PatchloomError, AlreadyReported)):
+        monkeypatch.setattr(distributed, "rank", lambda number=number: number)
+        assert type(distributed.refused_by_all("too few images")) is kind

@@ -64,6 +64,21 @@ class Batch(NamedTuple):
             truths=self.truths[:count],
         )
 
+    def split(self, parts: int) -> list[Batch]:
+        """The same, on its device, in so many parts of consecutive images, or as many as there are images."""
+        if parts == 1:
+            return [self]
+        size = -(-len(self.indices) // parts)
+        starts = range(0, len(self.indices), size)
+        return [
+            self._replace(
+                views=tuple(view[at : at + size] for view in self.views),
+                indices=self.indices[at : at + size],
+                truths=self.truths[at : at + size],
+            )
+            for at in starts
+        ]
+
 
 class Prefetcher(Iterator[Batch]):
     """Batches on a device. Copies to a GPU run on a CUDA stream of their own, while it computes on earlier batches.

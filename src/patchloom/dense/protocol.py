@@ -31,7 +31,16 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import PositionChoice, variant_of
 from patchloom.evaluate.features import Precision, trains_in_bfloat16
 from patchloom.evaluate.results import Drawing, Report, Row, note_unreadable
-from patchloom.evaluate.settings import EvalSettings, note_copies, place_in_run, print_notes, tell_colours, tell_leaks
+from patchloom.evaluate.settings import (
+    EvalSettings,
+    note_copies,
+    open_together,
+    place_in_run,
+    print_notes,
+    share_steps,
+    tell_colours,
+    tell_leaks,
+)
 from patchloom.evaluate.training import format_recipe_value, temporary_seed
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_size, patch_side, width
@@ -41,7 +50,7 @@ from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.held_out import seen_in_pretraining
 from patchloom.sizes import in_pixels
-from patchloom.system.distributed import first_decides, launch, launched_processes, rank, smallest, world
+from patchloom.system.distributed import rank, refused_by_all, smallest, world
 from patchloom.system.hardware import free_memory, memory, memory_shortage, resident
 
 # Training, validation and test images.
@@ -199,10 +208,8 @@ def set_up(
 ) -> Setup[T, R]:
     """Load the encoder, open the images, and resolve the recipe ``asked`` for."""
     vit, card = load_encoder(run, settings.model)
-    if launched_processes() > 1 and world() == 1:
-        fabric = launch(settings.torch_device.type)
-        first_decides(fabric, lambda: opened() and None)  # what is wrong with the images is said once
-    found = opened()
+    share_steps(settings)
+    found = open_together(opened)
     with ExitStack() as afterwards:
         afterwards.callback(print_notes, found.notes)  # also where something is refused, which they may explain
         parts = dense_parts(found, settings, card.note, run)
@@ -211,7 +218,7 @@ def set_up(
         of_encoder = min(input_size(vit)), patch_side(vit), width(vit)
         recipe = asked.settled(len(parts.train), settings.torch_device.type, own, *of_encoder)
         if recipe.batch % world():
-            raise PatchloomError(
+            raise refused_by_all(
                 f"--batch_size {recipe.batch} cannot be shared by {world()} processes: give a multiple"
             )
         train, held = parts.trained_on(recipe.validation, settings.seed)
@@ -363,7 +370,7 @@ def _foresee_memory(candidates: Sequence[DenseCandidate], setup: Setup[T, R], tr
     kind = training.device.type
     if kind not in ("cpu", "cuda"):  # others do not tell what is free
         return
-    sharing, images = (world() if kind == "cpu" else 1), training.batch
+    sharing, images = (world() if kind == "cpu" else 1), -(-training.batch // setup.settings.accumulate)
     weights = [*training.model.parameters()]
     own, trained = (sum(one.nbytes for one in some) for some in (weights, [w for w in weights if w.requires_grad]))
     # models that are trained already, and the best weights, are on the CPU
@@ -389,7 +396,7 @@ def _foresee_memory(candidates: Sequence[DenseCandidate], setup: Setup[T, R], tr
         remedy = "give --side size, which reduces images to a window"
     elif few <= room:
         fitting = least + int((room - few) / (need - few) * (images - least))
-        remedy = f"give --batch_size {fitting * world()}, or lower --size"
+        remedy = f"give --batch_size {fitting * world()}, raise --accumulate, or lower --size"
     elif side >= _FEWEST * patch:
         remedy = f"give --size {side} with --batch_size {least * world()}"
     else:

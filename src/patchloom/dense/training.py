@@ -15,7 +15,6 @@ import torch
 from timm.scheduler import MultiStepLRScheduler, PolyLRScheduler
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.parallel import DistributedDataParallel
 
 from patchloom.data.decode import Unreadable, to_channels
 from patchloom.data.loader import training_batches
@@ -69,17 +68,15 @@ class DenseTraining(Loop, Generic[T]):
         self.recipe, self.card, self.settings, self.half, self.held = recipe, card, settings, half, held
         self.source, self.truth = train.images, train.outlined
         self.device, self.seed, self.clip = settings.torch_device, settings.seed, recipe.clip
-        numbers, device = [card.mean, card.std, self.seed], [self.device.type, half, kernels != "torch", world()]
+        numbers, device = [card.mean, card.std, self.seed], [self.device.type, half, kernels != "torch"]
         images = [train.fingerprint(), None if held is None else held.fingerprint()]
         plain = {"recipe": recipe.plain(), "images": images}
-        self.about = training_identity(model, plain, numbers, device) if settings.cache else None
+        self.about = training_identity(model, plain, numbers, device, settings.accumulate) if settings.cache else None
         self.model: OnEncoder | PixelSegmenter = model.to(self.device).train()
-        if world() > 1 and self.device.type == "cuda":
-            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         keep_freed_memory()
         fuse_attention(self.model, not (half and self.device.type == "cpu"))
         use_kernels(self.model, kernels)
-        self.parallel = DistributedDataParallel(self.model) if world() > 1 else self.model
+        self._share()
         self.batch = recipe.batch // world()
         self.steps, self.per_epoch = recipe.steps, max(1, len(train) // recipe.batch)
         every = max(1, math.ceil(self.steps / VALIDATED))

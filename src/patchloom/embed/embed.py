@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
@@ -74,8 +73,7 @@ from patchloom.runs.encoder import check_model, load_encoder, load_extra_module
 from patchloom.system.distributed import (
     cores_here,
     first_decides,
-    launch,
-    launched_processes,
+    launch_once,
     raise_together,
     rank,
     world,
@@ -431,10 +429,10 @@ def find_existing(to: Path, parts: PartFolder) -> EmbeddingsFile | None:
     return EmbeddingsFile(to, found, size, False, count, notes)
 
 
-def make(to: Path, parts: PartFolder, encoding: Encoding, fabric: Fabric) -> EmbeddingsFile:
+def make(to: Path, parts: PartFolder, encoding: Encoding) -> EmbeddingsFile:
     """Compute the parts that are missing, each process its share, and join them if a file is asked for."""
     with ExitStack() as held:
-        done, missing = first_decides(fabric, lambda: _plan(to, parts, encoding, held))
+        done, missing = first_decides(lambda: _plan(to, parts, encoding, held))
         if done is not None:
             return done
         problem = None
@@ -444,7 +442,7 @@ def make(to: Path, parts: PartFolder, encoding: Encoding, fabric: Fabric) -> Emb
         except PatchloomError as error:
             problem = error
         raise_together(problem)
-        return first_decides(fabric, lambda: _finish(to, parts))
+        return first_decides(lambda: _finish(to, parts))
 
 
 def _plan(to: Path, parts: PartFolder, encoding: Encoding, held: ExitStack) -> tuple[EmbeddingsFile | None, list[Part]]:
@@ -590,8 +588,7 @@ def embed(
     check_model(run, model)
     place, folder, suffix = parse_target(to, format)
     asked = None if near is None else open_one(near)
-    several = launched_processes() > 1 or devices not in ("auto", 1)
-    fabric = launch(settings.torch_device.type, devices) if several else Fabric(accelerator="cpu", devices=1)
+    launch_once(settings.torch_device.type, devices)
     vit, about = load_encoder(run, model)
     head = load_extra_module(run, "pooling") if pooling == "instance" else None
     named = resolve_layer(vit, layer)
@@ -611,7 +608,7 @@ def embed(
         how: dict[str, Any] = {"pooling": pooling, "layer": named, "shape": shape, "dtype": dtype}
         card = card_of(vit, about, head, sources, settings, **how)
     parts = PartFolder(folder, suffix, sources, card, settings.at_once)
-    done = make(place, parts, encoding, fabric)
+    done = make(place, parts, encoding)
     if one is not None and near is not None:
-        done = first_decides(fabric, lambda: find_nearest(near, one, done, parts, encoding, top))
+        done = first_decides(lambda: find_nearest(near, one, done, parts, encoding, top))
     return replace(done, notes=(about.note, *done.notes) if about.note else done.notes)

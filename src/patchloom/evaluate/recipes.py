@@ -13,6 +13,7 @@ from patchloom.data.splits import MAX_HELD_OUT
 from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.encode import width
 from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.system.distributed import refused_by_all, world
 
 Auto = Literal["auto"]
 
@@ -152,7 +153,8 @@ class Recipe:
         n -= 0 if own_validation else validation_images(validation, n)
         if batch == "auto":
             usual = 64 if kind == "cpu" else 256
-            batch = max(8, min(usual, 2 ** (n // 8).bit_length() // 2)) * self.repeats
+            images = max(8, min(usual, 2 ** (n // 8).bit_length() // 2))
+            batch = -(-images // (unit := self.unit())) * unit * self.repeats
         if epochs == "auto":
             per_epoch = max(1, n // batch)
             fewest, most = _EPOCHS
@@ -162,6 +164,13 @@ class Recipe:
 
     def _resolved(self, **chosen: Any) -> ResolvedRecipe:
         return ResolvedRecipe(**vars(self) | chosen)
+
+    def unit(self, accumulate: int = 1) -> int:
+        """Images that a step must have a multiple of: each process, and each part of its share, takes as many.
+
+        Mixup and cutmix pair the views that are computed together.
+        """
+        return world() * accumulate * (2 if self.mixes and self.repeats % 2 else 1)
 
     def peak(self, batch: int) -> float:
         """The highest learning rate, where a step has ``batch`` images."""
@@ -288,16 +297,32 @@ def validation_images(share: float, n: int) -> int:
     return min(max(1, round(share * n)), MAX_HELD_OUT, n - 1) if share else 0
 
 
-def images_per_step(recipe: ResolvedRecipe, n: int) -> tuple[int, int]:
-    """(Distinct images, images with repeats) per step, with ``n`` images that are trained on."""
+def images_per_step(recipe: ResolvedRecipe, n: int, accumulate: int = 1) -> tuple[int, int]:
+    """(Distinct images, images with repeats) per step of all processes, with ``n`` images that are trained on."""
     images = min(max(1, recipe.batch // recipe.repeats), n)
-    if recipe.mixes and images * recipe.repeats % 2:
-        images -= 1
-    while left := images % recipe.parts(images):  # fewer images may be of fewer parts, which divide them no more
+    images -= images % (unit := recipe.unit(accumulate))
+    # fewer images may be of fewer parts, which divide them no more
+    while images and (left := images % (recipe.parts(images) * unit)):
         images -= left
+    if not images and unit > 2:
+        raise refused_by_all(f"{n:,} images are too few for steps of {unit}, which processes and --accumulate share")
     if not images:
         raise PatchloomError("mixup and cutmix need 2 images in a batch: use --mixup 0 --cutmix 0")
     return images, images * recipe.repeats
+
+
+def check_shares(recipe: Recipe, accumulate: int) -> None:
+    """Refuse a batch that the processes cannot share evenly, or not in so many parts."""
+    images, unit = max(1, recipe.batch // recipe.repeats), recipe.unit(accumulate)
+    if world() * accumulate == 1 or images % unit == 0:
+        return
+    by = " and ".join(
+        [f"by {world()} processes"] * (world() > 1) + [f"in {accumulate} parts (--accumulate)"] * (accumulate > 1)
+    )
+    pairs = ", with pairs for mixup" if unit > world() * accumulate else ""
+    raise refused_by_all(
+        f"--batch_size {recipe.batch} cannot be shared {by}{pairs}: give a multiple of {unit * recipe.repeats}"
+    )
 
 
 # The recipes by name: the papers', and one for small data.

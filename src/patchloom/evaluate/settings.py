@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from patchloom.errors import PatchloomError, check_type
 from patchloom.evaluate.features import has_labels, only_labelled
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.runs.held_out import seen_in_pretraining
+from patchloom.system.distributed import first_decides, launch_once, launched_processes, processes_here, world
 from patchloom.system.hardware import Cores, choose_workers, cores, usable_device
 
 _AT_ONCE = 256  # images, where the encoder stays frozen
@@ -44,6 +45,9 @@ class EvalSettings:
         device: what computes: auto (a GPU where there is one), cpu, cuda, or another name that torch has for it.
         batch_size: images a step of training, repeats included; auto is the recipe's. Where nothing is trained, images
             at once; auto is 256.
+        accumulate: parts in which a step of training is computed, one after the other, in less memory.
+        devices: processes on each machine that train together, with a device each; auto is what torchrun or SLURM
+            started, or 1.
         workers: processes that read images; auto depends on the device, and is 0 where starting them does not pay.
         max_train: train on a stratified subset of at most so many images, for a quick look.
         cache: cache features on disc, and use those of an earlier pass over the same images.
@@ -56,6 +60,8 @@ class EvalSettings:
     seeds: int = 1
     device: str = "auto"
     batch_size: int | Literal["auto"] = "auto"
+    accumulate: int = 1
+    devices: int | Literal["auto"] = "auto"
     workers: int | Literal["auto"] = "auto"
     max_train: int | None = None
     cache: bool = True
@@ -66,7 +72,15 @@ class EvalSettings:
         """Validate the values."""
         for name, hint in get_type_hints(EvalSettings).items():
             check_type(name, getattr(self, name), hint)
-        for name, least in {"batch_size": 1, "workers": 0, "seed": 0, "seeds": 1, "max_train": 2}.items():
+        for name, least in {
+            "batch_size": 1,
+            "accumulate": 1,
+            "devices": 1,
+            "workers": 0,
+            "seed": 0,
+            "seeds": 1,
+            "max_train": 2,
+        }.items():
             value = getattr(self, name)
             if value not in (None, "auto") and value < least:
                 raise PatchloomError(f"--{name} must be {least} or more, not {value}")
@@ -80,7 +94,7 @@ class EvalSettings:
     def readers(self) -> tuple[int, str]:
         """Largest number of processes that read images, and the reason for it."""
         return (
-            choose_workers(self.torch_device.type, Cores(cores()))
+            choose_workers(self.torch_device.type, Cores(cores(), processes_here()))
             if self.workers == "auto"
             else (self.workers, "as you said")
         )
@@ -136,10 +150,35 @@ def print_notes_once() -> Iterator[None]:
         _told.reset(before)
 
 
+def share_steps(settings: EvalSettings) -> None:
+    """Start or join the processes that train together."""
+    launch_once(settings.torch_device.type, settings.devices)
+
+
+def share_nothing(settings: EvalSettings, what: str) -> None:
+    """Refuse several processes, and parts of a step, for ``what`` trains nothing by steps."""
+    if launched_processes() > 1:
+        raise PatchloomError(f"{what} is for one process: start it without torchrun")
+    if settings.devices not in ("auto", 1):
+        raise PatchloomError(f"{what} is for one process: leave out --devices {settings.devices}")
+    if settings.accumulate != 1:
+        raise PatchloomError(f"{what} trains nothing by steps: leave out --accumulate {settings.accumulate}")
+
+
+T = TypeVar("T")
+
+
+def open_together(opened: Callable[[], T]) -> T:
+    """What ``opened`` gives in each process; what is wrong with the data is said once, by the first."""
+    if world() > 1:
+        first_decides(lambda: opened() and None)
+    return opened()
+
+
 def open_with_notes(data: DataLike, group: str | None = None) -> Data:
     """Open images; where `print_notes_once` is asked for, print what of them was left out or taken otherwise."""
     with StatusMessage("listing the images"):
-        opened = open_data(data, group=group)
+        opened = open_together(lambda: open_data(data, group=group))
     print_notes(opened.notes)
     return opened
 

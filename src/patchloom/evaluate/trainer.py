@@ -2,6 +2,10 @@
 
 What is trained, and on what, is said by those that build on it: `patchloom.evaluate.training.Training` for classifiers
 and `patchloom.dense.training.DenseTraining` for maps and boxes.
+
+Several processes share every step, each with its part of the batch: gradients are averaged, validation and test images
+are shared. Which images a step holds and how they are cropped is the same for any number of processes. What is drawn
+beyond that (mixup, erasing, stochastic depth, dropout) follows from step and rank, so it differs with their number.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +30,7 @@ import torch
 from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3, random_seed
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from patchloom.data.loader import Batch
 from patchloom.data.source import Source
@@ -33,8 +38,16 @@ from patchloom.display import StatusMessage, TimeLeft, duration, is_first
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate.features import digest_tensors
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.runs.checkpoint import Checkpoints, restore, tensors_of
-from patchloom.system.distributed import collected, rank, smallest, total, world
+from patchloom.runs.checkpoint import (
+    Checkpoints,
+    SaveTimer,
+    as_best,
+    best_of,
+    restore,
+    tensors_of,
+    whole_weights,
+)
+from patchloom.system.distributed import any_process, collected, rank, refused_by_all, smallest, total, world
 from patchloom.system.files import cache_root
 from patchloom.system.signals import Stop
 from patchloom.version import __version__
@@ -81,7 +94,7 @@ class BestEpoch:
             self.risen = step
         if self.score is None or score > self.score:
             self.score, self.step = score, step
-            self.weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+            self.weights = whole_weights(model)
 
     def hopeless(self, step: int) -> bool:
         """Whether the accuracy has not risen for so long that it will not: the loss alone may fall for ever."""
@@ -117,7 +130,6 @@ def score_of(logits: Tensor, labels: Tensor) -> EpochScore:
 
 
 _SAVE_EVERY = 30.0  # seconds
-_SAVE_SHARE = 0.05  # of the time at most goes into saving
 _FORGOTTEN = 30 * 86_400  # seconds after which nobody will go on
 
 _OPENED: ContextVar[list[Path] | None] = ContextVar("_OPENED", default=None)
@@ -153,7 +165,7 @@ class TrainingCheckpoints:
         _forget_old(folder.parent)
         opened.append(folder)
         self._checkpoints = Checkpoints(folder)
-        self._due = time.perf_counter() + _SAVE_EVERY
+        self._timer = SaveTimer(_SAVE_EVERY, _SAVE_EVERY)
         self._kept = False
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -170,7 +182,7 @@ class TrainingCheckpoints:
     @property
     def due(self) -> bool:
         """Whether it is time to save."""
-        return self._checkpoints is not None and time.perf_counter() > self._due
+        return self._checkpoints is not None and self._timer.due
 
     @property
     def worth(self) -> bool:
@@ -189,8 +201,7 @@ class TrainingCheckpoints:
             if os.environ.get("LOCAL_RANK", "0") == "0":
                 self._checkpoints.save(tensors, about)
             self._kept = True
-        now = time.perf_counter()
-        self._due = now + max(_SAVE_EVERY, (now - begun) / _SAVE_SHARE)
+        self._timer.saved(time.perf_counter() - begun)
         return self._kept
 
 
@@ -204,8 +215,8 @@ def _forget_old(home: Path) -> None:
 _CHECKED = 50  # times in a training that a GPU is waited for, to look at the loss
 _MEASURED = 4  # steps of which the time is taken, the first of which does not count
 # to be raised with changes of the code after which a training that was stopped cannot go on
-_PROGRAMS = ("training 1", __version__, torch.__version__)
-_AVERAGE, _BEST = "average.", "best."  # in the names of a checkpoint
+_PROGRAMS = ("training 2", __version__, torch.__version__)
+_AVERAGE = "average."  # in the names of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -233,6 +244,7 @@ class Loop(ABC):
 
     Attributes:
         model: is trained in place.
+        parallel: calls the model, and averages its gradients over the processes.
         source: the images to train on.
         settings: of the evaluation.
         average: the moving average of its weights, if that is what will be tested.
@@ -246,6 +258,7 @@ class Loop(ABC):
     """
 
     model: nn.Module
+    parallel: nn.Module
     source: Source
     settings: EvalSettings
     average: ModelEmaV3 | None = None
@@ -288,6 +301,12 @@ class Loop(ABC):
     @abstractmethod
     def _rate_option(self) -> str:
         """The option that says what the learning rate is, with its value."""
+
+    def _share(self) -> None:
+        """Let the processes train the model together."""
+        if world() > 1 and self.device.type == "cuda":
+            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        self.parallel = DistributedDataParallel(self.model) if world() > 1 else self.model
 
     def _workers(self) -> int:
         """Processes that read them."""
@@ -359,20 +378,32 @@ class Loop(ABC):
     def update(self, step: int, batch: Batch) -> Tensor:
         """Update the weights once by a batch; the loss before that."""
         self.schedule.step_update(step + 1)
-        loss = self._loss(batch)
-        loss.backward()
+        loss = self._backward(batch)
         if self.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average:
             self.average.update(self.model, step + 1)
-        return loss.detach()
+        return loss
+
+    def _backward(self, batch: Batch) -> Tensor:
+        """Compute the gradients of a batch, in ``--accumulate`` parts one after the other; its loss."""
+        parts, losses = batch.split(self.settings.accumulate), list[Tensor]()
+        for number, part in enumerate(parts, 1):
+            waiting = number < len(parts) and isinstance(self.parallel, DistributedDataParallel)
+            with self.parallel.no_sync() if waiting else nullcontext():  # the last one shares the sum of all
+                one = self._loss(part)
+                if len(parts) > 1:
+                    one = one * (len(part.indices) / len(batch.indices))
+                one.backward()
+            losses.append(one.detach())
+        return sum(losses[1:], losses[0])
 
     def _mean(self, losses: list[Tensor]) -> float:
         loss = (total(torch.stack(losses).mean()) / world()).item()
         if not math.isfinite(loss):
-            raise PatchloomError(f"the loss is not finite after {self.step} steps: lower {self._rate_option()}")
+            raise refused_by_all(f"the loss is not finite after {self.step} steps: lower {self._rate_option()}")
         return loss
 
     def _state(self, ended: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -380,7 +411,8 @@ class Loop(ABC):
         if self.average:
             average = self.average.module.state_dict()
             tensors |= {_AVERAGE + name: value.cpu().contiguous() for name, value in average.items()}
-        tensors |= {_BEST + name: value for name, value in self.best.weights.items()}
+        tensors |= as_best(self.best.weights)
+        self.unreadable = {*collected([*self.unreadable])}
         about = {"step": self.step, "ended": ended, "best": self.best.plain(), "unreadable": sorted(self.unreadable)}
         return tensors, about
 
@@ -392,15 +424,12 @@ class Loop(ABC):
         if any_process(step != smallest(step)) or found is None:
             return False
         tensors, about = found
-        average, best = (
-            {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            for prefix in (_AVERAGE, _BEST)
-        )
-        own = {key: value for key, value in tensors.items() if not key.startswith((_AVERAGE, _BEST))}
-        restore(own, self.model, self.optimizer)
+        average = {key: tensors.pop(key) for key in [*tensors] if key.startswith(_AVERAGE)}
+        restore(tensors, self.model, self.optimizer)
         if self.average:
-            self.average.module.load_state_dict(average)
-        self.best.restore(about["best"], best)
+            named = {key.removeprefix(_AVERAGE): value for key, value in average.items()}
+            self.average.module.load_state_dict(named)
+        self.best.restore(about["best"], best_of(tensors))
         self.step, self.unreadable = about["step"], set(about["unreadable"])
         left.skip(self.step)
         if not about["ended"] and is_first():
@@ -409,7 +438,7 @@ class Loop(ABC):
 
 
 def training_identity(
-    model: nn.Module, recipe: Mapping[str, Any], numbers: Sequence[Any], device: Sequence[Any]
+    model: nn.Module, recipe: Mapping[str, Any], numbers: Sequence[Any], device: Sequence[Any], accumulate: int
 ) -> dict[str, Any]:
     """What decides a training besides its images, as JSON has it."""
     return {
@@ -420,9 +449,5 @@ def training_identity(
         "recipe": recipe,
         "numbers": numbers,
         "device": device,
+        "shares": [world(), accumulate],
     }
-
-
-def any_process(flag: bool) -> bool:
-    """Whether it is true in any of the processes; all must ask."""
-    return smallest(0 if flag else 1) == 0

@@ -26,7 +26,7 @@ from patchloom.data.loader import Augment, Batch, plain_batches, training_batche
 from patchloom.data.source import Source
 from patchloom.data.splits import hold_out, splittable
 from patchloom.data.stats import normalize
-from patchloom.display import TimeLeft, duration, progress_message, track_progress
+from patchloom.display import TimeLeft, duration, is_first, progress_message, track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, Pool, class_names
 from patchloom.evaluate.features import (
@@ -45,6 +45,7 @@ from patchloom.evaluate.recipes import (
     ResolvedProbeRecipe,
     ResolvedRecipe,
     Sized,
+    check_shares,
     images_per_step,
     recipe_for,
     validation_images,
@@ -58,6 +59,7 @@ from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.performance import choose_kernels, fuse_attention, use_kernels
 from patchloom.nets.swin import Encoder
 from patchloom.schedules import halving_rate
+from patchloom.system.distributed import collected, gathered, rank, refused_by_all, smallest, world
 from patchloom.system.hardware import keep_freed_memory
 from patchloom.withhold.encoder_input import all_patches
 
@@ -171,26 +173,35 @@ def predictions(
     precision: Precision,
     what: str = "",
 ) -> tuple[Tensor, Tensor, list[str]]:
-    """Logits [n c] for the images of these indices [n], and names of the unreadable ones; as `predict_classes`."""
+    """Logits [n c] for the images of these indices [n], and names of the unreadable ones; as `predict_classes`.
+
+    Several processes share the batches, and all must ask.
+    """
     device = settings.torch_device
     model.to(device).eval()
-    logits, indices, unreadable = [], [], []
-    reading = settings.reading(source)
-    batches = plain_batches(source, model.size, **reading, channels=model.channels, device=device)
+    mine: list[tuple[Tensor, Batch]] = []
+    reading, count = settings.reading(source), settings.batches(source)
+    share = {"first": count * rank() // world(), "stop": count * (rank() + 1) // world()}
+    batches = plain_batches(source, model.size, **reading, **share, channels=model.channels, device=device)
     with torch.autocast(device.type, torch.bfloat16, enabled=runs_in_bfloat16(device, precision)):
-        for batch in track_progress(batches, -(-len(source) // reading["batch_size"]), what):
+        for batch in track_progress(batches, share["stop"] - share["first"], what):
             images = normalize(batch.views[0], mean, std)
-            logits.append(model(images).float().cpu())
-            indices.append(batch.indices)
-            unreadable += batch.unreadable
-    found = torch.cat(logits)
+            mine.append((model(images).float().cpu(), batch._replace(views=())))
+    each = collected(mine)
+    if not each:
+        raise refused_by_all(f"nothing in {source.name} could be read")
+    found = torch.cat([logits for logits, _ in each])
     if not found.isfinite().all():
-        raise PatchloomError("the classifier gives non-finite logits: lower --blr")
-    return found, torch.cat(indices), unreadable
+        raise refused_by_all("the classifier gives non-finite logits: lower --blr")
+    indices = torch.cat([batch.indices for _, batch in each])
+    return found, indices, [name for _, batch in each for name in batch.unreadable]
 
 
 class Training(Loop):
     """The training of a classifier.
+
+    Several processes compute what one does, within rounding, but for what is drawn in each: mixup and cutmix pair the
+    images of a process with one another, and have factors of its own, as erasing has places.
 
     Args:
         model: is trained in place.
@@ -227,7 +238,8 @@ class Training(Loop):
         keep_freed_memory()
         fuse_attention(model, not (half and self.device.type == "cpu"))
         use_kernels(model, kernels)
-        n, (self.images, self.batch) = len(source), images_per_step(recipe, len(source))
+        self._share()
+        n, (self.images, self.batch) = len(source), images_per_step(recipe, len(source), settings.accumulate)
         self.per_epoch = max(1, n // self.batch)
         self.steps = recipe.updates or recipe.epochs * self.per_epoch
         held = 0 if self.held is None else len(self.held)
@@ -253,8 +265,8 @@ class Training(Loop):
         return Mixup(self.recipe.mixup, self.recipe.cutmix, label_smoothing=self.recipe.smoothing, num_classes=classes)
 
     def _batches(self, steps: int, workers: int) -> Any:
-        reading = self.seed, self.step, steps, workers, self.model.channels
-        return training_batches(self.source, self.views, self.images, *reading, device=self.device)
+        reading = self.seed, self.step, steps, workers, self.model.channels, rank(), world()
+        return training_batches(self.source, self.views, self.images // world(), *reading, device=self.device)
 
     def _rate_option(self) -> str:
         return self.recipe.rate_option()
@@ -278,7 +290,7 @@ class Training(Loop):
         if self.mix:
             images, labels = self.mix(images, labels)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-            return self.model(images), labels
+            return self.parallel(images), labels
 
     def _validated(self) -> EpochScore:
         assert self.held is not None  # called where there are validation images
@@ -310,7 +322,7 @@ class Training(Loop):
     def _all_that_decides(self, model: Classifier, source: Source, kernels: str) -> dict[str, Any]:
         numbers, device = [self.mean, self.std, self.seed], [self.device.type, self.half, kernels != "torch"]
         return {
-            **training_identity(model, self.recipe.plain(), numbers, device),
+            **training_identity(model, self.recipe.plain(), numbers, device, self.settings.accumulate),
             # neither heads nor pixels are seen in the weights, nor in the layers
             "sizes": [attention_heads(model.encoder), model.size],
             "images": source.fingerprint(),
@@ -380,11 +392,16 @@ class LinearClassifier(Classifier):
 class ProbeTraining(Training):
     """The training of a `LinearClassifier` by LARS. A step has the features of many parts, each taken as it arrives.
 
-    Arguments are those of `Training`.
+    Of several processes each encodes its images of every part; then all have the features of the whole step, over which
+    the batch norm goes, and make the same update. Arguments are those of `Training`.
     """
 
     model: LinearClassifier
     recipe: ResolvedProbeRecipe
+
+    def _share(self) -> None:
+        """No gradients are averaged: all processes have the same ones."""
+        self.parallel = self.model
 
     def _optimizer(self) -> torch.optim.Optimizer:
         """LARS, whose rate follows the weights' norm, but not for the bias, as in MAE's program."""
@@ -396,8 +413,8 @@ class ProbeTraining(Training):
     def _batches(self, steps: int, workers: int) -> Any:
         """Batches that have features [b d] for views."""
         parts = self.recipe.parts(self.images)
-        reading = self.seed, self.step * parts, steps * parts, workers, self.model.channels
-        size = self.images // parts
+        reading = self.seed, self.step * parts, steps * parts, workers, self.model.channels, rank(), world()
+        size = self.images // parts // world()
         read: Any = training_batches(self.source, self.views, size, *reading, device=self.device)
         with closing(read):
             for _ in range(self.step, steps):
@@ -410,7 +427,10 @@ class ProbeTraining(Training):
                 features.append(self.model.features(normalize(part.views[0], self.mean, self.std)))
             indices.append(part.indices)
             unreadable += part.unreadable
-        return Batch((torch.cat(features),), torch.cat(indices), unreadable)
+        batch = Batch((torch.cat(features),), torch.cat(indices), unreadable)
+        batch = batch.first(smallest(len(batch.indices)))
+        whole = gathered(batch.indices.to(self.device)).cpu() if world() > 1 else batch.indices
+        return batch._replace(views=(gathered(batch.views[0]),), indices=whole)
 
     def _answered(self, batch: Batch) -> tuple[Tensor, Tensor]:
         labels = self.labels[batch.indices].to(self.device, non_blocking=True)
@@ -461,7 +481,7 @@ class FitPlan:
 
     def batch(self, n: int) -> int:
         """Images of a step, repeats included, of a training on ``n`` images."""
-        return images_per_step(self.recipe, self._trained_on(n))[1]
+        return images_per_step(self.recipe, self._trained_on(n), self.settings.accumulate)[1]
 
     def peak(self, n: int) -> float:
         """The highest learning rate of a training on ``n`` images."""
@@ -528,9 +548,10 @@ def _enough_memory(plan: FitPlan, source: Source) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as problem:
-        images = images_per_step(plan.recipe, len(source))[1]
+        images = -(-plan.batch(len(source)) // world() // plan.settings.accumulate)
         raise PatchloomError(
-            f"the device has too little memory for {images} {source.noun} at once: lower --batch_size"
+            f"the device has too little memory for {images} {source.noun} at once: raise --accumulate, or lower "
+            "--batch_size"
         ) from problem
 
 
@@ -595,6 +616,7 @@ def plan_for(
         )
     device = settings.torch_device
     recipe = recipes[0].settled(n, device.type, validation is not None)
+    check_shares(recipe, settings.accumulate)
     half = trains_in_bfloat16(device, precision)
     kernels, _ = choose_kernels(
         vit,
@@ -633,9 +655,8 @@ def fit(
         for rate in plan.rates:
             model = _fitted(candidate, plan.at(rate), rest, f"{candidate.name}, blr {rate:g}", left).model
             found.append(predict_classes(model, held, plan.card, plan.settings, plan.precision).accuracy())
-            print(
-                f"  {candidate.name}, blr {rate:g}: {found[-1]:.1%} of {len(held):,} held-out {source.noun}", flush=True
-            )
+            if is_first():
+                print(f"  {candidate.name}, blr {rate:g}: {found[-1]:.1%} of {len(held):,} held-out {source.noun}")
         best = int(np.argmax(found))
         plan = plan.at(plan.rates[best])
         chosen = {"held_out_accuracy": found[best], "held_out": len(held)}
@@ -668,7 +689,9 @@ def _announced(candidates: Sequence[Candidate], plan: FitPlan, source: Source) -
     if plan.recipe.updates:
         length = f"{each:,} updates, {each / plan.per_epoch(n):.3g} epochs,"
     whole = duration(left.steps * left.seconds)
-    print(f"Training {names}: {length} each{choosing}. All of it takes about {whole}{sooner}.", flush=True)
+    by = f" by {world()} processes" if world() > 1 else ""
+    if is_first():
+        print(f"Training {names}{by}: {length} each{choosing}. All of it takes about {whole}{sooner}.", flush=True)
     return left
 
 
@@ -690,7 +713,7 @@ def train_and_predict(
     fitted, left = [], _announced(candidates, plan, parts.train)
     for candidate in candidates:
         model, row_settings = fit(candidate, plan, parts.train, left)
-        if candidate.save is not None:
+        if candidate.save is not None and is_first():
             candidate.save(model, row_settings)
         fitted.append((candidate, model.cpu(), row_settings))
     # every choice has been made: now the test images are read
@@ -758,8 +781,9 @@ def recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any]
             else f"the data's own {held:,} {noun} for validation"
         )
         chosen += f" The {unit} that is tested was chosen on {of}{ended}."
+    by = f" by {world()} processes" if world() > 1 else ""
     return (
-        f"Trained on {len(parts.train):,} {noun} by the recipe {plan.name}: {recipe}.{chosen} Tested once, on "
+        f"Trained on {len(parts.train):,} {noun}{by} by the recipe {plan.name}: {recipe}.{chosen} Tested once, on "
         f"{len(parts.test):,} others."
     )
 

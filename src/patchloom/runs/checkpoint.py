@@ -6,7 +6,9 @@ The last two are kept. One that is damaged is named, and the one before it is us
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +27,37 @@ from patchloom.system.files import remove_leftovers, run_interruptibly, write_er
 _OPTIMIZER = "optimizer."
 _BEST = "best/"  # weights of the best measure, where a run keeps them; no module has such a name
 _LARGE = 2**28  # bytes that take seconds to be written
+
+
+SAVE_COST = 20  # times what the last checkpoint took to be written passes at least before the next one
+
+
+class SaveTimer:
+    """When a training writes its next checkpoint.
+
+    Args:
+        first: seconds to the first one; each of the next comes after twice as many.
+        every: seconds between two, at the end.
+        longest: seconds between two where writing takes so long that more than 1/`SAVE_COST` of the time went into it.
+    """
+
+    def __init__(self, first: float, every: float, longest: float = math.inf) -> None:
+        self._pause, self._every, self._longest = min(first, every), every, longest
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin the present pause anew."""
+        self._begun = time.perf_counter()
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to save."""
+        return time.perf_counter() - self._begun > self._pause
+
+    def saved(self, seconds: float) -> None:
+        """Note that a checkpoint was written, in so many seconds."""
+        self._pause = min(self._longest, max(min(self._every, 2 * self._pause), SAVE_COST * seconds))
+        self.restart()
 
 
 class DamagedCheckpoint(PatchloomError):

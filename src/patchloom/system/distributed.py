@@ -9,6 +9,7 @@ import atexit
 import logging
 import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -79,6 +80,11 @@ def smallest(number: int) -> int:
     found = torch.tensor(number)
     dist.all_reduce(found, dist.ReduceOp.MIN, group=_of_cpus(dist.group.WORLD))
     return int(found)
+
+
+def any_process(flag: bool) -> bool:
+    """Whether it is true in any of the processes; all must ask."""
+    return smallest(0 if flag else 1) == 0
 
 
 def wait_for_all() -> None:
@@ -204,20 +210,22 @@ def gathered_weights(task: nn.Module) -> Iterator[None]:
         task.reshard()
 
 
-def first_decides(fabric: Fabric, decide: Callable[[], T]) -> T:
+def first_decides(decide: Callable[[], T]) -> T:
     """What ``decide`` gives in the first process, in all of them."""
+    if world() == 1:
+        return decide()
     answer: Any = None
     problem: Exception | None = None
     wait_for_all()  # all together, they make what they wait by
-    if fabric.is_global_zero:
+    if rank() == 0:
         try:
             answer = decide()
         except Exception as error:  # of whatever kind, the others must not wait for an answer
-            if world() == 1:
-                raise
             problem = error
     wait_for_all()  # the first may have to read all of the images
-    answer, text = fabric.broadcast((answer, None if problem is None else str(problem)))
+    shared = [answer, None if problem is None else str(problem)]
+    dist.broadcast_object_list(shared)
+    answer, text = shared
     if problem is not None:
         raise problem
     if text is not None:
@@ -231,14 +239,41 @@ def raise_together(problem: PatchloomError | None) -> None:
         wait_for_all()  # patiently, as others may still be at work
         found = [one for one in collected([None if problem is None else str(problem)]) if one is not None]
     except RuntimeError as lost:
-        raise problem or PatchloomError(
-            "another process has died, so this one stops, too: see what was printed before this, then run the same "
-            "command again, which goes on from there"
-        ) from lost
+        if problem is None and not is_peer_death(lost):
+            raise
+        raise problem or PatchloomError(LOST) from lost
     if problem is not None:
         raise problem
     if found:
         raise AlreadyReported(found[0])
+
+
+def refused_by_all(reason: str) -> PatchloomError:
+    """The error that every process raises at the same place, so that the first one alone says it."""
+    return PatchloomError(reason) if rank() == 0 else AlreadyReported(reason)
+
+
+_LOST = re.compile(r"connection|gloo|nccl|socket|timed? ?out|broken pipe|store", re.IGNORECASE)
+LOST = (
+    "another process has died, so this one stops, too: see what was printed before this, then run the same command "
+    "again, which goes on from there"
+)
+
+
+def is_peer_death(problem: BaseException) -> bool:
+    """Whether ``problem`` means that another process has died."""
+    return world() > 1 and isinstance(problem, RuntimeError) and bool(_LOST.search(str(problem)))
+
+
+@contextmanager
+def explain_peer_death() -> Iterator[None]:
+    """While entered, what means that another process has died is raised as a `PatchloomError`."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if not is_peer_death(problem):
+            raise
+        raise PatchloomError(LOST) from problem
 
 
 # Launching: Fabric starts the processes of one machine; torchrun, `fabric run` or SLURM those of several machines.
@@ -280,6 +315,12 @@ def launch(device: str, devices: int | str = "auto", strategy: str = "auto") -> 
     return fabric
 
 
+def launch_once(device: str, devices: int | str = "auto") -> None:
+    """Start or join processes as `launch` does, unless they are together already or this one is the only one."""
+    if world() == 1 and (launched_processes() > 1 or devices not in ("auto", 1)):
+        launch(device, devices)
+
+
 def _leave(started: list[subprocess.Popen[bytes]]) -> None:
     """End the processes that this one started, at its own end."""
     others = started[:]
@@ -291,6 +332,12 @@ def _leave(started: list[subprocess.Popen[bytes]]) -> None:
 def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         process.kill()
+
+
+def processes_here() -> int:
+    """Return the number of the processes that train together on this machine."""
+    found = _by_launcher()
+    return world() if found is None else found[1] if world() > 1 else 1
 
 
 def launched_processes() -> int:

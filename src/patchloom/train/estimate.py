@@ -6,7 +6,6 @@ import copy
 import csv
 import gc
 import math
-import re
 import shutil
 import time
 import warnings
@@ -36,7 +35,7 @@ from patchloom.nets.performance import compile_blocks, kept_bytes, patches_of
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.runs.task import prepare_task
-from patchloom.system.distributed import without_collectives, world
+from patchloom.system.distributed import LOST, is_peer_death, without_collectives, world
 from patchloom.system.files import disk_error, size_in_words
 from patchloom.system.hardware import (
     Cores,
@@ -307,13 +306,6 @@ def reading_rate(source: Source, task: Task, settings: ResolvedSettings) -> floa
 # What ends a run from outside, in one sentence: too little memory, a full disc, a process that died.
 
 
-_LOST = re.compile(r"connection|gloo|nccl|socket|timed? ?out|broken pipe|store", re.IGNORECASE)
-LOST = (
-    "another process of this training has died, so this one stops, too: see what was printed before this, then run the "
-    "same command again, which goes on from the last checkpoint"
-)
-
-
 @contextmanager
 def explain_errors(settings: ResolvedSettings) -> Iterator[None]:
     """While entered, what the user can mend is raised as a `PatchloomError` that says how."""
@@ -348,11 +340,6 @@ def smaller_steps(settings: ResolvedSettings) -> str:
 def halvable(settings: ResolvedSettings) -> bool:
     """Whether half as many images a step, of resolved ``settings``, are enough for the task and for all processes."""
     return settings.batch_size // 2 >= max(images_needed(settings.task)[0], world())
-
-
-def is_peer_death(problem: BaseException) -> bool:
-    """Whether ``problem`` means that another process has died."""
-    return world() > 1 and isinstance(problem, RuntimeError) and bool(_LOST.search(str(problem)))
 
 
 # What no run can have is refused before it begins: more memory for a step than there is, or more of the disc.

@@ -30,7 +30,7 @@ from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.loggers.trackers import check_installed, parse_trackers
 from patchloom.nets.performance import compile_blocks, missing_kernels
 from patchloom.questions.question import Measure
-from patchloom.runs.checkpoint import all_finite, as_best, restore, tensors_of
+from patchloom.runs.checkpoint import SaveTimer, all_finite, as_best, restore, tensors_of
 from patchloom.runs.folder import RunFolder, usual_folder
 from patchloom.runs.settings import ResolvedSettings, TaskLike, request, why_task
 from patchloom.runs.task import load_task, prepare_task, run_card
@@ -209,7 +209,6 @@ def note_skipped(
 
 _SAVE_EVERY = 60.0  # seconds between checkpoints
 _SAVE_FIRST = 5.0  # seconds of a start to its first one; each of the next comes after twice as many
-_SAVE_COST = 20  # times what the last one took to be written is the least, below a minute
 _MAX_IN_A_ROW = 5  # updates that are not finite before the run goes back to a checkpoint
 _STOPPING = "stopping after this update, with a checkpoint; Ctrl-C once more stops at once, without one"
 
@@ -263,7 +262,7 @@ def pretrain(
     kind = folder.read_config().device if folder.config.exists() else asked.device
     fabric = launch(best_device()[0] if kind == "auto" else kind, asked.devices, asked.strategy)
     planner = Planner(asked, opened, folder, cores_here(), why_task(data, task, asked.recipe, opened.train.noun))
-    plan = first_decides(fabric, planner.plan)
+    plan = first_decides(planner.plan)
     if not fabric.is_global_zero and opened.train.fingerprint() != plan.fingerprint:
         raise PatchloomError(
             f"process {rank()} finds other images in {opened.train.name} than the first: give all machines the same"
@@ -274,7 +273,7 @@ def pretrain(
         # ---- the task, with the weights with which it begins
         if plan.settings.device == "cpu":
             torch.set_num_threads(plan.settings.threads)
-        forecast = first_decides(fabric, lambda: planner.forecast(plan))
+        forecast = first_decides(lambda: planner.forecast(plan))
         torch.manual_seed(plan.settings.seed)
         start = None if plan.resumed else Start(asked)
         begin = None if start is None else start.encoder
@@ -284,7 +283,7 @@ def pretrain(
             start.rest(pretext)
             plan = plan.with_chosen(pretext)
             # the task alone knows how large its crops are
-            first_decides(fabric, lambda: plan.settings.check_cache(pretext.augment.size))
+            first_decides(lambda: plan.settings.check_cache(pretext.augment.size))
 
         # ---- the plan is said
         reporter = Reporter(folder, fabric.is_global_zero)
@@ -302,9 +301,9 @@ def pretrain(
             cached = cache_images(opened.train, plan.settings.cache, plan.settings.workers, say)
             source = plan.held_out.parts(cached)[0]
         if not plan.resumed:
-            first_decides(fabric, lambda: planner.store(plan))
+            first_decides(lambda: planner.store(plan))
         else:
-            first_decides(fabric, lambda: planner.go_on(plan, pretext.views))
+            first_decides(lambda: planner.go_on(plan, pretext.views))
         for line in lines:
             reporter.note(line)
 
@@ -385,7 +384,7 @@ def train(
     began, warmup = state.began, warmup_again(state.began, steps, first_warmup)
 
     generator = Shared(fabric.device)
-    smallest, saved, pause = each, time.perf_counter(), min(_SAVE_FIRST, _SAVE_EVERY)
+    smallest, timer = each, SaveTimer(_SAVE_FIRST, _SAVE_EVERY, _SAVE_EVERY)
     task.train()
     with Stop(_STOPPING if fabric.is_global_zero else "") as stop, ExitStack() as reading:
         journal.start(state)
@@ -412,7 +411,7 @@ def train(
                     batches.send()
 
             # ---- the update, unless it is not finite; the processes agree on whether to stop and to save
-            due = fabric.is_global_zero and time.perf_counter() - saved > pause
+            due = fabric.is_global_zero and timer.due
             if settings.halve_every:
                 rate = halving_rate(todo[-1], first_warmup, peak, settings.halve_every * settings.accumulate)
             else:
@@ -434,15 +433,15 @@ def train(
             if not diverged and (stopping or ended or (due and not state.in_a_row)):
                 before = time.perf_counter()
                 diverged = not save_checkpoint(folder, stepper, state, unreadable)
-                saved = time.perf_counter()
-                pause = min(_SAVE_EVERY, max(2 * pause, _SAVE_COST * (saved - before)))
+                timer.saved(time.perf_counter() - before)
             if diverged:
                 reading.close()
                 batches = None
                 state = go_back(folder, stepper, state, unreadable, reporter)
                 tracks.rewind(state.step)
                 journal.start(state)
-                smallest, saved = each, time.perf_counter()
+                smallest = each
+                timer.restart()
             elif stopping or ended:
                 fabric.barrier()  # whoever started these processes may end all of them when one has ended
                 if stopping:

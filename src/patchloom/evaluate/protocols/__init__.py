@@ -14,10 +14,10 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import is_first
 from patchloom.errors import PatchloomError, check_options, listing, suggestion
 from patchloom.evaluate.results import Report, append_rows, check_rows
-from patchloom.evaluate.settings import EvalSettings, print_notes_once
+from patchloom.evaluate.settings import EvalSettings, print_notes_once, share_nothing
 from patchloom.evaluate.trainer import keep_until_done
 from patchloom.runs.encoder import check_model
-from patchloom.system.distributed import launched_processes
+from patchloom.system.distributed import explain_peer_death
 
 # paths of functions: a protocol is imported when it is needed
 PROTOCOLS: dict[str, str] = {
@@ -36,7 +36,7 @@ PROTOCOLS: dict[str, str] = {
     "segment": "patchloom.dense.segment.segment",
     "detect": "patchloom.dense.detect.detect",
 }
-_OF_SEVERAL = ("segment", "detect")  # which several processes can share
+_TRAIN = ("finetune", "linear", "blocks", "few-shot", "keywords", "segment", "detect")  # by steps, which can be shared
 
 
 def protocol_of(name: str) -> tuple[Callable[..., Report], dict[str, Any]]:
@@ -96,13 +96,13 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
     run = plain_path(run)
     check_model(run, settings.model)
     results = None
-    if launched_processes() > 1 and protocol not in _OF_SEVERAL:
-        raise PatchloomError(f"{protocol} is for one process: start it without torchrun (which is for segment, detect)")
+    if protocol.partition(":")[0] not in _TRAIN:
+        share_nothing(settings, protocol)
     if not str(run).startswith("timm:") and Path(run).is_dir() and is_first():
         results = Path(run) / "results.csv"
         check_rows(results)
     reports: list[Report] = []
-    with print_notes_once(), keep_until_done():
+    with print_notes_once(), keep_until_done(), explain_peer_death():
         for seed in range(settings.seed, settings.seed + settings.seeds):
             if settings.seeds > 1 and is_first():
                 print(f"Seed {seed}, {seed - settings.seed + 1} of {settings.seeds}:", flush=True)
@@ -112,6 +112,6 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
             reports.append(report if settings.workers != "auto" else _with_readers(report, settings))
             if results is not None:
                 append_rows(results, report)
-    for drawing in reports[-1].drawings:
+    for drawing in reports[-1].drawings if is_first() else ():
         import_path(drawing.function)(**drawing.content, out=drawing.out)
     return reports[-1]

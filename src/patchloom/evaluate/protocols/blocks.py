@@ -14,7 +14,7 @@ from patchloom.evaluate.features import Precision
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.results import Report
-from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.evaluate.settings import EvalSettings, parts_of, share_steps
 from patchloom.evaluate.training import Build, Candidate, plan_for, train_and_test
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.finetune import with_variant
@@ -61,6 +61,7 @@ def blocks(
     for name in _UNUSED:
         if changes.get(name) is not None:
             raise PatchloomError(f"--{name} changes nothing in blocks:{count}: the encoder is frozen")
+    share_steps(settings)
     vit, card = load_encoder(run, settings.model)
     parts = parts_of(data, settings, card=card, run=run)
     plan = plan_for(recipe, {**changes, **_UNUSED}, vit, card, parts.train, settings, precision)

@@ -20,7 +20,7 @@ from patchloom.evaluate.protocols.finetune import classifier_builder, scratch_ca
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.results import Report
-from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified_subset
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, share_nothing, share_steps, stratified_subset
 from patchloom.evaluate.training import SCRATCH, Candidate, plan_for, train_and_test
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.heads import Stem
@@ -69,6 +69,9 @@ def fewshot(
         PatchloomError: as `finetune`; or fewer images than classes, or a run without a projection.
     """
     check_options(fewshot, locals())
+    if method == "linear":
+        share_nothing(settings, "few-shot --method linear")
+    share_steps(settings)
     vit, card = load_encoder(run, settings.model)
     parts, what = subsample_training(parts_of(data, settings, card=card, run=run), labels, per_class, settings.seed)
     idle = [name for name, value in changes.items() if value is not None]

@@ -25,7 +25,7 @@ from patchloom.evaluate.classifier import (
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.results import Report
-from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run, share_steps
 from patchloom.evaluate.training import SCRATCH, Build, Candidate, plan_for, train_and_test
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.finetune import with_variant
@@ -68,6 +68,7 @@ def finetune(
     check_options(finetune, locals())
     if from_scratch and out is not None:
         raise PatchloomError("--from_scratch saves no classifier: leave --out away")
+    share_steps(settings)
     vit, card = load_encoder(run, settings.model)
     parts = parts_of(data, settings, card=card, run=run)
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)

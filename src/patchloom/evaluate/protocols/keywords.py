@@ -24,7 +24,15 @@ from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.finetune import classifier_path, pretrained_candidate, scratch_candidate
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.results import Drawing, Report, Row
-from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_images, place_in_run, print_notes
+from patchloom.evaluate.settings import (
+    EvalSettings,
+    Parts,
+    limit_training_images,
+    open_together,
+    place_in_run,
+    print_notes,
+    share_steps,
+)
 from patchloom.evaluate.training import (
     SCRATCH,
     ClassPredictions,
@@ -38,6 +46,7 @@ from patchloom.nets.encode import input_size
 from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.held_out import seen_in_pretraining
+from patchloom.system.distributed import first_decides, rank
 
 _NAME = "keywords"
 _DRAWN = "patchloom.look.charts.draw_confusion"
@@ -80,6 +89,7 @@ def keywords(
         PatchloomError: as `finetune`; or an encoder of images, or words that are not there.
     """
     check_options(keywords, locals())
+    share_steps(settings)
     vit, card = load_encoder(run, settings.model)
     opened = _opened(data, words, card, settings)
     parts, label = _parts(opened, card, settings, run), recipe
@@ -96,9 +106,9 @@ def keywords(
         candidates.append(
             replace(scratch_candidate(card, positions, len(classes), settings), settings={"positions": variant, **what})
         )
-    raw_features = _raw_features(vit, card, parts, settings, what)
+    raw_features: Any = _raw_features(vit, card, parts, settings, what) if rank() == 0 else None
     rows, found = train_and_predict(_NAME, candidates, plan, parts)
-    rows.append(raw_features())
+    rows.append(first_decides(raw_features))
     beside = f" {SCRATCH.capitalize()} is the same with fresh weights." if control else ""
     h, w = input_size(vit)
     done = (
@@ -123,7 +133,8 @@ def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, se
         raise PatchloomError("keywords takes the parts that the data has: leave --group away")
     named = words.split(",") if isinstance(words, str) else words
     with StatusMessage("listing the recordings"):
-        opened = open_keywords(data, None if named is None else [word.strip() for word in named], settings.seed)
+        chosen = None if named is None else [word.strip() for word in named]
+        opened = open_together(lambda: open_keywords(data, chosen, settings.seed))
     print_notes(opened.notes)
     return opened.heard_as(card.sound).with_noise()
 

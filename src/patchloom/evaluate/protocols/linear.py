@@ -16,7 +16,7 @@ from patchloom.evaluate.frozen import UNTRAINED, FrozenProtocol, ScoreFunction, 
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, L2_STRENGTHS, linear_probe
 from patchloom.evaluate.recipes import PROBES, ProbeRecipe, Recipe, published_recipe
 from patchloom.evaluate.results import Report, Row
-from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.evaluate.settings import EvalSettings, parts_of, share_nothing, share_steps
 from patchloom.evaluate.training import (
     Build,
     Candidate,
@@ -80,11 +80,15 @@ def linear(
                 f"--{idle[0]} is for --recipe {' or '.join(PROBES)}: the regression of --recipe logistic has no such "
                 "choice"
             )
+        share_nothing(settings, "linear --recipe logistic")
         return measure_run(LINEAR, run, data, settings, pooling)
     if recipe not in PROBES:
         raise PatchloomError(f"there is no recipe {recipe}: choose one of {', '.join((_LOGISTIC, *PROBES))}")
     if pooling in ("both", "prefix"):
         raise PatchloomError(f"--pooling {pooling} is for --recipe logistic: choose class, mean or instance")
+    if settings.accumulate != 1:
+        raise PatchloomError("--accumulate changes nothing here: a step is read and encoded 256 images at a time")
+    share_steps(settings)
     vit, card = load_encoder(run, settings.model)
     head = load_extra_module(run, "pooling")
     asked = published_recipe(recipe, vit, PROBES).pooling if pooling == "all" else pooling
