@@ -212,6 +212,11 @@ _BEFORE_SEVERAL = {"check": 0, "compare": 0, "look curves": 0, "report": 0, "emb
 
 def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
     """Arguments of the function of a verb from the words after ``patchloom VERB``."""
+    if verb == "pretrain":
+        given, out = parse_pretrain(words)
+        return {**given, "out": out}
+    if verb == "evaluate":
+        return parse_evaluate(words)
     taken = verb_spec(verb)
     typed = join_values(words, taken)
     refuse_repeated(typed)

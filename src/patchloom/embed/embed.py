@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -304,6 +304,19 @@ class EmbeddingsFile(Displayable):
         """See `Displayable`."""
         shown: list[str | TextTable] = [*self.notes, *map(Verbatim, self.sentences())]
         return [*shown, TextTable.of(self.table())] if self.neighbours else shown
+
+    def plain(self) -> dict[str, Any]:
+        """See `Displayable`."""
+        return {
+            "file": str(self.file),
+            "bytes": self.size,
+            "made": self.made,
+            "parts": self.files,
+            "card": self.card,
+            "near": self.near or None,
+            "neighbours": [one._asdict() for one in self.neighbours],
+            "notes": [*self.notes],
+        }
 
     def sentences(self) -> list[str]:
         """What is in the file; and to which image the nearest are."""
