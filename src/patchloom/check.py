@@ -594,7 +594,7 @@ def _faults(found: Survey, split: str) -> list[str]:
     of = f"of {found.tried:,} {found.source.noun}"
     if broken:
         said.append(f"{split}{len(broken):,} {of} cannot be read:")
-        said += [f"  {found.name(i)}: {reason}" for i, reason in broken[:_TOLD]]
+        said += [Verbatim(f"  {found.name(i)}: {reason}") for i, reason in broken[:_TOLD]]
         said += [f"  and {len(broken) - _TOLD:,} more; --out FILE lists them all"] * (len(broken) > _TOLD)
     if found.copies:
         groups = [" = ".join(map(found.name, group[:_GROUPS])) for group in found.copies[:_GROUPS]]

@@ -540,7 +540,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word for word in words if word not in ("--debug", "--json")]
     helped = words[:1] in ([], ["help"]) or not {*_HELP}.isdisjoint(words)
     as_json = as_json and not helped
-    verb = words[0].lstrip("-") if words else ""
+    verb = "version" if words[:1] == ["-V"] else words[0].lstrip("-") if words else ""
     with StopAtOnce() as stop:
         try:
             # what is said on the way is no part of the document
