@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,7 +90,7 @@ def blocks_of(page: Path) -> list[Block]:
 def commands_of(text: str) -> list[list[str]]:
     """The words of each ``patchloom`` command of a shell block."""
     lines = (shlex.split(line, comments=True) for line in text.replace("\\\n", " ").splitlines())
-    return [words[1:] for words in lines if words[:1] == ["patchloom"]]
+    return [[*takewhile(lambda word: word != "|", words[1:])] for words in lines if words[:1] == ["patchloom"]]
 
 
 def parse(words: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``patchloom VERB ...``, one function a verb, words as in Python.
+"""The command line: ``patchloom VERB ...``, a table of verbs, words as in Python.
 
 Words are read before the verb is imported: neither --help nor a slip of the keyboard shall wait for torch.
 """
@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from patchloom.arguments import CommandSpec, Option, from_source, shorten_options
-from patchloom.display import Displayable, StatusMessage, Verbatim, is_first, json_value
+from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, is_first, json_value
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped, closest_word, listing
 from patchloom.options import (
     MODEL_OPTIONS,
@@ -131,6 +130,7 @@ _RARE = {
     *"seconds rate features bins halve_every updates warmup_updates warmup_lr dropout noise_share noise_volume".split(),
     *"lr momentum placeholder ratio head_on warmup_steps decay auxiliary head_width color scale".split(),
 }
+_HELP = ("-h", "--help", "--help=all", "--help-all", "--help_all")
 _COLUMN = 30  # where the explanations begin
 _FEW = 6  # options that need no groups
 _FORMS = [
@@ -167,14 +167,13 @@ def overview() -> str:
 
 def help_page(verb: str, words: Sequence[str]) -> str:
     """What ``patchloom VERB WORDS --help`` prints; with ``all`` behind it, every option is explained."""
-    flags = ("-h", "--help", "--help=all", "--help-all", "--help_all")
-    asked = join_values([word for word in words if word not in (*flags, "all")])
+    asked = join_values([word for word in words if word not in (*_HELP, "all")])
     if verb == "look" and asked[:1] == ["curves"]:
         verb, asked = "look curves", asked[1:]
     taken, prog, title = _taken(verb, asked)
     places = [option for option in taken.options if option.positional]
     named = [option for option in taken.options if not option.positional]
-    full, width = not {"all", *flags[2:]}.isdisjoint(words), page_width()
+    full, width = not {"all", *_HELP[2:]}.isdisjoint(words), page_width()
     told = [option for option in named if full or not _rare(option, last_value(asked, "--task") is not None)]
     if len(named) - len(told) <= 2:
         told = named
@@ -362,7 +361,10 @@ _ON_FEWER = (
     "What you give beside --recipe wins. An update has {:,} images: where fewer fit in a step, --batch_size {} makes "
     "several steps of an update, and --accumulate follows."
 )
-_HELP = ("-h", "--help", "--help=all", "--help-all", "--help_all")
+_ON_RECIPES = (
+    "patchloom pretrain photos/ --recipe NAME  trains by one",
+    "patchloom recipes NAME                    tells all of it",
+)
 _HINT_TASKS = (
     "nano, ViT-S: the time of a step over that of mae, with 96 pixels and patches of 8, and with 224 and 16. It "
     "depends on sizes and machine: patchloom bench photos/ measures yours. patchloom pretrain --task NAME --help "
@@ -428,22 +430,22 @@ def _call(verb: str, words: list[str]) -> Any:
 
 
 @dataclass(frozen=True, repr=False)
-class Listing(Displayable):
-    """What is known without a run: tasks, recipes or the version."""
+class Catalog(Displayable):
+    """What is known without a run: tasks, recipes or the version, as it is shown and as values."""
 
-    lines: Sequence[str]
+    shown: Sequence[str | TextTable]
     values: dict[str, Any]
 
-    def parts(self, width: int) -> list[str]:
+    def parts(self, width: int) -> Sequence[str | TextTable]:
         """See `Displayable`."""
-        return list(map(Verbatim, self.lines))
+        return self.shown
 
     def plain(self) -> dict[str, Any]:
         """See `Displayable`."""
         return self.values
 
 
-def _tasks(words: list[str]) -> Listing:
+def _tasks(words: list[str]) -> Catalog:
     if words:
         raise PatchloomError(
             "patchloom tasks takes no arguments; patchloom pretrain --task NAME --help tells its options"
@@ -453,43 +455,26 @@ def _tasks(words: list[str]) -> Listing:
         small, large = ("", "") if entry.cost is None else (f"×{cost:.1f}" for cost in entry.cost)
         rows.append((name, entry.paper, entry.withheld, entry.asked, small, large))
     found = [{"task": name, **entry._asdict(), "cost": entry.cost and [*entry.cost]} for name, entry in TASKS.items()]
-    return Listing([*_in_columns(rows, page_width()), "", *wrap_to_page(_HINT_TASKS)], {"tasks": found})
+    return Catalog([TextTable.of(rows, texts=(1, 2, 3)), "", _HINT_TASKS], {"tasks": found})
 
 
-def _recipes(words: list[str]) -> Listing:
+def _recipes(words: list[str]) -> Catalog:
     if len(words) > 1 or any(word.startswith("-") for word in words):
         raise PatchloomError("patchloom recipes takes the name of one recipe, or nothing: it lists all then")
     found = [recipe_named(name) for name in words or recipe_names()]
     values = {"recipes": [asdict(one) for one in found]}
     if words:
-        recipe, width = found[0], page_width()
-        lines = [f"{recipe.name}: {recipe.row}, {recipe.epochs:,} epochs", ""]
-        lines += [*_in_columns(recipe.rows(), width), "", f"patchloom pretrain DATA --recipe {recipe.name}"]
-        lines += ["is short for", *recipe.command("DATA", width), ""]
-        return Listing([*lines, *wrap_to_page(_ON_FEWER.format(recipe.batch, min(256, recipe.batch // 4)))], values)
+        one, width = found[0], page_width()
+        lines = [f"{one.name}: {one.row}, {one.epochs:,} epochs", ""]
+        lines += [line for name, text in one.rows() for line in _row(name, text, 15, width)]
+        lines += ["", f"patchloom pretrain DATA --recipe {one.name}", "is short for", *one.command("DATA", width), ""]
+        return Catalog([*map(Verbatim, lines), _ON_FEWER.format(one.batch, min(256, one.batch // 4))], values)
     rows = [("recipe", "paper", "epochs", "published")]
     rows += [(one.name, one.source, f"{one.epochs:>6,}", one.score().partition(",")[0]) for one in found]
     run = [one.name for one in found if one.measured]
     said = f"Measured here: {listing(run, 'and')}." if run else "They have not been run here."
-    lines = [*_in_columns(rows), ""]
-    lines += [*wrap_to_page(f"Rows of the papers' tables, with the score that is published. {said}"), ""]
-    lines += ["patchloom pretrain photos/ --recipe NAME  trains by one"]
-    return Listing([*lines, "patchloom recipes NAME                    tells all of it"], values)
-
-
-def _in_columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
-    """A line for each row, its cells as wide as the widest of their column; within ``width``, several lines."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    while width is not None and sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > 10:
-        widths[widths.index(max(widths))] -= 1
-    lines: list[str] = []
-    for row in rows:
-        cells = [
-            [cell] if len(cell) <= size else textwrap.wrap(cell, size) for cell, size in zip(row, widths, strict=True)
-        ]
-        for parts in zip_longest(*cells, fillvalue=""):
-            lines.append("  ".join(part.ljust(size) for part, size in zip(parts, widths, strict=True)).rstrip())
-    return lines
+    said = f"Rows of the papers' tables, with the score that is published. {said}"
+    return Catalog([TextTable.of(rows, texts=[1]), "", said, "", *map(Verbatim, _ON_RECIPES)], values)
 
 
 # what does a verb's work: the words after it are read, and its result is returned
@@ -507,7 +492,7 @@ def _run(words: list[str]) -> Any:
     if verb in ("--version", "-V", "version"):
         from patchloom.version import __version__
 
-        return Listing([__version__], {"version": __version__, "python": platform.python_version()})
+        return Catalog([__version__], {"version": __version__, "python": platform.python_version()})
     if verb not in VERBS:
         raise PatchloomError(_no_verb(verb, rest))
     if any(word.startswith("--json=") for word in rest):
