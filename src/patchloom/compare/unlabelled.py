@@ -141,10 +141,10 @@ def _csv(found: dict[str, list[list[Row]]]) -> list[tuple[str | int | float | No
     rows: list[tuple[str | int | float | None, ...]] = []
     for name, seeds in found.items():
         for measure, its in _values(seeds).items():
-            values = [row.value for row in its]
+            values = [float(row.value) for row in its]
             spread = sum(values) / len(values), min(values), max(values)
             # an interval over images is of one seed, not of a mean over several, of which there is the range
-            interval = (its[0].low, its[0].high) if len(its) == 1 else (None, None)
+            interval = (float(its[0].low), float(its[0].high)) if len(its) == 1 else (None, None)
             about = measure, name, "without labels", len(values)
             rows.append((*about, *spread, *interval, None, None, None, its[0].unit))
     return rows

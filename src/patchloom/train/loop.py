@@ -311,8 +311,8 @@ def pretrain(
             reporter.show(line)
         if dry_run:
             reporter.show("This was a dry run: nothing is trained, and there is no such folder yet.")
-            planned = {"settings": plan.settings.plain(), "reasons": dict(plan.reasons)}
-            planned |= {"forecast": None if forecast is None else forecast.plain()}
+            planned: dict[str, Any] = {"settings": plan.settings.plain(), "reasons": dict(plan.reasons)}
+            planned["forecast"] = None if forecast is None else forecast.plain()
             return Run(folder.path, "; ".join(forecast.sentences()) if forecast else "", planned)
 
         # ---- the images as the steps read them, then the folder: there may be no room for a cache
