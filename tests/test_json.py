@@ -208,6 +208,12 @@ def test_exit_codes_and_errors(document, monkeypatch, capsys, problem, code):
     assert told.out == "on the way\n" and told.err.count("patchloom: ") == (not isinstance(problem, AlreadyReported))
 
 
+def test_with_debug_the_traceback_comes_beside_the_document(capsys):
+    with pytest.raises(patchloom.PatchloomError):
+        cli.main(["check", "nowhere/photos", "--json", "--debug"])
+    assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 1  # as Python ends after a traceback
+
+
 def test_a_refusal(document):
     assert "nowhere/photos does not exist" in document("check", "nowhere/photos", code=2)["error"]["message"]
     assert document("trian", code=2)["verb"] == "trian"
