@@ -22,9 +22,9 @@ from the signatures and docstrings, which `--help` shows, too; a test refuses it
 the tasks' options to use is in [Variants](variants.md), what `auto` becomes in [Pre-train](pretrain.md#auto).
 
 In Python, an option has the same name without dashes; `--task.NAME` and `--model.NAME` are keys beside `name` in the
-dicts `task` and `model`, and so they are in a YAML file for `--config`. `--debug`, with any verb, shows the traceback
-of an error. A name may have hyphens, `--img-size`, and true-or-false options need no value: `--checkpointing` is
-`--checkpointing true`.
+dicts `task` and `model`, and so they are in a YAML file for `--config`. A name may have hyphens, `--img-size`, and
+true-or-false options need no value: `--checkpointing` is `--checkpointing true`. With any verb, `--debug` shows the
+traceback of an error, and `--json` prints the result as [one JSON document](json.md).
 """
 
 

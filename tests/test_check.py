@@ -132,7 +132,8 @@ def test_depth_size_and_shape_belong_to_the_pixels(tmp_path):
     assert [named(found, group, tmp_path) for group in found.copies] == [["a.npy", "b.npy"]]
 
 
-def test_what_the_command_prints(mixed, capsys, caplog, tmp_path):
+def test_what_the_command_prints(mixed, capsys, caplog, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
     root, arrays = mixed
     out = tmp_path / "lists" / "broken.tsv"
     assert main(["check", str(root), "--out", str(out), "--estimate", "false"]) == 0
@@ -240,6 +241,8 @@ def test_the_estimate(capsys):
 
 
 def test_what_was_read_is_told_even_if_no_step_can_be_made(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+
     def full(*asked):
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,12 +90,13 @@ def blocks_of(page: Path) -> list[Block]:
 def commands_of(text: str) -> list[list[str]]:
     """The words of each ``patchloom`` command of a shell block."""
     lines = (shlex.split(line, comments=True) for line in text.replace("\\\n", " ").splitlines())
-    return [words[1:] for words in lines if words[:1] == ["patchloom"]]
+    return [[*takewhile(lambda word: word != "|", words[1:])] for words in lines if words[:1] == ["patchloom"]]
 
 
 def parse(words: list[str]) -> None:
     """Refuse what the command line would refuse."""
     assert words, "patchloom without a verb"
+    words = [word for word in words if word != "--json"]  # which stands beside the options
     if words[0] == "pretrain":
         parse_pretrain(words[1:])
     elif words[0] == "evaluate":
@@ -212,7 +214,19 @@ def test_the_papers_part_of_the_recipes_is_what_their_files_say():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}")
 def test_options_links_and_lines(page):
     text = page.read_text()
-    known = {"debug", "help", "version", "config", "out", "dry_run", "task", "model", "from", *options_of_pretrain()}
+    known = {
+        "debug",
+        "help",
+        "json",
+        "version",
+        "config",
+        "out",
+        "dry_run",
+        "task",
+        "model",
+        "from",
+        *options_of_pretrain(),
+    }
     known |= {f"model.{option}" for option in MODEL_OPTIONS} | {"task.NAME", "model.NAME"}
     known |= {option for name in TASKS for option in options_of_task(name)}
     protocols = [protocol_of(name)[0] for name in PROTOCOLS]

@@ -74,6 +74,29 @@ class Bench(Displayable):
         rows = self.table()
         return [*self.sentences(), "", TextTable.of(rows, texts=[len(rows[0]) - 1])]
 
+    def plain(self) -> dict[str, Any]:
+        """See `Displayable`."""
+        return {
+            "settings": self.settings.plain(),
+            "torch": torch.__version__,
+            "peak_flops_per_second": self.peaks,
+            "tasks": [
+                {
+                    "task": pace.task,
+                    "compiled": pace.compiled,
+                    "seconds": list(pace.seconds),
+                    "images_per_step": pace.images,
+                    "images_per_second": pace.rate,
+                    "flops_per_image": pace.flops,
+                    "fraction_of_peak": self.share(pace),
+                    "memory_bytes": None if pace.memory is None else round(pace.memory * 2**30),
+                    "data_images_per_second": pace.data,
+                    "limit": self.limit(pace),
+                }
+                for pace in self.paces
+            ],
+        }
+
     def share(self, pace: StepSpeed) -> float:
         """Of the product peak that a step reaches."""
         return pace.rate * pace.flops / self.peaks[self.settings.precision]

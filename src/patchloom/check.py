@@ -80,6 +80,17 @@ class Estimate:
         """Seconds if reading and computing go on in turns."""
         return self.steps * (self.step + self.reading)
 
+    def plain(self) -> dict[str, Any]:
+        """As values for JSON."""
+        return {
+            "steps": self.steps,
+            "seconds": self.total,
+            "step_seconds": list(self.seconds),
+            "reading_seconds": self.reading,
+            "memory_bytes": None if self.memory is None else round(self.memory * 2**30),
+            "available_bytes": round(self.room * 2**30),
+        }
+
 
 @dataclass(frozen=True, repr=False)
 class Proposal(Displayable):
@@ -105,6 +116,16 @@ class Proposal(Displayable):
         """See `Displayable`."""
         command, *sentences = self.sentences()
         return [TextTable.of(self.table(), texts=[1, 2]), "", Verbatim(command), *sentences]
+
+    def plain(self) -> dict[str, Any]:
+        """See `Displayable`."""
+        return {
+            "command": self.command,
+            "settings": self.settings.plain(),
+            "reasons": self.reasons,
+            "estimate": None if self.estimate is None else self.estimate.plain(),
+            "failure": self.failure or None,
+        }
 
     @property
     def command(self) -> str:
@@ -291,6 +312,23 @@ class CheckResult(Displayable):
         table = TextTable.of(self.table(), texts=range(1, 1 + len(self.splits)))
         return [table, "", *self.sentences(), "", *self.proposal.parts(width)]
 
+    def plain(self) -> dict[str, Any]:
+        """See `Displayable`."""
+        return {
+            "noun": self.noun,
+            "channels": self.channels,
+            "splits": {name: _values(found, self.channels) for name, found in self.splits.items()},
+            "leaks": [
+                {"test": self.test.name(one), "train": self.train.name(two)}
+                for one, two in self.leaks
+                if self.test is not None
+            ],
+            "near_copies": None if self.close is None else self.close._asdict(),
+            "sentences": self.sentences(),
+            "out": None if self.out is None else str(self.out),
+            "proposal": self.proposal.plain(),
+        }
+
     @property
     def splits(self) -> dict[str, Survey]:
         """By name."""
@@ -467,6 +505,52 @@ def _column(found: Survey, channels: int) -> dict[str, str]:
     }
 
 
+def _values(found: Survey, channels: int) -> dict[str, Any]:
+    """Properties of a split for JSON; what is of images alone is None of recordings, and the other way round."""
+    rows, source = found.rows, found.source
+    counts = None
+    if source.labels is not None and source.classes:
+        known = np.bincount(source.labels[source.labels >= 0], minlength=len(source.classes))
+        counts = dict(zip(source.classes, known.tolist(), strict=True))
+    values: dict[str, Any] = {
+        "n": len(source),
+        "tried": found.tried,
+        "read": len(rows),
+        "classes": counts,
+        "unreadable": [{"file": found.name(i), "reason": reason} for i, reason in found.broken],
+        "copies": [list(map(found.name, group)) for group in found.copies],
+        "flat": list(map(found.name, found.flat)),
+        "formats": None,
+        "height": None,
+        "width": None,
+        "channels": None,
+        "deep": None,
+        "mean": None,
+        "std": None,
+        "sounds": None,
+        "seconds": None,
+    }
+    if source.sound is not None:
+        heads = [(*head, count) for head, count in found.heads.items()]
+        names = ("kind", "hz", "channels", "n")
+        sounds = [dict(zip(names, one, strict=True)) for one in heads]
+        return values | {"sounds": sounds, "seconds": _span(_seconds(found))}
+    stats = found.stats(channels)
+    return values | {
+        "formats": found.kinds,
+        "height": _span(rows["height"]),
+        "width": _span(rows["width"]),
+        "channels": {str(c): int((rows["channels"] == c).sum()) for c in sorted(found.moments)},
+        "deep": int(rows["deep"].sum()),
+        "mean": list(stats.mean),
+        "std": list(stats.std),
+    }
+
+
+def _span(values: np.ndarray) -> dict[str, float]:
+    return {"least": float(values.min()), "median": float(np.median(values)), "most": float(values.max())}
+
+
 def _classes(source: Source) -> str:
     if source.labels is None or not source.classes:
         return "no labels"
@@ -503,7 +587,7 @@ def _faults(found: Survey, split: str) -> list[str]:
     of = f"of {found.tried:,} {found.source.noun}"
     if broken:
         said.append(f"{split}{len(broken):,} {of} cannot be read:")
-        said += [f"  {found.name(i)}: {reason}" for i, reason in broken[:_TOLD]]
+        said += [Verbatim(f"  {found.name(i)}: {reason}") for i, reason in broken[:_TOLD]]
         said += [f"  and {len(broken) - _TOLD:,} more; --out FILE lists them all"] * (len(broken) > _TOLD)
     if found.copies:
         groups = [" = ".join(map(found.name, group[:_GROUPS])) for group in found.copies[:_GROUPS]]

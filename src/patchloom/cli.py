@@ -1,4 +1,4 @@
-"""The command line: ``patchloom VERB ...``, one function a verb, words as in Python.
+"""The command line: ``patchloom VERB ...``, a table of verbs, words as in Python.
 
 Words are read before the verb is imported: neither --help nor a slip of the keyboard shall wait for torch.
 """
@@ -6,28 +6,31 @@ Words are read before the verb is imported: neither --help nor a slip of the key
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import platform
 import shutil
 import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterable, Sequence
-from itertools import zip_longest
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from patchloom.arguments import CommandSpec, Option, from_source, shorten_options
-from patchloom.display import StatusMessage, is_first
+from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, is_first, json_value
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped, closest_word, listing
 from patchloom.options import (
     MODEL_OPTIONS,
+    SIGNATURES,
     VERBS,
     evaluate_spec,
     join_values,
     last_value,
     parse_call,
-    parse_evaluate,
-    parse_pretrain,
     pretrain_spec,
     protocols,
     task_spec,
@@ -127,6 +130,7 @@ _RARE = {
     *"seconds rate features bins halve_every updates warmup_updates warmup_lr dropout noise_share noise_volume".split(),
     *"lr momentum placeholder ratio head_on warmup_steps decay auxiliary head_width color scale".split(),
 }
+_HELP = ("-h", "--help", "--help=all", "--help-all", "--help_all")
 _COLUMN = 30  # where the explanations begin
 _FEW = 6  # options that need no groups
 _FORMS = [
@@ -163,14 +167,13 @@ def overview() -> str:
 
 def help_page(verb: str, words: Sequence[str]) -> str:
     """What ``patchloom VERB WORDS --help`` prints; with ``all`` behind it, every option is explained."""
-    flags = ("-h", "--help", "--help=all", "--help-all", "--help_all")
-    asked = join_values([word for word in words if word not in (*flags, "all")])
+    asked = join_values([word for word in words if word not in (*_HELP, "all")])
     if verb == "look" and asked[:1] == ["curves"]:
         verb, asked = "look curves", asked[1:]
     taken, prog, title = _taken(verb, asked)
     places = [option for option in taken.options if option.positional]
     named = [option for option in taken.options if not option.positional]
-    full, width = not {"all", *flags[2:]}.isdisjoint(words), page_width()
+    full, width = not {"all", *_HELP[2:]}.isdisjoint(words), page_width()
     told = [option for option in named if full or not _rare(option, last_value(asked, "--task") is not None)]
     if len(named) - len(told) <= 2:
         told = named
@@ -191,6 +194,7 @@ def help_page(verb: str, words: Sequence[str]) -> str:
                 "", f"Each has its own options: patchloom pretrain --task {usual_task(None)[0]} --help", _COLUMN, width
             )
         lines.append("")
+    lines += [*_row("  --json", "one JSON document (docs/json.md)", _COLUMN, width), ""]
     if any("auto" in format_kind(option) for option in told):
         lines += [*wrap_to_page("Leave out what takes auto, and it is chosen for you."), ""]
     rest = [shorten_options(f"--{option.name}") for option in named if option not in told and not _of_task(option)]
@@ -357,28 +361,25 @@ _ON_FEWER = (
     "What you give beside --recipe wins. An update has {:,} images: where fewer fit in a step, --batch_size {} makes "
     "several steps of an update, and --accumulate follows."
 )
-_HELP = ("-h", "--help", "--help=all", "--help-all", "--help_all")
+_ON_RECIPES = (
+    "patchloom pretrain photos/ --recipe NAME  trains by one",
+    "patchloom recipes NAME                    tells all of it",
+)
+_HINT_TASKS = (
+    "nano, ViT-S: the time of a step over that of mae, with 96 pixels and patches of 8, and with 224 and 16. It "
+    "depends on sizes and machine: patchloom bench photos/ measures yours. patchloom pretrain --task NAME --help "
+    "tells a task's options."
+)
 
 
-def _stopped() -> int:
-    if is_first():
-        _say("stopped.")
-    return 130
-
-
-def _failed(error: Exception) -> int:
-    """Say in a sentence what was wrong."""
-    if isinstance(error, BrokenPipeError):  # the reader of our output went away, as `| head` does
-        discard_output()
-        return 0
+def _explain(error: Exception) -> tuple[int, str]:
+    """The exit code after an error, and a sentence on what was wrong."""
     problem = error if isinstance(error, PatchloomError) else disk_error(error) or _too_little_memory(error)
     problem = problem or fault_of(error)
     if problem is None:
-        _say(f"unexpected {type(error).__name__}: {error}. Run again with --debug and report what it shows.")
-        return 1
-    if not isinstance(problem, AlreadyReported):
-        _say(str(problem))
-    return 130 if isinstance(problem, Stopped) else 2
+        said = f"unexpected {type(error).__name__}: {error}. Run again with --debug and report what it shows."
+        return 1, said
+    return 130 if isinstance(problem, Stopped) else 2, str(problem)
 
 
 def _too_little_memory(error: Exception) -> PatchloomError | None:
@@ -390,12 +391,6 @@ def _too_little_memory(error: Exception) -> PatchloomError | None:
     if not need:
         return None
     return PatchloomError(f"this needs more memory than there is ({need}): lower --batch_size, or free memory")
-
-
-def _say(sentence: str) -> None:
-    # names and values that a user gave may hold line breaks
-    with contextlib.suppress(OSError):  # a terminal that was closed
-        print(f"patchloom: {' '.join(sentence.splitlines())}", file=sys.stderr)
 
 
 def _no_verb(word: str, rest: Sequence[str]) -> str:
@@ -414,11 +409,6 @@ def _no_verb(word: str, rest: Sequence[str]) -> str:
     return f"there is no verb {word}{f'; did you mean {near}?' if near else '.'} {known}"
 
 
-def _starting() -> StatusMessage:
-    """While entered, torch is loaded, which takes seconds, and on a busy machine many."""
-    return StatusMessage("starting")
-
-
 def _refuse_missing(data: object) -> None:
     """Refuse a path of data that is not there before torch is loaded; of all else `open_data` decides."""
     if isinstance(data, str) and "/" in data and not any(sign in data for sign in "*?[]{}:@,|"):
@@ -429,114 +419,35 @@ def _refuse_missing(data: object) -> None:
             raise PatchloomError(f"{data} does not exist: {then}")
 
 
-def _check(words: list[str]) -> None:
-    given = parse_call("check", words)
+def _call(verb: str, words: list[str]) -> Any:
+    """Do what the words after a verb say, and return its result."""
+    if verb == "look" and words[:1] == ["curves"]:
+        verb, words = "look curves", words[1:]
+    given = parse_call(verb, words)
     _refuse_missing(given.get("data"))
-    with _starting():
-        from patchloom.check import check
-
-    done = check(**given)
-    print(*_in_columns(done.table()), *done.sentences(), sep="\n")
-    print("", *_in_columns(done.proposal.table()), "", *done.proposal.sentences(), sep="\n")
+    module, _, name = SIGNATURES[verb][0].rpartition(".")
+    with StatusMessage("starting"):  # torch is loaded, which takes seconds, and on a busy machine many
+        function = getattr(import_module(module), name)
+    return function(**given)
 
 
-def _pretrain(words: list[str]) -> None:
-    given, out = parse_pretrain(words)
-    _refuse_missing(given.get("data"))
-    with _starting():
-        from patchloom.train.loop import pretrain
+@dataclass(frozen=True, repr=False)
+class Catalog(Displayable):
+    """What is known without a run: tasks, recipes or the version, as it is shown and as values."""
 
-    pretrain(**given, out=out)
+    shown: Sequence[str | TextTable]
+    values: dict[str, Any]
 
+    def parts(self, width: int) -> Sequence[str | TextTable]:
+        """See `Displayable`."""
+        return self.shown
 
-def _evaluate(words: list[str]) -> None:
-    given = parse_evaluate(words)
-    _refuse_missing(given.get("data"))
-    with _starting():
-        from patchloom.evaluate.protocols import evaluate
-
-    report = evaluate(**given)
-    if is_first():
-        print(report)
+    def plain(self) -> dict[str, Any]:
+        """See `Displayable`."""
+        return self.values
 
 
-def _compare(words: list[str]) -> None:
-    given = parse_call("compare", words)
-    _refuse_missing(given.get("data"))
-    with _starting():
-        from patchloom.compare.compare import compare
-
-    print("", compare(**given), sep="\n")
-
-
-def _embed(words: list[str]) -> None:
-    given = parse_call("embed", words)
-    _refuse_missing(given.get("data"))
-    with _starting():
-        from patchloom.embed.embed import embed
-
-    done = embed(**given)
-    if is_first():
-        print(*done.notes, *done.sentences(), *_in_columns(done.table() if done.neighbours else []), sep="\n")
-
-
-def _predict(words: list[str]) -> None:
-    given = parse_call("predict", words)
-    with _starting():
-        from patchloom.dense.predict import predict
-
-    done = predict(**given)
-    print(*done.notes, *done.sentences(), sep="\n")
-
-
-def _look(words: list[str]) -> None:
-    if words[:1] == ["curves"]:
-        _look_curves(words[1:])
-        return
-    given = parse_call("look", words)
-    with _starting():
-        from patchloom.look.look import look
-
-    for path in look(**given):
-        print(path)
-
-
-def _look_curves(words: list[str]) -> None:
-    given = parse_call("look curves", words)
-    with _starting():
-        from patchloom.look.run_curves import draw_run_curves
-
-    for path in draw_run_curves(**given):
-        print(path)
-
-
-def _report(words: list[str]) -> None:
-    given = parse_call("report", words)
-    with _starting():
-        from patchloom.report.report import report
-
-    print(report(**given))
-
-
-def _export(words: list[str]) -> None:
-    given = parse_call("export", words)
-    with _starting():
-        from patchloom.export.export import export
-
-    done = export(**given)
-    print(done.sentence(), *done.checks, *done.notes, "", done.snippet, sep="\n")
-
-
-def _bench(words: list[str]) -> None:
-    given = parse_call("bench", words)
-    with _starting():
-        from patchloom.bench import bench
-
-    done = bench(**given)
-    print(*done.sentences(), *_in_columns(done.table()), sep="\n")
-
-
-def _tasks(words: list[str]) -> None:
+def _tasks(words: list[str]) -> Catalog:
     if words:
         raise PatchloomError(
             "patchloom tasks takes no arguments; patchloom pretrain --task NAME --help tells its options"
@@ -545,93 +456,64 @@ def _tasks(words: list[str]) -> None:
     for name, entry in TASKS.items():
         small, large = ("", "") if entry.cost is None else (f"×{cost:.1f}" for cost in entry.cost)
         rows.append((name, entry.paper, entry.withheld, entry.asked, small, large))
-    print(*_in_columns(rows, page_width()), sep="\n")
-    print(
-        "",
-        *wrap_to_page(
-            "nano, ViT-S: the time of a step over that of mae, with 96 pixels and patches of 8, and with 224 and 16. "
-            "It depends on sizes and machine: patchloom bench photos/ measures yours. patchloom pretrain --task NAME "
-            "--help tells a task's options."
-        ),
-        sep="\n",
-    )
+    found = [{"task": name, **entry._asdict(), "cost": entry.cost and [*entry.cost]} for name, entry in TASKS.items()]
+    return Catalog([TextTable.of(rows, texts=(1, 2, 3)), "", _HINT_TASKS], {"tasks": found})
 
 
-def _recipes(words: list[str]) -> None:
+def _recipes(words: list[str]) -> Catalog:
     if len(words) > 1 or any(word.startswith("-") for word in words):
         raise PatchloomError("patchloom recipes takes the name of one recipe, or nothing: it lists all then")
+    found = [recipe_named(name) for name in words or recipe_names()]
+    values = {"recipes": [asdict(one) for one in found]}
     if words:
-        recipe, width = recipe_named(words[0]), page_width()
-        print(
-            f"{recipe.name}: {recipe.row}, {recipe.epochs:,} epochs",
-            "",
-            *_in_columns(recipe.rows(), width),
-            "",
-            sep="\n",
-        )
-        print(f"patchloom pretrain DATA --recipe {recipe.name}", "is short for", sep="\n")
-        print(*recipe.command("DATA", width), "", sep="\n")
-        print(*wrap_to_page(_ON_FEWER.format(recipe.batch, min(256, recipe.batch // 4))), sep="\n")
-        return
-    found = [recipe_named(name) for name in recipe_names()]
+        one, width = found[0], page_width()
+        lines = [f"{one.name}: {one.row}, {one.epochs:,} epochs", ""]
+        lines += [line for name, text in one.rows() for line in _row(name, text, 15, width)]
+        lines += ["", f"patchloom pretrain DATA --recipe {one.name}", "is short for", *one.command("DATA", width), ""]
+        return Catalog([*map(Verbatim, lines), _ON_FEWER.format(one.batch, min(256, one.batch // 4))], values)
     rows = [("recipe", "paper", "epochs", "published")]
     rows += [(one.name, one.source, f"{one.epochs:>6,}", one.score().partition(",")[0]) for one in found]
-    print(*_in_columns(rows), "", sep="\n")
     run = [one.name for one in found if one.measured]
     said = f"Measured here: {listing(run, 'and')}." if run else "They have not been run here."
-    print(*wrap_to_page(f"Rows of the papers' tables, with the score that is published. {said}"), "", sep="\n")
-    print("patchloom pretrain photos/ --recipe NAME  trains by one")
-    print("patchloom recipes NAME                    tells all of it")
+    said = f"Rows of the papers' tables, with the score that is published. {said}"
+    return Catalog([TextTable.of(rows, texts=[1]), "", said, "", *map(Verbatim, _ON_RECIPES)], values)
 
 
-def _in_columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
-    """A line for each row, its cells as wide as the widest of their column; within ``width``, several lines."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    while width is not None and sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > 10:
-        widths[widths.index(max(widths))] -= 1
-    lines: list[str] = []
-    for row in rows:
-        cells = [
-            [cell] if len(cell) <= size else textwrap.wrap(cell, size) for cell, size in zip(row, widths, strict=True)
-        ]
-        for parts in zip_longest(*cells, fillvalue=""):
-            lines.append("  ".join(part.ljust(size) for part, size in zip(parts, widths, strict=True)).rstrip())
-    return lines
+# what does a verb's work: the words after it are read, and its result is returned
+COMMANDS: dict[str, Callable[[list[str]], Any]] = {verb: partial(_call, verb) for verb in VERBS}
+COMMANDS |= {"tasks": _tasks, "recipes": _recipes}
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "check": _check,
-    "pretrain": _pretrain,
-    "evaluate": _evaluate,
-    "compare": _compare,
-    "embed": _embed,
-    "predict": _predict,
-    "look": _look,
-    "report": _report,
-    "export": _export,
-    "bench": _bench,
-    "tasks": _tasks,
-    "recipes": _recipes,
-}
-
-
-def _run(words: list[str]) -> int:
+def _run(words: list[str]) -> Any:
+    """Run one command, and return its result, or the lines of a page of help."""
     verb, *rest = words or ["--help"]
     if verb == "help":
         verb, *rest = [*rest[:1], "--help", *rest[1:]] if rest and rest[0] != "all" else ["--help"]
     if verb in _HELP:
-        print(overview())
-    elif verb in ("--version", "-V", "version"):
+        return overview()
+    if verb in ("--version", "-V", "version"):
         from patchloom.version import __version__
 
-        print(__version__)
-    elif verb not in VERBS:
+        return Catalog([__version__], {"version": __version__, "python": platform.python_version()})
+    if verb not in VERBS:
         raise PatchloomError(_no_verb(verb, rest))
-    elif any(word in _HELP for word in rest):
-        print(help_page(verb, rest))
-    else:
-        COMMANDS[verb](rest)
-    return 0
+    if any(word.startswith("--json=") for word in rest):
+        raise PatchloomError("--json takes no value: give it alone")
+    return help_page(verb, rest) if any(word in _HELP for word in rest) else COMMANDS[verb](rest)
+
+
+def _print_document(verb: str, **content: Any) -> None:
+    """Print the document of ``--json``, which docs/json.schema.json describes."""
+    from patchloom.version import __version__
+
+    print(json.dumps({"verb": verb, "version": __version__, **content}, indent=2, allow_nan=False), flush=True)
+
+
+def _values(result: Any) -> Any:
+    """A result for JSON; some verbs return the files that they wrote."""
+    if isinstance(result, Displayable):
+        return json_value(result.plain())
+    return {"files": json_value(result if isinstance(result, list) else [result])}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -641,17 +523,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 2 the user can mend it, 1 patchloom is at fault, 130 stopped, by whichever signal.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in words
+    debug, as_json = "--debug" in words, "--json" in words
+    words = [word for word in words if word not in ("--debug", "--json")]
+    helped = words[:1] in ([], ["help"]) or not {*_HELP}.isdisjoint(words)
+    as_json = as_json and not helped
+    verb = "version" if words[:1] == ["-V"] else words[0].lstrip("-") if words else ""
     with StopAtOnce() as stop:
         try:
-            return _run([word for word in words if word != "--debug"])
+            # what is said on the way is no part of the document
+            with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+                result = _run(words)
+            if is_first() and as_json:
+                _print_document(verb, result=_values(result))
+            elif is_first() and verb != "pretrain" or helped:  # a run tells all of it on its way
+                print(*result if isinstance(result, list) else [result], sep="\n", flush=True)
+            return 0
         except BaseException as error:
             # what a library makes of Ctrl-C, or of another process's end by the same signal, is no error of its own
-            if isinstance(error, KeyboardInterrupt) or (stop.asked and not isinstance(error, Stopped)):
-                return _stopped()
-            if not isinstance(error, Exception) or (debug and not isinstance(error, BrokenPipeError)):
+            stopped = isinstance(error, KeyboardInterrupt) or (stop.asked and not isinstance(error, Stopped))
+            if not stopped and not isinstance(error, Exception):
                 raise
-            return _failed(error)
+            if not stopped and isinstance(error, BrokenPipeError):  # the reader went away, as `| head` does
+                discard_output()
+                return 0
+            code, said = (130, "stopped.") if stopped else _explain(error)
+            if as_json and is_first():
+                _print_document(verb, error={"message": said, "exit_code": 1 if debug and not stopped else code})
+            if debug and not stopped:
+                raise
+            # of several processes, the first one says that they were stopped, and each what is wrong with itself
+            if not isinstance(error, AlreadyReported) and (is_first() or not stopped):
+                with contextlib.suppress(OSError):  # a terminal that was closed
+                    # names and values that a user gave may hold line breaks
+                    print(f"patchloom: {' '.join(said.splitlines())}", file=sys.stderr)
+            return code
 
 
 if __name__ == "__main__":

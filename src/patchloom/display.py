@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import re
@@ -12,11 +13,11 @@ import textwrap
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import zip_longest
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 T = TypeVar("T")
 
@@ -117,6 +118,10 @@ class Displayable:
     def parts(self, width: int) -> Sequence[str | TextTable]:
         """Sentences and tables, in the order in which they are read, for lines of ``width`` characters."""
 
+    @abstractmethod
+    def plain(self) -> dict[str, Any]:
+        """Return the values, as ``--json`` prints them: numbers unformatted, paths as text (docs/json.md)."""
+
     def text(self, width: int | None = None) -> str:
         """For lines of ``width`` characters, or as wide as the terminal is."""
         width = width or shutil.get_terminal_size().columns
@@ -138,6 +143,19 @@ class Displayable:
     def _repr_html_(self) -> str:
         parts = self.parts(_WIDE)
         return "\n".join(_element(part) for part in parts if part)
+
+
+def json_value(value: Any) -> Any:
+    """Return a value with the types that JSON has: a number that is not finite is None, and a path its text."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): json_value(one) for name, one in value.items()}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return json_value(value.item()) if hasattr(value, "item") else [json_value(one) for one in value]
 
 
 def _element(part: str | TextTable) -> str:

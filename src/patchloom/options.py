@@ -207,27 +207,27 @@ def pretrain_parser(task: str) -> ArgumentParser:
 
 
 # of verbs that take several sources, how many words come before these
-_BEFORE_SEVERAL = {"check": 0, "compare": 0, "look curves": 0, "report": 0, "embed": 1, "predict": 1}
+_BEFORE_SEVERAL = {"check": 0, "compare": 0, "look curves": 0, "report": 0, "embed": 1, "predict": 1, "evaluate": 2}
 
 
 def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
     """Arguments of the function of a verb from the words after ``patchloom VERB``."""
-    taken = verb_spec(verb)
+    if verb == "pretrain":
+        given, out = parse_pretrain(words)
+        return {**given, "out": out}
+    taken, prog = verb_spec(verb), f"patchloom {verb}"
+    if verb == "evaluate":
+        name = next((word for word in join_values(words, evaluate_spec(None)) if not word.startswith("-")), None)
+        taken, prog = evaluate_spec(name), prog if name is None else f"{prog} {name}"
     typed = join_values(words, taken)
     refuse_repeated(typed)
     typed, several = _several(typed, _BEFORE_SEVERAL[verb], taken) if verb in _BEFORE_SEVERAL else (typed, {})
-    return _parse(_parser(f"patchloom {verb}", taken), typed) | several
+    return _parse(_parser(prog, taken), typed) | several
 
 
 def parse_evaluate(words: Sequence[str]) -> dict[str, Any]:
     """Arguments of `patchloom.evaluate.protocols.evaluate` from the words after ``patchloom evaluate``."""
-    name = next((word for word in join_values(words, evaluate_spec(None)) if not word.startswith("-")), None)
-    taken = evaluate_spec(name)
-    prog = "patchloom evaluate" if name is None else f"patchloom evaluate {name}"
-    typed = join_values(words, taken)
-    refuse_repeated(typed)
-    typed, several = _several(typed, 2, taken)
-    return _parse(_parser(prog, taken), typed) | several
+    return parse_call("evaluate", words)
 
 
 def image_size(text: str) -> tuple[int, int] | str:

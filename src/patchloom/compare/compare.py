@@ -195,7 +195,7 @@ def compare(
         for line in _describe_plan(plan, opened, folder, other, len(others)):
             print(line, flush=True)
         if dry_run:
-            return Comparison(folder, [DRY], [], None)
+            return Comparison(folder, [DRY], [], None, planned=plan.plain(folder))
         if not plan.resumed:
             store(plan, folder)
 
@@ -224,7 +224,7 @@ def compare(
             pairs = list(_scored(all_scores(those, on, settings, folder), len(those)))
             found = compare_labelled(pairs, on, folder, [*notes, *on.notes])
         about = comparison_metadata(plan, folder, None if labels is None else str(labels), few, others, first.folder)
-        found = replace(found, about=about)
+        found = replace(found, about=about, planned=plan.plain(folder))
         found.write()
         write_page(found, _one_of_each(jobs, found.order))
         return found

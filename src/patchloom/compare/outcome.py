@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,8 +134,9 @@ class Comparison(Displayable):
         winner: the task that suits the images best; "" where none is told apart; None where nothing was compared.
         notes: what else is to be known.
         about: what was asked for, as pairs of a name and a text.
-        rows: of ``comparison.csv``, below `HEADING`.
+        rows: of ``comparison.csv``, below `HEADING`; None is an empty cell.
         order: of the tasks, the best first, where labels tell.
+        planned: what is trained, and how long that takes (`ComparisonPlan.plain`).
     """
 
     folder: Path
@@ -143,8 +145,9 @@ class Comparison(Displayable):
     winner: str | None
     notes: tuple[str, ...] = ()
     about: tuple[tuple[str, str], ...] = ()
-    rows: list[tuple[str, ...]] = field(default_factory=list)
+    rows: list[tuple[str | int | float | None, ...]] = field(default_factory=list)
     order: tuple[str, ...] = ()
+    planned: Mapping[str, Any] = field(default_factory=dict)
 
     def parts(self, width: int) -> list[str | TextTable]:
         """See `Displayable`."""
@@ -155,6 +158,20 @@ class Comparison(Displayable):
         files = self._files() if self.tables else []  # none of a dry run, whatever is there
         return [*said, *(Verbatim(f"{name}: {self.folder / file}") for name, file in files)]
 
+    def plain(self) -> dict[str, Any]:
+        """See `Displayable`."""
+        return {
+            "folder": str(self.folder),
+            "winner": self.winner or None,
+            "order": list(self.order),
+            "verdict": [*self.verdict],
+            "notes": [*self.notes],
+            "about": dict(self.about),
+            "planned": dict(self.planned),
+            "rows": [dict(zip(HEADING, row, strict=True)) for row in self.rows],
+            "files": [str(self.folder / file) for _, file in self._files()] if self.tables else [],
+        }
+
     def _files(self) -> list[tuple[str, str]]:
         named = [("Table", "comparison.csv"), ("Report", "report.html")]
         return [(name, file) for name, file in named if (self.folder / file).exists()]
@@ -163,7 +180,8 @@ class Comparison(Displayable):
         """Write the table and the verdict to the comparison's folder."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerows([HEADING, *self.rows])
+        cells = ([f"{one:.6f}" if isinstance(one, float) else one for one in row] for row in self.rows)
+        writer.writerows([HEADING, *cells])
         write_whole(self.folder / "comparison.csv", text.getvalue())
         write_whole(self.folder / "summary.txt", "\n".join(self.verdict) + "\n")
 
@@ -173,7 +191,7 @@ def compare_labelled(
 ) -> Comparison:
     """The verdict by labels: by the linear probe with all of them, beside which the other ways stand."""
     tasks, controls, others = (_grouped(found, kind) for kind in (TASK, CONTROL, BESIDE))
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[str | int | float | None, ...]] = []
     standings = {}
     for way in on.ways:
         of_tasks, of_controls, of_others = (_of_way(part, way) for part in (tasks, controls, others))
@@ -341,9 +359,9 @@ def _rows(
     controls: Mapping[str, Tensor],
     others: Mapping[str, Tensor],
     scores: Sequence[tuple[Contender, Scores]],
-) -> list[tuple[str, ...]]:
+) -> list[tuple[str | int | float | None, ...]]:
     about = {one.name: its.about[way.name] for one, its in scores}
-    rows = []
+    rows: list[tuple[str | int | float | None, ...]] = []
     for kind, group in ((TASK, tasks), (CONTROL, controls), (BESIDE, others)):
         for name in found.order if kind == TASK else group:
             right = group[name]
@@ -351,8 +369,6 @@ def _rows(
             mean = means.mean().item()
             numbers = [mean, means.min().item(), means.max().item(), *wilson(mean, right.shape[1])]
             apart = found.against.get(name)
-            ends = () if apart is None else (apart.value, apart.low, apart.high)
-            behind = tuple(f"{one:.6f}" for one in ends) or ("", "", "")
-            cells = (way.name, name, kind, str(len(right)), *(f"{one:.6f}" for one in numbers), *behind, about[name])
-            rows.append(cells)
+            behind = (None,) * 3 if apart is None else (apart.value, apart.low, apart.high)
+            rows.append((way.name, name, kind, len(right), *numbers, *behind, about[name]))
     return rows

@@ -131,6 +131,11 @@ class ComparisonPlan:
         """Seconds that all runs that are not there yet take, with what each takes beside its training."""
         return sum(job.seconds * (1 - job.done()) for job in self.jobs(out)) / self.asked.at_once
 
+    def plain(self, out: Path) -> dict[str, Any]:
+        """As values for JSON; ``seconds`` are those that the runs in ``out`` still take."""
+        tasks = [{"task": name, "epochs": self.epochs[name], "seconds": self.training(name)} for name in self.epochs]
+        return {"tasks": tasks, "seeds": self.asked.seeds, "held_out": self.held_out, "seconds": self.left(out)}
+
     def lasts(self, encoders: int) -> float:
         """Seconds that so many encoders and the page take when all is trained; not of a dry run."""
         assert self.after is not None

@@ -137,14 +137,14 @@ def _cell(rows: Sequence[Row]) -> str:
     return mean if len(values) == 1 else f"{mean}\n({low}-{high})"
 
 
-def _csv(found: dict[str, list[list[Row]]]) -> list[tuple[str, ...]]:
-    rows = []
+def _csv(found: dict[str, list[list[Row]]]) -> list[tuple[str | int | float | None, ...]]:
+    rows: list[tuple[str | int | float | None, ...]] = []
     for name, seeds in found.items():
         for measure, its in _values(seeds).items():
-            values = [row.value for row in its]
-            numbers = [f"{one:.6f}" for one in (sum(values) / len(values), min(values), max(values))]
+            values = [float(row.value) for row in its]
+            spread = sum(values) / len(values), min(values), max(values)
             # an interval over images is of one seed, not of a mean over several, of which there is the range
-            numbers += [f"{one:.6f}" for one in (its[0].low, its[0].high)] if len(its) == 1 else ["", ""]
-            cells = (*numbers, "", "", "", its[0].unit)
-            rows.append((measure, name, "without labels", str(len(values)), *cells))
+            interval = (float(its[0].low), float(its[0].high)) if len(its) == 1 else (None, None)
+            about = measure, name, "without labels", len(values)
+            rows.append((*about, *spread, *interval, None, None, None, its[0].unit))
     return rows

@@ -100,6 +100,13 @@ class Predictions(Displayable):
         """See `Displayable`."""
         return [*self.notes, *map(Verbatim, self.sentences())]
 
+    def plain(self) -> dict[str, Any]:
+        """See `Displayable`."""
+        written = self.out / ("labels" if self.kind == "segment" else "detections.json")
+        names = ("kind", "images", "counts", "pictures", "score")
+        values = {name: getattr(self, name) for name in names}
+        return {"out": str(self.out), "written": str(written), **values, "notes": [*self.notes]}
+
     def sentences(self) -> list[str]:
         """What was written and where, and what was found."""
         drawn = f" The first {self.pictures:,} are drawn in {self.out / 'pictures'}." if self.pictures else ""

@@ -296,6 +296,19 @@ class EmbeddingsFile(Displayable):
         shown: list[str | TextTable] = [*self.notes, *map(Verbatim, self.sentences())]
         return [*shown, TextTable.of(self.table())] if self.neighbours else shown
 
+    def plain(self) -> dict[str, Any]:
+        """See `Displayable`."""
+        return {
+            "file": str(self.file),
+            "bytes": self.size,
+            "made": self.made,
+            "parts": self.files,
+            "card": self.card,
+            "near": self.near or None,
+            "neighbours": [one._asdict() for one in self.neighbours],
+            "notes": [*self.notes],
+        }
+
     def sentences(self) -> list[str]:
         """What is in the file; and to which image the nearest are."""
         parts = f" in {self.files:,} {'parts' if self.files > 1 else 'part'}" if self.files else ""

@@ -182,6 +182,11 @@ class Row:
         """A computed value, without an interval."""
         return Row(encoder, "-", protocol, settings, value, value, value, unit)
 
+    def plain(self) -> dict[str, Any]:
+        """As values for JSON."""
+        names = ("encoder", "pooling", "protocol", "settings", "value", "low", "high", "unit")
+        return {name: getattr(self, name) for name in names}
+
     def number(self, value: float | None = None) -> str:
         """Formatted as "61.2 %"; of another value with the same unit, if one is given."""
         return f"{self.amount(self.value if value is None else value)} {self.unit}".rstrip()
@@ -292,6 +297,19 @@ class Report(Displayable):
         said += [self.conclusion()] * bool(self.against)
         said += ["", self.table(width), "", self.protocol]
         return [*said, *(Verbatim(f"Picture: {drawing.out}") for drawing in self.drawings)]
+
+    def plain(self) -> dict[str, Any]:
+        """See `Displayable`."""
+        names = ("data", "fingerprint", "seed", "n_test", "noun", "date", "headline")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "conclusion": self.conclusion(),
+            "method": self.protocol,
+            "rows": [row.plain() | {"quoted": row in self.quoted} for row in self.rows],
+            "against": [one.plain() for one in self.against],
+            "pictures": [str(drawing.out) for drawing in self.drawings],
+            "other_seeds": [one.plain() for one in self.others],
+        }
 
     def conclusion(self) -> str:
         """Sentences on whether the encoder is better than its controls; "" if it has none."""

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -153,6 +153,21 @@ class Export(Displayable):
     def parts(self, width: int) -> list[str]:
         """See `Displayable`."""
         return [Verbatim(self.sentence()), *map(Verbatim, self.checks), *self.notes, "", Verbatim(self.snippet)]
+
+    def plain(self) -> dict[str, Any]:
+        """See `Displayable`."""
+        return {
+            "weights": str(self.weights),
+            "head": None if self.head is None else str(self.head),
+            "difference": self.difference,
+            "compared": self.images,
+            "compared_on": self.compared_on,
+            "by": self.by,
+            "checks": [*self.checks],
+            "sound": None if self.sound is None else asdict(self.sound),
+            "snippet": self.snippet,
+            "notes": [*self.notes],
+        }
 
     def sentence(self) -> str:
         """What was written, and how it was compared."""

@@ -444,6 +444,19 @@ class Forecast:
     room: float
     advice: str
 
+    def plain(self) -> dict[str, Any]:
+        """As values for JSON."""
+        return {
+            "steps": self.steps,
+            "seconds": self.total,
+            "step_seconds": self.step,
+            "how": self.how,
+            "memory_bytes": self.memory,
+            "available_bytes": self.there,
+            "disc_bytes": self.disc,
+            "free_disc_bytes": self.room,
+        }
+
     def sentences(self) -> list[str]:
         """A line each on time, memory and disc, with remarks where they are called for."""
         said = []

@@ -6,13 +6,14 @@ A training run, from top to bottom: `pretrain` sets it up, `train` is its loop, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch.distributed.fsdp import FSDPModule
@@ -28,12 +29,14 @@ from patchloom.display import Displayable, StatusMessage, Verbatim
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped
 from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.loggers.trackers import check_installed, parse_trackers
+from patchloom.look.charts import read_metrics
 from patchloom.nets.performance import compile_blocks, missing_kernels
 from patchloom.questions.question import Measure
 from patchloom.runs.checkpoint import SaveTimer, all_finite, as_best, restore, tensors_of
 from patchloom.runs.folder import RunFolder, usual_folder
 from patchloom.runs.settings import ResolvedSettings, TaskLike, request, why_task
 from patchloom.runs.task import load_task, prepare_task, run_card
+from patchloom.runs.verdict import read_health
 from patchloom.schedules import cosine_rate, halving_rate, warmup_again
 from patchloom.system.distributed import (
     Shared,
@@ -119,14 +122,33 @@ class Run(Displayable):
     Attributes:
         folder: where everything is.
         summary: the closing sentence.
+        planned: of a dry run its settings, the reasons of what was left open, and what it would take; else None.
     """
 
     folder: Path
     summary: str
+    planned: Mapping[str, Any] | None = None
 
     def parts(self, width: int) -> list[str]:
         """See `Displayable`."""
         return [Verbatim(f"Run {self.folder}"), self.summary]
+
+    def plain(self) -> dict[str, Any]:
+        """See `Displayable`; ``metrics`` has the last value of each column of metrics.csv."""
+        folder, dry = RunFolder(self.folder), self.planned is not None
+        health = None if dry else read_health(folder.path)
+        columns = {} if dry else read_metrics(folder.metrics)
+        found = {name: values[np.isfinite(values)] for name, values in columns.items()}
+        return {
+            "folder": str(folder.path),
+            "finished": not dry,
+            "summary": self.summary,
+            "planned": self.planned,
+            "settings": None if dry else folder.read_config().plain(),
+            "verdict": None if health is None else health._asdict(),
+            "metrics": {name: float(values[-1]) for name, values in found.items() if len(values)},
+            "encoder": None if dry else str(folder.encoder),
+        }
 
     def __fspath__(self) -> str:
         """So that every verb takes the run for its folder."""
@@ -292,7 +314,9 @@ def pretrain(
             reporter.show(line)
         if dry_run:
             reporter.show("This was a dry run: nothing is trained, and there is no such folder yet.")
-            return Run(folder.path, "; ".join(forecast.sentences()) if forecast else "")
+            planned: dict[str, Any] = {"settings": plan.settings.plain(), "reasons": dict(plan.reasons)}
+            planned["forecast"] = None if forecast is None else forecast.plain()
+            return Run(folder.path, "; ".join(forecast.sentences()) if forecast else "", planned)
 
         # ---- the images as the steps read them, then the folder: there may be no room for a cache
         source = training

@@ -1,0 +1,251 @@
+"""--json: one document on standard output, as docs/json.schema.json describes it, with the values that Python has."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from dense_models import DETECTOR, SEGMENTER, a_model
+from PIL import Image
+
+import patchloom
+from patchloom import cli
+from patchloom.compare import timing
+from patchloom.dense.checkpoint import save_dense
+from patchloom.display import json_value
+from patchloom.errors import AlreadyReported, Stopped
+from patchloom.options import VERBS
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
+SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "json.schema.json").read_text("utf-8"))
+MODEL = ["--model", "nano", "--model.embed_dim", "32", "--model.depth", "1"]
+SMALL = [*MODEL, "--task", "mae", "--epochs", "1", "--batch_size", "16"]
+TINY = ["--img_size", "16", "--patch_size", "8", "--batch_size", "16", "--threads", "1", "--workers", "0"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """Images of two classes, 20 by 26 pixels, one of which is truncated."""
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for label, tone in (("dark", 40), ("light", 200)):
+        (root / label).mkdir()
+        for i in range(12):
+            pixels = np.clip(rng.normal(tone, 30, (20, 26, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / label / f"{i}.jpg")
+    (root / "light" / "broken.jpg").write_bytes((root / "dark" / "0.jpg").read_bytes()[:300])
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory) -> Path:
+    """A finished run on them."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    assert cli.main(["pretrain", str(photos), "--out", str(out), *SMALL]) == 0
+    return out
+
+
+@pytest.fixture
+def document(capsys):
+    """A function that runs a command with --json, and returns its document, valid by the schema."""
+
+    def ask(*words: object, code: int = 0) -> dict:
+        capsys.readouterr()
+        assert cli.main([*map(str, words), "--json"]) == code
+        found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+        jsonschema.validate(found, SCHEMA)
+        assert ("error" in found) == (code != 0) and found["version"] == patchloom.__version__
+        return found
+
+    return ask
+
+
+def test_the_schema_is_one():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert {one["if"]["properties"]["verb"]["const"] for one in SCHEMA["allOf"][:-1]} == {*VERBS, "version"}
+
+
+def test_check(document, photos):
+    found = document("check", photos, "--estimate", "false")["result"]
+    train = found["splits"]["train"]
+    assert (train["n"], train["read"], train["classes"]) == (25, 24, {"dark": 12, "light": 13})
+    assert [one["file"] for one in train["unreadable"]] == [str(photos / "light" / "broken.jpg")]
+    assert (train["height"]["most"], train["width"]["median"], train["channels"]) == (20, 26, {"3": 24})
+    assert found["proposal"]["command"].startswith("patchloom pretrain") and found["proposal"]["estimate"] is None
+    assert found == json_value(patchloom.check(photos, estimate=False).plain()), "Python has the same"
+
+
+def test_check_estimates(document, monkeypatch):
+    monkeypatch.setattr("patchloom.check.memory_of", lambda *_: 0.25)
+    made = document("check", "shapes:64", "--batch_size", "8", "--epochs", "3", "--task", "mae")["result"]["proposal"]
+    assert made["estimate"]["steps"] == 18 and made["estimate"]["memory_bytes"] == 2**28
+
+
+def test_check_of_recordings(document, record, tmp_path):
+    for i in range(4):
+        record(f"sounds/{i}.wav", seconds=0.1 * (i + 1))
+    found = document("check", tmp_path / "sounds", "--estimate", "false")["result"]
+    train = found["splits"]["train"]
+    assert found["noun"] == "recordings" and train["formats"] is None and train["seconds"]["most"] == pytest.approx(0.4)
+    assert [one["hz"] for one in train["sounds"]] == [16_000]
+
+
+def test_pretrain(document, photos, run, tmp_path, capsys):
+    dry = document("pretrain", photos, "--out", tmp_path / "new", *SMALL, "--dry-run")["result"]
+    assert not dry["finished"] and dry["planned"]["forecast"]["steps"] == 1 and not (tmp_path / "new").exists()
+    assert dry["planned"]["settings"]["batch_size"] == 16 and "img_size" in dry["planned"]["reasons"]
+    assert cli.main(["pretrain", str(photos), "--out", str(tmp_path / "new"), *SMALL, "--json"]) == 0
+    out, err = capsys.readouterr()
+    done = json.loads(out)
+    jsonschema.validate(done, SCHEMA)
+    assert "everything goes to" in err, "progress is told on standard error"
+    again = document("pretrain", photos, "--out", tmp_path / "new", *SMALL)
+    assert again["result"]["finished"] and again == done, "a finished run gives the same"
+    assert done["result"]["metrics"]["epoch"] == 1 and Path(done["result"]["encoder"]).exists()
+    assert done["result"]["verdict"]["ended"] and done["result"]["settings"]["task"]["name"] == "mae"
+
+
+def test_evaluate(document, photos, run):
+    found = document("evaluate", "knn", run, photos, "--seeds", "2")["result"]
+    quoted = [row for row in found["rows"] if row["quoted"]]
+    assert {"run", "untrained"} <= {row["encoder"] for row in quoted} and found["n_test"] > 0
+    assert all(0 <= row["low"] <= row["value"] <= row["high"] <= 1 for row in quoted if row["unit"] == "%")
+    assert found["against"] and all(one["trainings"] == 2 for one in found["against"])
+    assert [one["seed"] for one in found["other_seeds"]] == [0] and found["seed"] == 1
+
+
+def test_compare(document, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "_SECONDS", 0.0)
+    words = ["compare", photos, "--tasks", "mae,mp3", "--samples", "48", "--seeds", "1", *TINY, "--out", tmp_path / "c"]
+    dry = document(*words, "--dry_run")["result"]
+    assert [one["task"] for one in dry["planned"]["tasks"]] == ["mae", "mp3"] and dry["planned"]["seconds"] > 0
+    assert dry["winner"] is None and not dry["rows"] and not dry["files"]
+    done = document(*words)["result"]
+    assert {row["encoder"] for row in done["rows"]} == {"mae", "mp3", "untrained", "raw pixels"}
+    assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in done["rows"])
+    assert sorted(done["order"]) == ["mae", "mp3"] and all(Path(file).exists() for file in done["files"])
+
+
+def test_embed(document, photos, run, tmp_path):
+    near = photos / "dark" / "1.jpg"
+    found = document("embed", run, photos, "--to", tmp_path / "v.npz", "--near", near, "--top", "2")["result"]
+    assert found["made"] and found["bytes"] == (tmp_path / "v.npz").stat().st_size and found["card"]["rows"] == 24
+    assert [(one["rank"], one["itself"]) for one in found["neighbours"]] == [(0, True), (1, False), (2, False)]
+    assert not document("embed", run, photos, "--to", tmp_path / "v.npz")["result"]["made"]
+
+
+@pytest.mark.parametrize(("kind", "size", "about"), [("segment", 32, SEGMENTER), ("detect", 64, DETECTOR)])
+def test_predict(document, photos, tmp_path, kind, size, about):
+    save_dense(*a_model(kind, (size, size), **about), tmp_path / "model.safetensors")
+    words = ["predict", tmp_path / "model.safetensors", photos, "--out", tmp_path / "out", "--pictures", "1"]
+    found = document(*words, "--score", "0")["result"]
+    assert (found["kind"], found["images"], found["pictures"]) == (kind, 24, 1) and Path(found["written"]).exists()
+    assert kind == "detect" or sum(found["counts"].values()) == 24 * 20 * 26
+
+
+def test_look_and_report(document, photos, run, tmp_path):
+    words = ["look", run, photos, "--images", "2", "--out", tmp_path]
+    files = document(*words)["result"]["files"]
+    files += document("report", run, "--out", tmp_path / "report.html")["result"]["files"]
+    assert len(files) >= 2 and all(Path(file).exists() for file in files)
+
+
+def test_look_curves(document, run, small_run, tmp_path):
+    found = document("look", "curves", run, small_run("droppos"), "--out", tmp_path)
+    assert found["verb"] == "look" and all(Path(file).exists() for file in found["result"]["files"])
+
+
+def test_export(document, run, photos, tmp_path):
+    found = document("export", run, "--data", photos, "--out", tmp_path / "e.safetensors")["result"]
+    assert found["weights"] == str(tmp_path / "e.safetensors") and 0 <= found["difference"] < 1e-3
+    assert "import timm" in found["snippet"] and found["compared"] > 0
+
+
+def test_bench(document, monkeypatch):
+    monkeypatch.setattr("patchloom.bench.memory_of", lambda *_: 0.25)
+    words = ["bench", "shapes:64", "--tasks", "mae", "--rounds", "2", "--batch_size", "8", "--model", "nano"]
+    (one,) = document(*words)["result"]["tasks"]
+    assert (one["task"], one["images_per_step"], one["memory_bytes"]) == ("mae", 8, 2**28) and len(one["seconds"]) == 2
+    assert one["images_per_second"] == pytest.approx(8 / np.median(one["seconds"]))
+
+
+def test_what_needs_no_torch(document):
+    assert {one["task"] for one in document("tasks")["result"]["tasks"]} == {*patchloom.TASKS}
+    (one,) = document("recipes", "mae-vit-b")["result"]["recipes"]
+    assert one["settings"]["task"]["name"] == "mae" and len(document("recipes")["result"]["recipes"]) > 1
+    for words in ("--version", "-V", "version"):
+        assert document(words)["result"]["version"] == patchloom.__version__
+
+
+@pytest.mark.parametrize(
+    ("problem", "code"),
+    [
+        (patchloom.PatchloomError("no"), 2),
+        (AlreadyReported("another process said it"), 2),
+        (Stopped("stopped, and a checkpoint was written"), 130),
+        (KeyboardInterrupt(), 130),
+        (ZeroDivisionError("by 0"), 1),
+        (OSError(28, "No space left on device", "a"), 2),
+        (MemoryError(), 2),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_exit_codes_and_errors(document, monkeypatch, capsys, problem, code):
+    import torch  # noqa: F401  of which lacking memory is asked
+
+    def verb(words):
+        print("on the way")
+        raise problem
+
+    monkeypatch.setitem(cli.COMMANDS, "check", verb)
+    assert document("check", "photos", code=code)["error"]["exit_code"] == code
+    assert cli.main(["check", "photos"]) == code
+    told = capsys.readouterr()
+    assert told.out == "on the way\n" and told.err.count("patchloom: ") == (not isinstance(problem, AlreadyReported))
+
+
+def test_with_debug_the_traceback_comes_beside_the_document(capsys):
+    with pytest.raises(patchloom.PatchloomError):
+        cli.main(["check", "nowhere/photos", "--json", "--debug"])
+    assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 1  # as Python ends after a traceback
+
+
+def test_a_refusal(document):
+    assert "nowhere/photos does not exist" in document("check", "nowhere/photos", code=2)["error"]["message"]
+    assert document("trian", code=2)["verb"] == "trian"
+    assert cli.main(["check", "photos", "--json=true"]) == 2
+
+
+def test_the_first_process_alone_prints(monkeypatch, capsys):
+    for name, said in (("0", True), ("1", False)):
+        monkeypatch.setenv("RANK", name)
+        assert cli.main(["tasks", "--json"]) == 0 and bool(capsys.readouterr().out) == said
+        assert cli.main(["recipes", "none", "--json"]) == 2 and bool(capsys.readouterr().out) == said
+
+
+def test_two_processes_print_one_document(photos, tmp_path):
+    words = [sys.executable, "-m", "patchloom", "pretrain", str(photos), "--out", str(tmp_path / "run"), *SMALL]
+    words += ["--devices", "2", "--device", "cpu", "--threads", "1", "--workers", "0", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    jsonschema.validate(found, SCHEMA)
+    assert found["result"]["finished"] and "2 processes (ddp)" in done.stderr
+
+
+def test_a_killed_process_ends_as_the_shell_has_it(tmp_path):
+    """SIGKILL cannot be taken: 137 in a shell. SIGTERM is: `tests/system/test_signals.py` has 130 for every verb."""
+    script = (
+        "import os, signal; from patchloom import cli; cli.COMMANDS['tasks'] = lambda words: os.kill(os.getpid(), 9)"
+    )
+    words = f"{sys.executable} -c \"{script}; cli.main(['tasks'])\"; echo $?"
+    assert subprocess.run(["bash", "-c", words], capture_output=True, text=True).stdout.strip() == "137"
+
+
+def test_what_json_cannot_say():
+    values = {"a": float("nan"), 1: [float("inf"), True, None], "path": Path("x"), "n": np.float32(0.5), "t": (1, "b")}
+    assert json_value(values) == {"a": None, "1": [None, True, None], "path": "x", "n": 0.5, "t": [1, "b"]}
