@@ -546,7 +546,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not stopped and isinstance(error, BrokenPipeError):  # the reader went away, as `| head` does
                 discard_output()
                 return 0
-            code, said = (130, "stopped.") if stopped else _explain(error)
+            code, said = _explain(error) if isinstance(error, Exception) and not stopped else (130, "stopped.")
             if as_json and is_first():
                 _print_document(verb, error={"message": said, "exit_code": 1 if debug and not stopped else code})
             if debug and not stopped:

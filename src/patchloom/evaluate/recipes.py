@@ -311,7 +311,7 @@ def images_per_step(recipe: ResolvedRecipe, n: int, accumulate: int = 1) -> tupl
     return images, images * recipe.repeats
 
 
-def check_shares(recipe: Recipe, accumulate: int) -> None:
+def check_shares(recipe: ResolvedRecipe, accumulate: int) -> None:
     """Refuse a batch that the processes cannot share evenly, or not in so many parts."""
     images, unit = max(1, recipe.batch // recipe.repeats), recipe.unit(accumulate)
     if world() * accumulate == 1 or images % unit == 0:

@@ -391,8 +391,9 @@ class Loop(ABC):
         """Compute the gradients of a batch, in ``--accumulate`` parts one after the other; its loss."""
         parts, losses = batch.split(self.settings.accumulate), list[Tensor]()
         for number, part in enumerate(parts, 1):
-            waiting = number < len(parts) and isinstance(self.parallel, DistributedDataParallel)
-            with self.parallel.no_sync() if waiting else nullcontext():  # the last one shares the sum of all
+            shared = self.parallel if isinstance(self.parallel, DistributedDataParallel) else None
+            # the last one shares the sum of all
+            with nullcontext() if shared is None or number == len(parts) else shared.no_sync():
                 one = self._loss(part)
                 if len(parts) > 1:
                     one = one * (len(part.indices) / len(batch.indices))

@@ -181,10 +181,12 @@ def predictions(
     model.to(device).eval()
     mine: list[tuple[Tensor, Batch]] = []
     reading, count = settings.reading(source), settings.batches(source)
-    share = {"first": count * rank() // world(), "stop": count * (rank() + 1) // world()}
-    batches = plain_batches(source, model.size, **reading, **share, channels=model.channels, device=device)
+    first, stop = count * rank() // world(), count * (rank() + 1) // world()
+    batches = plain_batches(
+        source, model.size, **reading, first=first, stop=stop, channels=model.channels, device=device
+    )
     with torch.autocast(device.type, torch.bfloat16, enabled=runs_in_bfloat16(device, precision)):
-        for batch in track_progress(batches, share["stop"] - share["first"], what):
+        for batch in track_progress(batches, stop - first, what):
             images = normalize(batch.views[0], mean, std)
             mine.append((model(images).float().cpu(), batch._replace(views=())))
     each = collected(mine)

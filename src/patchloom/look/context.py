@@ -138,10 +138,11 @@ def sheet_as_drawn(
     sheet: Sheet, modality: Modality, mean: Sequence[float], std: Sequence[float]
 ) -> tuple[Sheet, Sequence[float], Sequence[float]]:
     """A sheet of normalised pictures [b c h w] in the colours in which they are drawn, with its mean and deviation."""
-    columns, after = dict[str, Tensor](), (mean, std)
-    for name, images in sheet.columns.items():
-        columns[name], *after = modality.colours(images, mean, std)
-    return sheet._replace(caption=" ".join(filter(None, [sheet.caption, modality.axes])), columns=columns), *after
+    drawn = {name: modality.colours(images, mean, std) for name, images in sheet.columns.items()}
+    for _, drawn_mean, drawn_std in drawn.values():  # all alike
+        mean, std = drawn_mean, drawn_std
+    columns = {name: images for name, (images, _, _) in drawn.items()}
+    return sheet._replace(caption=" ".join(filter(None, [sheet.caption, modality.axes])), columns=columns), mean, std
 
 
 # What all pictures of an encoder draw alike: its images, its patches in them, and the words for them.

@@ -138,7 +138,7 @@ def load_run(run: str | Path) -> RunData:
     metrics: dict[str, np.ndarray] = {}
     if folder.metrics.exists():
         metrics = read(lambda: read_metrics(folder.metrics), metrics)
-    about = read(folder.checkpoints.about, {})
+    about: dict[str, Any] = read(folder.checkpoints.about, {})
     return RunData(
         folder=folder,
         settings=settings,

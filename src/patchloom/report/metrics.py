@@ -359,5 +359,6 @@ def _is_share(row: Mapping[str, str]) -> bool:
 def _figure(row: Mapping[str, str], name: str = "") -> Figure:
     """The value of a row; without an interval if it is exact."""
     low, high = float(row["low"]), float(row["high"])
+    found = Figure(float(row["value"]), _is_share(row), name=name)
     exact = low == high or not (math.isfinite(low) and math.isfinite(high))
-    return Figure(float(row["value"]), _is_share(row), *((None, None) if exact else (low, high)), name)
+    return found if exact else found._replace(low=low, high=high)

@@ -108,7 +108,7 @@ class Health:
             "verdict": self.verdict.value, "why": self.why, "then": self.then, "epoch": self.epoch, "ended": self.ended,
             "rule": None if self.rule is None else self.rule.value,
             "measure": None if self.measure is None else self.measure.plain(),
-            "figures": {name: one if type(one) is str else finite_or_none(one) for name, one in self.figures.items()},
+            "figures": {name: one if isinstance(one, str) else finite_or_none(one) for name, one in self.figures.items()},
             "actions": dict(self.actions), "noun": self.noun,
         }  # fmt: skip
 
@@ -125,8 +125,14 @@ class Health:
             noun = text_of(values["noun"])
             if noun not in ("images", "recordings"):
                 raise ValueError(f"there are no {noun}")
-            found = {"rule": Rule(values["rule"]), "measure": MeasureResult.of(values["measure"]), "noun": noun}
-            health = replace(health, **found, **{name: _values(values[name]) for name in ("figures", "actions")})
+            health = replace(
+                health,
+                rule=Rule(values["rule"]),
+                measure=MeasureResult.of(values["measure"]),
+                figures=_values(values["figures"]),
+                actions=_values(values["actions"]),
+                noun=noun,
+            )
             str(health)  # whatever its words need is there
             return replace(health, words=("", ""))
         except (KeyError, TypeError, AttributeError) as problem:

@@ -145,7 +145,7 @@ class Run(Displayable):
             "summary": self.summary,
             "planned": self.planned,
             "settings": None if dry else folder.read_config().plain(),
-            "verdict": None if health is None else health._asdict(),
+            "verdict": None if health is None else health.plain(),
             "metrics": {name: float(values[-1]) for name, values in found.items() if len(values)},
             "encoder": None if dry else str(folder.encoder),
         }

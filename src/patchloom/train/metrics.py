@@ -501,8 +501,12 @@ class MetricsLog:
             return
         classes = logged_class_result(state.rows, self.validation.labelled)
         done, measure, rows = state.step, self.measure, state.rows
-        about = {"results": state.results, "modality": self.validation.task.modality}
-        signs = VerdictInputs(measure, rows, self.settings, done, self.steps, state.setbacks, classes, **about)
+        modality = self.validation.task.modality
+        signs = VerdictInputs(
+            *(measure, rows, self.settings, done, self.steps, state.setbacks, classes),
+            results=state.results,
+            modality=modality,
+        )
         health = health_of(signs)
         folder = self.reporter.folder
         before = read_health(folder.path)

@@ -301,7 +301,7 @@ def _same_images(signs: VerdictInputs) -> _Finding | None:
     apart, n = signs.latest("images:apart"), signs.measure.result.n
     if apart is None or not apart < _APART or n < MIN_VERDICT_IMAGES:
         return None
-    figures = {"apart": apart, "values": signs.modality.values}
+    figures: dict[str, float | str] = {"apart": apart, "values": signs.modality.values}
     return _Finding(Verdict.UNKNOWN, Rule.SAME_IMAGES, figures, {"data": ANOTHER})
 
 

@@ -98,14 +98,14 @@ class ShuffledPatches(Source):
 
     def __init__(self, source: Source, size: Sides, p: Sides, seed: int) -> None:
         self.source, self.size, self.p, self.seed = source, to_pair(size), p, seed
-        self.cut = source.modality.centre(self.size, name=source.name)
+        self.crop = source.modality.centre(self.size, name=source.name)
         self.name, self.classes, self.labels = source.name, source.classes, source.labels
 
     def __len__(self) -> int:
         return len(self.source)
 
     def read(self, i: int) -> Tensor:
-        (image,) = self.cut(self.source.read(i))
+        (image,) = self.crop(self.source.read(i))
         image = self.source.modality.pictures(image[None])[0]
         patches = patchify(image[None], self.p)
         places = np.random.default_rng((self.seed, i)).permutation(patches.shape[1])
