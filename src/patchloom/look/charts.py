@@ -270,7 +270,7 @@ def draw_layers(
             "color": INK,
         }
         away = 12 if shares[best] >= untrained[best] else -12  # from the other curve
-        axes.annotate("chosen", (places[best], shares[best]), (0, away), **chosen, color=INK)
+        axes.annotate("chosen", (places[best], shares[best]), (0, away), **chosen)
         axes.margins(x=0.02)
         axes.set_xticks(places, ["0", *(layer.removeprefix("block ") for layer in layers[1:])])
         axes.set_xlabel("after block")

@@ -167,13 +167,14 @@ class PositionProbe(nn.Module):
         for weight in self.layer.parameters():
             nn.init.zeros_(weight)
 
-    def place(self, images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction:
+    def place(self, images: Tensor, generator: torch.Generator, ratio: float) -> PositionPrediction:
         """Predict the positions of patches of images [b c h w], with the share ``ratio`` of the embeddings masked."""
-        dropped = random_dropped(len(images), self.n, ratios["ratio"], generator, images.device)
+        dropped = random_dropped(len(images), self.n, ratio, generator, images.device)
         given = drop_positions(all_patches(images, self.n), dropped)
         tokens = encode(self.vit, given, position_token=self.token)[:, prefix_count(self.vit) :]
         features = self.standardize(tokens.flatten(0, 1)).view_as(tokens)
-        return PositionPrediction(given.visible, dropped, self.layer(features))
+        assert given.dropped is not None  # as `drop_positions` leaves it
+        return PositionPrediction(given.visible, given.dropped, self.layer(features))
 
 
 def train_probe(
@@ -184,7 +185,7 @@ def train_probe(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     probe.standardize.train()
     for images in batches:
-        placed = probe.place(images, generator, ratio=ratio)
+        placed = probe.place(images, generator, ratio)
         loss = F.cross_entropy(placed.logits[placed.dropped], placed.visible[placed.dropped])
         optimizer.zero_grad()
         loss.backward()
@@ -218,4 +219,8 @@ def _measure(
     )
     count = settings.batches(parts.test)
     asked = normalized(track_progress(tested, count, f"{name}: test {parts.test.noun}"), card, unreadable)
-    return measure_positions(probe.place, {"ratio": (ratio,)}, grid_size(vit), asked, settings.seed), unreadable
+
+    def place(images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction:
+        return probe.place(images, generator, ratios["ratio"])
+
+    return measure_positions(place, {"ratio": (ratio,)}, grid_size(vit), asked, settings.seed), unreadable
