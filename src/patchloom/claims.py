@@ -251,13 +251,15 @@ class MeasureResult:
         """From what `plain` made, checked: whoever wrote the file may have put anything there."""
         try:
             baselines = {text_of(name): one for name, one in values["baselines"].items()}
-            numbers = (number_of(values[name], math.nan) for name in ("value", "low", "high"))
+            value, low, high = (number_of(values[name], math.nan) for name in ("value", "low", "high"))
             form, to_beat = text_of(values["form"]), text_of(values["to_beat"])
             if not _FORM.fullmatch(form) or to_beat not in baselines:
                 raise ValueError(f"the form {form!r} or the baseline {to_beat!r} is unknown")
             return MeasureResult(
                 text_of(values["name"]),
-                *numbers,
+                value,
+                low,
+                high,
                 {name: number_of(one["value"], math.nan) for name, one in baselines.items()},
                 {name: Effect.of(one) for name, one in baselines.items()},
                 to_beat,

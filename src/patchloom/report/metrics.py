@@ -360,4 +360,4 @@ def _figure(row: Mapping[str, str], name: str = "") -> Figure:
     """The value of a row; without an interval if it is exact."""
     low, high = float(row["low"]), float(row["high"])
     exact = low == high or not (math.isfinite(low) and math.isfinite(high))
-    return Figure(float(row["value"]), _is_share(row), *((None, None) if exact else (low, high)), name)
+    return Figure(float(row["value"]), _is_share(row), None if exact else low, None if exact else high, name)
