@@ -104,12 +104,12 @@ class Health:
 
     def plain(self) -> dict[str, Any]:
         """As values for JSON, with the words that are made of them for people and for older versions."""
+        figures = {name: one if isinstance(one, str) else finite_or_none(one) for name, one in self.figures.items()}
         return {
             "verdict": self.verdict.value, "why": self.why, "then": self.then, "epoch": self.epoch, "ended": self.ended,
             "rule": None if self.rule is None else self.rule.value,
             "measure": None if self.measure is None else self.measure.plain(),
-            "figures": {name: one if isinstance(one, str) else finite_or_none(one) for name, one in self.figures.items()},
-            "actions": dict(self.actions), "noun": self.noun,
+            "figures": figures, "actions": dict(self.actions), "noun": self.noun,
         }  # fmt: skip
 
     @staticmethod
