@@ -106,7 +106,8 @@ def _further(runs: Sequence[RunData], column: str) -> Chart:
             epochs, values = curve_of(run.metrics, column)
             if len(values):
                 lines.append(_line(_named(run, runs, column.replace("_", " ")), epochs, values))
-    title = f"{column.replace('_', ' ')}, in training"
+    words = [_values_of(runs) if word == "pixels" else word for word in column.split("_")]  # the question's name
+    title = f"{' '.join(words)}, in training"
     return Chart(title, f"On the {_noun_of(runs)} that are trained on.", lines, percent="accuracy" in column)
 
 
@@ -119,6 +120,11 @@ def _line(name: str, x: np.ndarray, y: np.ndarray, baseline: bool = False) -> Cu
     some = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).round().astype(int))
     # six digits are more than can be seen, and half of the page's bytes
     return Curve(name, [float(f"{v:.6g}") for v in x[some]], [float(f"{v:.6g}") for v in y[some]], baseline)
+
+
+def _values_of(runs: Sequence[RunData]) -> str:
+    found = {run.modality.values for run in runs}
+    return found.pop() if len(found) == 1 else "pixels"
 
 
 def _noun_of(runs: Sequence[RunData]) -> str:

@@ -366,7 +366,9 @@ def effective(task: Task, epochs: float) -> str:
     """A line on the effective epochs, where an image is seen in other crops than one of the encoder's size; or none."""
     (h, w), (height, width) = task.geometry.size, task.augment.size
     if task.views != 1:
-        return f"effective epochs {epochs * task.views:,g}: a step sees {task.views:g} crops of each {task.modality.item}"
+        return (
+            f"effective epochs {epochs * task.views:,g}: a step sees {task.views:g} crops of each {task.modality.item}"
+        )
     if (h, w) != (height, width):
         asked = f"of a crop of {height}x{width} the encoder is given {h}x{w}"
         return f"effective epochs {epochs:,}: {asked}, once in a step"
