@@ -10,7 +10,7 @@ from swins import swin
 
 from patchloom.errors import PatchloomError
 from patchloom.look import pca as module
-from patchloom.look.context import output_of, full_caption, to_pictures
+from patchloom.look.context import full_caption, output_of, to_pictures
 from patchloom.look.pca import components, draw_features, edge_of, subtract_position_mean
 
 KINDS = {
@@ -109,7 +109,7 @@ def test_a_caption_says_what_is_shown_of_the_channels_and_speaks_of_recordings(t
         "they are drawn 20 times as bright as they are."
     )
     assert to_pictures(named(random_vit()), night).min() == 255
-    heard = full_caption(asked_of_sound(tmp_path).encoder, "Images.", day[:, :1])
+    heard = full_caption(asked_of_sound(tmp_path).encoder, "Recordings.", day[:, :1])
     assert heard.startswith("Recordings. Left to right: 0.11 s")
 
 
