@@ -101,13 +101,14 @@ def _each_once(lines: Sequence[Curve]) -> list[Curve]:
 def _further(runs: Sequence[RunData], column: str) -> Chart:
     """Of a metric that a task logs beside its loss, such as the position accuracy in training."""
     lines = []
+    # a question is called pixels of recordings, too
+    name = " ".join(_values_of(runs) if word == "pixels" else word for word in column.split("_"))
     if column not in _OTHER and ":" not in column:
         for run in runs:
             epochs, values = curve_of(run.metrics, column)
             if len(values):
-                lines.append(_line(_named(run, runs, column.replace("_", " ")), epochs, values))
-    words = [_values_of(runs) if word == "pixels" else word for word in column.split("_")]  # the question's name
-    title = f"{' '.join(words)}, in training"
+                lines.append(_line(_named(run, runs, name), epochs, values))
+    title = f"{name}, in training"
     return Chart(title, f"On the {_noun_of(runs)} that are trained on.", lines, percent="accuracy" in column)
 
 
