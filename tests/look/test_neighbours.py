@@ -63,7 +63,7 @@ def test_encoders_of_one_size_are_shown_images_once(folder, monkeypatch):
 def test_a_large_folder_is_thinned_out_and_that_is_said(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(neighbours, "GALLERY", 4)
     said = []
-    monkeypatch.setattr(neighbours, "reword_caption", lambda one, text, images: said.append(text) or text)
+    monkeypatch.setattr(neighbours, "full_caption", lambda one, text, images: said.append(text) or text)
     _, table = draw_neighbours(LookRequest(named(random_vit()), open_data(str(folder)).train, tmp_path / "out"))
     assert "left out" not in said[0]  # it is none of the four
     assert "The nearest others of 4 of 7 images, evenly spread, by the cosine of the mean" in said[0]
@@ -72,7 +72,7 @@ def test_a_large_folder_is_thinned_out_and_that_is_said(folder, tmp_path, monkey
 
 def test_beside_the_untrained_encoder_and_by_classes(folder, tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(neighbours, "reword_caption", lambda one, text, images: said.append(text) or text)
+    monkeypatch.setattr(neighbours, "full_caption", lambda one, text, images: said.append(text) or text)
     beside = (named(random_vit(depth=1), "untrained"),)
     _, table = draw_neighbours(LookRequest(named(random_vit()), open_data(str(folder)).train, tmp_path / "out", beside))
     assert {row["encoder"] for row in csv.DictReader(table.open())} == {"mine", "untrained"}

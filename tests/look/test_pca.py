@@ -10,7 +10,7 @@ from swins import swin
 
 from patchloom.errors import PatchloomError
 from patchloom.look import pca as module
-from patchloom.look.context import output_of, reword_caption, to_pictures
+from patchloom.look.context import full_caption, output_of, to_pictures
 from patchloom.look.pca import components, draw_features, edge_of, subtract_position_mean
 
 KINDS = {
@@ -100,16 +100,16 @@ def test_features_that_are_not_finite_are_refused():
 
 def test_a_caption_says_what_is_shown_of_the_channels_and_speaks_of_recordings(tmp_path):
     day = torch.ones(1, 3, 24, 32)
-    assert reword_caption(named(random_vit()), "Images.", day) == "Images."
+    assert full_caption(named(random_vit()), "Images.", day) == "Images."
     assert (
-        reword_caption(named(random_vit(channels=2)), "Images.", day[:, :2]) == "Images. Shown in grey: channel 1 of 2."
+        full_caption(named(random_vit(channels=2)), "Images.", day[:, :2]) == "Images. Shown in grey: channel 1 of 2."
     )
     night = torch.full((1, 3, 24, 32), (0.05 - 0.5) / 0.2)
-    assert reword_caption(named(random_vit()), "Images.", night).endswith(
+    assert full_caption(named(random_vit()), "Images.", night).endswith(
         "they are drawn 20 times as bright as they are."
     )
     assert to_pictures(named(random_vit()), night).min() == 255
-    heard = reword_caption(asked_of_sound(tmp_path).encoder, "Images.", day[:, :1])
+    heard = full_caption(asked_of_sound(tmp_path).encoder, "Recordings.", day[:, :1])
     assert heard.startswith("Recordings. Left to right: 0.11 s")
 
 

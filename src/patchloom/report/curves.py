@@ -102,12 +102,14 @@ def _each_once(lines: Sequence[Curve]) -> list[Curve]:
 def _further(runs: Sequence[RunData], column: str) -> Chart:
     """Of a metric that a task logs beside its loss, such as the position accuracy in training."""
     lines = []
+    # a question is called pixels of recordings, too
+    name = " ".join(_values_of(runs) if word == "pixels" else word for word in column.split("_"))
     if column not in _OTHER and ":" not in column:
         for run in runs:
             epochs, values = curve_of(run.metrics, column)
             if len(values):
-                lines.append(_line(_named(run, runs, column.replace("_", " ")), epochs, values))
-    title = f"{column.replace('_', ' ')}, in training"
+                lines.append(_line(_named(run, runs, name), epochs, values))
+    title = f"{name}, in training"
     return Chart(title, f"On the {_noun_of(runs)} that are trained on.", lines, percent="accuracy" in column)
 
 
@@ -120,6 +122,11 @@ def _line(name: str, x: np.ndarray, y: np.ndarray, baseline: bool = False) -> Cu
     some = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).round().astype(int))
     # six digits are more than can be seen, and half of the page's bytes
     return Curve(name, [float(f"{v:.6g}") for v in x[some]], [float(f"{v:.6g}") for v in y[some]], baseline)
+
+
+def _values_of(runs: Sequence[RunData]) -> str:
+    found = {run.modality.values for run in runs}
+    return found.pop() if len(found) == 1 else "pixels"
 
 
 def _noun_of(runs: Sequence[RunData]) -> str:
