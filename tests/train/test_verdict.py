@@ -2,7 +2,6 @@
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,8 @@ import torch
 from killing import SMALL
 from PIL import Image
 
+from patchloom.audio.config import Sound
+from patchloom.audio.recordings import modality_of
 from patchloom.claims import Level, MeasureResult
 from patchloom.data.sources.open import open_data
 from patchloom.questions.question import Measure
@@ -220,7 +221,8 @@ def test_a_verdict_is_values_from_which_a_file_gives_the_same_words(case, tmp_pa
     assert str(found) == str(health) and found.rule is health.rule and found.actions == health.actions
     text = json.dumps(found.plain(), allow_nan=False)
     assert str(Health.of(json.loads(text))) == str(health)
-    heard = str(replace(health, noun="recordings"))
+    recordings = modality_of(Sound())
+    heard = str(health_of(CASES[case][0]._replace(modality=recordings))).replace("raw pixels", recordings.raw)
     assert "image" not in heard and "pixel" not in heard
 
 

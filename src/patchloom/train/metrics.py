@@ -499,9 +499,9 @@ class MetricsLog:
         """Keep a verdict on the run so far, and say it, once there is something to say."""
         if self.measure is None or not self.reporter.loud:
             return
-        classes = logged_class_result(state.rows, self.validation.labelled)
-        done, measure, rows = state.step, self.measure, state.rows
         modality = self.validation.task.modality
+        classes = logged_class_result(state.rows, self.validation.labelled, modality)
+        done, measure, rows = state.step, self.measure, state.rows
         signs = VerdictInputs(
             *(measure, rows, self.settings, done, self.steps, state.setbacks, classes),
             results=state.results,

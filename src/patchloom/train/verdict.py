@@ -241,10 +241,13 @@ def final_class_result(knn: Report) -> ClassResult:
     return _classes(trained, controls, knn.n_test)
 
 
-def logged_class_result(rows: Sequence[Mapping[str, str]], images: int) -> ClassResult | None:
-    """What the last measure of a run says of the features; None without labels."""
-    found = {name: row[name] for row in rows for name in ("knn", "knn:untrained", "knn:raw pixels") if row.get(name)}
-    if len(found) < 3 or not images:
+def logged_class_result(
+    rows: Sequence[Mapping[str, str]], images: int, modality: Modality = IMAGES
+) -> ClassResult | None:
+    """Result of the last kNN of a run, from its rows; None without labels."""
+    names = {"knn": "knn", "knn:untrained": UNTRAINED, "knn:raw pixels": modality.raw}
+    found = {called: row[name] for row in rows for name, called in names.items() if row.get(name)}
+    if len(found) < len(names) or not images:
         return None
     trained, *controls = (Row.of(name, "mean", "knn", {}, float(value), images) for name, value in found.items())
     return _classes(trained, sorted(controls, key=lambda row: -row.value), images)
@@ -252,7 +255,7 @@ def logged_class_result(rows: Sequence[Mapping[str, str]], images: int) -> Class
 
 def _classes(trained: Row, controls: Sequence[Row], images: int) -> ClassResult:
     """Of the encoder's row and its controls', the best one first."""
-    levels = {row.encoder.removeprefix("knn:"): effect_over_control(trained, row, images).level for row in controls}
+    levels = {row.encoder: effect_over_control(trained, row, images).level for row in controls}
     best = next(iter(levels))
     return ClassResult(trained.value, best, controls[0].value, levels[best], levels[UNTRAINED], images)
 
