@@ -12,7 +12,7 @@ from patchloom.errors import PatchloomError
 from patchloom.report import report
 from patchloom.report.load_run import load_run
 from patchloom.report.metrics import gains_of, key_numbers, results_of
-from patchloom.report.page import Figure, render
+from patchloom.report.page import Quantity, render
 from patchloom.report.report import page_of
 from patchloom.runs.encoder import load_encoder
 
@@ -31,7 +31,7 @@ def write(run, *rows):
 
 def test_the_measure_of_the_run_stands_beside_its_baselines(run):
     first = key_numbers(load_run(run))[0]
-    assert first.label == "position accuracy" and first.figure.percent and first.figure.interval() == ""
+    assert first.label == "position accuracy" and first.quantity.percent and first.quantity.interval() == ""
     assert [one.name for one in first.beside if one.percent] == ["chance"]
     assert first.note == "On 12 held-out images, after 2 epochs."
 
@@ -45,9 +45,9 @@ def test_quoted_numbers_have_intervals_and_controls(run):
         {"encoder": "chance", "value": 0.1, "low": 0.1, "high": 0.1},
     )
     number = key_numbers(load_run(run))[1]
-    assert number[:2] == ("kNN accuracy", Figure(0.507, True, 0.489, 0.525))
-    assert (number.figure.text(), number.figure.interval()) == ("50.7 %", "[48.9, 52.5]")
-    assert number.beside == [Figure(0.3, True, 0.28, 0.32, "untrained"), Figure(0.1, name="chance")]
+    assert number[:2] == ("kNN accuracy", Quantity(0.507, True, 0.489, 0.525))
+    assert (number.quantity.text(), number.quantity.interval()) == ("50.7 %", "[48.9, 52.5]")
+    assert number.beside == [Quantity(0.3, True, 0.28, 0.32, "untrained"), Quantity(0.1, name="chance")]
     assert number.note == "20 neighbours, mean tokens; on 2,000 test images of birds."
     (table,) = results_of(load_run(run))
     assert [row[0] for row in table.rows] == ["mine", "untrained", "chance"], "the folder was named one at first"
@@ -71,11 +71,11 @@ def test_a_run_on_the_way_has_the_last_accuracy_that_was_measured(run):
     assert [one.label for one in key_numbers(load_run(run))] == ["position accuracy"]  # it is finished
     (run / "summary.txt").unlink()
     number = key_numbers(load_run(run))[1]
-    assert number[:2] == ("kNN accuracy", Figure(0.407))
-    assert number.beside == [Figure(0.25, name="untrained"), Figure(0.1, name="raw pixels")]
+    assert number[:2] == ("kNN accuracy", Quantity(0.407))
+    assert number.beside == [Quantity(0.25, name="untrained"), Quantity(0.1, name="raw pixels")]
     assert number.note == "On held-out images, measured on the way, after 1.53 epochs."
     write(run, {})
-    assert [one.figure.text() for one in key_numbers(load_run(run))[1:]] == ["50.7 %"]  # what is quoted counts
+    assert [one.quantity.text() for one in key_numbers(load_run(run))[1:]] == ["50.7 %"]  # what is quoted counts
 
 
 def test_what_all_results_share_is_in_the_title(run):
@@ -94,26 +94,26 @@ def test_the_newest_counts_and_other_seeds_are_told(run):
     later = {"date": "2026-11-22T11:00:00+00:00"}
     write(run, {"value": 0.4}, {"value": 0.5, **later}, {"value": 0.6, "seed": 1, **later}, {"data": "cats", **later})
     found = key_numbers(load_run(run))[1:]
-    assert [one.figure.text() for one in found] == ["60.0 %", "50.7 %"]
+    assert [one.quantity.text() for one in found] == ["60.0 %", "50.7 %"]
     assert found[0].note.endswith("of birds. Seeds 0, 1 gave 50.0 %, 60.0 %.")
 
 
 def test_an_encoder_that_is_quoted_several_times_is_told_apart(run):
     few = '"{""k"": 1}"'
     write(run, {}, {"settings": few, "value": 0.4, "low": 0.4, "high": 0.4})
-    assert key_numbers(load_run(run))[1].beside == [Figure(0.4, name="mine, 1 neighbours, mean tokens")]
+    assert key_numbers(load_run(run))[1].beside == [Quantity(0.4, name="mine, 1 neighbours, mean tokens")]
 
 
 def test_what_is_no_share_is_no_percentage(run):
     write(run, {"settings": '"{""measure"": ""distance""}"', "value": 0.9, "low": 0.8, "high": 1.0})
     number = key_numbers(load_run(run))[1]
-    assert (number.figure.text(), number.figure.interval()) == ("0.900", "[0.8, 1]")
+    assert (number.quantity.text(), number.quantity.interval()) == ("0.900", "[0.8, 1]")
     head, line = (run / "results.csv").read_text().splitlines()
     for unit, shown in {"patches": "0.900", "-": "0.900", "%": "90.0 %", "": "0.900"}.items():
         (run / "results.csv").write_text(f"{head},unit\n{line},{unit}\n")
-        assert key_numbers(load_run(run))[1].figure.text() == shown
+        assert key_numbers(load_run(run))[1].quantity.text() == shown
     write(run, {"protocol": "layers", "value": 12.34, "low": 12, "high": 13})
-    assert key_numbers(load_run(run))[1].figure.text() == "12.3"
+    assert key_numbers(load_run(run))[1].quantity.text() == "12.3"
 
 
 @pytest.mark.parametrize("name", HEAD.split(","))
@@ -300,7 +300,7 @@ def test_evaluations_that_differ_in_any_setting_have_their_own_cards(run):
     warm, later = '"{""k"": 20, ""temperature"": 0.5}"', {"date": "2026-11-23T10:00:00+00:00"}
     write(run, {"settings": '"{""k"": 20, ""temperature"": 0.07}"'}, {"settings": warm, "value": 0.4, **later})
     first, second = key_numbers(load_run(run))[1:]
-    assert (first.figure.text(), second.figure.text()) == ("50.7 %", "40.0 %")
+    assert (first.quantity.text(), second.quantity.text()) == ("50.7 %", "40.0 %")
     assert "temperature 0.07" in first.label and "temperature 0.5" in second.label
 
 
@@ -316,4 +316,4 @@ def test_seeds_that_choose_differently_are_of_one_evaluation(run):
         {"settings": settings(2.0, 0.7), "seed": 1, "pooling": "class", "value": 0.6},
     )
     (number,) = key_numbers(load_run(run))[1:]
-    assert number.figure.text() == "60.0 %" and "Seeds 0, 1" in number.note
+    assert number.quantity.text() == "60.0 %" and "Seeds 0, 1" in number.note

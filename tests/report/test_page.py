@@ -13,9 +13,9 @@ import pytest
 from patchloom.report.page import (
     Chart,
     Curve,
-    Figure,
     Number,
     Page,
+    Quantity,
     RunPart,
     Table,
     bars,
@@ -265,17 +265,19 @@ def test_a_long_curve_as_a_table_keeps_its_ends():
 
 def test_bars_go_from_zero_to_a_hundred_percent_on_each_card():
     knn = Number(
-        "kNN", Figure(0.3, True, 0.25, 0.4), [Figure(0.1, True, 0.085, 0.12, "untrained"), Figure(0.05, name="raw")]
+        "kNN",
+        Quantity(0.3, True, 0.25, 0.4),
+        [Quantity(0.1, True, 0.085, 0.12, "untrained"), Quantity(0.05, name="raw")],
     )
-    error = Number("patch error", Figure(0.412, False), [Figure(1.0, False, name="mean colour")])
-    rank = Number("rank", Figure(87.0, False), [Figure(0.12, name="chance")])
+    error = Number("patch error", Quantity(0.412, False), [Quantity(1.0, False, name="mean colour")])
+    rank = Number("rank", Quantity(87.0, False), [Quantity(0.12, name="chance")])
     first, second, third = bars([knn, error, rank])
     assert [row["bar"] for row in first] == [30, 10, 5]
     assert [row["reach"] for row in first] == [[25, 40], [8.5, 12], None]
     assert [row["value"] for row in first] == ["30.0 %", "10.0 % [8.5, 12.0]", "5.0 %"]
     assert [row["bar"] for row in second + third] == [None] * 4
     assert bars([error, knn])[1] == first  # an error beside it takes nothing from a card
-    (low,) = bars([Number("position accuracy", Figure(0.01703), [Figure(0.017, name="chance")])])
+    (low,) = bars([Number("position accuracy", Quantity(0.01703), [Quantity(0.017, name="chance")])])
     assert [row["bar"] for row in low] == [1.7, 1.7]
     text = render(Page("a", "2026-11-22", "0.1.0", runs=[RunPart("a", "finished", numbers=[error, knn])]))
     assert text.count('class="track"') == 3 and "width:30.0%" in text and "Bars go from 0 to 100 %." in text

@@ -12,10 +12,10 @@ from patchloom.report.page import (
     Chart,
     Cloud,
     Curve,
-    Figure,
     Number,
     Page,
     Picture,
+    Quantity,
     Recording,
     RunPart,
     Setting,
@@ -143,7 +143,7 @@ def chart(names: list[str], points: int = 60, title: str = "kNN accuracy, held-o
 def run_part(name: str = "shapes-mae", tone: str = "good") -> RunPart:
     """A run of which everything is there."""
     controls = {"untrained encoder": 0.111, "raw pixels": 0.173, "chance": 0.04}
-    beside = [Figure(value, name=name) for name, value in controls.items()]
+    beside = [Quantity(value, name=name) for name, value in controls.items()]
     return RunPart(
         name,
         "finished: 100 epochs in 41 minutes on two cores",
@@ -156,16 +156,16 @@ def run_part(name: str = "shapes-mae", tone: str = "good") -> RunPart:
         summary="mae: learnt 43 % [41, 45] of what there is between the mean colour and the image; this says nothing "
         "about classes.",
         numbers=[
-            Number("kNN accuracy", Figure(0.302, True, 0.291, 0.313), beside, "2,000 held-out images, k = 20"),
+            Number("kNN accuracy", Quantity(0.302, True, 0.291, 0.313), beside, "2,000 held-out images, k = 20"),
             Number(
                 "linear probe",
-                Figure(0.354, True, 0.342, 0.366),
-                [Figure(0.223, name="untrained encoder"), Figure(0.142, name="raw pixels")],
+                Quantity(0.354, True, 0.342, 0.366),
+                [Quantity(0.223, name="untrained encoder"), Quantity(0.142, name="raw pixels")],
             ),
             Number(
                 "rank of the features",
-                Figure(87.2, False),
-                [Figure(12.9, False, name="untrained encoder")],
+                Quantity(87.2, False),
+                [Quantity(12.9, False, name="untrained encoder")],
                 "effective rank",
             ),
         ],
@@ -245,7 +245,7 @@ def hostile() -> Page:
         *[next(text) for _ in range(2)],
         "bad",
         *[next(text) for _ in range(3)],
-        numbers=[Number(next(text), Figure(0.5), [Figure(0.5, name=one) for one in HOSTILE], next(text))],
+        numbers=[Number(next(text), Quantity(0.5), [Quantity(0.5, name=one) for one in HOSTILE], next(text))],
         settings=[Setting(one, one, one) for one in HOSTILE],
         pictures=[image._replace(title=one) for one in HOSTILE],
         cloud=cloud(n, list(HOSTILE), list(HOSTILE)),

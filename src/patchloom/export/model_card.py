@@ -220,7 +220,7 @@ def _table(numbers: Sequence[Number], hidden: Mapping[str, str]) -> str:
     rows: list[tuple[str, ...]] = [("measure", "of", "value", "95 % interval"), ("---", "---", "---", "---")]
     notes = []
     for number in numbers:
-        those = (number.figure._replace(name="this encoder"), *number.beside)
+        those = (number.quantity._replace(name="this encoder"), *number.beside)
         cells = [(one.name, one.text(), one.interval()) for one in those]
         rows += [tuple(escaped(_public(cell, hidden)) for cell in (number.label, *cell_of)) for cell_of in cells]
         if number.note:

@@ -16,7 +16,7 @@ from patchloom.evaluate.results import differences_of
 from patchloom.look.charts import curve_of
 from patchloom.look.run_curves import PROTOCOL_TITLES
 from patchloom.report.load_run import RunData
-from patchloom.report.page import Figure, Number, Table
+from patchloom.report.page import Number, Quantity, Table
 
 # of a result's settings, what a reader has to know of it, and how that is said
 _TOLD = {
@@ -71,7 +71,7 @@ def gains_of(run: RunData) -> Table | None:
             for one in differences_of(row.get("against")):
                 seeds = [report for report in reports[-max(1, one.trainings) :] if len(report) == len(reports[-1])]
                 ours, theirs = _mean(seeds, place), _control(seeds, place, one)
-                each = [Figure(value, _is_share(row)).text() for value in (ours, theirs) if value is not None]
+                each = [Quantity(value, _is_share(row)).text() for value in (ours, theirs) if value is not None]
                 rows.append((label, each[0], one.control, "".join(each[1:]), _apart_by(one), one.short()))
                 claims.append(one.claim)
     if not rows:
@@ -134,7 +134,7 @@ def results_of(run: RunData) -> list[Table]:
         return []
     cells = [
         {
-            "encoder": row["encoder"], "value": _figure(row).text(), "95 % interval": _figure(row).interval(),
+            "encoder": row["encoder"], "value": _quantity(row).text(), "95 % interval": _quantity(row).interval(),
             "measure": _title(row),
             "settings": _settings(row), "data": row["data"], "seed": row["seed"],
             "tested": f"{int(float(row['n_test'])):,}", "date": row["date"][:10],
@@ -164,14 +164,14 @@ def _own(run: RunData) -> list[Number]:
     for name in run.metrics:
         _, found = curve_of(run.metrics, name) if name.startswith("baseline:") else (None, np.empty(0))
         if len(found):
-            beside.append(Figure(float(found[-1]), run.percent, name=name.removeprefix("baseline:")))
+            beside.append(Quantity(float(found[-1]), run.percent, name=name.removeprefix("baseline:")))
     count, doubt = len(run.data.get("held_out", ())), run.data.get("held_out_doubt", "")
     noun = run.modality.noun
     images = f"{count:,} held-out {noun}" if count else f"held-out {noun}"
     if doubt:
         images = f"{count:,} {noun} that the weights may know" if count else f"{noun} that the weights may know"
     note = f"On {images}, after {_epochs(epochs[-1])}."
-    return [Number(run.measure, Figure(float(values[-1]), run.percent), beside, note)]
+    return [Number(run.measure, Quantity(float(values[-1]), run.percent), beside, note)]
 
 
 def _on_the_way(run: RunData) -> list[Number]:
@@ -185,9 +185,9 @@ def _on_the_way(run: RunData) -> list[Number]:
         for name in run.metrics:
             _, control = curve_of(run.metrics, name) if name.startswith(f"{column}:") else (None, np.empty(0))
             if len(control):
-                beside.append(Figure(float(control[-1]), name=name.removeprefix(f"{column}:")))
+                beside.append(Quantity(float(control[-1]), name=name.removeprefix(f"{column}:")))
         note = f"On held-out {run.modality.noun}, measured on the way, after {_epochs(epochs[-1])}."
-        found.append(Number(label, Figure(float(values[-1])), beside, note))
+        found.append(Number(label, Quantity(float(values[-1])), beside, note))
     return found
 
 
@@ -327,13 +327,13 @@ def _quoted(reports: Sequence[QuotedRows], label: str, noun: str) -> Number:
         name = (
             f"{row['encoder']}, {_settings(row)}" if several or row["encoder"] == first["encoder"] else row["encoder"]
         )
-        beside.append(_figure(row, name))
+        beside.append(_quantity(row, name))
     note = f"{told}{'; ' if told else ''}on {int(float(first['n_test'])):,} test {noun} of {first['data']}."
     if len(reports) > 1:
-        each = ", ".join(_figure(report[0]).text() for report in reports)
+        each = ", ".join(_quantity(report[0]).text() for report in reports)
         note += f" Seeds {', '.join(report[0]['seed'] for report in reports)} gave {each}."
     note = " ".join([note, *(one.sentence() for row in reports[-1] for one in differences_of(row.get("against")))])
-    return Number(label, _figure(first), beside, f"{note[0].upper()}{note[1:]}")
+    return Number(label, _quantity(first), beside, f"{note[0].upper()}{note[1:]}")
 
 
 def _title(row: Mapping[str, str]) -> str:
@@ -356,9 +356,8 @@ def _is_share(row: Mapping[str, str]) -> bool:
     return "distance" not in measure and "rank" not in measure and abs(float(row["value"])) <= _LARGEST
 
 
-def _figure(row: Mapping[str, str], name: str = "") -> Figure:
+def _quantity(row: Mapping[str, str], name: str = "") -> Quantity:
     """The value of a row; without an interval if it is exact."""
     low, high = float(row["low"]), float(row["high"])
-    found = Figure(float(row["value"]), _is_share(row), name=name)
     exact = low == high or not (math.isfinite(low) and math.isfinite(high))
-    return found if exact else found._replace(low=low, high=high)
+    return Quantity(float(row["value"]), _is_share(row), None if exact else low, None if exact else high, name)

@@ -25,7 +25,7 @@ from markupsafe import Markup
 Tone = Literal["good", "fair", "bad", "plain"]
 
 
-class Figure(NamedTuple):
+class Quantity(NamedTuple):
     """A value of an encoder or of what it stands beside.
 
     Attributes:
@@ -61,14 +61,14 @@ class Number(NamedTuple):
 
     Attributes:
         label: what was measured, such as "kNN accuracy".
-        figure: the encoder's.
+        quantity: the encoder's.
         beside: the controls'.
         note: a quieter line, such as on which images.
     """
 
     label: str
-    figure: Figure
-    beside: Sequence[Figure] = ()
+    quantity: Quantity
+    beside: Sequence[Quantity] = ()
     note: str = ""
 
 
@@ -382,7 +382,7 @@ def bars(numbers: Sequence[Number]) -> list[list[dict[str, Any]]]:
 
 def _rows_of(number: Number) -> list[dict[str, Any]]:
     rows = []
-    for one in (number.figure, *number.beside):
+    for one in (number.quantity, *number.beside):
         drawn = one.percent and math.isfinite(one.value) and one.value >= 0
         reach = None if one.low is None or one.high is None or not drawn else [_within(one.low), _within(one.high)]
         value = f"{one.text()} {one.interval()}".strip() if one.name else one.text()
