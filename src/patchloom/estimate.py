@@ -100,18 +100,24 @@ def typical_seconds(taken: Sequence[float]) -> float:
     return statistics.median(means or taken)
 
 
-def scaled_seconds(work: Callable[[int], object], n: int, few: int, some: int, slow: float) -> float:
+def scaled_seconds(
+    work: Callable[[int], object], n: int, few: int, some: int, slow: float, again: bool = False
+) -> float:
     """Return the seconds of ``work`` on n images: those of few, and what each of some more adds.
 
     What does not depend on the images, such as the steps of a probe, is in both and is not multiplied. Some are twice
-    as many as few where these take more than ``slow`` seconds.
+    as many as few where these take more than ``slow`` seconds; else they are done ``again``, if kernels are prepared
+    for each new number of images, which would be multiplied.
     """
     few = min(n, few)
     first = _seconds(work, few)  # with the loading of what is needed
     if few == n:
         return first
-    some = min(n, some if first <= slow else 2 * few)
-    least, more = _seconds(work, few), _seconds(work, some)
+    least = _seconds(work, few)
+    some = min(n, some if least <= slow else 2 * few)
+    more = _seconds(work, some)
+    if again and least <= slow:
+        more = _seconds(work, some)
     return more + max(0.0, more - least) * (n - some) / (some - few)
 
 

@@ -401,7 +401,7 @@ def seconds_for(encoding: Encoding, sources: Mapping[str, Source], images: int) 
         encoding.each(source.subset(evenly_spaced(len(source), count)), lambda *_: None)
 
     try:
-        return scaled_seconds(encode_some, images, few=_FEW, some=_TIMED, slow=_SLOW)
+        return scaled_seconds(encode_some, images, few=_FEW, some=_TIMED, slow=_SLOW, again=True)
     except PatchloomError:  # none of the few can be read: the pass itself tells what is wrong
         return None
 
