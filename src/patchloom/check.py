@@ -26,11 +26,12 @@ from patchloom.data.splits import hold_out
 from patchloom.data.stats import Stats, channels_for_all
 from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, duration
 from patchloom.errors import PatchloomError
+from patchloom.estimate import time_steps, with_reading
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import ResolvedSettings, TaskLike, request, why_task
 from patchloom.sizes import PatchSize, compact, in_pixels
 from patchloom.system.files import write_whole
-from patchloom.system.hardware import keep_freed_memory, memory, seconds_of
+from patchloom.system.hardware import keep_freed_memory, memory
 from patchloom.tasks import AUTO, task_class
 from patchloom.tasks.custom import label
 from patchloom.train.estimate import Step, memory_of, reading_rate, refuse_too_large, smaller_steps
@@ -73,12 +74,12 @@ class Estimate:
     @property
     def total(self) -> float:
         """Seconds of the run, without measures and pictures."""
-        return self.steps * max(self.step, self.reading) if self.apart else self.worst
+        return self.steps * with_reading(self.step, self.reading, self.apart)
 
     @property
     def worst(self) -> float:
         """Seconds if reading and computing go on in turns."""
-        return self.steps * (self.step + self.reading)
+        return self.steps * with_reading(self.step, self.reading, apart=False)
 
     def plain(self) -> dict[str, Any]:
         """As values for JSON."""
@@ -214,7 +215,7 @@ def _estimate(training: Source, settings: ResolvedSettings) -> Estimate:
     refuse_too_large(settings, batch)
     with StatusMessage(f"timing {1 + _STEPS} steps of the run"):
         step = Step(settings, settings.compile, sound=training.sound)
-        seconds = tuple(seconds_of({"step": step}, settings.device, _STEPS)["step"])
+        seconds = tuple(time_steps(step, least=_STEPS))
     with StatusMessage(f"timing how fast {training.noun} are read"):
         rate = reading_rate(training, step.task, settings)
     with StatusMessage("measuring its memory in a process of its own"):

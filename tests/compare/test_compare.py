@@ -32,7 +32,7 @@ from patchloom.compare.plan import (
 )
 from patchloom.compare.runner import Bar, Job, _Process, last_line
 from patchloom.compare.scores import Contender, LabelledData, Scores, Way, labelled_parts, ways_of
-from patchloom.compare.timing import TimeAfterTraining, TrainingSpeed, scaled
+from patchloom.compare.timing import TimeAfterTraining, TrainingSpeed
 from patchloom.data.source import Data
 from patchloom.data.sources.open import open_data
 from patchloom.evaluate import label_free
@@ -273,24 +273,6 @@ def test_what_is_left_is_told_where_a_comparison_goes_on(tmp_path):
     (out / "scores" / "000-mae-seed0.json").touch()
     said = "\n".join(_describe_plan(plan, opened, out, None, 1))
     assert "take about 6 s from here on: 1 of them are there" in said and "then 7 encoders" in said
-
-
-def test_scoring_is_scaled_by_the_images(monkeypatch):
-    now, done = [0.0], []
-
-    def work(count: int) -> None:
-        done.append(count)
-        now[0] += 1 + 0.01 * count  # a second whatever the number
-
-    monkeypatch.setattr("patchloom.compare.timing.time.perf_counter", lambda: now[0])
-    assert scaled(work, 10_000) == pytest.approx(101) and done == [32, 32, 320]
-    done.clear()
-    assert scaled(work, 100) == pytest.approx(2) and done == [32, 32, 100]
-    done.clear()
-    assert scaled(work, 20) == pytest.approx(1.2) and done == [20]
-    done.clear()
-    slow = scaled(lambda count: work(100 * count), 10_000)  # few take long: twice as many are enough
-    assert slow == pytest.approx(10_001) and done == [3200, 3200, 6400]
 
 
 def test_sizes_of_both_sides_are_read_back(tmp_path):

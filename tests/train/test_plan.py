@@ -163,12 +163,13 @@ def test_a_refusal_names_the_batch_that_fits(monkeypatch):
 
 
 def test_what_is_slow_or_tight_is_said():
-    days = estimate.Forecast(1000, 3600.0, 0.0, "calculated", 3.6e6, 9 * GIB, 10 * GIB, 8 * GIB, 1e9, 2e9, "do less")
+    room = {"there": 10 * GIB, "free": 8 * GIB, "disc": 1e9, "room": 2e9}
+    days = estimate.Forecast(steps=1000, step=3600.0, how="calculated", memory=9 * GIB, **room, advice="do less")
     time_, remark, memory, tight, disc = days.sentences()
     assert time_ == "takes about 42 days: 1,000 steps of 1 h 0 min, calculated" and "fewer --epochs" in remark
     assert memory == "needs about 9.0 of 10.0 GiB of memory" and "8.0 are free now: do less" in tight
     assert disc == "needs 1.0 GB of the 2.0 GB that are free on the disc"
-    quick = replace(days, total=60.0, memory=1 * GIB).sentences()
+    quick = replace(days, step=0.06, memory=1 * GIB).sentences()
     assert len(quick) == 3
 
 

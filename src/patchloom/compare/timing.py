@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from patchloom.data.loader import steps_per_epoch
 from patchloom.data.source import Source
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
+from patchloom.estimate import scaled_seconds, time_steps, typical_seconds, with_reading
 from patchloom.evaluate.frozen import extractors
 from patchloom.evaluate.label_free import DEFAULT_IMAGES, MIN_LABEL_FREE_IMAGES, label_free_rows
 from patchloom.evaluate.settings import EvalSettings, Parts, stratified_subset
@@ -27,7 +27,7 @@ from patchloom.report.report import page_of
 from patchloom.runs.encoder import load_encoder, load_extra_module
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.hardware import Cores, cores, keep_freed_memory
-from patchloom.train.estimate import Step, reading_rate, refuse_too_large, rounded, seconds_with_reading, try_steps
+from patchloom.train.estimate import Step, estimated, reading_rate, refuse_too_large, rounded, try_steps
 
 _SECONDS = 3.0  # of steps that are timed, in each of the rounds
 _ROUNDS = 2  # the tasks in turns, since no machine is equally fast for long
@@ -80,7 +80,7 @@ def measure_training_speeds(settings: Mapping[str, ResolvedSettings], training: 
                     if not turn:
                         refuse_too_large(one, batch)
                     step = Step(one, one.compile, batch, training.sound)
-                    steps[name] += time_steps(step)
+                    steps[name] += time_steps(step, least=_LEAST, seconds=_SECONDS)
                     if not turn:
                         waits[name] = batch / reading_rate(training, step.task, one)
                     del step
@@ -92,8 +92,7 @@ def measure_training_speeds(settings: Mapping[str, ResolvedSettings], training: 
         torch.set_num_threads(threads)
     found = {}
     for name, one in settings.items():
-        seconds = statistics.median(steps[name])
-        each = max(seconds, waits[name]) if one.workers else seconds + waits[name]
+        each = with_reading(typical_seconds(steps[name]), waits[name], one.workers > 0)
         batch = min(one.batch_size, len(training))
         found[name] = TrainingSpeed(each, batch, steps_per_epoch(len(training), one.batch_size))
     return found
@@ -112,23 +111,13 @@ def estimated_paces(settings: Mapping[str, ResolvedSettings], training: Source) 
                 tried = try_steps(one, batch, refuse_too_large(one, batch), training)
                 if tried.step is None:
                     raise PatchloomError(f"the pace of {name} cannot be estimated here: compare without --dry_run")
-                seconds = seconds_with_reading(one, tried, Cores(cores()))
+                seconds = estimated(one, tried, Cores(cores()), 1).total
+                assert seconds is not None
                 found[name] = TrainingSpeed(seconds, batch, steps_per_epoch(len(training), one.batch_size))
                 waiting.advance()
     finally:
         torch.set_num_threads(threads)
     return found
-
-
-def time_steps(step: Step) -> list[float]:
-    """Seconds of each of some steps, after one that is not counted."""
-    step()
-    taken: list[float] = []
-    while len(taken) < _LEAST or sum(taken) < _SECONDS:
-        begun = time.perf_counter()
-        step()
-        taken.append(time.perf_counter() - begun)
-    return taken
 
 
 # How long what comes after training will take: the scoring of an encoder, and a run's part of the page.
@@ -158,32 +147,17 @@ def time_after_training(
 ) -> TimeAfterTraining:
     """What comes after training, timed on a small share of the images, and scaled by their number."""
     if on is not None:
-        scoring = scaled(partial(_by_labels, run, on, settings), len(on.parts.train) + len(on.parts.test))
+        scoring = _scaled(partial(_by_labels, run, on, settings), len(on.parts.train) + len(on.parts.test))
     else:
         n = min(len(held_out), DEFAULT_IMAGES)
-        scoring = scaled(partial(_without_labels, run, held_out, settings), n) if n >= MIN_LABEL_FREE_IMAGES else 0.0
-    return TimeAfterTraining(scoring, _seconds(lambda _: render(page_of([run])), 1))
-
-
-def scaled(work: Callable[[int], object], n: int) -> float:
-    """Seconds of ``work`` on n images: what it takes on few, and what each of some more adds.
-
-    What does not depend on the images, such as the steps of a probe, is in both and is not multiplied. Where few
-    already take long, some more are twice as many.
-    """
-    few = min(n, _FEW)
-    first = _seconds(work, few)  # with the loading of what is needed
-    if few == n:
-        return first
-    some = min(n, _SOME if first <= _LONG else 2 * few)
-    least, more = _seconds(work, few), _seconds(work, some)
-    return more + max(0.0, more - least) * (n - some) / (some - few)
-
-
-def _seconds(work: Callable[[int], object], count: int) -> float:
+        scoring = _scaled(partial(_without_labels, run, held_out, settings), n) if n >= MIN_LABEL_FREE_IMAGES else 0.0
     begun = time.perf_counter()
-    work(count)
-    return time.perf_counter() - begun
+    render(page_of([run]))
+    return TimeAfterTraining(scoring, time.perf_counter() - begun)
+
+
+def _scaled(work: Callable[[int], object], n: int) -> float:
+    return scaled_seconds(work, n, few=_FEW, some=_SOME, slow=_LONG)
 
 
 def _by_labels(run: Path, on: LabelledData, settings: EvalSettings, count: int) -> None:

@@ -40,6 +40,7 @@ from patchloom.dense.segmenter import PixelSegmenter, Segmenter, SegmentLogits
 from patchloom.dense.training import DenseTraining, predict_images
 from patchloom.dense.windows import AT_ONCE, BAND, segment_image
 from patchloom.errors import PatchloomError, check_options
+from patchloom.estimate import fake_numbers
 from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.frozen import PIXELS, UNTRAINED
@@ -48,6 +49,7 @@ from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.training import SCRATCH
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_channels, patch_side
+from patchloom.nets.performance import use_kernels
 from patchloom.nets.swin import Encoder
 from patchloom.system.distributed import rank
 
@@ -89,8 +91,9 @@ class SegmentTraining(DenseTraining[Tensor]):
         """Those of the windows at once, of all their logits, and of the image's, a band after the other."""
         count = window_count(image, self.recipe.resized, self.recipe.size)
         self.model.eval()
-        with self._without_numbers(min(count, AT_ONCE)) as (live, views), torch.no_grad():
-            logits = self.model(views).main
+        use_kernels(self.model, "torch")  # native kernels need numbers
+        with fake_numbers(self.model, self.device.type) as live, torch.no_grad():
+            logits = self._fake(lambda views: self.model(views).main, min(count, AT_ONCE))
         self.model.train()
         return live.peak + 4 * (count * logits[0].numel() + 4 * min(BAND, self.model.classes * math.prod(image)))
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
 from timm.scheduler import MultiStepLRScheduler, PolyLRScheduler
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor
 
 from patchloom.data.decode import Unreadable, to_channels
 from patchloom.data.loader import training_batches
@@ -22,6 +20,7 @@ from patchloom.dense.annotations.base import Annotated, T
 from patchloom.dense.recipes import ResolvedDenseRecipe
 from patchloom.dense.segmenter import PixelSegmenter
 from patchloom.display import track_progress
+from patchloom.estimate import count_step
 from patchloom.evaluate.features import Precision, runs_in_bfloat16
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, training_identity
@@ -29,7 +28,7 @@ from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.heads import OnEncoder
 from patchloom.nets.performance import fuse_attention, use_kernels
 from patchloom.system.distributed import broadcast_buffers, collected, rank, world
-from patchloom.system.hardware import LiveBytes, keep_freed_memory
+from patchloom.system.hardware import keep_freed_memory
 
 VALIDATED = 10  # times in a training
 
@@ -101,34 +100,20 @@ class DenseTraining(Loop, Generic[T]):
         They are counted with fake tensors, which take the place of the model's weights: it cannot be trained after it.
         None for an encoder that needs numbers.
         """
-        try:
-            with self._without_numbers(images) as (live, views):
-                self._outline(views).backward()
-        except Exception:  # whatever an encoder of another kind raises; then nothing is known
-            return None
-        return live.peak + 2 * sum(one.nbytes for one in self.model.parameters() if one.requires_grad)
+        use_kernels(self.model, "torch")  # native kernels need numbers, and keep no less
+        found = count_step(self.model, self.device.type, lambda: self._fake(self._outline, images))
+        moments = 2 * sum(one.nbytes for one in self.model.parameters() if one.requires_grad)
+        return None if found is None else found.peak + moments
 
     def bytes_of_test(self, image: tuple[int, int]) -> int:
         """Return the peak bytes of testing on an image (h, w) where that may be more than of a step, else 0."""
         return 0
 
-    @contextmanager
-    def _without_numbers(self, images: int) -> Iterator[tuple[LiveBytes, Tensor]]:
-        """Inside, the model and a batch have shapes alone, and what is computed is counted."""
-        use_kernels(self.model, "torch")  # native kernels need numbers, and keep no less
-        with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
-            self._drop_numbers()
-            views = torch.zeros(images, self.model.channels, *self.model.size, device=self.device)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-                yield live, views
-
-    def _drop_numbers(self) -> None:
-        for part in self.model.modules():
-            for name, one in list(part.named_parameters(recurse=False)):
-                empty = torch.empty(one.shape, dtype=one.dtype, device=self.device)
-                setattr(part, name, nn.Parameter(empty, one.requires_grad))
-            for name, buffer in list(part.named_buffers(recurse=False)):
-                setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=self.device))
+    def _fake(self, work: Callable[[Tensor], Any], images: int) -> Any:
+        """Do ``work`` on a batch, as a step would."""
+        views = torch.zeros(images, self.model.channels, *self.model.size, device=self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            return work(views)
 
     def _batches(self, steps: int, workers: int) -> Any:
         reading = self.batch, self.seed, self.step, steps, workers, self.model.channels, rank(), world()

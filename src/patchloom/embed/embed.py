@@ -9,7 +9,6 @@ import json
 import math
 import re
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
@@ -42,6 +41,7 @@ from patchloom.embed.parts import (
     to_utf8,
 )
 from patchloom.errors import PatchloomError, listing
+from patchloom.estimate import scaled_seconds
 from patchloom.evaluate.features import digest_tensors, each_batch, runs_in_bfloat16
 from patchloom.evaluate.results import note_unreadable
 from patchloom.evaluate.settings import EvalSettings, open_with_notes, print_notes_once, tell_colours
@@ -353,7 +353,7 @@ def _one_in(share: float) -> str:
 # Estimates: size of the result, room on the disc and in memory, and time.
 
 
-_FIRST, _TIMED = 8, 64  # images: the first few are slower, so the second measurement counts
+_FEW, _TIMED = 8, 64  # images: what does not depend on them is in both, and is not multiplied
 _SLOW = 1.0  # seconds, above which the next few are as few
 _PATHS = 100  # are looked at
 _BESIDE = 10  # bytes of a row for its split and label
@@ -400,18 +400,14 @@ def seconds_for(encoding: Encoding, sources: Mapping[str, Source], images: int) 
     source = max(sources.values(), key=len)
     if images <= 2 * _TIMED:
         return None
+
+    def encode_some(count: int) -> None:
+        encoding.each(source.subset(evenly_spaced(len(source), count)), lambda *_: None)
+
     try:
-        seconds = _seconds(encoding, source, _FIRST)
-        count = _FIRST if seconds > _SLOW else _TIMED
-        return _seconds(encoding, source, count) / count * images
+        return scaled_seconds(encode_some, images, few=_FEW, some=_TIMED, slow=_SLOW, again=True)
     except PatchloomError:  # none of the few can be read: the pass itself tells what is wrong
         return None
-
-
-def _seconds(encoding: Encoding, source: Source, count: int) -> float:
-    begun = time.perf_counter()
-    encoding.each(source.subset(evenly_spaced(len(source), count)), lambda *_: None)
-    return time.perf_counter() - begun
 
 
 # The making: one process plans, all compute the parts that are missing, and one ends it.

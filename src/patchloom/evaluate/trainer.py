@@ -16,13 +16,13 @@ import json
 import math
 import os
 import shutil
-import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from patchloom.data.loader import Batch
 from patchloom.data.source import Source
 from patchloom.display import StatusMessage, TimeLeft, duration, is_first
 from patchloom.errors import PatchloomError, Stopped
+from patchloom.estimate import time_steps, typical_seconds
 from patchloom.evaluate.features import digest_tensors
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.runs.checkpoint import (
@@ -213,7 +214,7 @@ def _forget_old(home: Path) -> None:
 
 
 _CHECKED = 50  # times in a training that a GPU is waited for, to look at the loss
-_MEASURED = 4  # steps of which the time is taken, the first of which does not count
+_MEASURED = 3  # steps of which the time is taken, after one that does not count
 # to be raised with changes of the code after which a training that was stopped cannot go on
 _PROGRAMS = ("training 2", __version__, torch.__version__)
 _AVERAGE = "average."  # in the names of a checkpoint
@@ -323,13 +324,8 @@ class Loop(ABC):
 
     def seconds_of_step(self) -> float:
         """Seconds of a step, the reading of its images included, from a few steps."""
-        seconds = []
-        batches = self._batches(_MEASURED, workers=0)
-        for step in range(_MEASURED):
-            begun = time.perf_counter()
-            self.update(step, next(batches)).item()
-            seconds.append(time.perf_counter() - begun)
-        return statistics.median(seconds[1:])
+        steps, batches = count(), self._batches(1 + _MEASURED, workers=0)
+        return typical_seconds(time_steps(lambda: self.update(next(steps), next(batches)).item(), least=_MEASURED))
 
     def run(self, name: str, left: TimeLeft) -> Trained:
         """Train to the end; arguments and errors as of `patchloom.evaluate.training.train_classifier`."""

@@ -11,16 +11,13 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
 
 from patchloom.audio.config import Sound
 from patchloom.data.decode import Unreadable, to_channels
@@ -30,6 +27,7 @@ from patchloom.data.stats import normalize, sample_indices, unknown_stats
 from patchloom.data.workers import lost_worker
 from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError
+from patchloom.estimate import Estimate, count_step, time_steps, typical_seconds
 from patchloom.nets.build import outline
 from patchloom.nets.performance import compile_blocks, kept_bytes, patches_of
 from patchloom.runs.folder import RunFolder
@@ -154,51 +152,14 @@ def _views(task: Task, channels: int) -> int:
 
 def _counted(task: Task, settings: ResolvedSettings, images: int, views: int) -> tuple[int | None, float | None]:
     """Bytes of activations and operations of a step; None where the task does what cannot be done without numbers."""
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            task.to_empty(device="cpu")
-            own = {one.untyped_storage()._cdata for one in (*task.parameters(), *task.buffers())}
-            kept: dict[int, int] = {}
+    shape = images, settings.channels, *task.augment.size
 
-            def keep(value: Tensor) -> Tensor:
-                storage = value.untyped_storage()
-                if storage._cdata not in own:
-                    kept[storage._cdata] = storage.nbytes()
-                alive.append(value)  # else a later one may have its place
-                return value
+    def loss() -> Tensor:
+        with autocast("cpu", settings.precision):
+            return task(*(torch.zeros(shape) for _ in range(views)), progress=0.5).loss
 
-            alive: list[Tensor] = []
-            shape = images, settings.channels, *task.augment.size
-            counter = FlopCounterMode(display=False, custom_mapping=_FUSED)
-            with saved_tensors_hooks(keep, lambda value: value), counter:
-                with autocast("cpu", settings.precision):
-                    loss = task(*(torch.zeros(shape) for _ in range(views)), progress=0.5).loss
-                there = sum(kept.values())  # the way back may keep more, to compute activations again
-                loss.backward()  # there is none through teachers, nor through blocks that stay as they are
-            return there, float(counter.get_total_flops())
-    except PatchloomError:
-        raise
-    except Exception:  # a task of the user's own may do anything; then nothing is known, and nothing is said
-        return None, None
-
-
-def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Of the fused kernel on a CPU; from shapes [b h n d]."""
-    b, h, n, d = query
-    return 2 * b * h * n * key[2] * (d + value[3])
-
-
-def _attention_back_flops(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Of its way back, which multiplies queries and keys once more."""
-    b, h, n, d = query
-    return 2 * b * h * n * key[2] * (3 * d + 2 * value[3])
-
-
-# torch's counter does not know them
-_FUSED = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_back_flops,
-}
+    found = count_step(task, "cpu", loss)
+    return (None, None) if found is None else (found.kept, found.flops)
 
 
 def _bytes(tensors: Any) -> int:
@@ -414,17 +375,12 @@ _LONG = 24 * 3600.0  # seconds of a run that are worth a remark
 _FILES = 4 << 20  # bytes of pictures and tables
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """What a run will take.
+@dataclass(frozen=True, kw_only=True)
+class Forecast(Estimate):
+    """Estimate of a run, with what there is for it.
 
     Attributes:
-        steps: that are to be done.
-        step: seconds of each, its images being there; None where nobody can tell.
-        reading: seconds in which one process reads the images of a step; 0 where that is in ``step``.
         how: where the seconds come from, such as "measured".
-        total: seconds in all.
-        memory: bytes that one of the processes will probably have in use; None where that is unknown.
         there: bytes that the processes of this machine, or a device, may use.
         free: bytes that nothing uses now.
         disc: bytes of two checkpoints, a third one while it takes the place of one, and the encoder.
@@ -432,17 +388,12 @@ class Forecast:
         advice: what to lower where memory may not suffice.
     """
 
-    steps: int
-    step: float | None
-    reading: float
-    how: str
-    total: float | None
-    memory: float | None
-    there: float
-    free: float
     disc: float
+    how: str
+    there: float = 0.0
+    free: float = 0.0
     room: float
-    advice: str
+    advice: str = ""
 
     def plain(self) -> dict[str, Any]:
         """As values for JSON."""
@@ -500,9 +451,14 @@ def forecast_run(
     room = refuse_full_disc(folder, disc)
     base = resident() if settings.device == "cpu" else 0.0
     needed = tried.memory if counted is None else base + counted.likely
-    total = None if tried.step is None else steps * seconds_with_reading(settings, tried, here)
-    advice = smaller_steps(settings)
-    return Forecast(steps, tried.step, tried.reading, tried.how, total, needed, there, free + base, disc, room, advice)
+    return Forecast(
+        **asdict(estimated(settings, tried, here, steps)) | {"memory": needed, "disc": disc},
+        how=tried.how,
+        there=there,
+        free=free + base,
+        room=room,
+        advice=smaller_steps(settings),
+    )
 
 
 def epochs_in(minutes: float, forecast: Forecast, settings: ResolvedSettings, images: int) -> tuple[float, str]:
@@ -539,8 +495,7 @@ def forecast_rest(
     room = refuse_full_disc(folder, disc)
     steps = steps_of(settings.epochs, len(training), settings.batch_size) - step
     each = seconds / step if step else None
-    total = None if each is None else each * steps
-    return Forecast(steps, each, 0.0, "as before, with measures", total, None, 0.0, 0.0, disc, room, "")
+    return Forecast(steps=steps, step=each, how="as before, with measures", disc=disc, room=room)
 
 
 @dataclass(frozen=True)
@@ -569,16 +524,12 @@ def try_steps(
         n = min(share, max(2, int(share * _SECONDS / guess)))
     try:
         step = Step(settings, batch=n, sound=training.sound)
-        step()  # finds its memory, which takes a while
-        count, begun, passed = 0, time.perf_counter(), 0.0
-        while count == 0 or (passed < _PERIODS and count < most or count < _STEPS) and passed < _SECONDS:
-            step()
-            count, passed = count + 1, time.perf_counter() - begun
+        seconds = typical_seconds(time_steps(step, least=_STEPS, seconds=_PERIODS, most=most, slow=_SECONDS))
     except (MemoryError, RuntimeError) as problem:  # the training will say what it lacks
         if memory_shortage(problem) is None or counted is None:
             raise
         return Tried(guess, 0.0, "calculated", counted.sizes, None)
-    each, sizes = passed / count * share / n, TaskBytes.of(step.task)
+    each, sizes = seconds * share / n, TaskBytes.of(step.task)
     if settings.compile:
         model, kernels = settings.model["name"], settings.kernels
         each /= compile_gain(settings.device, settings.precision, model, kernels, settings.threads) or 1.0
@@ -621,13 +572,13 @@ def _reading(source: Source, task: Task, channels: int) -> float:
     return (time.perf_counter() - start) / max(1, done)
 
 
-def seconds_with_reading(settings: ResolvedSettings, tried: Tried, here: Cores) -> float:
-    """Seconds of a step with its reading, which other processes do on the same cores."""
-    assert tried.step is not None  # callers have seen that a step is possible
-    if not settings.workers:
-        return tried.step + tried.reading
+def estimated(settings: ResolvedSettings, tried: Tried, here: Cores, steps: int) -> Estimate:
+    """Estimate ``steps`` whose images other processes may read on the same cores."""
+    if not settings.workers or tried.step is None:
+        return Estimate(steps=steps, step=tried.step, reading=tried.reading)
+    shared = 0.0
+    if settings.device == "cpu":
+        work = tried.step * settings.threads + tried.reading
+        shared = work / max(1, min(here.each, settings.threads + settings.workers))
     reading = tried.reading / settings.workers
-    if settings.device != "cpu":
-        return max(tried.step, reading)
-    work = tried.step * settings.threads + tried.reading
-    return max(tried.step, reading, work / max(1, min(here.each, settings.threads + settings.workers)))
+    return Estimate(steps=steps, step=tried.step, reading=reading, apart=True, shared=shared)
