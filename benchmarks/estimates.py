@@ -4,8 +4,8 @@ On a machine with other work, PROCESSOR=1 takes the processor's time of one thre
 it is meaningless for cases of several processes. RUN names a run's folder or an encoder's file to evaluate.
 
 Each is a command of its own, on built-in data. Planned is what the command prints before it works; taken are the
-seconds from that line to its end, and of them those of the loop, where a run writes them. Memory is that of the whole
-process. The ratio is taken over planned: above 1, the estimate promised too much.
+seconds from that line to its end, and of them those of the loop, where a run writes them: its estimate is of the steps
+alone. Memory is that of the whole process. The ratio is taken over planned: above 1, the estimate promised too much.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-PRETRAIN = "pretrain shapes --model nano --patch_size 8 --img_size 32 --epochs 0.3 --held_out 0.02 --device cpu"
+PRETRAIN = "pretrain shapes --model nano --patch_size 8 --img_size 32 --epochs 4 --held_out 0.02 --device cpu"
 CASES = {
     **{task: f"{PRETRAIN} --workers 0 --task {task}" for task in ("mae", "droppos", "extrema", "mp3", "simmim")},
     "mae, one worker": f"{PRETRAIN} --workers 1 --task mae",

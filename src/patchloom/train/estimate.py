@@ -381,6 +381,7 @@ class Forecast(Estimate):
 
     Attributes:
         how: where the seconds come from, such as "measured".
+        steps_alone: measures on held-out images and the evaluation at the end are not in the seconds.
         there: bytes that the processes of this machine, or a device, may use.
         free: bytes that nothing uses now.
         disc: bytes of two checkpoints, a third one while it takes the place of one, and the encoder.
@@ -390,6 +391,7 @@ class Forecast(Estimate):
 
     disc: float
     how: str
+    steps_alone: bool = True
     there: float = 0.0
     free: float = 0.0
     room: float
@@ -402,6 +404,7 @@ class Forecast(Estimate):
             "seconds": self.total,
             "step_seconds": self.step,
             "how": self.how,
+            "steps_alone": self.steps_alone,
             "memory_bytes": self.memory,
             "available_bytes": self.there,
             "disc_bytes": self.disc,
@@ -413,7 +416,8 @@ class Forecast(Estimate):
         said = []
         if self.total is not None and self.step is not None:
             each = f"{self.step:.2g} s" if self.step < 60 else duration(self.step)
-            said.append(f"takes about {duration(max(1, self.total))}: {self.steps:,} steps of {each}, {self.how}")
+            rest = "; held-out measures and the final evaluation come on top" if self.steps_alone else ""
+            said.append(f"takes about {duration(max(1, self.total))}: {self.steps:,} steps of {each}, {self.how}{rest}")
             if self.total > _LONG:
                 said.append("  a GPU, a smaller --model, smaller --img_size or fewer --epochs make it shorter")
         if self.memory is not None:
@@ -495,7 +499,7 @@ def forecast_rest(
     room = refuse_full_disc(folder, disc)
     steps = steps_of(settings.epochs, len(training), settings.batch_size) - step
     each = seconds / step if step else None
-    return Forecast(steps=steps, step=each, how="as before, with measures", disc=disc, room=room)
+    return Forecast(steps=steps, step=each, how="as before, with measures", steps_alone=False, disc=disc, room=room)
 
 
 @dataclass(frozen=True)
