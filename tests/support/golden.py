@@ -10,9 +10,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.load import inherit
-from patchloom.nets.checkpoints.papers import load_published, timm_names, translate_names
-from patchloom.nets.checkpoints.read import (
+from patchloom.nets.checkpoints.load import inherit, load_published
+from patchloom.nets.checkpoints.programs import (
     BEYOND_MASKING_PROGRAM,
     DROPPOS_PROGRAM,
     EXTREMA_PROGRAM,
@@ -20,6 +19,8 @@ from patchloom.nets.checkpoints.read import (
     MAE_PROGRAM,
     TEACHER_PREFIX,
     NameRules,
+    timm_names,
+    translate_names,
 )
 
 FOLDER = Path(__file__).parents[1] / "oracles"

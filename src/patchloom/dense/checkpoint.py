@@ -10,12 +10,12 @@ import torch
 
 from patchloom.dense.detector import Detector
 from patchloom.dense.segmenter import SegmentationHead, Segmenter
-from patchloom.errors import PatchloomError, check_range, conforms, typed_fields
+from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.format import (
     EncoderCard,
-    card_from,
+    check_arguments,
+    checked_card,
     expect_intact,
-    printable,
     read_about,
     read_metadata,
     read_weights,
@@ -106,12 +106,9 @@ def read_dense(path: str | Path) -> DenseCard:
         )
     about = read_about(path, DENSE_FORMAT, "a segmenter or detector")
     with expect_intact(path):
-        card = DenseCard(**typed_fields(DenseCard, about | {"encoder": card_from(about["encoder"])}, _RANGES))
-        for name, value in card.arguments.items():
-            if name not in _ARGUMENTS or not conforms(value, _ARGUMENTS[name]):
-                raise ValueError(f"it has the argument {str(name)[:40]!r} of {str(value)[:40]!r}")
-            check_range(name, value, 1, 2**14)
+        card = checked_card(DenseCard, about, _RANGES)
+        check_arguments(card.arguments, _ARGUMENTS, 2**14)
         if len({*card.ids}) not in (0, len(card.classes)) or len({*card.ids}) < len(card.ids):
             raise ValueError(f"it has {len(card.ids)} ids of {len(card.classes)} classes")
         ids = card.ids or tuple(range(len(card.classes))) * (card.kind == "segment")
-        return replace(card, ids=ids, classes=tuple(map(printable, card.classes)), data=printable(card.data))
+        return replace(card, ids=ids)

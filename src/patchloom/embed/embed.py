@@ -46,6 +46,7 @@ from patchloom.evaluate.features import digest_tensors, each_batch, runs_in_bflo
 from patchloom.evaluate.results import note_unreadable
 from patchloom.evaluate.settings import EvalSettings, open_with_notes, print_notes_once, tell_colours
 from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.checkpoints.load import check_model
 from patchloom.nets.encode import (
     attend_each,
     attention_heads,
@@ -69,7 +70,7 @@ from patchloom.nets.heads import (
     tokens_of,
 )
 from patchloom.nets.swin import Encoder, is_hierarchical
-from patchloom.runs.encoder import check_model, load_encoder, load_extra_module
+from patchloom.runs.encoder import load_encoder, load_extra_module
 from patchloom.system.distributed import (
     cores_here,
     first_decides,

@@ -12,12 +12,12 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from patchloom.data.source import Source
-from patchloom.errors import PatchloomError, typed_fields
+from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import labels_of
 from patchloom.nets.build import initialize
 from patchloom.nets.checkpoints.format import (
     EncoderCard,
-    card_from,
+    checked_card,
     expect_intact,
     read_about,
     read_weights,
@@ -181,4 +181,4 @@ def read_classifier(path: str | Path) -> ClassifierCard:
         raise PatchloomError(f"there is no classifier at {path}: patchloom evaluate finetune writes one")
     about = read_about(path, CLASSIFIER_FORMAT, "a classifier")
     with expect_intact(path):
-        return ClassifierCard(**typed_fields(ClassifierCard, about | {"encoder": card_from(about["encoder"])}))
+        return checked_card(ClassifierCard, about)

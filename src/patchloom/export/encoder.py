@@ -23,7 +23,6 @@ from patchloom.display import Displayable, Verbatim
 from patchloom.errors import PatchloomError, listing, pip_install
 from patchloom.nets.build import build_encoder, spec_of_stock
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.checkpoints.read import is_bare_weights
 from patchloom.nets.heads import InstanceHead, pooled_tokens, poolings_of, select_pooling, tokens_of
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.runs.encoder import load_encoder, named_extra_module
@@ -117,7 +116,7 @@ def _specified(vit: Encoder, card: EncoderCard, model: str) -> tuple[Encoder, En
 def default_out(run: str | Path, name: str) -> Path:
     """Where a file or folder called ``name`` is written if nobody says so: in the run, or beside the encoder's file."""
     place = Path(run)
-    return (place.parent if is_bare_weights(run) or not place.is_dir() else place) / name
+    return (place if place.is_dir() else place.parent) / name
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,6 +20,7 @@ from patchloom.data.sources.open import open_data, open_stored
 from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.checkpoints.load import kind_of
 from patchloom.runs.folder import RunFolder
 
 _IMAGES = 16
@@ -64,7 +65,7 @@ def make_examples(run: str | Path, data: DataLike | None, card: EncoderCard) -> 
     noun = card.modality.noun
     if data is not None:
         return _real(open_data(data), card)
-    if not Path(run).is_dir():
+    if not Path(run).is_dir() or kind_of(run) == "hub":
         why = f"{run} does not tell which {noun} it was trained on"
     else:
         stored = RunFolder(run).read_config().data

@@ -11,9 +11,7 @@ from patchloom.errors import PatchloomError, listing
 from patchloom.export.encoder import Export, ExportPooling, default_out, load_exportable
 from patchloom.export.examples import make_examples
 from patchloom.export.to_timm import to_timm
-from patchloom.nets.checkpoints.load import read_foreign
-from patchloom.nets.checkpoints.read import is_bare_weights
-from patchloom.runs.encoder import check_model, check_place
+from patchloom.nets.checkpoints.load import check_model
 
 # which options are of which form alone, with what they are when nobody gives them
 _OWN: dict[str, dict[str, Any]] = {
@@ -65,14 +63,7 @@ def export(
         raise PatchloomError(f"patchloom exports to {listing(_OWN)}, not to {to}: use --to timm")
     _check_options(to, {"fp16": fp16, "license": license, "push": push, "public": public})
     run = plain_path(run)
-    if is_bare_weights(run):
-        check_place(run)  # it may be a checkpoint, beside what was meant
     check_model(run, model)
-    if is_bare_weights(run) and model is None and None in read_foreign(Path(run)):
-        raise PatchloomError(
-            f"{run} holds weights alone, which patchloom did not write: give timm's name of its model, such as --model "
-            "vit_small_patch16_224"
-        )
     if to == "hf":
         from patchloom.export.to_hub import to_hub  # with what a report needs, of which the others know nothing
 

@@ -13,8 +13,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints import format
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.checkpoints.load import load_bare_module, load_bare_weights
-from patchloom.nets.checkpoints.read import is_bare_weights
+from patchloom.nets.checkpoints.load import check_model, kind_of, load_bare_module, load_pretrained
 from patchloom.nets.heads import InstanceHead, Use
 from patchloom.nets.swin import Encoder
 from patchloom.runs.folder import RunFolder, run_around, suggest_run
@@ -45,11 +44,11 @@ def check_place(source: str | Path) -> None:
     path = Path(source)
     around = run_around(path)
     checkpoint = around is not None and path.parent == around / "checkpoints"
-    if checkpoint or not (path / "encoder.safetensors" if path.is_dir() else path).is_file():
+    if checkpoint or not format.find_weights(path).is_file():
         hint = (
             suggest_run(path)
             or format.published_like(source)
-            or "give a run's folder, a .safetensors file or timm:NAME"
+            or "give a run's folder, one of the Hugging Face Hub, a file of weights or timm:NAME"
         )
         if (path / "config.yaml").is_file():
             hint = "the run has no checkpoint yet, so let it train first"
@@ -64,10 +63,11 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[Encoder, E
     """An encoder in eval mode, and its card.
 
     Args:
-        source: a run's folder; an encoder's ``.safetensors`` file; ``timm:NAME`` for weights that timm publishes; or,
-            with ``model``, a file of weights alone by timm's names, which torch or safetensors saved; it may be left
-            out for what the papers' own programs saved. Of a run that was stopped it is the encoder of the newest
-            checkpoint, and the card's name and note say so.
+        source: a run's folder; an encoder's ``.safetensors`` file; ``timm:NAME`` for weights that timm publishes; a
+            folder as the Hugging Face Hub has it, of timm's or of transformers' ViT, ViTMAE or DINOv2; or, with
+            ``model``, a file of weights alone by timm's or transformers' names, which torch or safetensors saved; it
+            may be left out for what the papers' own programs saved. Of a run that was stopped it is the encoder of the
+            newest checkpoint, and the card's name and note say so.
         model: timm's name of the model, for a file of weights alone.
 
     An encoder of recordings is given their pictures, which ``card.sound`` describes: of waveforms [b 1 1 n], int16 or
@@ -84,15 +84,10 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[Encoder, E
     """
     source = plain_path(source)
     check_place(source)
-    if is_bare_weights(source):
-        return load_bare_weights(Path(source), model)
-    if model is not None:
-        raise PatchloomError(
-            f"--model is for a file of weights alone, and {source} says itself what it is: leave it out"
-        )
+    check_model(source, model)
     folder = unfinished_run(source)
     if folder is None:
-        vit, card = format.load_encoder_file(source)
+        vit, card = load_pretrained(source, model)
         return vit, _with_current_name(card, source)
     settings = folder.read_config()
     tensors, about = folder.checkpoints.newest()
@@ -110,12 +105,6 @@ def _with_current_name(card: EncoderCard, source: str | Path) -> EncoderCard:
     folder = RunFolder(path if path.is_dir() else path.parent)
     own = path.is_dir() or path.name == folder.encoder.name
     return replace(card, name=folder.name) if own and folder.config.is_file() else card
-
-
-def check_model(source: str | Path, model: str | None) -> None:
-    """Refuse a name of a model for what says itself of which model it is."""
-    if model is not None and not is_bare_weights(source):
-        raise PatchloomError(f"--model is for a file of weights alone, and {source} is none: leave it out")
 
 
 @overload
@@ -145,7 +134,7 @@ def named_extra_module(source: str | Path, use: Use) -> tuple[str, nn.Module] | 
     if folder is not None:
         modules = load_task(source).task.extra_modules()
         return next(((f"{name}.safetensors", one.eval()) for name, one in modules.items() if one.use == use), None)
-    if is_bare_weights(source):
+    if kind_of(source) == "bare":
         module = load_bare_module(Path(source), use)
         return None if module is None else ("instance_head.safetensors", module)
     module, path = format.load_module_file(source, use), format.extra_module_file(source, use)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file
-from patchloom.nets.checkpoints.load import load_bare_weights
-from patchloom.nets.checkpoints.read import is_bare_weights
+from patchloom.nets.checkpoints.load import load_pretrained
 from patchloom.nets.decoders import MAEDecoder
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.heads import mlp
-from patchloom.nets.swin import Encoder, refuse_hierarchical
+from patchloom.nets.swin import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.patches.positions import sincos_2d
 from patchloom.tasks.task import Size, Task
@@ -101,15 +98,7 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
         )
     # building one draws weights, and the run's draws shall not depend on it; it has numbers even in a sketch of one
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        if is_bare_weights(source):
-            vit, card = _plain_teacher(Path(source), model)
-        elif model is not None:
-            raise PatchloomError(
-                f"--task.features_model is for a file of weights alone, and {source} says itself what it is: leave it "
-                "out"
-            )
-        else:
-            vit, card = load_encoder_file(source)
+        vit, card = load_pretrained(source, model, "--task.features_model")
     plain = refuse_hierarchical(vit, "a teacher of features", "give another --task.features_of")
     if len(card.mean) != geometry.channels:
         raise PatchloomError(
@@ -117,13 +106,6 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
             f"give --channels {len(card.mean)}, or another teacher"
         )
     return FrozenTeacher(plain, card.mean, card.std, geometry.grid)
-
-
-def _plain_teacher(path: Path, model: str | None) -> tuple[Encoder, EncoderCard]:
-    try:
-        return load_bare_weights(path, model)
-    except PatchloomError as problem:  # which speaks of the option that other verbs have for it
-        raise PatchloomError(str(problem).replace("--model", "--task.features_model")) from problem
 
 
 def refuse_unused(why: str, **options: Any) -> None:

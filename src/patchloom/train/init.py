@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.load import (
-    Architecture,
+    LoadedWeights,
+    Weights,
     describe_assumptions,
     inherit,
+    load_published,
     public_shape,
-    read_foreign,
     statistics_in_words,
     timm_statistics,
 )
-from patchloom.nets.checkpoints.papers import ForeignCheckpoint, LoadedWeights, load_published
-from patchloom.nets.checkpoints.read import IMAGENET, is_bare_weights
 from patchloom.nets.finetune import kept_names
 from patchloom.nets.swin import Encoder
 from patchloom.nets.teacher import FrozenTeacher
@@ -74,8 +72,7 @@ class Start:
         if shape is None:
             return asked, reasons
         source = asked.from_run or asked.init
-        bare = self.run is None and asked.init is not None and is_bare_weights(asked.init)
-        named = f"timm's {shape['name']}" if bare else source
+        named = source if self.run is not None or self._weights.kind != "bare" else f"timm's {shape['name']}"
         read_off = shape.get("read_off", ())
         for name in ("patch_size", "positions", "img_size", "channels"):
             if name in shape and getattr(asked, name) == "auto":
@@ -95,13 +92,12 @@ class Start:
             return {"name": run.model["name"], "options": options, **sizes}
         if self.asked.init is None:
             return None
-        return public_shape(self.asked.init, self.asked.model["name"], self._file)
+        return public_shape(self._weights, self.asked.model["name"])
 
     @cached_property
-    def _file(self) -> tuple[ForeignCheckpoint | None, Architecture | None]:
-        """What a file of weights alone tells of itself."""
-        init = self.asked.init
-        return (None, None) if init is None or not is_bare_weights(init) else read_foreign(Path(init))
+    def _weights(self) -> Weights:
+        """Those that were asked for by ``--init``, unless they are an unfinished run's."""
+        return Weights(self.asked.init)
 
     def encoder(self, vit: Encoder) -> None:
         """Put the weights into an encoder, before a task is built around it, which may copy it."""
@@ -114,13 +110,13 @@ class Start:
             if note := newest_card(self.folder, self.run, about).note:
                 self.sentences.append(note)
         elif self.asked.init is not None:
-            foreign, shape = self._file
-            done = load_published(vit, self.asked.init, foreign=foreign, task=self.asked.task["name"])
+            shape = self._weights.architecture
+            done = load_published(vit, self._weights, task=self.asked.task["name"])
             self._refuse_random(vit, done)
             self.sentences += done.sentences()
             if shape is not None and self.asked.model["name"] == "auto":
                 self.sentences.append(describe_assumptions(shape))
-            self.sentences += self._statistics(foreign)
+            self.sentences += self._statistics(self._weights)
 
     def _refuse_random(self, vit: Encoder, done: LoadedWeights) -> None:
         """Refuse to leave as they are weights that nobody has trained."""
@@ -134,13 +130,14 @@ class Start:
                 "as it was made at random: choose an encoder without it, or leave --train_blocks out"
             )
 
-    def _statistics(self, foreign: ForeignCheckpoint | None) -> list[str]:
+    def _statistics(self, weights: Weights) -> list[str]:
         """Of the images for which plain weights were trained: by those of the data they are normalised here."""
         name = self.asked.model["name"]
         how = f"here they are by --normalization {self.asked.normalization}"
-        if foreign is not None:
-            return [f"{foreign.program.name} normalises images by {statistics_in_words(*IMAGENET)}; {how}."]
-        of = None if self.asked.init is None or not is_bare_weights(self.asked.init) else timm_statistics(name)
+        if weights.program is not None:
+            theirs = statistics_in_words(*weights.program.statistics)
+            return [f"{weights.program.name} normalises images by {theirs}; {how}."]
+        of = timm_statistics(name) if weights.kind == "bare" else None
         return [] if of is None else [f"For {name}, timm normalises images by {of}; {how}."]
 
     def rest(self, task: Task) -> None:
@@ -148,7 +145,7 @@ class Start:
 
         A teacher of another task stays the copy of the encoder that it is, since theirs may have followed another one.
         """
-        if self.asked.init is not None and (foreign := self._file[0]) is not None:
+        if self.run is None and self.asked.init is not None and (foreign := self._weights.foreign) is not None:
             own_task = self.asked.task["name"] == foreign.program.task
             self.sentences += inherit(foreign, task, own_task, str(self.asked.init))
         if self.asked.from_run is None:

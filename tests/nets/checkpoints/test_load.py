@@ -1,427 +1,229 @@
-"""Files of the authors' own programs: whose they are, what of them is whose here, and what is refused or left."""
+"""Published weights: what timm makes of them is the oracle, and nothing is left out silently."""
 
-import re
+from dataclasses import replace
 
 import pytest
+import timm
 import torch
-from golden import PROGRAMS, Oracle, close
-from published import ours, same, theirs, written
-from torch import nn
+from packaging.version import Version
+from published import NAME, TINY, ours, same, theirs, written
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.load import (
-    infer_architecture,
-    inherit,
-    load_bare_module,
-    load_bare_weights,
-    public_shape,
-    read_foreign,
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
+from patchloom.nets.checkpoints.load import LoadedWeights, Weights, load_published, public_shape
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt", "bin", "pth.tar"])
+@pytest.mark.parametrize(
+    "options", [{}, {"reg_tokens": 2}, {"reg_tokens": 2, "no_embed_class": True}, {"class_token": False}]
 )
-from patchloom.nets.checkpoints.papers import load_published, recognise
-from patchloom.nets.heads import InstanceHead, Stem
-from patchloom.patches.tokens import unpatchify
-from patchloom.runs.checkpoint import restore, tensors_of
-from patchloom.tasks import build_task
-from patchloom.tasks.restore import Restore
-
-# what of each program's file goes besides the encoder to the task that goes on with it, as the log says it
-BESIDES = {
-    "mae": "Taken besides, of MAE: pixel decoder.",
-    "droppos": "Taken besides, of DropPos: [MASK] position token, position decoder.",
-    "droppos_plain": "Taken besides, of DropPos: [MASK] position token, position decoder, pixel decoder.",
-    "lut": "Taken besides, of LUT: pixel decoder, projection, prediction, teacher's projection, teacher's encoder.",
-    "extrema": "Taken besides, of ExtreMA: class attention, projection, prediction, teacher's class attention, "
-    "teacher's projection, teacher's encoder.",
-    "mask_zoom_in": "Taken besides, of Beyond Masking: pixel decoder.",
-}
+def test_the_same_architecture_gives_the_very_same_features(tmp_path, suffix, options):
+    source = theirs(**options, **({"global_pool": ""} if "class_token" in options else {}))
+    vit, drawn = ours(**options), torch.random.get_rng_state()
+    done = load_published(vit, written(tmp_path / f"weights.{suffix}", source.state_dict()))
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    same(vit, source, torch.randn(2, 3, 16, 16))
+    assert set(done.matched) == set(source.state_dict()) and done[2:5] == ((), (), ())
+    assert done.sentences() == [
+        f"Weights from {tmp_path}/weights.{suffix}: {len(done.matched)} matched, 0 missing, "
+        "0 unexpected, 0 resampled or adapted."
+    ]
 
 
-def fitting_task(oracle: Oracle):
-    c, sizes = oracle.config, oracle.decoder_options()
-    name = oracle.program.task
-    options = {"mae": sizes, "droppos": sizes, "lut": sizes | {"head_width": c.get("mlp")}, "restore": sizes}
-    options |= {"extrema": {"head_width": c.get("mlp"), "head_out": c.get("proj")}}
-    plain = {"class_token": False} if name in ("extrema", "restore") else {}
-    more = {"pixels": True, "pixel_decoder_depth": c["ddepth"]} if c.get("multi_task") else {}
-    return build_task({"name": name} | options[name] | more, oracle.encoder(**plain))
+@pytest.mark.skipif(Version(timm.__version__) < Version("1.0.31"), reason="its files that are named are NumPy's alone")
+def test_timm_is_asked_by_name(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    source = timm.create_model(NAME).eval()
+    torch.nn.init.normal_(source.pos_embed)
+    path, create = written(tmp_path / "fetched.safetensors", source.state_dict()), timm.create_model
+
+    def offline(model_name, pretrained=False, **arguments):
+        overlay = {"pretrained_cfg_overlay": {"file": str(path)}} if pretrained else {}
+        return create(model_name, pretrained=pretrained, **overlay, **arguments)
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    vit = build_encoder(EncoderSpec(NAME, (64, 64), 16, positions="learned")).eval()
+    drawn = torch.random.get_rng_state()
+    done = load_published(vit, f"timm:{NAME}.augreg_in21k_ft_in1k")
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    expected = create(NAME, pretrained=True, num_classes=0, img_size=64, pretrained_cfg_overlay={"file": str(path)})
+    same(vit, expected.eval(), torch.randn(1, 3, 64, 64), 1e-6)
+    assert done.resampled == ("pos_embed: from a grid of 14x14 to 4x4",) and not done.missing + done.unexpected
+    assert done.source == f"timm:{NAME}.augreg_in21k_ft_in1k"
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_a_whole_task_goes_on(tmp_path, name, prefix):
-    oracle = Oracle(name)
-    saved = {part: state for part, state in oracle.saved().items() if isinstance(state, dict)}
-    saved = {part: {prefix + key: value for key, value in state.items()} for part, state in saved.items()}
-    path, task = written(tmp_path / "theirs.pth", saved), fitting_task(oracle)
-    done = load_published(task.encoder, path, task=oracle.program.task)
-    assert done.foreign.program is oracle.program and not done.missing and not done.resampled and not done.lost
-    assert re.search(rf"theirs.pth \(\S+, of {oracle.program.name}\)$", done.source)
-    assert inherit(done.foreign, task, True, "theirs.pth") == [BESIDES[name]]
-    expected = oracle.under("w.")
-    found = task.state_dict()
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
+def test_a_name_that_timm_does_not_know_or_we_cannot_serve_is_refused_before_anything_is_fetched(monkeypatch):
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda *given, **also: create(*given, **also | {"pretrained": False}))
+    for name, said in {
+        "vit_huge_nonsense": "timm has no model called",
+        "swinv2_tiny_window8_256": "SwinTransformerV2",
+    }.items():
+        for call in (
+            lambda name: load_published(ours(), f"timm:{name}"),
+            lambda name: public_shape(Weights(f"timm:{name}")),
+        ):
+            with pytest.raises(PatchloomError, match=said):
+                call(name)
 
 
-@pytest.mark.parametrize("name", ["lut", "extrema"])
-def test_student_and_teacher_are_told_apart(tmp_path, name):
-    oracle = Oracle(name)
-    path = written(tmp_path / "theirs.pth", oracle.saved())
-    student, teacher = (oracle.encoder(class_token=name == "lut") for _ in range(2))
-    load_published(student, path, task=name)
-    done = load_published(teacher, path, task="mae")
-    assert done.source.endswith(", its teacher)")
-    own = "t.blocks.0.attn.qkv.weight" if name == "lut" else "w.momentum_encoder.blocks.0.attn.qkv.weight"
-    assert torch.equal(teacher.state_dict()["blocks.0.attn.qkv.weight"], oracle[own])
-    assert torch.equal(student.state_dict()["norm.bias"], oracle.under("w.")["encoder.norm.bias"])
+def card(spec):
+    return EncoderCard(spec, (0.5,) * 3, (0.5,) * 3, "mae", "one")
 
 
-def test_another_task_leaves_the_rest_and_says_whose_it_is(tmp_path):
-    oracle = Oracle("mae")
-    path, vit = written(tmp_path / "mae.pth", oracle.saved()), oracle.encoder()
-    done = load_published(vit, path, task="droppos")
-    task = build_task({"name": "droppos"}, vit)
-    before = {name: value.clone() for name, value in task.state_dict().items()}
-    said = inherit(done.foreign, task, False, "mae.pth")
-    assert said == ["Beside the encoder it has pixel decoder, which are left out: --task mae goes on with them."]
-    assert all(torch.equal(value, before[name]) for name, value in task.state_dict().items())
+@pytest.mark.parametrize("positions", ["sincos", "learned", "none"])
+def test_a_run_of_ours_is_a_source(tmp_path, positions):
+    spec = EncoderSpec("nano", (16, 32), 4, 3, positions, TINY)
+    torch.manual_seed(0)
+    source = build_encoder(spec).eval()
+    save_encoder(source, card(spec), tmp_path / "encoder.safetensors")
+    for place in (tmp_path, str(tmp_path / "encoder.safetensors")):
+        vit = build_encoder(spec).eval()
+        done = load_published(vit, place)
+        same(vit, source, torch.randn(1, 3, 16, 32))
+        assert not done.missing + done.unexpected + done.resampled
+        assert public_shape(Weights(place)) == {
+            "name": "nano",
+            "patch_size": 4,
+            "positions": positions,
+            "options": TINY,
+        }
+    assert load_encoder_file(tmp_path)[1].spec == spec
+
+    # the card tells the grid: 32 patches are 4x8 there, and 8x4 here
+    vit = build_encoder(replace(spec, img_size=(32, 16))).eval()
+    done = load_published(vit, tmp_path)
+    changes = () if positions == "none" else ("pos_embed: from a grid of 4x8 to 8x4",)
+    assert done.resampled == changes and not done.missing + done.unexpected
+    if positions == "sincos":
+        assert not vit.pos_embed.requires_grad
 
 
-def test_a_decoder_of_other_sizes_is_left_as_a_whole_with_advice(tmp_path):
-    oracle = Oracle("droppos_plain")
-    path = written(tmp_path / "theirs.pth", oracle.saved())
-    vit = oracle.encoder()
-    done = load_published(vit, path, task="droppos")
-    options = {"decoder_width": 24, "decoder_depth": 2, "decoder_heads": 4, "pixels": True, "pixel_decoder_depth": 2}
-    task = build_task({"name": "droppos"} | options, vit)
-    before = {name: value.clone() for name, value in task.questions.state_dict().items()}
-    taken, left = inherit(done.foreign, task, True, "theirs.pth")
-    assert taken == "Taken besides, of DropPos: [MASK] position token."
-    assert "position decoder (it is 24 wide and 1 deep with 4 heads: give --task.decoder_depth 1 to take it)" in left
-    assert "--task.pixel_decoder_depth 1 to take it" in left
-    assert all(torch.equal(value, before[name]) for name, value in task.questions.state_dict().items())
-    # another grid: the answers are others
-    task = build_task({"name": "droppos"} | options | {"decoder_depth": 1}, ours(40, 8))
-    left = inherit(done.foreign, task, True, "theirs.pth")[1]
-    assert "position decoder (answer.bias is 36 there and 25 here)" in left
-
-
-def test_a_teacher_without_its_students_heads_is_left(tmp_path):
-    oracle = Oracle("extrema")
-    path, vit = written(tmp_path / "theirs.pth", oracle.saved()), oracle.encoder(class_token=False)
-    done = load_published(vit, path, task="extrema")
-    task = build_task({"name": "extrema", "head_width": 24, "head_out": 16}, vit)
-    taken, left = inherit(done.foreign, task, True, "theirs.pth")
-    assert "class attention, teacher's class attention, teacher's encoder" in taken
-    assert "projection (0.bias is 40 there and 24 here)" in left and "prediction (0.bias" in left
-    agreement = task.questions["agreement"]
-    pairs = zip(agreement.projection.parameters(), agreement.teacher.projection.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
-
-
-def test_a_teacher_that_is_not_there_begins_as_its_student_and_what_is_not_finite_is_left(tmp_path):
-    oracle = Oracle("lut")
-    saved = oracle.saved()
-    del saved["model_ema"]
-    saved["model"]["predictor.0.weight"] = torch.full_like(oracle["w.predictor.0.weight"], torch.nan)
-    task = fitting_task(oracle)
-    done = load_published(task.encoder, written(tmp_path / "theirs.pth", saved), task="lut")
-    taken, left = inherit(done.foreign, task, True, "theirs.pth")
-    assert left == "Left: prediction (0.weight has values that are not finite floating-point numbers)."
-    agreement = task.questions["agreement"]
-    for name, value in agreement.projection.state_dict().items():
-        assert torch.equal(value, oracle[f"w.head.{name}"])
-        assert torch.equal(value, agreement.teacher.projection.state_dict()[name])
-
-
-def test_class_attention_of_another_depth_is_left_with_advice(tmp_path):
-    oracle = Oracle("extrema")
-    path, vit = written(tmp_path / "theirs.pth", oracle.saved()), oracle.encoder(class_token=False)
-    done = load_published(vit, path, task="extrema")
-    options = {"head_width": oracle.config["mlp"], "head_out": oracle.config["proj"], "attention_blocks": 1}
-    taken, left = inherit(done.foreign, build_task({"name": "extrema"} | options, vit), True, "theirs.pth")
-    assert "projection, prediction" in taken and "class attention" not in taken
-    assert "class attention (it is 2 deep: give --task.attention_blocks 2 to take it)" in left
-
-
-def test_positions_of_beyond_maskings_decoder_are_kept_by_checkpoints(tmp_path):
-    oracle = Oracle("mask_zoom_in")
-
-    def task():
-        torch.manual_seed(1)
-        return Restore(oracle.encoder(class_token=False), **oracle.decoder_options())
-
-    begun, usual = task(), task()
-    assert not any("positions" in name for name in usual.state_dict())
-    oracle.load(begun)
-    resumed = task()
-    restore(tensors_of(begun, torch.optim.AdamW(begun.parameters())), resumed)
-    close(resumed.questions["pixels"].decoder.positions, oracle["decoder_pos"][0])
-    assert resumed.state_dict().keys() == begun.state_dict().keys()
-
-
-def moved(state, prefix):
-    return {prefix + name: value for name, value in state.items()}
-
-
-def test_dino_and_moco_v3(tmp_path):
-    student, teacher = theirs(seed=1), theirs(seed=2)
-    head = {"head.mlp.0.weight": torch.zeros(3, 3), "head.last_layer.weight_v": torch.zeros(3, 3)}
-    full = {
-        "student": moved(student.state_dict(), "module.backbone.") | moved(head, "module."),
-        "teacher": moved(teacher.state_dict(), "backbone.") | head,
-    }
-    vit = ours()
-    done = load_published(vit, written(tmp_path / "dino.pth", full))
-    assert done.foreign.program.name == "DINO" and "and 1 more (DINO's head)" in done.unexpected[0]
-    same(vit, teacher, torch.randn(1, 3, 16, 16))
-
-    state = moved(student.state_dict(), "module.base_encoder.") | moved(
-        teacher.state_dict(), "module.momentum_encoder."
-    )
-    state |= {"module.predictor.0.weight": torch.zeros(3), "module.base_encoder.head.0.weight": torch.zeros(3)}
-    done = load_published(vit, written(tmp_path / "moco.pth.tar", {"state_dict": state, "arch": "vit_small"}))
-    assert done.foreign.program.name == "MoCo v3" and not done.missing
-    same(vit, student, torch.randn(1, 3, 16, 16))  # as its authors evaluate it
-
-
-@pytest.mark.parametrize("chunked", [True, False])
-@pytest.mark.parametrize("registers", [0, 2])
-def test_dinov2_has_scaled_layers_chunks_and_registers_without_positions(tmp_path, chunked, registers):
-    options = {"init_values": 0.5} | ({"reg_tokens": registers, "no_embed_class": True} if registers else {})
-    source = theirs(**options)
-    state = dict(source.state_dict()) | {"mask_token": torch.randn(1, 32)}
-    if registers:
-        state["register_tokens"] = state.pop("reg_token")
-        entry = torch.randn(1, 1, 32)
-        state["cls_token"] = state["cls_token"] - entry
-        state["pos_embed"] = torch.cat([entry, state["pos_embed"]], dim=1)
-    if chunked:
-        state = {re.sub(r"blocks\.(\d)\.", r"blocks.\1.\1.", name): value for name, value in state.items()}
-    path = written(tmp_path / "dinov2.pth", {"teacher": moved(state, "backbone.")} if chunked else state)
-    vit = ours(**options)
-    done = load_published(vit, path)
-    assert done.foreign.program.name == "DINOv2" and not done.missing
-    assert done.unexpected == ("mask_token (for DINOv2's own masks)",)
-    same(vit, source, torch.randn(1, 3, 16, 16), 1e-5)
-    with_entries = ours(**{name: value for name, value in options.items() if name != "no_embed_class"})
-    load_published(with_entries, path)
-    same(with_entries, source, torch.randn(1, 3, 16, 16), 1e-5)
-    plain = load_published(ours(**{name: value for name, value in options.items() if name != "init_values"}), path)
-    assert len(plain.lost) == 4 and "--model.init_values 1 makes one" in " ".join(plain.sentences())
-
-
-def simmim(vit):
-    """SimMIM's names, from a ViT of timm's with scaled layers: position bias, and queries' and values' biases apart."""
-    state = {}
+def test_what_is_missing_and_unexpected_is_told_by_name(tmp_path):
+    source = theirs(num_classes=5, depth=3)
+    vit = ours(reg_tokens=2, init_values=0.1)
+    before = {name: value.clone() for name, value in vit.state_dict().items()}
+    done = load_published(vit, written(tmp_path / "weights.pth", source.state_dict()))
+    assert done.missing == ("reg_token", *(f"blocks.{i}.ls{j}.gamma" for i in range(2) for j in (1, 2)))
+    assert done.unexpected[-2:] == ("head.weight", "head.bias") and done.unexpected[0].startswith("blocks.2.")
+    assert done.resampled == ("pos_embed: zero for reg_token",)
     for name, value in vit.state_dict().items():
-        if name.endswith("qkv.bias"):
-            q, _, v = value.chunk(3)
-            state |= {name.replace("qkv.bias", "q_bias"): q, name.replace("qkv.bias", "v_bias"): v}
+        if name in done.missing:
+            assert torch.equal(value, before[name])
         elif name != "pos_embed":
-            state[re.sub(r"ls(\d)\.gamma", r"gamma_\1", name)] = value
-    state["rel_pos_bias.relative_position_bias_table"] = torch.randn(52, 2)
-    state["rel_pos_bias.relative_position_index"] = torch.zeros(17, 17, dtype=torch.int64)
-    state["mask_token"] = torch.randn_like(state["cls_token"])
-    return moved(state, "encoder.") | {"decoder.0.weight": torch.randn(48, 32, 1, 1), "decoder.0.bias": torch.randn(48)}
+            assert torch.equal(value, source.state_dict()[name])
+    counts, missing, unexpected, resampled = done.sentences()
+    assert "30 matched, 5 missing, 14 unexpected, 1 resampled" in counts
+    assert missing == f"Missing there, so as initialised: {', '.join(done.missing)}."
+    assert unexpected == f"Unexpected, so left out: {', '.join(done.unexpected[:8])}, and 6 more."
+    assert resampled == "Resampled or adapted: pos_embed: zero for reg_token."
 
 
-def test_simmim_is_a_start_and_never_evaluated(tmp_path):
-    state = simmim(theirs(init_values=0.1))
-    path = written(tmp_path / "simmim.pth", {"model": state, "epoch": 799})
-    vit = ours(positions="sincos", init_values=0.1)
-    before = vit.pos_embed.clone()
-    done = load_published(vit, path, task="simmim")
-    assert done.lost == ("rel_pos_bias.relative_position_bias_table",) and torch.equal(vit.pos_embed, before)
-    assert done.missing == ("pos_embed",)
-    assert done.sentences()[1] == (
-        "This is NOT the encoder that was trained, only a start: it has rel_pos_bias.relative_position_bias_table, for "
-        "which this encoder has no place."
-    )
-    bias = vit.state_dict()["blocks.1.attn.qkv.bias"]
-    assert torch.equal(bias[:32], state["encoder.blocks.1.attn.q_bias"]) and not bias[32:64].any()
-    assert torch.equal(bias[64:], state["encoder.blocks.1.attn.v_bias"])
-
-    task = build_task({"name": "simmim"}, vit)
-    assert inherit(done.foreign, task, True, "x") == ["Taken besides, of SimMIM: mask token, pixel decoder."]
-    assert torch.equal(task.mask_token, state["encoder.mask_token"].flatten())
-    tokens = torch.randn(2, 16, 32)
-    conv = nn.functional.conv2d(tokens.mT.unflatten(2, (4, 4)), state["decoder.0.weight"], state["decoder.0.bias"])
-    theirs_pixels = nn.functional.pixel_shuffle(conv, 4)
-    ours_pixels = unpatchify(nn.Linear.forward(task.questions["pixels"].decoder, tokens), (4, 4), (4, 4))
-    close(ours_pixels, theirs_pixels)
-    path = written(tmp_path / "wide.pth", {"model": simmim(tiny(init_values=0.1))})
-    assert "positions" not in public_shape(path) and public_shape(path)["options"]["init_values"] == 0.1
-    with pytest.raises(PatchloomError, match="cannot be evaluated as a plain ViT: it has .*position_bias_table"):
-        load_bare_weights(path)
+def test_an_encoder_without_positions_or_class_token_leaves_them(tmp_path):
+    path = written(tmp_path / "weights.pth", theirs().state_dict())
+    assert load_published(ours(positions="none"), path).unexpected == ("pos_embed",)
+    vit = ours(class_token=False)
+    done = load_published(vit, path)
+    assert done.unexpected == ("cls_token",) and done.resampled == ("pos_embed: without the entry of cls_token",)
+    assert torch.equal(vit.pos_embed, theirs().pos_embed[:, 1:])
 
 
-def test_queries_keys_and_values_apart_become_one(tmp_path):
-    source = theirs()
-    state = {}
-    for name, value in source.state_dict().items():
-        if ".qkv." in name:
-            state |= {name.replace("qkv", f"{one}_proj"): part for one, part in zip("qkv", value.chunk(3), strict=True)}
-        else:
-            state[name] = value
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions_become_float32(tmp_path, dtype):
+    state = {name: value.to(dtype) for name, value in theirs().state_dict().items()}
     vit = ours()
-    assert not load_published(vit, written(tmp_path / "apart.pth", state)).missing
-    same(vit, source, torch.randn(1, 3, 16, 16))
-
-
-def sized(width, depth, patch=16, grid=14, class_token=True, **more):
-    """Names and shapes of an encoder of any size: what is read off them takes no numbers."""
-    state = {"patch_embed.proj.weight": torch.zeros(width, 3, patch, patch), "norm.weight": torch.zeros(width)}
-    state |= {f"blocks.{i}.norm1.weight": torch.zeros(width) for i in range(depth)}
-    state["blocks.0.mlp.fc1.weight"] = torch.zeros(4 * width, width)
-    state["pos_embed"] = torch.zeros(1, grid**2 + class_token, width)
-    return state | ({"cls_token": torch.zeros(1, 1, width)} if class_token else {}) | more
+    load_published(vit, written(tmp_path / "weights.pth", state))
+    assert all(torch.equal(value, state[name].float()) for name, value in vit.state_dict().items())
+    assert {value.dtype for value in vit.state_dict().values()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
-    ("state", "model", "heads", "side", "options"),
+    ("change", "said"),
     [
-        (sized(192, 12), "vit_tiny_patch16_224", 3, 224, {}),
-        (sized(384, 12, 8, 28), "vit_small_patch8_224", 6, 224, {}),
-        (sized(768, 12, 14, 37), "vit_base_patch16_224", 12, 518, {}),
-        (sized(1024, 24, class_token=False), "vit_large_patch16_224", 16, 224, {"class_token": False}),
-        (sized(1280, 32, 14, 16), "vit_huge_patch14_224", 16, 224, {}),
+        ({"norm.weight": torch.full((32,), torch.nan)}, "module.norm.weight in .* not finite"),
+        ({"cls_token": torch.full((1, 1, 32), -torch.inf)}, "module.cls_token in .* not finite"),
+        ({"norm.bias": torch.full((32,), 1e300, dtype=torch.float64)}, "module.norm.bias in .* not finite"),
+        ({"norm.bias": torch.zeros(32, dtype=torch.int8)}, "module.norm.bias in .* is torch.int8, not floating-point"),
+        ({"norm.bias": torch.zeros(32, dtype=torch.complex64)}, "is torch.complex64, not floating-point"),
+        ({"norm.bias": torch.zeros(31)}, r"norm.bias is 31 there and 32 here: give the --model of which"),
+        ({"norm.bias": torch.tensor(1.0)}, r"norm.bias is a scalar there and 32 here"),
+        ({"pos_embed": torch.zeros(17, 32)}, r"pos_embed is 17x32 there and 1x17x32 here"),
+        ({"pos_embed": torch.zeros(1, 15, 32)}, "pos_embed in .* has 15 entries"),
+        ({"pos_embed": torch.zeros(1, 0, 32)}, "pos_embed in .* has 0 entries"),
+        ({"cls_token": torch.zeros(1, 1, 31)}, "cls_token is 1x1x31 there and 1x1x32 here"),
+        ({"patch_embed.proj.weight": torch.zeros(32, 48)}, "patch_embed.proj.weight is 32x48 there"),
+        ({"blocks.0.mlp.fc1.weight": torch.zeros(64, 32)}, "give --model.mlp_ratio 2"),
     ],
 )
-def test_usual_sizes_are_known(state, model, heads, side, options):
-    found = infer_architecture(state)
-    assert (found.model, found.heads, found.side, found.options) == (model, heads, side, options)
-    assert found.positions == "learned" and found.patch_size == state["patch_embed.proj.weight"].shape[-1]
-    assert infer_architecture(state | {"pos_embed": torch.zeros(1, 199, found.width)}) is None
-    assert infer_architecture({name: value for name, value in state.items() if "fc1" not in name}) is None
+def test_a_weight_that_cannot_be_used_is_refused_by_name_and_nothing_changes(tmp_path, change, said):
+    state = dict(theirs().state_dict()) | change
+    path = written(tmp_path / "weights.pth", {f"module.{name}": value for name, value in state.items()})
+    vit = ours()
+    before = {name: value.clone() for name, value in vit.state_dict().items()}
+    with pytest.raises(PatchloomError, match=said) as refusal:
+        load_published(vit, path)
+    assert "\n" not in str(refusal.value)
+    assert all(torch.equal(value, before[name]) for name, value in vit.state_dict().items())
 
 
-def test_heads_that_are_not_as_usual():
-    assert infer_architecture(sized(384, 11)) is None and infer_architecture(sized(400, 12)) is None
-    moco = recognise(
-        [
-            (
-                "state_dict",
-                moved(sized(384, 12), "module.base_encoder.") | moved(sized(384, 12), "module.momentum_encoder."),
-            )
-        ]
-    )
-    found = infer_architecture(moco.encoder("student"), moco.program)
-    assert found.heads == 12 and found.options == {"num_heads": 12}
+def test_what_is_not_taken_may_be_of_any_kind(tmp_path):
+    strange = {"head.weight": torch.tensor([torch.nan]), "tracked": torch.tensor(3), "mask": torch.tensor([True])}
+    done = load_published(ours(), written(tmp_path / "weights.pth", dict(theirs().state_dict()) | strange))
+    assert done.unexpected == tuple(strange)
 
 
-def tiny(**options):
-    """The smallest of the usual widths, one block deep."""
-    return theirs(224, 16, embed_dim=192, depth=1, num_heads=3, **options)
-
-
-def test_an_encoder_without_a_models_name(tmp_path):
-    source = tiny()
-    fixed = build_encoder(EncoderSpec("vit_tiny_patch16_224", (224, 224), 16, options={"depth": 1})).pos_embed
-    state = dict(source.state_dict()) | {"pos_embed": fixed.detach()}
-    path = written(tmp_path / "mae_pretrain.pth", {"model": state})
-    vit, card = load_bare_weights(path)
-    source.load_state_dict(state)
-    same(vit, source, torch.randn(1, 3, 224, 224), 1e-5)
-    assert card.mean == (0.485, 0.456, 0.406) and card.spec.positions == "sincos" and not vit.training
-    assert "(192 wide, 1 deep, patches of 16 pixels); 3 attention heads are assumed" in card.note
-    assert "Images are normalised as MAE or a program built upon it does: mean 0.485" in card.note
-    shape = public_shape(path)
-    assert shape["positions"] == "sincos" and shape["options"] == {"depth": 1} and "model" not in shape
-    assert public_shape(path, "vit_tiny_patch16_224")["positions"] == "sincos"
-
-    # MoCo's table begins with the row, and by that its converted files are known
-    swapped = torch.cat([fixed[:, :1], fixed[:, 1:].roll(96, 2)], dim=1)
-    found = read_foreign(written(tmp_path / "deit.pth", {"model": state | {"pos_embed": swapped}}))[0]
-    assert found.program.name == "MoCo v3"
-    # learned ones may be anybody's
-    path = written(tmp_path / "anybody.pth", source.state_dict() | {"pos_embed": torch.randn(1, 197, 192)})
+def test_another_width_is_refused_with_advice(tmp_path):
+    wide = timm.create_model("vit_small_patch16_224", num_classes=0, depth=1)
+    path = written(tmp_path / "small.pth", wide.state_dict())
     with pytest.raises(
-        PatchloomError, match="holds weights alone, .* number of attention heads: give its name in timm"
-    ):
-        load_bare_weights(path)
-    deep = sized(384, 12) | {f"blocks.{i}.norm2.weight": torch.zeros(384) for i in range(12)}
+        PatchloomError, match="cls_token is 1x1x384 there and 1x1x32 here: the width there is 384, here"
+    ) as refusal:
+        load_published(ours(depth=1), path)
+    assert "32: give --model vit_small_patch16_224, or --model.embed_dim 384 with" in str(refusal.value)
+    path = written(tmp_path / "odd.pth", theirs(embed_dim=40).state_dict())
+    with pytest.raises(PatchloomError, match="the width there is 40, here 32: give --model.embed_dim 40"):
+        load_published(ours(), path)
+    path = written(tmp_path / "registers.pth", theirs(reg_tokens=3).state_dict())
+    with pytest.raises(PatchloomError, match="give --model.reg_tokens 3"):
+        load_published(ours(reg_tokens=2), path)
+
+
+def test_foreign_names_and_too_few_blocks_are_refused(tmp_path):
+    state = {f"vit.layer.{i}.weight": torch.zeros(3) for i in range(5)}
     with pytest.raises(
         PatchloomError,
-        match=r"of the size of vit_small_patch16_224 \(384 wide, .* --model vit_small_patch16_224, with the tag .*dino",
+        match="0 of the 24 weights .* are like vit.layer.0.weight, vit.layer.1.weight, vit.layer.2.weight, "
+        "and timm's, like blocks.0.norm1.weight, are expected",
     ):
-        load_bare_weights(written(tmp_path / "dino_deitsmall16_pretrain.pth", deep))
+        load_published(ours(), written(tmp_path / "foreign.pth", state))
+    with pytest.raises(PatchloomError, match="has 2 blocks and this encoder 5: give --model.depth 2"):
+        load_published(ours(depth=5), written(tmp_path / "shallow.pth", theirs().state_dict()))
+    half = load_published(ours(depth=4), tmp_path / "shallow.pth")
+    assert len(half.missing) == 24 and half.missing[0] == "blocks.2.norm1.weight"
+    for nothing in ({}, {"epoch": 3}, torch.zeros(3), [torch.zeros(3)]):
+        with pytest.raises(PatchloomError, match="empty.pth holds no tensors"):
+            load_published(ours(), written(tmp_path / "empty.pth", nothing))
 
 
-def test_mocos_small_vit_has_twelve_heads(tmp_path):
-    vit = theirs(32, 16, embed_dim=384, depth=1, num_heads=12).state_dict()
-    state = moved(vit, "module.base_encoder.") | moved(vit, "module.momentum_encoder.")
-    path = written(tmp_path / "moco.pth.tar", {"state_dict": state})
-    assert load_bare_weights(path)[0].blocks[0].attn.num_heads == 12
-    with pytest.raises(
-        PatchloomError, match="of MoCo v3, whose encoders of this width have 12 .* has 6: give --model.num"
-    ):
-        load_published(ours(32, 16, embed_dim=384, depth=1, num_heads=6), path)
+def test_what_sources_say_of_their_model(tmp_path):
+    assert public_shape(Weights("timm:vit_small_patch16_224.augreg_in1k")) == {
+        "name": "vit_small_patch16_224",
+        "patch_size": 16,
+        "positions": "learned",
+        "options": {},
+    }
+    assert public_shape(Weights(written(tmp_path / "weights.pth", theirs().state_dict()))) is None
+    assert public_shape(Weights(written(tmp_path / "weights.safetensors", theirs().state_dict()))) is None
+    with pytest.raises(PatchloomError, match="there is no encoder at .*absent.pth"):
+        Weights(tmp_path / "absent.pth")
 
 
-def extrema_tiny(tmp_path):
-    sizes = {"depth": 1, "class_token": False}
-    vit = build_encoder(EncoderSpec("vit_tiny_patch16_224", (224, 224), 16, options=sizes))
-    task = build_task({"name": "extrema", "head_width": 24, "head_out": 8}, vit)
-    part = task.agreement.teacher.state_dict()
-    inside = {"encoder.": "", "instance_head.token": "cls_token", "instance_head.layers.": "blocks_token."}
-    inside |= {"projection.": "head."}
-    state = {}
-    for name, value in part.items():
-        ours_name = next(word for word in inside if name.startswith(word))
-        for home in ("base_encoder.", "momentum_encoder."):
-            state[f"module.{home}{inside[ours_name]}{name.removeprefix(ours_name)}"] = value
-    return task, state, written(tmp_path / "extrema.pth", {"state_dict": state})
-
-
-def test_extremas_heads_can_be_evaluated(tmp_path):
-    task, state, path = extrema_tiny(tmp_path)
-    head, stem = load_bare_module(path, "pooling"), load_bare_module(path, "stem")
-    assert (
-        isinstance(head, InstanceHead) and isinstance(stem, Stem) and not head.training and stem.pooling == "instance"
-    )
-    images, tokens = torch.randn(1, 3, 224, 224), torch.randn(2, 5, 192)
-    close(head(tokens), task.agreement.teacher.instance_head(tokens))
-    close(stem(tokens), task.agreement.teacher.projection[:3](tokens))
-    vit, card = load_bare_weights(path)
-    assert card.task == "ExtreMA" and not vit.has_class_token
-    same(vit, task.encoder.eval(), images)
-    broken = {name: value for name, value in state.items() if not name.endswith("blocks_token.0.gamma_1")}
-    with pytest.raises(PatchloomError, match="lacks a part of ExtreMA's heads"):
-        load_bare_module(written(tmp_path / "broken.pth", {"state_dict": broken}), "pooling")
-    assert load_bare_module(written(tmp_path / "plain.pth", tiny().state_dict()), "pooling") is None
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_damaged_weights_are_refused_in_a_sentence_or_left(tmp_path, name):
-    oracle = Oracle(name)
-    theirs_names = sorted(oracle.theirs("w."))
-    odd = (torch.tensor(1.0), torch.zeros(3, dtype=torch.int64), torch.zeros(2, 2, 2, 2), torch.zeros(0))
-    task = fitting_task(oracle)
-    for i, damaged in enumerate(theirs_names):
-        if ".1." in damaged:
-            continue
-        saved = oracle.saved()
-        states = [state for state in saved.values() if isinstance(state, dict)]
-        key = damaged if damaged in states[0] else f"module.{damaged}"
-        states[0][key] = odd[i % len(odd)]
-        found = recognise([("model", states[0])])
-        if found is None:
-            continue
-        infer_architecture(found.encoder("student"), found.program)
-        try:
-            load_published(task.encoder, "damaged.pth", foreign=found, task=found.program.task)
-            told = inherit(found, task, True, "damaged.pth")
-        except PatchloomError as refusal:
-            assert "\n" not in str(refusal)
-        else:
-            assert told
-
-
-def test_a_file_of_two_programs_is_read_as_one_of_them(tmp_path):
-    mae, droppos = Oracle("mae"), Oracle("droppos")
-    mixed = {"one": mae.theirs("w."), "two": droppos.theirs("w.")}
-    vit = droppos.encoder()
-    done = load_published(vit, written(tmp_path / "mixed.pth", mixed))
-    assert done.foreign.program.name == "DropPos" and f"{len(mixed['one'])} tensors of one" in done.unexpected
-    assert torch.equal(vit.state_dict()["cls_token"], mixed["two"]["cls_token"])
+def test_few_lines_tell_it():
+    names = tuple(f"n{i}" for i in range(9))
+    done = LoadedWeights("here", names, names[:8], names, ())
+    assert done.sentences() == [
+        "Weights from here: 9 matched, 8 missing, 9 unexpected, 0 resampled or adapted.",
+        "Missing there, so as initialised: n0, n1, n2, n3, n4, n5, n6, n7.",
+        "Unexpected, so left out: n0, n1, n2, n3, n4, n5, n6, n7, and 1 more.",
+    ]

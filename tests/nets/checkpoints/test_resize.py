@@ -8,7 +8,7 @@ from timm.models._builder import load_pretrained
 from timm.models.vision_transformer import checkpoint_filter_fn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.checkpoints.papers import load_published
+from patchloom.nets.checkpoints.load import load_published
 from patchloom.nets.encode import patch_positions
 
 

@@ -16,7 +16,7 @@ from patchloom.errors import PatchloomError, check_options, listing, suggestion
 from patchloom.evaluate.results import Report, append_rows, check_rows
 from patchloom.evaluate.settings import EvalSettings, print_notes_once, share_nothing
 from patchloom.evaluate.trainer import keep_until_done
-from patchloom.runs.encoder import check_model
+from patchloom.nets.checkpoints.load import check_model
 from patchloom.system.distributed import explain_peer_death
 
 # paths of functions: a protocol is imported when it is needed

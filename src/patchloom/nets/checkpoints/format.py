@@ -11,9 +11,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import timm
 import torch
@@ -38,12 +38,13 @@ from patchloom.nets.heads import EXTRA_MODULES, InstanceHead, Use
 from patchloom.nets.swin import Encoder
 from patchloom.sizes import compact
 from patchloom.system.files import write_whole
-from patchloom.system.hardware import MemoryGuard
 from patchloom.system.network import from_cache_alone, why_offline
 
 ENCODER_FORMAT = "patchloom-encoder-1"
 _SUM = "sha256"
+_STATISTICS = {"mean": (-1e6, 1e6), "std": (0.0, 1e6)}
 _LARGEST_IMAGE = 2**28  # numbers that an encoder is given
+_Card = TypeVar("_Card")
 _DAMAGED = "{} is not what patchloom wrote ({}): restore it from a copy, or make it again"
 
 
@@ -127,14 +128,9 @@ def read_encoder_card(path: Path) -> EncoderCard:
 
 def card_from(about: Any) -> EncoderCard:
     """Return an encoder's card from what ``asdict`` and JSON made of it, checked, since anybody may have written it."""
-    if not isinstance(about, Mapping):
-        raise ValueError("it has no card")
-    known = {one.name for one in fields(EncoderCard)}
-    given = {name: value for name, value in about.items() if name in known}
-    if missing := {"spec", "mean", "std", "task", "name"} - given.keys():
-        raise ValueError(f"its card lacks {min(missing)}")
-    given |= {"spec": _spec_from(given["spec"]), "sound": sound_from(given.get("sound"))}
-    card = EncoderCard(**typed_fields(EncoderCard, given, {"mean": (-1e6, 1e6), "std": (0, 1e6)}))
+    if isinstance(about, Mapping):
+        about = {**about, "spec": spec_from(about.get("spec")), "sound": sound_from(about.get("sound"))}
+    card = checked_card(EncoderCard, about, _STATISTICS)
     if not len(card.mean) == len(card.std) == (len(card.mean) if card.spec is None else card.spec.channels):
         raise ValueError("mean and std are of another number of channels")
     if not all(re.fullmatch(r"\w[\w-]{0,99}", name) for name in card.extra_modules):
@@ -147,10 +143,48 @@ def card_from(about: Any) -> EncoderCard:
             stock_encoder(card.timm_name)
         except PatchloomError as problem:
             raise ValueError(str(problem)) from problem
-    return replace(card, name=printable(card.name), task=printable(card.task), note=printable(card.note, 5000))
+    return card
 
 
-def _spec_from(given: Any) -> EncoderSpec | None:
+def checked_card(cls: type[_Card], about: Any, ranges: Mapping[str, tuple[float, float]] | None = None) -> _Card:
+    """Return a card of any class from what ``asdict`` and JSON made of it, checked: each file of ours has one.
+
+    Names that a later version may have added are left out; types and ``ranges`` are checked; an encoder's card inside
+    is checked as such; and texts have no control characters, such as those that rule a terminal.
+    """
+    if not isinstance(about, Mapping):
+        raise ValueError("it has no card")
+    known = {one.name: one for one in fields(cast(Any, cls))}
+    given = {name: value for name, value in about.items() if name in known}
+    for name, one in known.items():
+        if name not in given and one.default is MISSING and one.default_factory is MISSING:
+            raise ValueError(f"its card lacks {name}")
+    hints = get_type_hints(cls)
+    nested = {name: card_from(value) for name, value in given.items() if hints[name] is EncoderCard}
+    found = typed_fields(cls, given | nested, ranges)
+    return cls(**{name: _printable_inside(value, 5000 if name == "note" else 500) for name, value in found.items()})
+
+
+def _printable_inside(value: Any, most: int) -> Any:
+    """The same plain value with all texts in it as they may be printed."""
+    if isinstance(value, str):
+        return printable(value, most)
+    if isinstance(value, list | tuple):
+        return type(value)(_printable_inside(one, most) for one in value)
+    if isinstance(value, dict):
+        return {_printable_inside(name, most): _printable_inside(one, most) for name, one in value.items()}
+    return value
+
+
+def check_statistics(mean: Any, std: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation a channel as a stranger's file holds them, checked."""
+    found = typed_fields(EncoderCard, {"mean": mean, "std": std}, _STATISTICS)
+    if not 0 < len(found["mean"]) == len(found["std"]) or 0 in found["std"]:
+        raise ValueError("mean and std are no numbers by which images can be normalised")
+    return found["mean"], found["std"]
+
+
+def spec_from(given: Any) -> EncoderSpec | None:
     """An encoder's sizes from its card."""
     if given is None:
         return None
@@ -191,7 +225,7 @@ def expect_intact(path: str | Path) -> Iterator[None]:
     """While entered, what goes wrong in using a file that patchloom wrote means that the file is damaged."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as problem:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, ArithmeticError) as problem:
         reason = (str(problem).splitlines() or [""])[0][:200]
         why = reason if type(problem) is ValueError and reason else type(problem).__name__
         raise PatchloomError(_DAMAGED.format(path, why)) from problem
@@ -229,11 +263,22 @@ def is_encoder_file(path: Path) -> bool:
     return path.suffix == ".safetensors" and ENCODER_FORMAT in read_metadata(path, "weights")
 
 
-def weights_file(source: str | Path) -> Path:
-    """The file of weights that is meant by a run's folder, or by its own name."""
+ENCODER_FILE, HUB_CONFIG = "encoder.safetensors", "config.json"
+_HUB_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+
+def find_weights(source: str | Path) -> Path:
+    """Where the weights are, if there are any, that a path means: itself, or a file of a run's or the Hub's folder."""
     path = Path(source)
-    if path.is_dir():
-        path = path / "encoder.safetensors"
+    if not path.is_dir():
+        return path
+    hub = [path / name for name in _HUB_WEIGHTS if (path / name).is_file() and (path / HUB_CONFIG).is_file()]
+    return hub[0] if hub and not (path / ENCODER_FILE).exists() else path / ENCODER_FILE
+
+
+def weights_file(source: str | Path) -> Path:
+    """The file of weights that is meant by a folder, or by its own name."""
+    path = find_weights(source)
     if not path.is_file():
         hint = published_like(source) or "give a finished run, a .safetensors file or timm:NAME"
         raise PatchloomError(f"there is no encoder at {path}: {hint}")
@@ -352,7 +397,7 @@ def save_extra_module(module: nn.Module, path: Path) -> None:
 
 def extra_module_file(source: str | Path, use: Use) -> Path | None:
     """The file of the module beside an encoder that is good for ``use``; None if the encoder's card names none."""
-    if str(source).startswith("timm:") or (path := weights_file(source)).name != "encoder.safetensors":
+    if str(source).startswith("timm:") or (path := weights_file(source)).name != ENCODER_FILE:
         return None
     with expect_intact(path):
         named = [path.with_name(f"{name}.safetensors") for name, good_for in _extra_modules(path) if good_for == use]
@@ -371,6 +416,14 @@ def _extra_modules(path: Path) -> Iterable[tuple[str, Use]]:
     return read_encoder_card(path).extra_modules.items()
 
 
+@dataclass(frozen=True)
+class ModuleCard:
+    """What belongs to the weights of a module of `EXTRA_MODULES`: its class, and what builds it again."""
+
+    kind: str
+    sizes: dict[str, Any]
+
+
 def load_module_file(source: str | Path, use: Use) -> nn.Module | None:
     """The module beside an encoder that is good for ``use``, in eval mode; None if there is none."""
     path = extra_module_file(source, use)
@@ -378,14 +431,24 @@ def load_module_file(source: str | Path, use: Use) -> nn.Module | None:
         return None
     about, weights = read_about(path, MODULE_FORMAT, "a module beside an encoder"), read_weights(path)
     with expect_intact(path):
-        builds = EXTRA_MODULES[about["kind"]]
+        card = checked_card(ModuleCard, about)
+        builds = EXTRA_MODULES[card.kind]
         made_by = builds.__init__ if isinstance(builds, type) else builds  # type: ignore[misc]  # of no subclass
-        hints = get_type_hints(made_by)
-        for name, value in about["sizes"].items():
-            if name not in hints or not conforms(value, hints[name]):
-                raise ValueError(f"it has the size {str(name)[:40]!r} of {str(value)[:40]!r}")
-            check_range(name, value, 1, 2**16)
-        with MemoryGuard(1):
-            module = builds(**about["sizes"])
+        check_arguments(card.sizes, get_type_hints(made_by), 2**16)
+        if (depth := card.sizes.get("depth")) is not None and depth > len(weights):
+            raise ValueError(f"it has fewer weights than {depth} blocks")
+        with torch.device("meta"):  # before memory is taken for it
+            sizes = {name: value.shape for name, value in builds(**card.sizes).state_dict().items()}
+        if sizes != {name: value.shape for name, value in weights.items()}:
+            raise ValueError("its weights have other sizes than its card names")
+        module = builds(**card.sizes)
         module.load_state_dict(weights, strict=True)
     return module.eval()
+
+
+def check_arguments(given: Mapping[str, Any], hints: Mapping[str, Any], most: int) -> None:
+    """Refuse arguments of a card that are not of those types, or numbers below 1 or above ``most``."""
+    for name, value in given.items():
+        if name not in hints or not conforms(value, hints[name]):
+            raise ValueError(f"it has the argument {str(name)[:40]!r} of {str(value)[:40]!r}")
+        check_range(name, value, 1, most)

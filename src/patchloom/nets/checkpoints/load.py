@@ -1,52 +1,583 @@
-"""A file of weights alone as an encoder: of which model it is, what is in it, and how its images are normalised."""
+"""Weights of whatever program as an encoder: ours, timm's, the papers' and Hugging Face's, by one reader.
+
+`Weights` says which kind a source is, and reads it; `load_pretrained` makes an encoder of it, and `load_published` puts
+it into one that is there. That one keeps its own sizes: weights are put in by timm's names, position embeddings and the
+patch projection are resampled as timm does it, and every other difference is reported or refused. A pickle is only ever
+read as weights, never run.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import pickle
 import re
+import warnings
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import timm
 import torch
-from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError, listing
-from patchloom.nets.build import EncoderSpec, PositionKind, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder, outline
 from patchloom.nets.checkpoints.format import (
+    ENCODER_FILE,
+    HUB_CONFIG,
     EncoderCard,
+    check_statistics,
+    find_weights,
     is_encoder_file,
+    load_encoder_file,
     read_encoder_card,
+    read_metadata,
+    read_weights,
+    spec_from,
     stock_encoder,
     weights_file,
 )
-from patchloom.nets.checkpoints.papers import (
-    ForeignCheckpoint,
-    LoadedWeights,
-    depth_of,
-    load_published,
-    position_axis_order,
-    recognise,
-    whole_root,
-)
-from patchloom.nets.checkpoints.read import (
+from patchloom.nets.checkpoints.programs import (
     AGREEMENT,
     ANY_PROGRAM,
-    BEYOND_MASKING_PROGRAM,
     ENCODER,
-    EXTREMA_PROGRAM,
-    IMAGENET,
     PIXEL_DECODER,
     POSITION_DECODER,
     TEACHER_PREFIX,
+    ForeignCheckpoint,
+    MeanStd,
     Program,
-    read_states,
+    depth_of,
+    describe_leftovers,
+    is_teacher,
+    place_of,
+    position_axis_order,
+    recognise,
+    select_prefix,
+    timm_names,
+    whole_root,
 )
-from patchloom.nets.checkpoints.resize import POSITIONS_KEY, PROJECTION_KEY, State, format_grid
+from patchloom.nets.checkpoints.resize import (
+    POSITIONS_KEY,
+    PROJECTION_KEY,
+    OptionalGrid,
+    State,
+    fit_biases,
+    fit_positions,
+    fit_projection,
+    format_grid,
+)
 from patchloom.nets.decoders import Decoder, MAEDecoder
+from patchloom.nets.encode import attention_heads, entry_width, grid_size
 from patchloom.nets.heads import InstanceHead, Stem, Use
 from patchloom.nets.swin import Encoder, patch_embedding
 from patchloom.sizes import compact
+
+# The one place that decides what kind of source a user means.
+
+Kind = Literal["timm", "patchloom", "hub", "bare"]
+
+
+def kind_of(source: str | Path) -> Kind:
+    """What kind of source this is.
+
+    ``timm:NAME``; a run's folder or a file that patchloom wrote; a folder as the Hugging Face Hub has it, for timm or
+    transformers; or a file of weights alone, which is what all other files are taken for.
+    """
+    if str(source).startswith("timm:"):
+        return "timm"
+    path = Path(source)
+    if path.is_dir():
+        return "patchloom" if find_weights(path).name == ENCODER_FILE else "hub"
+    ours = path.suffix == ".safetensors" and path.is_file()
+    return (
+        "patchloom" if ours and any(key.startswith("patchloom-") for key in read_metadata(path, "weights")) else "bare"
+    )
+
+
+def check_model(source: str | Path, model: str | None, option: str = "--model") -> None:
+    """Refuse a name of a model for what says itself of which model it is."""
+    if model is not None and kind_of(source) != "bare":
+        raise PatchloomError(
+            f"{option} is for a file of weights alone, and {source} says itself what it is: leave it out"
+        )
+
+
+class Weights:
+    """Weights at a source, whoever wrote them: each part of them is read when it is first asked for.
+
+    Args:
+        source: ``timm:NAME``, a folder or a file.
+
+    Attributes:
+        source: as it was given.
+        kind: as `kind_of` says it.
+        path: the file of the weights; None of timm's.
+    """
+
+    def __init__(self, source: str | Path):
+        self.source = source
+        self.kind = kind_of(source)
+        self.path = None if self.kind == "timm" else weights_file(source)
+
+    @property
+    def says_itself(self) -> bool:
+        """Whether it is ours or timm's by name, so that nothing has to be found out of its weights."""
+        return self.kind == "timm" or (self.path is not None and is_encoder_file(self.path))
+
+    @cached_property
+    def _published(self) -> Encoder:
+        with torch.random.fork_rng(devices=[]):
+            return load_encoder_file(self.source)[0]
+
+    @cached_property
+    def states(self) -> list[tuple[str, State]]:
+        """The state dicts by their places in the file."""
+        return [("", self._published.state_dict())] if self.path is None else read_states(self.path)
+
+    @property
+    def grid(self) -> OptionalGrid:
+        """Rows and columns of patches, if they are known."""
+        if self.path is None:
+            return grid_size(self._published)
+        if self.says_itself:
+            return read_encoder_card(self.path).own_spec.grid
+        return None if self.hub is None or self.hub.spec is None else self.hub.spec.grid
+
+    @cached_property
+    def hub(self) -> HubModel | None:
+        """What its config.json says, if it is a folder of the Hub."""
+        return _read_hub(self) if self.kind == "hub" else None
+
+    @cached_property
+    def foreign(self) -> ForeignCheckpoint | None:
+        """The same weights by our names, if they are of an authors' program."""
+        return None if self.says_itself else recognise(self.states)
+
+    @property
+    def program(self) -> Program | None:
+        """Whose they are, if they are of an authors' program."""
+        return self.foreign.program if self.foreign else None
+
+    @cached_property
+    def architecture(self) -> Architecture | None:
+        """The model of which they seem to be, read off them."""
+        heads = None if self.hub is None else self.hub.heads
+        if self.foreign is not None:
+            encoder = self.foreign.encoder(self.foreign.program.evaluated)
+            return infer_architecture(encoder, self.foreign.program, heads)
+        other = None if self.says_itself else recognise(self.states, (ANY_PROGRAM,))
+        return None if other is None else infer_architecture(other.encoder("student"), heads=heads)
+
+    def encoder_spec(self) -> EncoderSpec:
+        """What builds the encoder of which they are, if they tell it."""
+        shape = self.architecture
+        if self.hub is not None and self.hub.spec is not None:
+            spec = self.hub.spec
+        elif shape is None or (self.foreign is None and self.hub is None):
+            raise PatchloomError(_no_model(self, shape))
+        else:
+            sizes = (shape.side, shape.side), shape.patch_size, shape.channels
+            spec = EncoderSpec(shape.model, *sizes, positions=shape.positions, options=shape.options)
+        there = sum(value.numel() for _, state in self.states for value in state.values())
+        if sum(one.numel() for one in outline(spec).parameters()) > 2 * there + 2**16:  # before memory is taken for it
+            raise PatchloomError(f"{self.path} holds fewer weights than {spec.model} has with its sizes: is it whole?")
+        return spec
+
+    def statistics(self, vit: Encoder, model: str | None) -> tuple[MeanStd, str]:
+        """Mean and deviation by which images are normalised for an encoder of them, and who says so."""
+        if self.hub is not None and self.hub.statistics is not None:
+            return self.hub.statistics, f"{self.source} says"
+        if self.program is not None and (model is None or "." not in model):
+            return self.program.statistics, f"{self.program.name} does"
+        if model is None:
+            raise PatchloomError(
+                f"{self.source} does not say how images are normalised: put its {_HUB_IMAGES} beside {HUB_CONFIG}"
+            )
+        about = cast(dict[str, Any], vit.pretrained_cfg)
+        return (tuple(about["mean"]), tuple(about["std"])), f"timm does it for {model}"
+
+
+# A folder as the Hugging Face Hub has it: what its config.json says, which a stranger may have written.
+
+
+_TIMMS_EPS = 1e-6
+
+
+class HubModel(NamedTuple):
+    """The model in a folder of the Hub.
+
+    Attributes:
+        name: what its library calls it.
+        heads: attention heads, as transformers says it.
+        spec: what builds it, as timm says it; None of transformers'.
+        statistics: mean and standard deviation a channel; None if it has none.
+        eps: what its norms add to a variance.
+    """
+
+    name: str
+    heads: int | None = None
+    spec: EncoderSpec | None = None
+    statistics: MeanStd | None = None
+    eps: float = _TIMMS_EPS
+
+
+_HUB_IMAGES = "preprocessor_config.json"
+_MOST = 2**20  # bytes of a configuration
+_OF_TRANSFORMERS = ("vit", "vit_mae", "dinov2", "dinov2_with_registers")
+_LARGEST_EPS = 1e-5  # that a norm adds to a variance: transformers' ViTs add 1e-12 to weights trained with timm's 1e-6
+
+
+def _read_hub(weights: Weights) -> HubModel:
+    assert weights.path is not None  # of a folder
+    folder = weights.path.parent
+    config = _read_json(folder / HUB_CONFIG)
+    images = _read_json(folder / _HUB_IMAGES) if (folder / _HUB_IMAGES).is_file() else {}
+    try:
+        if "architecture" in config:
+            return _of_timm(config, weights.states)
+        return _of_transformers(config, images)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError) as problem:
+        raise PatchloomError(
+            f"{folder / HUB_CONFIG} is not the configuration of a model that can be read "
+            f"({_reason(problem)}): fetch it again, or give {weights.path.name} alone"
+        ) from problem
+
+
+def _reason(problem: BaseException) -> str:
+    said = f"it lacks {problem}" if isinstance(problem, KeyError) else str(problem)
+    return "".join(letter if letter.isprintable() else "?" for letter in said[:200])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MOST:
+            raise ValueError("it is too large")
+        found = json.loads(path.read_text("utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no names with values")
+        return found
+    except (OSError, ValueError, RecursionError) as problem:
+        raise PatchloomError(
+            f"{path} cannot be read as a configuration ({_reason(problem)}): fetch it again"
+        ) from problem
+
+
+def _of_timm(config: Mapping[str, Any], states: list[tuple[str, State]]) -> HubModel:
+    """As timm's ``save_for_hf`` writes it, and ``export --to hf``."""
+    name, given, about = config["architecture"], dict(config.get("model_args") or {}), config["pretrained_cfg"]
+    stock = stock_encoder(name)
+    channels, *size = about["input_size"]
+    channels = given.pop("in_chans", channels)
+    sizes = {"img_size": given.pop("img_size", size), "patch_size": given.pop("patch_size", None)}
+    sizes["patch_size"] = sizes["patch_size"] or compact(stock.patch_embed.patch_size)
+    if isinstance(sizes["img_size"], int):
+        sizes["img_size"] = [sizes["img_size"]] * 2
+    for set_here in ("num_classes", "global_pool", "pos_embed"):
+        given.pop(set_here, None)
+    if not given.get("fc_norm", True):  # the usual form of an encoder without pooling
+        del given["fc_norm"]
+    table = next((value for _, state in states for key, value in state.items() if key.endswith(POSITIONS_KEY)), None)
+    positions = positions_of({} if table is None else {POSITIONS_KEY: table}, None)
+    spec = spec_from({"model": name, **sizes, "channels": channels, "positions": positions, "options": given})
+    assert spec is not None  # of something
+    return HubModel(name, spec=spec, statistics=check_statistics(about["mean"], about["std"]))
+
+
+def _of_transformers(config: Mapping[str, Any], images: Mapping[str, Any]) -> HubModel:
+    kind, heads, eps = config["model_type"], config["num_attention_heads"], config.get("layer_norm_eps", 1e-12)
+    if kind not in _OF_TRANSFORMERS:
+        raise ValueError(f"its model_type is {str(kind)[:40]!r}, and {listing(_OF_TRANSFORMERS)} can be read")
+    if type(heads) is not int or not 1 <= heads <= 2**10:
+        raise ValueError(f"num_attention_heads is {str(heads)[:40]!r}")
+    if type(eps) not in (int, float) or not 0 <= eps <= _LARGEST_EPS:
+        raise ValueError(f"layer_norm_eps is {str(eps)[:40]!r}, and timm's ViTs have 1e-6")
+    if (act := config.get("hidden_act", "gelu")) != "gelu" or config.get("use_swiglu_ffn"):
+        raise ValueError(f"its blocks have {'SwiGLU' if act == 'gelu' else str(act)[:40]!r}, and timm's ViTs have gelu")
+    mean = images.get("image_mean")
+    statistics = None if mean is None else check_statistics(mean, images["image_std"])
+    return HubModel(kind, heads, None, statistics, eps)
+
+
+# State dicts in files that anybody may have written. A pickle is read as weights alone, and never run.
+
+
+class _Bystander:
+    """Stands for an object of NumPy's or pathlib's that a file keeps beside its weights: none of them is built."""
+
+    def __init__(self, *given: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+# papers' files keep their command line or configuration beside the weights, and a learning rate that NumPy computed:
+# bare containers and numbers, in whose stead something stands that runs nothing
+_HARMLESS = [
+    argparse.Namespace,
+    (OrderedDict, "yacs.config.CfgNode"),
+    *((_Bystander, name) for name in ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar", "numpy.dtype")),
+    *((_Bystander, name) for name in ("pathlib.PosixPath", "pathlib._local.PosixPath")),
+]
+
+
+def read_states(path: Path) -> list[tuple[str, dict[str, Tensor]]]:
+    """Every state dict in a file, whoever wrote it, by the path of its keys there."""
+    if path.suffix == ".safetensors":
+        read_metadata(path, "weights")
+        return [("", read_weights(path))]
+    found, queue, seen = [], deque([("", _unpickle(path))]), set()
+    while queue:
+        place, value = queue.popleft()
+        if not isinstance(value, dict) or id(value) in seen:  # a pickle may hold itself
+            continue
+        seen.add(id(value))
+        items = list(dict.items(value))  # what value.items is, the pickle of an OrderedDict may have changed
+        tensors = {str(key): item for key, item in items if isinstance(item, Tensor)}
+        if tensors:
+            found.append((place, tensors))
+        queue.extend((f"{place}.{key}" if place else str(key), item) for key, item in items)
+    return found
+
+
+def _unpickle(path: Path) -> Any:
+    try:
+        with torch.serialization.safe_globals(_HARMLESS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that this pickle may fail, which is reported if it does
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as problem:
+        foreign = re.search(r"(?:GLOBAL|Trying to call reduce for|instantiate class) (\S+)", str(problem))
+        what = f"Python objects ({foreign[1]}) that could run code" if foreign else "something else than weights"
+        raise PatchloomError(
+            f"{path} holds {what}, and was not loaded: save its state_dict alone, best as .safetensors"
+        ) from problem
+    except Exception as problem:  # a damaged or hostile file fails in any way that it likes
+        reason = f"{type(problem).__name__}: {problem}".partition("\n")[0].partition(". ")[0][:200]
+        raise PatchloomError(
+            f"{path} cannot be read as weights ({reason}): is it whole, and did torch save it?"
+        ) from problem
+
+
+# Published weights in an encoder that is there.
+
+
+class LoadedWeights(NamedTuple):
+    """What `load_published` did.
+
+    Attributes:
+        source: where the weights came from, and which ones were taken if there are several in it.
+        matched: names of the encoder that were filled.
+        missing: names of the encoder that the source does not have; they keep their values.
+        unexpected: names of the source, as they stand there, that were left out. What lies in other parts of a file,
+            such as an optimiser's state, is counted for each part.
+        resampled: what was changed to fit, such as "pos_embed: from a grid of 14x14 to 4x4".
+        lost: those of ``unexpected`` without which the encoder's blocks compute something else than in the source.
+        foreign: the file, if it is of an authors' program.
+    """
+
+    source: str
+    matched: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    resampled: tuple[str, ...]
+    lost: tuple[str, ...] = ()
+    foreign: ForeignCheckpoint | None = None
+
+    def sentences(self) -> list[str]:
+        """One to five lines for the log: the counts, then what is lost, missing, unexpected and resampled."""
+        lines = [
+            f"Weights from {self.source}: {len(self.matched)} matched, {len(self.missing)} missing, "
+            f"{len(self.unexpected)} unexpected, {len(self.resampled)} resampled or adapted."
+        ]
+        if self.lost:
+            lines.append(f"This is NOT the encoder that was trained, only a start: {self.why_not()}.")
+        for what, names, mark in (
+            ("Missing there, so as initialised", self.missing, ", "),
+            ("Unexpected, so left out", self.unexpected, ", "),
+            ("Resampled or adapted", self.resampled, "; "),
+        ):
+            if names:
+                more = f"{mark}and {len(names) - 8} more" if len(names) > 8 else ""
+                lines.append(f"{what}: {mark.join(names[:8])}{more}.")
+        return lines
+
+    def why_not(self) -> str:
+        """What is lost, in words."""
+        more = f" and {len(self.lost) - 1} more" if len(self.lost) > 1 else ""
+        made = "; --model.init_values 1 makes one" if all(name.endswith(".gamma") for name in self.lost) else ""
+        return f"it has {self.lost[0]}{more}, for which this encoder has no place{made}"
+
+
+# what changes what the blocks compute, and no plain ViT, or not this one, has
+_STAGE = re.compile(r"(^|\.)layers\.\d+\.$")
+_STAGES = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.")
+_INSIDE = re.compile(r"^reg_token$|relative_position_bias_table|\.ls\d\.gamma$|[qk]_norm\.|\.mlp\.w\d|\.mlp\.fc1_g")
+
+
+class _Found(NamedTuple):
+    """Weights by what follows the prefix of their names in the source, and what else is there."""
+
+    source: str
+    weights: State
+    prefix: str
+    others: list[str]
+
+
+def load_published(
+    vit: Encoder,
+    source: str | Path | Weights,
+    weights: State | None = None,
+    grid: OptionalGrid = None,
+    foreign: ForeignCheckpoint | None = None,
+    task: str = "",
+) -> LoadedWeights:
+    """Put published weights into an encoder in place; it changes as a whole or, if an error is raised, not at all.
+
+    Weights become float32. Learned position embeddings of another grid [1 prefix+n d], and a patch projection [d c p p]
+    of another patch size (FlexiViT, arXiv:2212.08013, section 3.4) or of 3 channels, are resampled as timm does it.
+    The number of heads leaves no trace in weights: it must be the source's. Torch's random numbers stay as they are.
+    ``source`` is only a name where ``weights``, with their ``grid``, or ``foreign`` are given.
+    """
+    target = dict(vit.state_dict())
+    states = [("", weights or {})]
+    if weights is None and foreign is None:
+        read = source if isinstance(source, Weights) else Weights(source)
+        states, grid, foreign, source = read.states, read.grid, read.foreign, read.source
+        heads = None if read.hub is None else read.hub.heads
+        if heads not in (None, attention_heads(vit)):
+            raise PatchloomError(
+                f"{source} has {heads} attention heads, and this encoder has {attention_heads(vit)}: give "
+                f"--model.num_heads {heads}, or no --model at all"
+            )
+    if foreign is not None:
+        found = _of_program(str(source), foreign, vit, target, task)
+    else:
+        found = _choose(str(source), [(path, timm_names(state)) for path, state in states], target)
+    fitting = {name: _numbers(found, name) for name in target if name in found.weights}
+    changes = fit_projection(fitting, target)
+    changes += fit_positions(vit, found.source, found.weights, fitting, target, grid)
+    changes += fit_biases(fitting, target)
+    for name, value in fitting.items():
+        if value.shape != target[name].shape:
+            raise PatchloomError(_misfit(found, name, value, target[name], entry_width(vit)))
+    vit.load_state_dict(fitting, strict=False)
+    unexpected = [name for name in found.weights if name not in fitting]
+    return LoadedWeights(
+        found.source,
+        tuple(fitting),
+        tuple(name for name in target if name not in fitting),
+        tuple([found.prefix + name for name in unexpected] + found.others),
+        tuple(changes),
+        tuple(found.prefix + name for name in unexpected if _changes(name, target)),
+        foreign,
+    )
+
+
+def _changes(name: str, target: State) -> bool:
+    """Whether the encoder's blocks compute something else without this weight."""
+    block = re.match(r"blocks\.\d+\.", name)
+    return _INSIDE.search(name) is not None and (block is None or f"{block[0]}norm1.weight" in target)
+
+
+def _of_program(source: str, foreign: ForeignCheckpoint, vit: Encoder, target: State, task: str) -> _Found:
+    """The encoder in a file of an authors' program."""
+    program = foreign.program
+    whose = "student" if task and task == program.task else program.evaluated
+    heads = program.heads.get(vit.embed_dim)
+    if heads not in (None, attention_heads(vit)):
+        raise PatchloomError(
+            f"{source} is of {program.name}, whose encoders of this width have {heads} attention heads, and this one "
+            f"has {attention_heads(vit)}: give --model.num_heads {heads}, or no --model at all"
+        )
+    own = _choose(source, [("", foreign.encoder(whose))], target)
+    teacher = ", its teacher" if whose == "teacher" and program.task else ""
+    place = f"{foreign.place}, " if foreign.place else ""
+    return own._replace(source=f"{source} ({place}of {program.name}{teacher})", others=list(foreign.left))
+
+
+def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Found:
+    """The state dict, and the prefix of its names, by which most of the encoder's weights are found."""
+    best: tuple[tuple[Any, ...], str, State, str] | None = None
+    for order, (path, state) in enumerate(states):
+        named, alike = Counter[str](), Counter[str]()
+        for name, value in state.items():
+            parts = name.split(".")
+            for i in range(len(parts)):
+                if (ours := ".".join(parts[i:])) in target:
+                    named[name.removesuffix(ours)] += 1
+                    alike[name.removesuffix(ours)] += value.shape == target[ours].shape
+        for prefix, count in named.items():
+            # of a student and a teacher, which have the same shapes, papers use the teacher
+            rank = (alike[prefix], count, is_teacher(path, prefix), -order)
+            if best is None or rank > best[0]:
+                best = rank, path, state, prefix
+    expected = [name for name in target if name.startswith(("blocks.", "layers."))]
+    _, path, state, prefix = best or ((), *max(states, key=lambda one: len(one[1]), default=("", {})), "")
+    if _STAGE.search(prefix):  # its blocks have the names of a ViT's
+        raise PatchloomError(f"{source} holds a Swin, and this encoder is a plain ViT: give the --model of a Swin")
+    there = sum(prefix + name in state for name in expected)
+    if 2 * there < len(expected):
+        raise PatchloomError(_too_few(source, state, prefix, expected, there))
+    if place := place_of(path, prefix):
+        source = f"{source} ({place})"
+    return _Found(source, select_prefix(prefix, state), prefix, describe_leftovers(prefix, state, states))
+
+
+def _too_few(source: str, state: State, prefix: str, expected: list[str], there: int) -> str:
+    if not state:
+        return f"{source} holds no tensors: give a file with a state_dict of timm's names, or timm:NAME"
+    if expected[0].startswith("layers."):
+        theirs, here = _depths(name.removeprefix(prefix) for name in state), _depths(expected)
+        if theirs and theirs != here:
+            return f"{source} has stages of {theirs} blocks and this encoder {here}: give --model.depths '{theirs}'"
+    depth = len({name.split(".")[1] for name in expected if prefix + name in state})
+    own = len({name.split(".")[1] for name in expected})
+    if 0 < depth < own:
+        return f"{source} has {depth} blocks and this encoder {own}: give --model.depth {depth}"
+    return (
+        f"{source} has {there} of the {len(expected)} weights of this encoder's blocks: its names are like "
+        f"{', '.join(list(state)[:3])}, and timm's, like {expected[0]}, are expected"
+    )
+
+
+def _depths(names: Iterable[str]) -> list[int]:
+    """Blocks in each stage of a Swin, as weights' names tell."""
+    blocks = {(int(found[1]), int(found[2])) for name in names if (found := _STAGES.match(name))}
+    return [count for _, count in sorted(Counter(stage for stage, _ in blocks).items())]
+
+
+def _numbers(found: _Found, name: str) -> Tensor:
+    """A weight as finite float32, or an error with the name that it has in its source."""
+    value, where = found.weights[name].detach(), f"{found.prefix}{name} in {found.source}"
+    if not value.is_floating_point() or value.layout is not torch.strided:
+        raise PatchloomError(f"{where} is {value.dtype}, not floating-point: save the weights unquantized")
+    value = value.float()
+    if not value.isfinite().all():
+        raise PatchloomError(f"{where} has values that are not finite: take an earlier checkpoint")
+    return value
+
+
+def _misfit(found: _Found, name: str, value: Tensor, own: Tensor, width: int) -> str:
+    """What differs, and what to do; ``width`` is the encoder's."""
+    first, advice = found.weights.get("blocks.0.norm1.weight"), "give the --model of which these weights are"
+    if first is not None and first.numel() != width:
+        size = {192: "tiny", 384: "small", 768: "base", 1024: "large"}.get(first.numel())
+        named = f"--model vit_{size}_patch16_224, or " if size else ""
+        advice = f"the width there is {first.numel()}, here {width}: give {named}--model.embed_dim {first.numel()} "
+        advice += "with the num_heads of these weights"
+    elif name == PROJECTION_KEY and value.ndim == 4:
+        advice = f"give --channels {value.shape[1]}"
+    elif name == "reg_token" and value.ndim == 3:
+        advice = f"give --model.reg_tokens {value.shape[1]}"
+    elif ".mlp.fc1." in name and value.ndim:
+        advice = f"give --model.mlp_ratio {len(value) / width:g}"
+    shapes = f"{format_grid(value.shape)} there and {format_grid(own.shape)} here"
+    return f"{found.source} does not fit this encoder, as {name} is {shapes}: {advice}"
+
 
 # What a file of an authors' program has beside the encoder, given to the task that goes on with it.
 
@@ -86,7 +617,7 @@ def inherit(foreign: ForeignCheckpoint, task: nn.Module, own_task: bool, source:
             theirs = {
                 beginning + name.removeprefix(student): one for name, one in taken.items() if name.startswith(student)
             }
-        why = _misfit(beginning, theirs, mine, task, foreign)
+        why = _part_misfit(beginning, theirs, mine, task, foreign)
         if beginning.startswith(TEACHER_PREFIX) and not any(name.startswith(student) for name in taken):
             why = why or "the student's is left out, too"
         if theirs and mine and not why:
@@ -100,7 +631,7 @@ def inherit(foreign: ForeignCheckpoint, task: nn.Module, own_task: bool, source:
         cast(MAEDecoder, _module(task, PIXEL_DECODER)).keep_positions()
     task.load_state_dict(taken, strict=False)
     copy = _module(task, f"{TEACHER_PREFIX}.{ENCODER.rstrip('.')}")
-    if teacher and isinstance(copy, VisionTransformer):
+    if teacher and isinstance(copy, Encoder):
         load_published(copy, source, weights=teacher)
         done.append("teacher's encoder")
     lines = [f"Taken besides, of {program.name}: {', '.join(done)}."] if done else []
@@ -111,7 +642,7 @@ def _module(task: nn.Module, name: str) -> nn.Module | None:
     return dict(task.named_modules()).get(name)
 
 
-def _misfit(beginning: str, theirs: State, mine: State, task: nn.Module, foreign: ForeignCheckpoint) -> str:
+def _part_misfit(beginning: str, theirs: State, mine: State, task: nn.Module, foreign: ForeignCheckpoint) -> str:
     """Why a part does not fit, with what to do; "" if it does."""
     decoder = _module(task, beginning.rstrip("."))
     if isinstance(decoder, Decoder) and (advice := _other_decoder(beginning, theirs, mine, decoder, foreign)):
@@ -177,7 +708,8 @@ class Architecture(NamedTuple):
         side: height and width of the images in pixels.
         channels: of the images.
         positions: sincos for fixed embeddings of whatever kind, learned, or none.
-        width, depth, heads: of the blocks; heads leave no trace in weights, so they are assumed.
+        width, depth, heads: of the blocks; heads leave no trace in weights.
+        assumed: whether the heads are as many as usual, since nothing says how many there are.
     """
 
     model: str
@@ -189,13 +721,17 @@ class Architecture(NamedTuple):
     width: int
     depth: int
     heads: int
+    assumed: bool = True
 
     def __str__(self) -> str:
         return f"{self.width} wide, {self.depth} deep, patches of {self.patch_size} pixels"
 
 
-def infer_architecture(weights: State, program: Program | None = None) -> Architecture | None:
-    """What weights tell of their model; None for a width or depth at which the number of heads cannot be assumed."""
+def infer_architecture(weights: State, program: Program | None = None, heads: int | None = None) -> Architecture | None:
+    """What weights tell of their model.
+
+    None for a width or depth at which the number of heads cannot be assumed, if ``heads`` does not say it.
+    """
     projection, first = weights.get(PROJECTION_KEY), weights.get("blocks.0.mlp.fc1.weight")
     if projection is None or projection.ndim != 4 or first is None or first.ndim != 2:
         return None
@@ -203,20 +739,20 @@ def infer_architecture(weights: State, program: Program | None = None) -> Archit
     if any(weights[name].ndim != 3 for name in ("cls_token", "reg_token") if name in weights):
         return None
     depth = depth_of(weights)
-    if width not in _USUAL or p != across or first.shape[1] != width:
+    if (width not in _USUAL and heads is None) or p != across or first.shape[1] != width:
         return None
-    model, usual_depth, usual_heads = _USUAL[width]
-    if depth != usual_depth and program is None:
+    model, usual_depth, usual_heads = _USUAL.get(width, ("vit_tiny_patch16_224", 12, 3))
+    if depth != usual_depth and program is None and heads is None:
         return None
     side = _grid_side(weights, p)
     if not side:
         return None
-    heads = usual_heads if program is None else program.heads.get(width, usual_heads)
-    options: dict[str, Any] = {}
+    count = heads or (usual_heads if program is None else program.heads.get(width, usual_heads))
+    options: dict[str, Any] = {} if width in _USUAL else {"embed_dim": width}
     if depth != usual_depth:
         options["depth"] = depth
-    if heads != usual_heads:
-        options["num_heads"] = heads
+    if count != usual_heads:
+        options["num_heads"] = count
     if len(first) != 4 * width:
         options["mlp_ratio"] = len(first) / width
     if "cls_token" not in weights:
@@ -225,18 +761,20 @@ def infer_architecture(weights: State, program: Program | None = None) -> Archit
         options["reg_tokens"] = weights["reg_token"].shape[1]
     if "blocks.0.ls1.gamma" in weights:
         options["init_values"] = 1e-5 if program is None else program.layer_scale
+    if "blocks.0.attn.qkv.weight" in weights and "blocks.0.attn.qkv.bias" not in weights:
+        options["qkv_bias"] = False
     positions = positions_of(weights, program)
     named = re.sub(r"patch\d+", f"patch{p}", model)
-    return Architecture(
-        named if timm.is_model(named) else model, options, p, p * side, channels, positions, width, depth, heads
-    )
+    named = named if timm.is_model(named) else model
+    return Architecture(named, options, p, p * side, channels, positions, width, depth, count, assumed=heads is None)
 
 
 def positions_of(weights: State, program: Program | None) -> PositionKind:
     """Whether weights have positions, and whether these are fixed: as `Architecture` says it."""
     if POSITIONS_KEY not in weights:
         return "none"
-    return "sincos" if program is BEYOND_MASKING_PROGRAM or position_axis_order(weights[POSITIONS_KEY]) else "learned"
+    computed = program is not None and not program.saves_positions
+    return "sincos" if computed or position_axis_order(weights[POSITIONS_KEY]) else "learned"
 
 
 def _grid_side(weights: State, p: int) -> int:
@@ -251,47 +789,55 @@ def _grid_side(weights: State, p: int) -> int:
     return next((side for count in without if (side := whole_root(table.shape[1] - count))), 0)
 
 
-def load_bare_weights(path: Path, model: str | None = None) -> tuple[Encoder, EncoderCard]:
-    """An encoder in eval mode, of a file that holds weights alone, and its card, whose note says what was done."""
+def load_pretrained(
+    source: str | Path, model: str | None = None, option: str = "--model"
+) -> tuple[Encoder, EncoderCard]:
+    """An encoder in eval mode, of any kind of source that `kind_of` knows, and its card.
+
+    ``model`` is timm's name of the model, for a file of weights alone, and ``option`` the option by which it is given.
+    """
+    check_model(source, model, option)
+    if kind_of(source) in ("timm", "patchloom"):
+        return load_encoder_file(source)
+    try:
+        return _load_foreign(Weights(source), model)
+    except PatchloomError as problem:  # which speaks of the usual option
+        raise PatchloomError(str(problem).replace("--model ", f"{option} ")) from problem
+
+
+def _load_foreign(weights: Weights, model: str | None) -> tuple[Encoder, EncoderCard]:
+    """An encoder of weights that say less than ours: its card's note says what was done with them."""
+    assert weights.path is not None  # not timm's
     if model is not None:
         stock_encoder(model)
-    foreign, shape = read_foreign(path)
-    program = foreign.program if foreign else None
-    spec: EncoderSpec | None = None
+    program, shape = weights.program, weights.architecture
     with torch.random.fork_rng(devices=[]):
         if model is not None:
-            vit = cast(Encoder, timm.create_model(model, pretrained=False, num_classes=0))
-        elif foreign is None or program is None or shape is None:
-            raise PatchloomError(_no_model(path, shape))
+            spec, vit = None, timm.create_model(model, pretrained=False, num_classes=0)
         else:
-            sizes = (shape.side, shape.side), shape.patch_size, shape.channels
-            spec = EncoderSpec(shape.model, *sizes, positions=shape.positions, options=shape.options)
+            spec = weights.encoder_spec()
             vit = build_encoder(spec)
-            model_of = f"{shape.model} as its sizes tell"
-    called = model or model_of
-    done = load_published(vit, path, foreign=foreign)
-    _refuse_parts(path, called, done, shape if program and model else None)
-    if program is not None and (model is None or "." not in model):
-        (mean, std), by = IMAGENET, f"{program.name} does"
-    else:
-        about = cast(dict[str, Any], vit.pretrained_cfg)
-        (mean, std), by = (tuple(about[name]) for name in ("mean", "std")), f"timm does it for {model}"
+    (mean, std), by = weights.statistics(vit, model)
+    if spec is not None and len(mean) != spec.channels:
+        raise PatchloomError(
+            f"{weights.source} is for images of {spec.channels} channels, and they are normalised by {len(mean)} means "
+            "there: pretrain --init takes it as a start"
+        )
+    done = load_published(vit, weights)
+    _refuse_parts(weights, model or (f"{spec.model} as its sizes tell" if spec else ""), done, model is not None)
     notes = done.sentences()
-    if spec is not None and shape is not None:
+    if spec is not None and shape is not None and (weights.hub is None or weights.hub.spec is None):
         notes.append(describe_assumptions(shape))
+    if weights.hub is not None and weights.hub.eps != _TIMMS_EPS:
+        notes.append(
+            f"Norms add {_TIMMS_EPS:g} to variances, as timm does it; its {HUB_CONFIG} has {weights.hub.eps:g}."
+        )
     notes.append(f"Images are normalised as {by}: {statistics_in_words(mean, std)}.")
-    task = f"timm:{model}" if spec is None or program is None else program.name
-    return vit.eval(), EncoderCard(spec, mean, std, task, path.name.partition(".")[0], note=" ".join(notes))
-
-
-def read_foreign(path: Path) -> tuple[ForeignCheckpoint | None, Architecture | None]:
-    """A file of an authors' program, or None; and the model of which its weights, or other ones, seem to be."""
-    states = read_states(path)
-    foreign = recognise(states)
-    if foreign is not None:
-        return foreign, infer_architecture(foreign.encoder(foreign.program.evaluated), foreign.program)
-    other = recognise(states, (ANY_PROGRAM,))
-    return None, None if other is None else infer_architecture(other.encoder("student"))
+    task = f"timm:{model}" if model else ""
+    if spec is not None:
+        task = program.name if program else weights.hub.name if weights.hub else ""
+    name = weights.path.resolve().parent.name if weights.kind == "hub" else weights.path.name.partition(".")[0]
+    return vit.eval(), EncoderCard(spec, mean, std, task, name, note=" ".join(notes))
 
 
 def load_bare_module(path: Path, use: Use) -> nn.Module | None:
@@ -299,8 +845,9 @@ def load_bare_module(path: Path, use: Use) -> nn.Module | None:
 
     That is the class attention, or the first layer of the projection, of the same net as the encoder.
     """
-    foreign, shape = read_foreign(path)
-    if foreign is None or shape is None or foreign.program is not EXTREMA_PROGRAM:
+    weights = Weights(path)
+    foreign, shape = weights.foreign, weights.architecture
+    if foreign is None or shape is None or not foreign.beginning(f"{TEACHER_PREFIX}.instance_head."):
         return None
     head, first = (foreign.beginning(f"{TEACHER_PREFIX}.{part}.") for part in ("instance_head", "projection"))
     try:
@@ -317,13 +864,14 @@ def load_bare_module(path: Path, use: Use) -> nn.Module | None:
 
 def describe_assumptions(shape: Architecture) -> str:
     """What was read off the weights, and what was assumed, in a sentence."""
-    return (
-        f"Of which model they are was read off the weights ({shape}); {shape.heads} attention heads are assumed, which "
-        "leave no trace in them."
-    )
+    heads = "are assumed, which leave no trace in them" if shape.assumed else f"are as its {HUB_CONFIG} says"
+    return f"Of which model they are was read off the weights ({shape}); {shape.heads} attention heads {heads}."
 
 
-def _no_model(path: Path, shape: Architecture | None) -> str:
+def _no_model(weights: Weights, shape: Architecture | None) -> str:
+    path = weights.path
+    if weights.hub is not None:
+        return f"{path} is of no plain ViT that timm can build: its names or sizes are others"
     if shape is None:
         return (
             f"{path} holds weights alone, of sizes that do not tell the number of attention heads: give its name in "
@@ -337,8 +885,9 @@ def _no_model(path: Path, shape: Architecture | None) -> str:
     )
 
 
-def _refuse_parts(path: Path, called: str, done: LoadedWeights, shape: Architecture | None) -> None:
+def _refuse_parts(weights: Weights, called: str, done: LoadedWeights, named: bool) -> None:
     """Refuse an encoder that is partly at random, or lacks a part with which it was trained: it would be measured."""
+    path = weights.path
     if done.lost:
         raise PatchloomError(
             f"{path} cannot be evaluated as a plain ViT: {done.why_not()}, so it would not be the encoder that was "
@@ -348,10 +897,10 @@ def _refuse_parts(path: Path, called: str, done: LoadedWeights, shape: Architect
     if not done.missing and not deeper:
         return
     what = f"lacks {done.missing[0]}" if done.missing else f"has {deeper[0]} besides"
-    count = len(done.matched)
+    count, known = len(done.matched), weights.program is not None and weights.architecture is not None
     raise PatchloomError(
         f"{path} is not {called}: {count} of the {count + len(done.missing)} weights match, and it {what}, so "
-        + ("leave out --model, since its sizes are known" if shape else "give another --model")
+        + ("leave out --model, since its sizes are known" if named and known else "give another --model")
     )
 
 
@@ -368,25 +917,23 @@ def timm_statistics(model: str) -> str | None:
     return statistics_in_words(about.mean, about.std)
 
 
-def public_shape(
-    source: str | Path,
-    model: str | None = None,
-    read: tuple[ForeignCheckpoint | None, Architecture | None] | None = None,
-) -> dict[str, Any] | None:
-    """The model that a source says it is of, without fetching its weights."""
-    if str(source).startswith("timm:"):
-        return _stock_shape(str(source).removeprefix("timm:"))
-    path = weights_file(source)
-    if is_encoder_file(path):
-        spec = read_encoder_card(path).own_spec
+def public_shape(weights: Weights, model: str | None = None) -> dict[str, Any] | None:
+    """The model that weights say they are of, without fetching them; ``model`` is a name that the user gave."""
+    if weights.path is None:
+        return _stock_shape(str(weights.source).removeprefix("timm:"))
+    if weights.says_itself:
+        spec = read_encoder_card(weights.path).own_spec
         return {"name": spec.model, "patch_size": spec.patch_size, "positions": spec.positions, "options": spec.options}
     named = None if model == "auto" else model
     if named is not None and not timm.is_model(named.split(".")[0]):
         return None
-    foreign, shape = read or read_foreign(path)
+    foreign, shape = weights.foreign, weights.architecture
     if named is not None:
         fixed = foreign is not None and positions_of(foreign.encoder("student"), foreign.program) == "sincos"
         return _stock_shape(named) | ({"positions": "sincos", "read_off": ("positions",)} if fixed else {})
+    if weights.hub is not None and (spec := weights.hub.spec) is not None:
+        found = {"name": spec.model, "patch_size": spec.patch_size, "options": spec.options}
+        return found | {"positions": spec.positions, "read_off": ("patch_size", "positions")}
     if shape is None:
         return None
     found = {"name": shape.model, "patch_size": shape.patch_size, "options": shape.options}

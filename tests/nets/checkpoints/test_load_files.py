@@ -13,7 +13,7 @@ import torch
 from published import ours, same, theirs, written
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.checkpoints.papers import load_published
+from patchloom.nets.checkpoints.load import load_published
 
 WRAPPINGS = {
     "model": lambda state: {"model": state, "epoch": 3},

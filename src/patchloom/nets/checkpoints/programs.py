@@ -1,0 +1,491 @@
+"""Whose program wrote a file of weights, and the same weights by our names: a row of one table for each program.
+
+A row says by which names a program's files are known, and what stands for each of its names in a task of ours; the
+first that fits counts. In parentheses is why something is left out. Sources: the programs as their authors released
+them. The golden vectors of MAE, DropPos, LUT, ExtreMA and Beyond Masking go through these rows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from patchloom.nets.checkpoints.resize import POSITIONS_KEY, PROJECTION_KEY, State
+from patchloom.patches.positions import interleaved_sincos_1d, sincos_2d
+
+MeanStd = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation a channel, in [0, 1] units
+NameRules = tuple[tuple[str, str], ...]
+
+ENCODER, AGREEMENT = "encoder.", "questions.agreement"
+TEACHER_PREFIX, PIXEL_DECODER, POSITION_DECODER = (
+    f"{AGREEMENT}.teacher",
+    "questions.pixels.decoder",
+    "questions.positions.decoder",
+)
+
+IMAGENET: MeanStd = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+_FIXED = "(fixed, and computed here)"
+
+_MAE_DECODER: NameRules = (
+    ("mask_token", f"{PIXEL_DECODER}.mask_token"),
+    ("decoder_pos_embed", _FIXED),
+    ("decoder_pred.", f"{PIXEL_DECODER}.answer."),
+    ("decoder_", f"{PIXEL_DECODER}."),
+)
+_LABELS: NameRules = tuple((name, "(for labels)") for name in ("head.", "fc_norm.", "pooler.", "classifier."))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of a paper's authors, by what its files hold.
+
+    Attributes:
+        name: what it is called.
+        marks: names, after a prefix common to all, by which its files are known.
+        names: their names and ours.
+        task: of ours that goes on with what is not the encoder; "" where none does.
+        teacher: their names and ours in a state dict of the teacher's own, where its files have one.
+        evaluated: whose encoder the authors evaluate.
+        channels_last: whether the pixels of a patch run (row, column, channel) there; here they run (channel, row,
+            column).
+        positions: halves of a fixed table of positions, where that is all by which the files are known: MAE's begins
+            with the column, MoCo's with the row.
+        heads: attention heads of encoders by their width, where they are not as usual.
+        decoder_heads: of decoders by their width.
+        layer_scale: with which LayerScale begins there, if there is any.
+        saves_positions: whether its files have the encoder's positions; else they are fixed ones, computed here.
+        statistics: mean and standard deviation by which it normalises images.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    names: NameRules
+    task: str = ""
+    teacher: NameRules = ()
+    evaluated: Literal["student", "teacher"] = "student"
+    channels_last: bool = True
+    positions: Literal["", "column first", "row first"] = ""
+    heads: dict[int, int] = field(default_factory=dict)
+    decoder_heads: dict[int, int] = field(default_factory=lambda: {512: 16})
+    layer_scale: float = 1e-5
+    saves_positions: bool = True
+    statistics: MeanStd = IMAGENET
+
+
+MAE_PROGRAM = Program(
+    "MAE",
+    marks=("decoder_embed.weight", "decoder_pred.weight", "mask_token"),
+    names=(*_MAE_DECODER, ("", ENCODER)),
+    task="mae",
+)
+DROPPOS_PROGRAM = Program(
+    "DropPos",
+    marks=("mask_pos_token", "decoder_pred.weight"),
+    names=(
+        ("mask_pos_token", "position_token"),
+        ("decoder_pred.", f"{POSITION_DECODER}.answer."),
+        ("decoder_", f"{POSITION_DECODER}."),
+        ("mask_token", f"{PIXEL_DECODER}.mask_token"),
+        ("aux_decoder_pos_embed", _FIXED),
+        ("aux_decoder_pred.", f"{PIXEL_DECODER}.answer."),
+        ("aux_decoder_", f"{PIXEL_DECODER}."),
+        ("", ENCODER),
+    ),
+    task="droppos",
+)
+LUT_PROGRAM = Program(
+    "LUT",
+    marks=("decoder_pred.weight", "head.0.weight", "predictor.0.weight"),
+    names=(
+        ("head.", f"{AGREEMENT}.projection."),
+        ("predictor.", f"{AGREEMENT}.prediction."),
+        *_MAE_DECODER,
+        ("", ENCODER),
+    ),
+    task="lut",
+    teacher=(
+        ("head.", f"{TEACHER_PREFIX}.projection."),
+        ("predictor.", "(a teacher predicts nothing)"),
+        ("mask_token", "(a teacher sees everything)"),
+        ("decoder_", "(a teacher decodes nothing)"),
+        ("", f"{TEACHER_PREFIX}.{ENCODER}"),
+    ),
+    evaluated="teacher",
+)
+EXTREMA_PROGRAM = Program(
+    "ExtreMA",
+    marks=("base_encoder.blocks_token.0.norm1.weight", "momentum_encoder.blocks_token.0.norm1.weight"),
+    names=(
+        ("base_encoder.cls_token", f"{AGREEMENT}.instance_head.token"),
+        ("base_encoder.blocks_token.", f"{AGREEMENT}.instance_head.layers."),
+        ("base_encoder.head.", f"{AGREEMENT}.projection."),
+        ("base_encoder.", ENCODER),
+        ("predictor.", f"{AGREEMENT}.prediction."),
+        ("momentum_encoder.cls_token", f"{TEACHER_PREFIX}.instance_head.token"),
+        ("momentum_encoder.blocks_token.", f"{TEACHER_PREFIX}.instance_head.layers."),
+        ("momentum_encoder.head.", f"{TEACHER_PREFIX}.projection."),
+        ("momentum_encoder.", f"{TEACHER_PREFIX}.{ENCODER}"),
+    ),
+    task="extrema",
+    evaluated="teacher",
+)
+MOCO_PROGRAM = Program(
+    "MoCo v3",
+    marks=("base_encoder.blocks.0.norm1.weight", "momentum_encoder.blocks.0.norm1.weight"),
+    names=(
+        ("base_encoder.head.", "(MoCo's projection)"),
+        ("base_encoder.", ENCODER),
+        ("predictor.", "(MoCo's prediction)"),
+        ("momentum_encoder.", "(MoCo's teacher)"),
+    ),
+    heads={384: 12},
+)
+SIMMIM_PROGRAM = Program(
+    "SimMIM",
+    marks=("encoder.mask_token", "decoder.0.weight"),
+    names=(("decoder.0.", f"{PIXEL_DECODER}."), ("encoder.mask_token", "mask_token"), ("encoder.", ENCODER)),
+    task="simmim",
+    channels_last=False,
+    layer_scale=0.1,
+)
+BEYOND_MASKING_PROGRAM = Program(
+    "Beyond Masking",
+    marks=("encoder_to_decoder.weight", "decoder.head.weight"),
+    names=(
+        ("mask_token", f"{PIXEL_DECODER}.mask_token"),
+        ("encoder_to_decoder.", f"{PIXEL_DECODER}.embed."),
+        ("decoder.head.", f"{PIXEL_DECODER}.answer."),
+        ("decoder.", f"{PIXEL_DECODER}."),
+        ("encoder.cls_token", "(never used in its pre-training)"),
+        ("encoder.", ENCODER),
+    ),
+    task="restore",
+    decoder_heads={384: 6, 512: 8},
+    saves_positions=False,
+)
+DINOV2_PROGRAM = Program(
+    "DINOv2",
+    marks=("mask_token", "blocks.0.ls1.gamma", "pos_embed"),
+    names=(("mask_token", "(for DINOv2's own masks)"), *_LABELS, ("", ENCODER)),
+    evaluated="teacher",
+)
+DINO_PROGRAM = Program(
+    "DINO",
+    marks=("backbone.blocks.0.norm1.weight", "head.mlp.0.weight"),
+    names=(("head.", "(DINO's head)"), ("backbone.", ENCODER)),
+    evaluated="teacher",
+)
+BARE_ENCODER_PROGRAM = Program(
+    "MAE or a program built upon it",
+    marks=(POSITIONS_KEY, "cls_token", "blocks.0.norm1.weight"),
+    names=(*_LABELS, ("", ENCODER)),
+    positions="column first",
+)
+BARE_MOCO_PROGRAM = Program(
+    "MoCo v3",
+    marks=(POSITIONS_KEY, "cls_token", "blocks.0.norm1.weight"),
+    names=(*_LABELS, ("", ENCODER)),
+    positions="row first",
+    heads={384: 12},
+)
+# files of whom else: of them, too, the sizes can be read
+ANY_PROGRAM = Program(
+    "",
+    marks=("blocks.0.norm1.weight", "patch_embed.proj.weight"),
+    names=(*_LABELS, ("", ENCODER)),
+    evaluated="teacher",
+)
+# one whose marks are in others' files, too, comes after theirs
+PROGRAMS = (
+    *(DROPPOS_PROGRAM, LUT_PROGRAM, MAE_PROGRAM, EXTREMA_PROGRAM, MOCO_PROGRAM, SIMMIM_PROGRAM, BEYOND_MASKING_PROGRAM),
+    *(DINOV2_PROGRAM, DINO_PROGRAM, BARE_ENCODER_PROGRAM, BARE_MOCO_PROGRAM),
+)
+
+
+# Weights of a ViT or Swin under other programs' names, brought under timm's: the same weights in the same order.
+
+
+_BLOCK = r"((?:^|.*\.)blocks\.\d+\.)"
+_CHUNK = re.compile(r"(^|\.)blocks\.\d+\.(\d+\.)")  # DINOv2 trains its blocks in chunks, and counts them through
+_SCALE = re.compile(_BLOCK + r"gamma_([12])$")
+_BIAS = re.compile(_BLOCK + r"attn\.q_bias$")
+_MERGING = re.compile(r"((?:^|.*\.)layers\.)(\d+)(\.downsample\..+)")
+_COMPUTED = re.compile(r"(^|\.)layers\.\d+\.blocks\.\d+\.(attn\.relative_position_index|attn_mask)$")
+_APART = re.compile(_BLOCK.replace("blocks", "(?:decoder_)?blocks") + r"attn\.q(_proj)?\.(weight|bias)$")
+
+# transformers' names of a ViT, a ViTMAE or a DINOv2, as they are saved and as its classes have had them since 5.0, and
+# those of the programs that trained them; in this order, after the prefix that `_OF_TRANSFORMERS` ends
+_OF_TRANSFORMERS = "embeddings.patch_embeddings.projection.weight"
+_TRANSFORMERS = tuple(
+    (re.compile(theirs), ours)
+    for theirs, ours in (
+        (r"^embeddings\.position_embeddings$", "pos_embed"),
+        (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+        (r"^embeddings\.(cls_token|mask_token|register_tokens)$", r"\1"),
+        (r"^decoder\.(decoder_(?:embed|norm|pred)\.|decoder_pos_embed$|mask_token$)", r"\1"),
+        (r"^decoder\.(?:decoder_encoder\.layer|decoder_layers)\.(\d+)\.", r"decoder_blocks.\1."),
+        (r"^(?:encoder\.layer|layers)\.(\d+)\.", r"blocks.\1."),
+        (r"^layernorm\.", "norm."),
+        (r"(blocks\.\d+\.)layernorm_before\.", r"\1norm1."),
+        (r"(blocks\.\d+\.)layernorm_after\.", r"\1norm2."),
+        (r"(blocks\.\d+\.)layer_scale([12])\.lambda1$", r"\1ls\2.gamma"),
+        (r"(blocks\.\d+\.)attention\.attention\.(q|k|v)(?:uery|ey|alue)\.", r"\1attn.\2_proj."),
+        (r"(blocks\.\d+\.)attention\.(q|k|v)_proj\.", r"\1attn.\2_proj."),
+        (r"(blocks\.\d+\.)attention\.(?:output\.dense|o_proj)\.", r"\1attn.proj."),
+        (r"(blocks\.\d+\.)intermediate\.dense\.", r"\1mlp.fc1."),
+        (r"(blocks\.\d+\.)output\.dense\.", r"\1mlp.fc2."),
+    )
+)
+
+
+def timm_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict of other programs with timm's names for what is in a ViT's blocks, and for register tokens.
+
+    - ``blocks.0.7.``, the block 7 in a chunk, becomes ``blocks.7.`` (DINOv2).
+    - ``gamma_1`` of LayerScale becomes ``ls1.gamma`` (BEiT, SimMIM).
+    - ``q_bias`` and ``v_bias`` become ``qkv.bias``, with zeros for the keys (BEiT, SimMIM, Beyond Masking).
+    - ``q``, ``k`` and ``v`` apart become ``qkv``.
+    - the names of transformers' ViT, ViTMAE and DINOv2 become those of the programs that trained them.
+    - ``register_tokens`` becomes ``reg_token`` (DINOv2).
+    - ``layers.0.downsample.``, the patch merging that ends a Swin's stage, becomes ``layers.1.downsample.``, since in
+      timm it begins the next one; what follows from the windows' sizes is left out (Swin, SimMIM).
+
+    Class attention (``blocks_token``) is no block of a ViT and stays as it is.
+    """
+    state = _from_transformers(state)
+    state = _merging({_CHUNK.sub(r"\1blocks.\2", name): value for name, value in state.items()})
+    named: dict[str, Tensor] = {}
+    done: set[str] = set()
+    for name, value in state.items():
+        if name in done:
+            continue
+        if found := _SCALE.fullmatch(name):
+            name = f"{found[1]}ls{found[2]}.gamma"
+        elif name == "register_tokens" or name.endswith(".register_tokens"):
+            name = name.removesuffix("register_tokens") + "reg_token"
+        elif found := _BIAS.fullmatch(name):
+            if values := _alike(state, [name, f"{found[1]}attn.v_bias"]):
+                done.update(values)
+                q, v = values.values()
+                name, value = f"{found[1]}attn.qkv.bias", torch.cat([q, torch.zeros_like(q), v])
+        elif found := _APART.fullmatch(name):
+            if values := _alike(state, [f"{found[1]}attn.{one}{found[2] or ''}.{found[3]}" for one in "qkv"]):
+                done.update(values)
+                name, value = f"{found[1]}attn.qkv.{found[3]}", torch.cat(list(values.values()))
+        named[name] = value
+    return {name: value for name, value in named.items() if name not in done}
+
+
+def _from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict by the names of the program that trained it, if it has transformers' names, else as it is."""
+    prefix = next((name.removesuffix(_OF_TRANSFORMERS) for name in state if name.endswith(_OF_TRANSFORMERS)), None)
+    if prefix is None:
+        return state
+    named = {}
+    for name, value in state.items():
+        ours = name.removeprefix(prefix)
+        for pattern, become in _TRANSFORMERS:
+            ours = pattern.sub(become, ours)
+        named[ours] = value
+    return named
+
+
+def _merging(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The names of a Swin's patch merging as timm's."""
+    merging = {name: found for name in state if (found := _MERGING.fullmatch(name))}
+    ending = {found[1] for found in merging.values() if found[2] == "0"}  # in timm nothing is merged before stage 0
+    named = {}
+    for name, value in state.items():
+        if (found := merging.get(name)) and found[1] in ending:
+            name = f"{found[1]}{int(found[2]) + 1}{found[3]}"
+        if not _COMPUTED.search(name):
+            named[name] = value
+    return named
+
+
+def _alike(state: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
+    """The weights of these names if all are there and can be put one below the other, else none."""
+    found = {name: state[name] for name in names if name in state}
+    shapes = {value.shape for value in found.values()}
+    return found if len(found) == len(names) and len(shapes) == 1 and len(next(iter(shapes))) else {}
+
+
+# Whose program wrote a file of weights, and the same weights by our names.
+
+
+_PATCHES = 196  # of the images of Beyond Masking's program: 224 pixels, patches of 16
+
+
+class ForeignCheckpoint(NamedTuple):
+    """A file of one of these programs.
+
+    Attributes:
+        program: whose it is.
+        place: of the student's weights in it, such as "state_dict.module".
+        weights: by our names, those of a task, the encoder and a teacher among them.
+        left: what has no place here, with the reason.
+    """
+
+    program: Program
+    place: str
+    weights: State
+    left: tuple[str, ...]
+
+    def encoder(self, whose: Literal["student", "teacher"]) -> State:
+        """The weights of one of its encoders by timm's names; of the student's if there is no teacher's."""
+        teacher = self.beginning(f"{TEACHER_PREFIX}.{ENCODER}") if whose == "teacher" else {}
+        return teacher or self.beginning(ENCODER)
+
+    def beginning(self, words: str) -> State:
+        """The weights whose names begin with ``words``, by what follows."""
+        return {name.removeprefix(words): one for name, one in self.weights.items() if name.startswith(words)}
+
+    def rest(self) -> State:
+        """All that is not an encoder, by our names."""
+        encoders = (ENCODER, f"{TEACHER_PREFIX}.{ENCODER}")
+        return {name: one for name, one in self.weights.items() if not name.startswith(encoders)}
+
+
+def recognise(states: list[tuple[str, State]], programs: tuple[Program, ...] = PROGRAMS) -> ForeignCheckpoint | None:
+    """Whose program wrote a file; None if it is none of these."""
+    named = [(path, timm_names(state)) for path, state in states]
+    for program in programs:
+        places = [(path, prefix, state) for path, state in named for prefix in _prefixes(program, state)]
+        if not places:
+            continue
+        teachers = [place for place in places if is_teacher(*place[:2])]
+        students = [place for place in places if place not in teachers] or teachers
+        if program.evaluated == "teacher" and not program.teacher and teachers:
+            students = teachers  # of DINO nothing but an encoder is of use, and that is the teacher's
+        path, prefix, state = students[0]
+        weights, left = translate_names(program, program.names, select_prefix(prefix, state))
+        if program.teacher and teachers and teachers[0] is not students[0]:
+            theirs, unused = translate_names(program, program.teacher, select_prefix(teachers[0][1], teachers[0][2]))
+            weights |= theirs
+            left += unused
+        if not program.saves_positions:
+            weights |= _computed(weights)
+        left += describe_leftovers(prefix, state, named, teachers if program.teacher else [])
+        return ForeignCheckpoint(program, place_of(path, prefix), weights, tuple(left))
+    return None
+
+
+def translate_names(program: Program, names: NameRules, state: State) -> tuple[State, list[str]]:
+    """A program's state dict (or gradients) by our names, and what is left out, with the reason."""
+    weights: State = {}
+    left: dict[tuple[str, str], list[str]] = {}
+    for name, value in state.items():
+        row = next(((theirs, ours) for theirs, ours in names if name.startswith(theirs)), None)
+        if row is None or row[1].startswith("("):
+            left.setdefault(row or (name, ""), []).append(name)
+        else:
+            weights[row[1] + name.removeprefix(row[0])] = value
+    projection = weights.get(f"{ENCODER}{PROJECTION_KEY}")
+    for name, value in weights.items():
+        weights[name] = _as_here(program, name, value, projection)
+    return weights, [f"{_some(names)} {why}".rstrip() for (_, why), names in left.items()]
+
+
+def _as_here(program: Program, name: str, value: Tensor, projection: Tensor | None) -> Tensor:
+    """A weight in the form that it has here: tokens flat, a 1x1 convolution as a linear layer, pixels in our order."""
+    if name.rpartition(".")[2] in ("mask_token", "position_token"):
+        return value.flatten()
+    if not name.startswith((f"{PIXEL_DECODER}.answer.", f"{PIXEL_DECODER}.weight", f"{PIXEL_DECODER}.bias")):
+        return value
+    if value.ndim == 4:
+        value = value.flatten(1)
+    if program.channels_last and projection is not None and projection.ndim == 4:
+        c, h, w = projection.shape[1:]
+        if value.ndim and len(value) == c * h * w:
+            return value.unflatten(0, (h, w, c)).movedim(2, 0).flatten(0, 2)
+    return value
+
+
+def _computed(weights: State) -> State:
+    """What Beyond Masking's program computes and never saves, positions row by row; and a bias that it has not."""
+    projection, bridge = weights.get(f"{ENCODER}{PROJECTION_KEY}"), weights.get(f"{PIXEL_DECODER}.embed.weight")
+    more: State = {}
+    if projection is not None and projection.ndim == 4 and len(projection) % 2 == 0:
+        more[f"{ENCODER}{POSITIONS_KEY}"] = interleaved_sincos_1d(len(projection), _PATCHES)[None]
+    if bridge is not None and bridge.ndim == 2 and len(bridge) % 2 == 0:
+        more[f"{PIXEL_DECODER}.embed.bias"] = torch.zeros(len(bridge))
+        more[f"{PIXEL_DECODER}.positions"] = interleaved_sincos_1d(len(bridge), _PATCHES)
+    return more
+
+
+def _prefixes(program: Program, state: State) -> list[str]:
+    """The prefixes of a state dict under which are all marks of a program."""
+    first = program.marks[0]
+    found = [name.removesuffix(first) for name in state if name == first or name.endswith(f".{first}")]
+    found = [prefix for prefix in found if all(prefix + mark in state for mark in program.marks)]
+    if program.positions:
+        found = [prefix for prefix in found if position_axis_order(state[prefix + POSITIONS_KEY]) == program.positions]
+    return found
+
+
+def position_axis_order(table: Tensor) -> str:
+    """Which fixed table of positions [1 1+n d] this is, as `Program` says it of its files; "" if it is none."""
+    if table.ndim != 3 or table.shape[2] % 4 or not table.is_floating_point():
+        return ""
+    side = next((side for prefix in (1, 0) if (side := whole_root(table.shape[1] - prefix))), 0)
+    if not side:
+        return ""
+    fixed, patches = sincos_2d(table.shape[2], (side, side)), table[0, -(side**2) :].float()
+    for which, one in (("column first", fixed), ("row first", fixed.roll(table.shape[2] // 2, 1))):
+        if torch.allclose(patches, one, atol=1e-2):  # in half precision, too
+            return which
+    return ""
+
+
+def whole_root(n: int) -> int:
+    """The side of a square of ``n`` patches; 0 if there is none."""
+    side = math.isqrt(max(0, n))
+    return side if side**2 == n else 0
+
+
+def is_teacher(path: str, prefix: str) -> bool:
+    """Whether the weights at a place in a file are a moving average's."""
+    return not {"ema", "teacher"}.isdisjoint(f"{path}.{prefix}".replace("_", ".").split("."))
+
+
+def depth_of(names: Iterable[str], beginning: str = "") -> int:
+    """How many blocks, or layers, weights have whose names go on so after ``beginning``."""
+    counted = re.compile(re.escape(beginning) + r"(?:blocks|layers)\.(\d+)\.")
+    return len({found[1] for name in names if (found := counted.match(name))})
+
+
+def place_of(path: str, prefix: str) -> str:
+    """Where in a file weights are whose names have a prefix, such as "state_dict.module"."""
+    return ".".join(part for part in (path, prefix.rstrip(".")) if part)
+
+
+def select_prefix(prefix: str, state: State) -> State:
+    """The weights whose names have a prefix, by what follows it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def describe_leftovers(
+    prefix: str,
+    state: State,
+    named: list[tuple[str, State]],
+    used: Sequence[tuple[str, str, State]] = (),
+) -> list[str]:
+    """What else is in a file: other names of the same state dict, and how many tensors are in its other parts."""
+    others = [name for name in state if not name.startswith((prefix, *(one[1] for one in used if one[2] is state)))]
+    counts: dict[str, int] = {}
+    for where, other in named:
+        if other is not state and not any(other is one[2] for one in used):
+            part = where.partition(".")[0] or "the top level"
+            counts[part] = counts.get(part, 0) + len(other)
+    return others + [f"{count} tensor{'s' * (count > 1)} of {part}" for part, count in counts.items()]
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
