@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -440,6 +441,97 @@ def test_any_value_in_a_card_is_read_or_refused(name, value):
         pass
 
 
+@pytest.fixture(scope="module")
+def whole(made, tmp_path_factory) -> dict[str, tuple[Path, Callable[[], Any]]]:
+    """A small file of each kind that says something of itself, and what reads it."""
+    from patchloom.dense.checkpoint import DenseCard, save_dense
+    from patchloom.dense.segmenter import Segmenter
+    from patchloom.evaluate.classifier import Classifier, ClassifierCard, load_classifier, save_classifier
+    from patchloom.nets.finetune import at_size
+
+    folder = tmp_path_factory.mktemp("whole")
+    vit, card = load_encoder_file(made / "encoder" / "e.safetensors")
+    parts = {name: folder / f"{name}.safetensors" for name in ("classifier", "dense", "instance_head", "encoder")}
+    save_encoder(vit, replace(card, extra_modules={"instance_head": "pooling"}), parts["encoder"])
+    save_extra_module(InstanceHead(32, 4, 1), parts["instance_head"])
+    trained = (("a", "b"), "d", "t", 0, {"lr": 0.1})
+    save_classifier(Classifier(vit, 2, "mean"), ClassifierCard(card, "keep", "mean", *trained), parts["classifier"])
+    model = Segmenter(at_size(vit, card, (16, 16), "keep"), 2, head="linear")
+    save_dense(model, DenseCard("segment", card, "keep", (16, 16), 16, {"head": "linear"}, *trained), parts["dense"])
+    hub = export(parts["encoder"], to="hf", out=folder / "hub").weights
+    other = transformers_folder(folder / "other")
+    return {
+        "encoder": (parts["encoder"], lambda: load_encoder_file(parts["encoder"])),
+        "classifier": (parts["classifier"], lambda: load_classifier(parts["classifier"])),
+        "dense": (parts["dense"], lambda: load_dense(parts["dense"])),
+        "module": (parts["instance_head"], lambda: load_module_file(parts["encoder"], "pooling")),
+        "timm": (hub / "config.json", lambda: patchloom.load_encoder(hub)),
+        "transformers": (other / "config.json", lambda: patchloom.load_encoder(other)),
+        "preprocessor": (other / "preprocessor_config.json", lambda: patchloom.load_encoder(other)),
+    }
+
+
+def transformers_folder(folder: Path) -> Path:
+    """A ViT with what is read of a configuration of transformers'."""
+    state = build_encoder(EncoderSpec("nano", (16, 16), 8, 3, "learned", SMALL | {"num_heads": 2})).state_dict()
+    folder.mkdir()
+    save_file({name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors")
+    config = {"model_type": "vit", "num_attention_heads": 2, "layer_norm_eps": 1e-6, "hidden_act": "gelu"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
+    return folder
+
+
+def places(about: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The ways to all values inside a plain value."""
+    inside = about.items() if isinstance(about, dict) else enumerate(about) if isinstance(about, list) else ()
+    return [above, *(place for name, value in inside for place in places(value, (*above, name)))]
+
+
+def replaced(about: Any, place: tuple[Any, ...], value: Any) -> Any:
+    if not place:
+        return value
+    about = about.copy()
+    about[place[0]] = replaced(about[place[0]], place[1:], value)
+    return about
+
+
+KINDS = ("encoder", "classifier", "dense", "module", "timm", "transformers", "preprocessor")
+EXTREMES = st.sampled_from(
+    [None, True, 0, -1, 2**16, 2**31, 2**64, 10**400, 1e308, math.nan, math.inf, "", "x", [], {}]
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_a_file_says_of_itself_is_read_or_refused(kind, whole):
+    """One value anywhere in a card or a configuration becomes another: it is read, or one sentence refuses it."""
+    path, read = whole[kind]
+    read()
+    before = path.read_bytes()
+
+    @given(st.data(), ANYTHING | EXTREMES)
+    @examples(max_examples=60, deadline=None)
+    def any_value_anywhere(data: st.DataObject, value: Any) -> None:
+        def forge(about: Any) -> Any:
+            place = data.draw(st.sampled_from([one for one in places(about) if one and one != ("sha256",)]))
+            return replaced(about, place, value)
+
+        path.write_bytes(before)
+        if path.suffix == ".json":
+            path.write_text(json.dumps(forge(json.loads(before))))
+        else:
+            with_card(path, lambda about: about.update(forge(about)))
+        try:
+            read()
+        except PatchloomError as refusal:
+            assert "\n" not in str(refusal)
+
+    try:
+        any_value_anywhere()
+    finally:
+        path.write_bytes(before)
+
+
 def test_what_typed_fields_takes():
     plain = {"rate": 16_000, "mean": [0.0] * 40}
     assert typed_fields(Sound, plain)["mean"] == (0.0,) * 40
@@ -504,8 +596,6 @@ def test_a_dense_models_card_is_checked(forgery, encoder, tmp_path):
 def test_a_module_beside_an_encoder_is_checked(sizes, photos, tmp_path):
     vit, card = load_encoder_file(an_encoder(tmp_path / "x", photos))
     path = tmp_path / "encoder.safetensors"
-    from dataclasses import replace
-
     save_encoder(vit, replace(card, extra_modules={"instance_head": "pooling"}), path)
     save_extra_module(InstanceHead(32, 4, 1), tmp_path / "instance_head.safetensors")
     assert load_module_file(path, "pooling") is not None
