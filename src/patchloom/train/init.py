@@ -97,6 +97,7 @@ class Start:
     @cached_property
     def _weights(self) -> Weights:
         """Those that were asked for by ``--init``, unless they are an unfinished run's."""
+        assert self.asked.init is not None  # callers have seen that weights were asked for
         return Weights(self.asked.init)
 
     def encoder(self, vit: Encoder) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError, listing
-from patchloom.nets.build import EncoderSpec, build_encoder, outline
+from patchloom.nets.build import EncoderSpec, PositionKind, build_encoder, outline
 from patchloom.nets.checkpoints.format import (
     ENCODER_FILE,
     HUB_CONFIG,
@@ -273,7 +273,7 @@ def _of_timm(config: Mapping[str, Any], states: list[tuple[str, State]]) -> HubM
     channels, *size = about["input_size"]
     channels = given.pop("in_chans", channels)
     sizes = {"img_size": given.pop("img_size", size), "patch_size": given.pop("patch_size", None)}
-    sizes["patch_size"] = sizes["patch_size"] or compact(stock.patch_embed.patch_size)
+    sizes["patch_size"] = sizes["patch_size"] or compact(patch_embedding(stock).patch_size)
     if isinstance(sizes["img_size"], int):
         sizes["img_size"] = [sizes["img_size"]] * 2
     for set_here in ("num_classes", "global_pool", "pos_embed"):
@@ -317,7 +317,7 @@ class _Bystander:
 
 # papers' files keep their command line or configuration beside the weights, and a learning rate that NumPy computed:
 # bare containers and numbers, in whose stead something stands that runs nothing
-_HARMLESS = [
+_HARMLESS: list[Any] = [
     argparse.Namespace,
     (OrderedDict, "yacs.config.CfgNode"),
     *((_Bystander, name) for name in ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar", "numpy.dtype")),
@@ -813,7 +813,7 @@ def _load_foreign(weights: Weights, model: str | None) -> tuple[Encoder, Encoder
     program, shape = weights.program, weights.architecture
     with torch.random.fork_rng(devices=[]):
         if model is not None:
-            spec, vit = None, timm.create_model(model, pretrained=False, num_classes=0)
+            spec, vit = None, cast(Encoder, timm.create_model(model, pretrained=False, num_classes=0))
         else:
             spec = weights.encoder_spec()
             vit = build_encoder(spec)
@@ -931,9 +931,9 @@ def public_shape(weights: Weights, model: str | None = None) -> dict[str, Any] |
     if named is not None:
         fixed = foreign is not None and positions_of(foreign.encoder("student"), foreign.program) == "sincos"
         return _stock_shape(named) | ({"positions": "sincos", "read_off": ("positions",)} if fixed else {})
-    if weights.hub is not None and (spec := weights.hub.spec) is not None:
-        found = {"name": spec.model, "patch_size": spec.patch_size, "options": spec.options}
-        return found | {"positions": spec.positions, "read_off": ("patch_size", "positions")}
+    if weights.hub is not None and (built := weights.hub.spec) is not None:
+        found = {"name": built.model, "patch_size": built.patch_size, "options": built.options}
+        return found | {"positions": built.positions, "read_off": ("patch_size", "positions")}
     if shape is None:
         return None
     found = {"name": shape.model, "patch_size": shape.patch_size, "options": shape.options}
