@@ -12,7 +12,7 @@ import tifffile
 import torch
 from PIL import Image
 
-from patchloom.check import Estimate, check
+from patchloom.check import ProposalCost, check
 from patchloom.cli import main
 from patchloom.data.scan import survey
 from patchloom.data.sources.open import open_data
@@ -254,7 +254,7 @@ def test_what_was_read_is_told_even_if_no_step_can_be_made(monkeypatch, capsys):
 
 
 def test_time_is_that_of_the_slower_or_of_both():
-    apart = Estimate(100, (0.1, 0.2, 0.9), 0.3, True, 4.0, 2.0, 320)
+    apart = ProposalCost(100, (0.1, 0.2, 0.9), 0.3, True, 4.0, 2.0, 320)
     assert apart.total == pytest.approx(30) and apart.worst == pytest.approx(50)
     turns = replace(apart, apart=False)
     assert turns.total == pytest.approx(50)

@@ -45,7 +45,7 @@ _KEPT = 1.25  # pixels to keep of an image, over those that are trained on (docs
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ProposalCost:
     """What a run would need, measured in a few steps.
 
     Attributes:
@@ -109,7 +109,7 @@ class Proposal(Displayable):
     data: Sequence[str]
     settings: ResolvedSettings
     reasons: dict[str, str]
-    estimate: Estimate | None
+    estimate: ProposalCost | None
     failure: str = ""
     fixed_size: bool = False
 
@@ -206,7 +206,7 @@ def propose(
     return Proposal(data, settings, reasons, made, failure, training.modality.own_size is not None)
 
 
-def _estimate(training: Source, settings: ResolvedSettings) -> Estimate:
+def _estimate(training: Source, settings: ResolvedSettings) -> ProposalCost:
     keep_freed_memory()
     if settings.device == "cpu":
         torch.set_num_threads(settings.threads)
@@ -222,7 +222,7 @@ def _estimate(training: Source, settings: ResolvedSettings) -> Estimate:
         needed, (_, room) = memory_of(settings, settings.compile, training.sound), memory(settings.device)
     steps = steps_of(settings.epochs, len(training), batch)
     side = max(step.task.augment.size)
-    return Estimate(steps, seconds, batch / rate, settings.workers > 0, needed, room, side)
+    return ProposalCost(steps, seconds, batch / rate, settings.workers > 0, needed, room, side)
 
 
 # What a survey of recordings tells: a column of the table of `patchloom.check.check`, and advice.

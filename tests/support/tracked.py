@@ -10,13 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from resolved import resolved_settings
 
 from patchloom.loggers.base import FinalResult
 from patchloom.loggers.queue import TrackerSet
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.settings import Settings
 
-SETTINGS = Settings("photos", {"name": "mae", "mask_ratio": 0.75}, {"name": "nano", "depth": 2}, (32, 32), 8, epochs=3)
+SETTINGS = resolved_settings(
+    "photos",
+    task={"name": "mae", "mask_ratio": 0.75},
+    model={"name": "nano", "depth": 2},
+    img_size=(32, 32),
+    patch_size=8,
+)
 ROWS = [
     {"step": "0", "epoch": "0", "held_out": "1.5", "baseline:flat patches": "1", "images:apart": "0.9", "images": "0"},
     {"step": "4", "epoch": "0.5", "loss": "1.25", "lr": "0.004", "images": "64"},

@@ -104,10 +104,8 @@ def test_a_process_that_dies_stops_the_others_and_any_number_goes_on(first, then
 def test_a_signal_to_any_of_them_stops_all_with_one_checkpoint(number, ranks, images, alone, tmp_path):
     out, options = tmp_path / "run", CASES["lut"] | PLAIN
     (first, other), _ = run_together(images, out, 2, options, Signal(ranks, 10, number))
-    assert (first.told, other.told) == (
-        "patchloom: stopped, and a checkpoint was written: the same command goes on from there\n",
-        "",
-    )
+    said = "patchloom: stopped, and a checkpoint was written: the same command goes on from there\n"
+    assert (first.code, first.told, other.told) == (2, said, "")
     # what started them may end all when one has ended, so the other one waits until the checkpoint is whole
     assert other.seconds > first.seconds - SAVING / 2
     ended, processes = run_together(images, out, 2, options)
