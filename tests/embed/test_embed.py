@@ -189,7 +189,10 @@ def test_paths_of_several_folders_differ(tiny: Path, photos: Path, tmp_path: Pat
     assert made(tmp_path, tiny, ["a", "../b"]).paths == ["a/0.png", "a/2.png", "../b/0.png", "../b/4.png"]
 
 
-def test_what_is_printed(tiny: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_is_printed(
+    tiny: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "500")  # else sentences are wrapped
     words = ["embed", str(tiny), str(photos), "--to", str(tmp_path / "f.npz"), "--batch_size", "4", "--device", "cpu"]
     assert main(words) == 0
     first, last, holds = capsys.readouterr().out.splitlines()
