@@ -10,11 +10,12 @@ import jsonschema
 import numpy as np
 import pytest
 from dense_models import DETECTOR, SEGMENTER, a_model
+from forked import SUBPROCESS
 from PIL import Image
 
 import patchloom
 from patchloom import cli
-from patchloom.compare import timing
+from patchloom.compare import runner, timing
 from patchloom.dense.checkpoint import save_dense
 from patchloom.display import json_value
 from patchloom.errors import AlreadyReported, Stopped
@@ -120,6 +121,7 @@ def test_evaluate(document, photos, run):
 
 def test_compare(document, photos, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "subprocess", SUBPROCESS)
     words = ["compare", photos, "--tasks", "mae,mp3", "--samples", "48", "--seeds", "1", *TINY, "--out", tmp_path / "c"]
     dry = document(*words, "--dry_run")["result"]
     assert [one["task"] for one in dry["planned"]["tasks"]] == ["mae", "mp3"] and dry["planned"]["seconds"] > 0
