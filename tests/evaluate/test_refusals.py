@@ -75,7 +75,7 @@ def test_what_does_not_go_together(
     others = {"half": whole[: len(whole) // 2], "text": b"not weights", "empty": b"", "strange": strange}
     for name, content in others.items():
         (tmp_path / name).write_bytes(content)
-        said = "has no patchloom metadata" if name == "strange" else "cannot be read as encoder weights"
+        said = "holds weights alone" if name == "strange" else "cannot be read as encoder weights"
         assert f"{tmp_path / name} {said}" in failed(capsys, protocol, tmp_path / name, "digits")
     assert "there is no encoder at" in failed(capsys, protocol, tmp_path / "deep", "digits")
     assert [path.name for path in run.iterdir()] == ["encoder.safetensors"] and not empty_cache.exists()

@@ -79,6 +79,7 @@ from patchloom.sizes import compact
 # The one place that decides what kind of source a user means.
 
 Kind = Literal["timm", "patchloom", "hub", "bare"]
+_PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".tar")  # what torch saves is called; all other files are safetensors
 
 
 def kind_of(source: str | Path) -> Kind:
@@ -92,10 +93,10 @@ def kind_of(source: str | Path) -> Kind:
     path = Path(source)
     if path.is_dir():
         return "patchloom" if find_weights(path).name == ENCODER_FILE else "hub"
-    ours = path.suffix == ".safetensors" and path.is_file()
-    return (
-        "patchloom" if ours and any(key.startswith("patchloom-") for key in read_metadata(path, "weights")) else "bare"
-    )
+    if path.suffix.lower() in _PICKLES or not path.is_file():
+        return "bare"
+    ours = any(key.startswith("patchloom-") for key in read_metadata(path, "encoder weights"))
+    return "patchloom" if ours else "bare"
 
 
 def check_model(source: str | Path, model: str | None, option: str = "--model") -> None:
@@ -327,7 +328,7 @@ _HARMLESS: list[Any] = [
 
 def read_states(path: Path) -> list[tuple[str, dict[str, Tensor]]]:
     """Every state dict in a file, whoever wrote it, by the path of its keys there."""
-    if path.suffix == ".safetensors":
+    if path.suffix.lower() not in _PICKLES:
         read_metadata(path, "weights")
         return [("", read_weights(path))]
     found, queue, seen = [], deque([("", _unpickle(path))]), set()
