@@ -29,13 +29,12 @@ _MAX_WORKERS = 4  # each takes 2 GB and, to import everything, 10 seconds
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker more than cores for the suite and its folders, since tests also wait; none for files by name, which
-    import less than workers would."""
+    """A worker a core for the suite and its folders; none for files by name, which import less than workers would."""
     asked = [Path(str(argument).partition("::")[0]) for argument in config.args]
     if all(path.suffix == ".py" for path in asked):
         return 0
     cores = joblib.cpu_count()
-    return min(cores + 1, _MAX_WORKERS) if cores > 1 else 0
+    return min(cores, _MAX_WORKERS) if cores > 1 else 0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -62,6 +62,7 @@ CALLS = {
 def quick_pages() -> Iterator[None]:
     """The set digits has fewer images, and what measures memory is forked from a process with all that it needs."""
     whole, opened, context = datasets.load_digits(), builtin._open_digits, multiprocessing.get_context
+    server()  # it starts here: where it is asked for, signals are blocked, and stay so in all that it forks
 
     def few() -> Data:
         with pytest.MonkeyPatch.context() as patch:  # the pages that load them themselves have all of them

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
+from multiprocessing.forkserver import ensure_running
 from types import SimpleNamespace
 from typing import IO
 
@@ -19,6 +20,7 @@ def server() -> BaseContext:
     """How processes begin that are forked from the server. There is one for all tests of this process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["patchloom.cli", "patchloom.options", "patchloom.train.loop"])
+    ensure_running()
     return context
 
 
