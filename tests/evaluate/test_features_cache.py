@@ -247,6 +247,8 @@ def test_the_oldest_go_when_the_room_is_full(empty_cache: Path, monkeypatch: pyt
 def test_processes_at_once_do_not_disturb_one_another(empty_cache: Path) -> None:
     with multiprocessing.get_context("fork").Pool(4) as pool:
         sums = pool.map(_one_of_many, range(12), chunksize=1)
+        pool.close()  # else they are sent a signal, which one that was just forked may lose
+        pool.join()
     assert set(sums) == {800.0}
     assert len(list(empty_cache.iterdir())) == 1
     assert _passes("x", DIGITS.subset(range(400))) == [False, False]
