@@ -165,10 +165,11 @@ def read_health(folder: Path) -> Health | None:
 def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
     f, beside = health.figures, measure.beside(measure.to_beat)
     share = f"{beside}, {measure.effect.share:.0%} of the way to perfect"
+    held_out = _counted(measure.n, f"held-out {health.noun}")
     match rule:
         case Rule.SAME_IMAGES:
             return (
-                f"the {_counted(measure.n, f'held-out {health.noun}')} are nearly all the same: {f['apart']:.1%} of "
+                f"the {held_out} are nearly all the same: {f['apart']:.1%} of "
                 f"what their {f['values']} differ by sets them apart"
             )
         case Rule.NOT_FINITE:
@@ -190,7 +191,7 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
             better = "yet by kNN the features tell classes better than an untrained encoder's"
             return f"{said}; {better} ({_by_knn(health)})" if "knn" in f else said
         case Rule.FEW_IMAGES:
-            return f"{beside}, on {_counted(measure.n, f'held-out {health.noun}')}, which are too few"
+            return f"{beside}, on {held_out}, which are too few"
         case Rule.WENT_BACK:
             times = "once" if f["times"] == 1 else f"{f['times']:.0f} times"
             return f"the run went back {times}, as it was not finite; {beside}"
@@ -206,14 +207,12 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
         case Rule.NEARER:
             return f"{beside}, but {f['gained']:.0%} nearer to perfect than halfway"
         case Rule.FEW_IMAGES_SINCE_HALFWAY:
-            held_out = _counted(measure.n, f"held-out {health.noun}")
             return f"{beside}; {held_out} are too few to tell whether it is nearer to perfect than halfway"
         case Rule.STANDS_STILL:
             return f"{beside}, after {f['updates']:,.0f} updates, and no nearer to perfect than halfway"
         case Rule.AGREES_WITH_ALL:
             return f"{beside}: the teacher's outputs are so alike that agreeing with them says little"
         case Rule.FEW_IMAGES_FOR_SIZE:
-            held_out = _counted(measure.n, f"held-out {health.noun}")
             return f"{share}, and {held_out} are too few to tell how well it is learnt"
         case Rule.NOT_CLEAR:
             return share
