@@ -211,7 +211,7 @@ def test_what_one_process_does_is_not_for_several(run: Path, squares: object, mo
 
 
 def test_two_processes_share_one_evaluation(run: Path, tmp_path: Path) -> None:
-    options = {"steps": 4, "size": 16, "head_width": 8, "batch_size": 4, "save": "true"}
+    options = {"steps": 4, "size": 16, "head_width": 8, "batch_size": 4, "drop_path": 0, "save": "true"}
     codes, out, err = segment_together(run, 2, tmp_path / "cache", **options)
     assert codes == [0, 0], err
     weights = [torch.load(run / f"{rank}.pt") for rank in range(2)]
@@ -222,6 +222,13 @@ def test_two_processes_share_one_evaluation(run: Path, tmp_path: Path) -> None:
     rows = list(csv.DictReader((run / "results.csv").open()))
     assert [row["encoder"] for row in rows if row["quoted"] == "True"] == ["tiny", "from scratch"]
     assert (run / "segmented" / "squares-small-0.safetensors").exists()
+    codes, _, err = segment_together(run, 1, tmp_path / "other cache", **options)
+    assert codes == [0], err
+    alone = torch.load(run / "0.pt")
+    statistics = [name for name in alone if "running_" in name]
+    assert len(statistics) > 10  # those of each process's own batch would be far off
+    for name in statistics:
+        torch.testing.assert_close(weights[0][name], alone[name], rtol=0.01, atol=0.01, msg=name)
 
 
 def test_a_batch_that_processes_cannot_share_is_refused_once(run: Path, tmp_path: Path) -> None:

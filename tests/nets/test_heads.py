@@ -1,10 +1,13 @@
 """Heads: how MLPs are laid out, batch norm equal to torch's, and a class token that asks without answering."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-from patchloom.nets.heads import BatchNorm, InstanceHead, mlp
+from patchloom.nets.heads import InstanceHead, mlp
+from patchloom.system.distributed import SharedBatchNorm, share_batch_norms
 
 
 @pytest.mark.parametrize(
@@ -12,8 +15,8 @@ from patchloom.nets.heads import BatchNorm, InstanceHead, mlp
     [
         ((4, 6, 6, 3), "layer", "Linear LayerNorm GELU Linear LayerNorm GELU Linear"),
         ((4, 6, 3), "layer", "Linear LayerNorm GELU Linear"),
-        ((4, 6, 4), "batch", "Linear BatchNorm ReLU Linear"),
-        ((4, 6, 5, 4), "batch", "Linear BatchNorm ReLU Linear BatchNorm ReLU Linear"),
+        ((4, 6, 4), "batch", "Linear SharedBatchNorm ReLU Linear"),
+        ((4, 6, 5, 4), "batch", "Linear SharedBatchNorm ReLU Linear SharedBatchNorm ReLU Linear"),
         ((4, 3), "batch", "Linear"),
     ],
 )
@@ -23,7 +26,7 @@ def test_layout_of_mlps(sizes, norm, kinds):
     linears = [layer for layer in net if isinstance(layer, nn.Linear)]
     assert [(one.in_features, one.out_features) for one in linears] == list(zip(sizes, sizes[1:], strict=False))
     assert all((one.bias is not None) == (norm == "layer") for one in linears)
-    norms = [layer for layer in net if isinstance(layer, nn.LayerNorm | BatchNorm)]
+    norms = [layer for layer in net if isinstance(layer, nn.LayerNorm | SharedBatchNorm)]
     assert [one.weight.shape for one in norms] == [(size,) for size in sizes[1:-1]]
     assert net(torch.randn(5, sizes[0])).shape == (5, sizes[-1])
 
@@ -35,7 +38,7 @@ def pair(d=6):
     with torch.no_grad():
         for tensor in (theirs.weight, theirs.bias, theirs.running_mean, theirs.running_var):
             tensor.copy_(torch.rand(d) + 0.5)
-    ours = BatchNorm(d)
+    ours = SharedBatchNorm(d)
     ours.load_state_dict(theirs.state_dict(), strict=True)
     return ours, theirs
 
@@ -58,6 +61,25 @@ def test_batch_norm_is_torchs(b):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()))
     assert ours.num_batches_tracked == 3 and not ours.running_mean.requires_grad
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_shared_batch_norms_of_a_model_are_torchs(affine, momentum):
+    """Batch norms of vectors and of maps; without a momentum they average the statistics of all batches."""
+    torch.manual_seed(0)
+    theirs = nn.Sequential(
+        nn.BatchNorm2d(3, momentum=momentum, affine=affine),
+        nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3 * 4 * 5, momentum=momentum, affine=affine)),
+        nn.Linear(60, 2),
+    )
+    ours = share_batch_norms(copy.deepcopy(theirs))
+    assert [type(one) for one in ours.modules()].count(SharedBatchNorm) == 2
+    for training in (True, True, False):
+        ours.train(training), theirs.train(training)
+        images = torch.randn(6, 3, 4, 5) * 2 + 3
+        torch.testing.assert_close(ours(images), theirs(images), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()))
 
 
 def test_batch_norm_far_from_zero():

@@ -23,6 +23,7 @@ def _rank(
     from scenes import Squares
 
     from patchloom.cli import main
+    from patchloom.dense import segmenter
     from patchloom.dense.annotations import segmentation
     from patchloom.dense.annotations.base import AnnotatedData
     from patchloom.evaluate import trainer
@@ -32,6 +33,7 @@ def _rank(
 
     parts = AnnotatedData(Squares(8), Squares(3, seed=1), Squares(5, seed=2))
     segmentation.open_label_maps = lambda *_: parts
+    segmenter._DROPOUT = 0.0  # each process draws its own
     hardware.bfloat16_pays = lambda: (False, "as the test says")
     run_loop, update = Loop.run, Loop.update
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Data
@@ -375,7 +376,7 @@ def _foresee_memory(candidates: Sequence[DenseCandidate], setup: Setup[T, R], tr
     own, trained = (sum(one.nbytes for one in some) for some in (weights, [w for w in weights if w.requires_grad]))
     # models that are trained already, and the best weights, are on the CPU
     kept = own * (len(candidates) - 1 + (setup.held is not None)) if kind == "cpu" else 0
-    least = min(images, 2 if any(isinstance(one, nn.BatchNorm2d) for one in training.model.modules()) else 1)
+    least = min(images, 2 if any(isinstance(one, _BatchNorm) for one in training.model.modules()) else 1)
     with progress_message("counting what a step takes"):
         counted = training.bytes_of_step(images)
         if counted is None:

@@ -48,7 +48,16 @@ from patchloom.runs.checkpoint import (
     tensors_of,
     whole_weights,
 )
-from patchloom.system.distributed import any_process, collected, rank, refused_by_all, smallest, total, world
+from patchloom.system.distributed import (
+    any_process,
+    collected,
+    rank,
+    refused_by_all,
+    share_batch_norms,
+    smallest,
+    total,
+    world,
+)
 from patchloom.system.files import cache_root
 from patchloom.system.signals import Stop
 from patchloom.version import __version__
@@ -305,8 +314,8 @@ class Loop(ABC):
 
     def _share(self) -> None:
         """Let the processes train the model together."""
-        if world() > 1 and self.device.type == "cuda":
-            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        if world() > 1:
+            self.model = share_batch_norms(self.model)
         self.parallel = DistributedDataParallel(self.model) if world() > 1 else self.model
 
     def _workers(self) -> int:

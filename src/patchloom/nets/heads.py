@@ -14,7 +14,6 @@ import torch
 from timm.models.cait import LayerScaleBlockClassAttn
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import initialize
@@ -30,7 +29,7 @@ from patchloom.nets.encode import (
     prefix_count,
 )
 from patchloom.nets.swin import Encoder
-from patchloom.system.distributed import averaged, world
+from patchloom.system.distributed import SharedBatchNorm
 from patchloom.withhold.encoder_input import all_patches
 
 # what a module beside an encoder is good for: to pool its tokens, or to stand under a classifier's linear layer
@@ -46,36 +45,10 @@ def mlp(sizes: Sequence[int], norm: Literal["layer", "batch"]) -> nn.Sequential:
     for width, out in zip(sizes, sizes[1:], strict=False):
         layers.append(nn.Linear(width, out, bias=norm == "layer"))
         if len(layers) < 3 * (len(sizes) - 2):
-            layers += [nn.LayerNorm(out), nn.GELU()] if norm == "layer" else [BatchNorm(out), nn.ReLU()]
+            layers += [nn.LayerNorm(out), nn.GELU()] if norm == "layer" else [SharedBatchNorm(out), nn.ReLU()]
     net = nn.Sequential(*layers)
     initialize(net)
     return net
-
-
-class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm whose training statistics are those of all processes' batches, on CPUs too.
-
-    torch's ``SyncBatchNorm`` is for GPUs only. Every process must have a batch of the same size.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise x [b d]; in float32, whatever autocast says."""
-        x = x.float()
-        if not self.training:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-        n = len(x) * world()
-        if n < 2:
-            raise ValueError("batch norm needs 2 or more images in a batch")
-        mean = averaged(x.mean(0))
-        variance = averaged((x - mean).square().mean(0))
-        # as it has statistics and a momentum
-        assert self.num_batches_tracked is not None and self.running_mean is not None
-        assert self.running_var is not None and self.momentum is not None
-        with torch.no_grad():
-            self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance * n / (n - 1), self.momentum)
-        return (x - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
 
 
 class InstanceHead(nn.Module):

@@ -24,6 +24,8 @@ from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from patchloom.display import StatusMessage
 from patchloom.errors import AlreadyReported, PatchloomError
@@ -195,6 +197,61 @@ class _Averaged(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         # each process's loss depends on everybody's values, so everybody's gradients add up
         return total(gradient) / world()
+
+
+class SharedBatchNorm(_BatchNorm):
+    """Batch norm over the batches of all processes, on any device; torch's ``SyncBatchNorm`` is for GPUs only.
+
+    Every process must have a batch of the same size. Buffers and parameters have the names of ``nn.BatchNorm1d`` and
+    ``nn.BatchNorm2d``.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x [b d ...] over all dimensions but the second; in float32, whatever autocast says."""
+        x = x.float()
+        if not self.training:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        others = [i for i in range(x.ndim) if i != 1]
+        n = x.numel() // x.shape[1] * world()
+        if n < 2:
+            raise ValueError("batch norm needs 2 or more images in a batch")
+        channels = (1, -1, *[1] * (x.ndim - 2))
+        mean = averaged(x.mean(others))
+        centred = x - mean.view(channels)
+        variance = averaged(centred.square().mean(others))
+        self._update_statistics(mean.detach(), variance.detach() * n / (n - 1))
+        normalised = centred * (variance + self.eps).rsqrt().view(channels)
+        if self.affine:
+            normalised = normalised * self.weight.view(channels) + self.bias.view(channels)
+        return normalised
+
+    @torch.no_grad()
+    def _update_statistics(self, mean: Tensor, variance: Tensor) -> None:
+        """Move the running mean and variance; without a momentum they are the mean of all batches so far."""
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked += 1
+        weight = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, weight)
+        self.running_var.lerp_(variance, weight)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Accept any shape."""
+
+
+def share_batch_norms(model: nn.Module) -> nn.Module:
+    """Have each batch norm of ``model`` use the batches of all processes, in place; return the model."""
+    if next(model.parameters()).device.type == "cuda":
+        return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))
+    for module in list(model.modules()):
+        for name, norm in module.named_children():
+            if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
+                shared = SharedBatchNorm(
+                    norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats
+                )
+                shared.load_state_dict(norm.state_dict())
+                setattr(module, name, shared.train(norm.training))
+    return model
 
 
 @contextmanager
