@@ -1,4 +1,4 @@
-"""Excerpts have one length, lie in the recording, and depend on the generator alone."""
+"""Excerpts have one length, lie in the recording, and depend only on the generator."""
 
 import numpy as np
 import pytest

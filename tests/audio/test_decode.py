@@ -1,4 +1,4 @@
-"""Recordings of every kind become one channel of 16 bits at one rate; broken ones say why they cannot."""
+"""Recordings of every format become one channel of 16 bits at one rate; broken ones are refused with a reason."""
 
 from __future__ import annotations
 
@@ -126,13 +126,13 @@ def test_a_header_alone_and_files_that_are_none(tmp_path):
         (tmp_path / f"b.{ending}").touch()
         assert said(tmp_path / f"b.{ending}") == "the file is empty"
         (tmp_path / f"c.{ending}").write_text("This is a text, and nobody has spoken it yet.\n" * 40)
-        assert said(tmp_path / f"c.{ending}").startswith("it is no WAV, FLAC, Ogg or MP3")
+        assert said(tmp_path / f"c.{ending}").startswith("it is not a WAV, FLAC, Ogg or MP3")
     assert said(tmp_path / "d.wav") == "No such file or directory"
     assert said(tmp_path) == "it is no file"
     written(tmp_path / "e.wav", np.array([0.5, np.nan]), subtype="FLOAT")
-    assert said(tmp_path / "e.wav") == "it has samples that are no numbers"
+    assert said(tmp_path / "e.wav") == "it has samples that are not finite"
     soundfile.write(tmp_path / "f.wav", np.zeros(9), 4_000_037)
-    assert said(tmp_path / "f.wav").startswith("its header says 4,000,037 samples a second, and 768,000 are the most")
+    assert said(tmp_path / "f.wav").startswith("its header says 4,000,037 samples per second, and at most 768,000")
 
 
 def test_a_length_that_a_pipe_did_not_know(tmp_path):

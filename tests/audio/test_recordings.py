@@ -1,4 +1,4 @@
-"""Recordings as a modality: what differs from images, which no other code asks for."""
+"""Modality of recordings: all differences from images."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Pictures of recordings equal an independent program's, wherever they are computed."""
+"""Pictures of recordings equal those of an independent implementation, on every device."""
 
 from dataclasses import replace
 
@@ -85,7 +85,7 @@ def test_a_sound_comes_back_from_plain_values():
     ("sound", "said"),
     [
         (Sound(seconds=0.02), "--seconds 0.02 is shorter than a frame of 30 ms"),
-        (Sound(bins=65), "--bins 65 are too many coefficients of 64 bands"),
+        (Sound(bins=65), "--bins 65 are too many coefficients for 64 bands"),
         (Sound(rate=500), "--rate 500 is too low"),
         (Sound(features="logmel", bins=400), "--bins 400 are more bands than frames of 30 ms resolve"),
     ],

@@ -92,7 +92,7 @@ def test_a_part_is_resized_as_torchvision_does(channels, deep, last, part, size)
 
 
 def test_colours_of_a_thin_view_stay_in_place():
-    """As of torch 2.15, channels-last images that become one pixel wide or high come out wrong, or not at all."""
+    """With torch 2.15, resizing channels-last images to one pixel in width or height is wrong, or fails."""
     image = torch.tensor([10, 120, 250], dtype=torch.uint8).view(3, 1, 1).expand(3, 30, 30)
     image = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)
     for size in ((1, 8), (8, 1), (1, 1)):
@@ -188,7 +188,7 @@ def test_the_crop_is_that_of_the_plain_crops():
 
 @pytest.mark.parametrize("color", ["shared", "own"])
 def test_colours_change_and_places_do_not(color):
-    """Of two colours, each stays in its half, whatever the two have become."""
+    """An image with a colour in each half still has two halves of one colour each."""
     image = torch.zeros(3, 16, 16, dtype=torch.uint8)
     image[0, :, :8], image[1, :, 8:] = 200, 120
     make, rng, changed = TwoViews((16, 16), crop="none", color=color), np.random.default_rng(0), 0
@@ -221,7 +221,7 @@ def test_how_often_colours_are_jittered_and_taken():
 
 
 class Drawn:
-    """A generator whose every draw is told: whether to jitter, to grey, each factor's place in its range, the order."""
+    """Generator with given draws: whether to jitter, whether to grey, each factor's place in its range, the order."""
 
     def __init__(self, jitter, grey, **places):
         self.chances = iter([0.0 if jitter else 0.9, 0.0 if grey else 0.9])

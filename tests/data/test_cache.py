@@ -30,7 +30,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 class Rolls(Source):
-    """Image i is random, of sides that depend on i; every reading of one adds a line to the file `log`."""
+    """Random images whose sides depend on their index; each reading adds a line to the file `log`."""
 
     name = "rolls"
 
@@ -182,7 +182,9 @@ def test_a_killed_build_goes_on_with_what_is_finished(root, log, workers):
             break
     slow.kill()
     slow.join()
-    time.sleep(0.3 * workers)  # a worker makes the parts that it has begun, and sees then that its parent is gone
+    time.sleep(
+        0.3 * workers
+    )  # a worker finishes the part that it has begun, and then notices that its parent has ended
     finished = {int(path.name[:9]) + i for path in root.glob("*/*.part") for i in range(4)}
     assert 8 <= len(finished) < 40
     reads(log)
@@ -267,7 +269,7 @@ def test_a_folder_that_cannot_be_made(root, log, tmp_path):
 def test_what_is_not_kept(root, log, tmp_path):
     refused("^the images of shapes are in memory already", Shapes(20, size=16))
     refused("^the images of digits are in memory already", open_data("digits").train)
-    refused("^nobody can tell when the images of rolls change", Rolls(log, version=None))
+    refused("^changes of the images of rolls cannot be detected", Rolls(log, version=None))
     np.save(tmp_path / "deep.npy", np.zeros((4, 4), np.uint16))
     refused("more than 8 bits and are not cached", open_data(tmp_path).train)
 
@@ -304,5 +306,7 @@ def test_recordings_are_cached_as_they_are_heard(tmp_path, record):
     assert said and other.read(4).shape[-1] * 4 == cached.read(4).shape[-1]
     with pytest.raises(PatchloomError, match="cached at 16,000 samples a second, not at 4,000"):
         cached.heard_as(replace(source.sound, rate=4_000))
-    with pytest.raises(PatchloomError, match="--cache 64 is a size of images, and .* holds recordings: --cache whole"):
+    with pytest.raises(
+        PatchloomError, match="--cache 64 is a size of images, and .* holds recordings: .*--cache whole"
+    ):
         cache_images(source, 64)

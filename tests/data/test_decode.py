@@ -28,7 +28,7 @@ def test_lossless_8_bit_files_come_back_exactly(tmp_path, suffix, array):
     Image.fromarray(array).save(path, **({"lossless": True} if suffix == "webp" else {}))
     image = read_image(path)
     assert image.dtype == torch.uint8
-    if suffix == "webp" and array.ndim == 2:  # WebP knows no grey
+    if suffix == "webp" and array.ndim == 2:  # WebP has no grey images
         array = np.repeat(array[..., None], 3, 2)
     np.testing.assert_array_equal(hwc(image), array.reshape(5, 7, -1))
 
@@ -129,7 +129,7 @@ def test_16_bit_png(tmp_path):
 
 
 def write_png(path, array, colour_type):
-    """A 16-bit PNG [h w c] by hand, since PIL writes none in colour."""
+    """Write a 16-bit PNG [h w c] by hand, since PIL writes none in colour."""
     import struct
     import zlib
 
@@ -255,7 +255,7 @@ ALL = ["a.jpg", "a.png", "a.webp", "a.bmp", "a.gif", "a.tif", "planes.tif", "dee
 
 
 def write_image(path):
-    """An image of the kind that the name says."""
+    """Write an image of the kind that the name says."""
     if path.name == "planes.tif":
         tifffile.imwrite(path, RNG.integers(0, 256, (5, 30, 40), dtype=np.uint8), planarconfig="separate", bigtiff=True)
     elif path.name == "deep.tif":

@@ -1,4 +1,4 @@
-"""HEIC and DICOM, which extras read, against what was written."""
+"""HEIC and DICOM, which extras decode, compared with the written pixels."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class TestDicom:
         how = dict(modality="CT", RescaleSlope=1)
         one, found = watched_read(self.write(tmp_path / "a.dcm", GREY, RescaleIntercept=-1024, **how))
         signed = units.astype(np.int16)
-        signed[0, 0] = -2000  # what lies outside of the scanner's circle
+        signed[0, 0] = -2000  # outside of the scanner's circle
         two = read_image(self.write(tmp_path / "b.dcm", signed, 16, RescaleIntercept=0, **how))
         np.testing.assert_allclose(one[0].numpy(), (units + 1024) / 4095, atol=1e-6)
         assert two[0, 0, 0] == 0 and (one == two)[0, 1:].all() and found == {"CT"}

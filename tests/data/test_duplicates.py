@@ -1,4 +1,4 @@
-"""Exact copies are known by their contents, and a split keeps them on one side."""
+"""Exact copies are recognised by their contents, and a split keeps them on one side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from patchloom.errors import PatchloomError
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
-    """Where this test keeps what it has read."""
+    """Cache of hashes for this test."""
     home = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     return home / "patchloom" / "contents"
@@ -39,7 +39,7 @@ def reads(monkeypatch):
 
 @pytest.fixture
 def twelve(draw, tmp_path):
-    """0 ... 7, and of 0 a copy, a link and a hard link with names of their own, and a copy of 1."""
+    """Images 0 ... 7; a copy, a link and a hard link of 0 with other names; and a copy of 1."""
     for i in range(8):
         draw(f"set/{i}.png")
     folder = tmp_path / "set"
@@ -159,7 +159,7 @@ def test_some_contents_cost_these_files_alone(twelve, reads, cache):
 
 def test_what_cannot_be_read_or_kept_stops_nothing(draw, tmp_path, cache, monkeypatch):
     listed = [draw(f"{i}.png").name for i in range(4)] + ["gone.png", "pipe.png"]
-    os.mkfifo(tmp_path / "pipe.png")  # nobody will ever write into it
+    os.mkfifo(tmp_path / "pipe.png")  # nothing ever writes into it
     (tmp_path / "list.txt").write_text("\n".join([*listed, "0.png"]))
     cache.parent.mkdir(parents=True)
     cache.write_text("no folder")
@@ -185,7 +185,7 @@ def test_shards_have_the_contents_of_their_files(twelve, tmp_path):
     with tarfile.open(tmp_path / "all.tar", "w") as tar:
         for i in range(12):
             tar.add(os.path.realpath(source.describe(i)), arcname=f"{i:02}.png")
-    # a hard link is a member without bytes of its own, which no index has
+    # a hard link is a member without bytes, which no index contains
     packed = open_data(str(tmp_path / "all.tar")).train
     assert packed.names[0] == "00.png" and np.isin(packed.contents(), source.contents()).all()
     assert len(np.unique(packed.contents())) == 8

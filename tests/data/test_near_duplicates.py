@@ -9,7 +9,7 @@ from patchloom.data.sources.open import open_data
 
 
 def scene(seed: int) -> np.ndarray:
-    """A smooth picture, float [64 64 3] in [0, 1]."""
+    """Draw a smooth picture, float [64 64 3] in [0, 1]."""
     coarse = np.random.default_rng(seed).random((5, 5, 3))
     return np.asarray(Image.fromarray((coarse * 255).astype(np.uint8)).resize((64, 64), Image.BICUBIC)) / 255
 
@@ -89,14 +89,14 @@ def test_other_images_raise_no_alarm(tmp_path, draw):
 
 def test_names_that_tell_nothing(tmp_path):
     source = films(tmp_path, "{film}{frame:02d}.png", count=1, frames=40)
-    for i in range(40):  # one film under names without any number
+    for i in range(40):  # one film whose names have no numbers
         letters = "".join(chr(ord("a") + int(digit)) for digit in f"{i:03d}")
         save(tmp_path / "letters" / f"{letters}.png", scene(i // 10) * (1 - i % 10 / 40) + scene(50) * (i % 10 / 40))
     found = near_copies(open_data(tmp_path / "letters").train)
     assert found.group is None and found.sentence().endswith(
-        "--group keeps together what a pattern finds in the names."
+        "--group PATTERN keeps images together by a pattern in their names."
     )
-    assert near_copies(source.subset(np.arange(5))) is None  # too few to tell
+    assert near_copies(source.subset(np.arange(5))) is None  # too few to decide
 
 
 def test_broken_images_are_passed_over(tmp_path):

@@ -15,7 +15,7 @@ from patchloom.errors import PatchloomError
 
 @pytest.fixture
 def films(draw, tmp_path):
-    """Frames of five films in two folders: 3, 4, 5, 6 and 7 of them."""
+    """Frames of five films in two folders: 3, 4, 5, 6 and 7 frames."""
     for film in range(5):
         for frame in range(film + 3):
             draw(f"{'day' if film < 2 else 'night'}/film{film}_{frame:03d}.png")
@@ -37,7 +37,7 @@ def test_no_split_parts_a_group(films, group, split):
         assert not film_of(first) & film_of(second) and len(first) + len(second) == 25
         assert 0 < len(second) <= 10
         drawn |= film_of(second)
-        again = first.subset(np.arange(len(first)))  # groups go with their images, so that a part can be split again
+        again = first.subset(np.arange(len(first)))  # groups stay with their images, so that a part can be split again
         assert not film_of(hold_out(again, 0.4)[0]) & film_of(hold_out(again, 0.4)[1])
     assert len(drawn) > 2
 
@@ -50,7 +50,7 @@ def test_without_groups_films_are_parted(films):
 def test_folders_and_larger_groups_than_asked(films):
     data = open_data(films, group="parent")
     assert data.train.groups.tolist() == [0] * 7 + [1] * 18 and "(day, night)" in data.notes[0]
-    assert len(hold_out(data.train, 0.05)[1]) == 7  # the smaller one, though 1 was asked for
+    assert len(hold_out(data.train, 0.05)[1]) == 7  # the smaller one, although 1 was requested
 
 
 def test_images_in_no_group_are_said(films, draw):
@@ -127,7 +127,7 @@ def test_what_cannot_be_meant(films, tmp_path, draw):
         open_data("digits", group="parent")
     source = open_data(films).train
     source.groups = np.zeros(25, np.int64)
-    with pytest.raises(PatchloomError, match="one group, which no split parts"):
+    with pytest.raises(PatchloomError, match="one group, which cannot be split"):
         hold_out(source)
     assert len(hold_out(without_groups(source), 0.2)[1]) == 5
 

@@ -1,4 +1,4 @@
-"""What processes that train together agree on."""
+"""Agreement between processes that train together."""
 
 import pytest
 

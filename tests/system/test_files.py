@@ -1,4 +1,4 @@
-"""Files are whole or not there, whoever else writes, and whatever ends the writing."""
+"""Files are complete or absent, also with several writers, and after any interruption."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from patchloom.system.files import remove_leftovers, write_whole
 
 
 def test_two_processes_of_the_same_number_do_not_meet(tmp_path, monkeypatch):
-    """As in two containers that share a disc; each is in the middle of its file when the other one ends."""
+    """Two containers that share a disc: each is in the middle of its file when the other one ends."""
     monkeypatch.setattr(os, "getpid", lambda: 7)
     path = tmp_path / "shared.bin"
 
@@ -40,7 +40,7 @@ def test_whatever_ends_it_nothing_half_written_stays(problem, tmp_path):
 
 
 def test_a_signal_while_it_is_being_tidied_up_leaves_nothing_either(tmp_path, monkeypatch):
-    """Ctrl-C twice: the first one ends the writing, the second one the removing."""
+    """Two Ctrl-C: the first one interrupts the writing, the second one the removal."""
     unlink, calls = Path.unlink, []
 
     def interrupted(path: Path) -> None:
@@ -68,7 +68,10 @@ def test_names_as_long_as_the_system_has_them(tmp_path):
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
     there = {".lock", ".gitignore", ".nfs000000000035a1b200000001", "metrics.csv", ".metrics.csv.bak", ".hidden.1a"}
     there |= {".tmp", ".tmpABCDEFG", "tmpABCDEF"}
-    for name in there | {".metrics.csv.4711", ".tmpx3Yz0Q"}:  # as ours were until November 2026; as safetensors' are
+    for name in there | {
+        ".metrics.csv.4711",
+        ".tmpx3Yz0Q",
+    }:  # names in patchloom until November 2026, and in safetensors
         (tmp_path / name).touch()
     left = []
 

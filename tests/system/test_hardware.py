@@ -1,4 +1,4 @@
-"""What is measured of the machine: once, in turns, and never trusted blindly."""
+"""Measurements of the machine: cached, interleaved, and repeated if they are doubtful."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_what_was_measured_while_the_machine_was_busy_is_measured_again(own_cach
     assert hardware.when(busy) == ", measured on 2001-09-09 while the machine was busy"
     assert hardware.cached_figure("a", lambda: 2.0) == 1.0
     now[0] += 3600
-    assert hardware.cached_figure("a", lambda: 3.0) == 1.0  # it is busy still
+    assert hardware.cached_figure("a", lambda: 3.0) == 1.0  # it is still busy
     now[0], load[0] = now[0] + 3600, 0.0
     idle = hardware.cached_figure("a", lambda: 4.0)
     assert idle == 4.0 and "busy" not in hardware.when(idle)
@@ -123,8 +123,8 @@ def test_threads_are_fewer_only_where_that_is_clearly_faster(own_cache, monkeypa
         )
         own_cache.unlink(missing_ok=True)
         assert hardware.best_threads() == best
-        assert told[-1] == 8  # measuring leaves everything as it was
-    monkeypatch.setattr(hardware, "cores", lambda: 2)  # of a container
+        assert told[-1] == 8  # measuring changes no setting
+    monkeypatch.setattr(hardware, "cores", lambda: 2)  # in a container
     monkeypatch.setattr(hardware, "median_seconds", lambda ways: {name: 1.0 for name in ways})
     own_cache.unlink()
     assert hardware.best_threads() == 2
@@ -164,7 +164,7 @@ def test_a_compiled_steps_gain_is_known_only_after_it_was_measured():
 
 
 def test_memory_is_measured_apart_and_what_happens_there_is_told():
-    with pytest.raises(PatchloomError, match=r"has died \(-6\), perhaps since there is too little"):
+    with pytest.raises(PatchloomError, match=r"has died \(-6\), perhaps because there is too little"):
         hardware.peak_in_subprocess(os.abort, "cpu")
     with pytest.raises(ValueError, match="invalid literal"):
         hardware.peak_in_subprocess(int, "cpu", "no number")

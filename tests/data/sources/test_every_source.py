@@ -1,4 +1,4 @@
-"""What holds for every kind of source, whatever was typed."""
+"""Properties of all kinds of sources."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PER_CLASS = 5
 
 
 class Kind(NamedTuple):
-    """A kind of source of the ten images in ``images/cat`` and ``images/dog``.
+    """Kind of source with the ten images in ``images/cat`` and ``images/dog``.
 
     Attributes:
-        make: writes what is typed, and returns it: a relative path, a pattern, or several.
-        labels: it has them.
+        make: function that writes the data and returns its name: a relative path, a pattern, or several.
+        labels: whether it has labels.
         file: an image among its files, if it reads these one by one, and not a container of them.
     """
 
@@ -139,7 +139,7 @@ def test_names_and_parts(kind):
 
 def test_nothing_is_said_where_nothing_is_left_out(kind):
     notes = open_data(kind.make()).notes
-    assert all("columns taken" in note for note in notes)
+    assert all("columns used" in note for note in notes)
 
 
 def test_the_fingerprint_follows_the_content(kind):
@@ -173,7 +173,7 @@ def test_a_file_that_vanishes_costs_its_image_alone(kind):
 
 
 def test_what_does_not_exist_is_said_in_a_sentence(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the Hub is asked five times where there is no network
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # without a network, the Hub is asked five times
     typed = kind.make()
     for one in [typed] if isinstance(typed, str) else typed:
         place = one.partition("@")[0].removeprefix("hf:").partition("/")[0]

@@ -1,4 +1,4 @@
-"""Whatever a folder holds and a run does not read, or takes otherwise than its name says, is said in a line."""
+"""Notes on files and splits of a folder that a run does not read, or reads in an unexpected way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from patchloom.evaluate.features import only_labelled
 
 @pytest.fixture
 def without_extras(monkeypatch):
-    """As where neither pillow-heif nor pydicom is installed."""
+    """Neither pillow-heif nor pydicom is installed."""
     monkeypatch.setattr(scandir, "IMAGE_SUFFIXES", decode.IMAGE_SUFFIXES - set(decode.EXTRAS))
 
 
@@ -60,7 +60,7 @@ def test_splits_in_another_folder(tmp_path, draw):
                 draw(f"images/{folder}/{kind}/{i}.png")
     data = open_data(tmp_path)
     assert data.train.classes == data.test.classes == ("a", "b") and (len(data.train), len(data.test)) == (10, 6)
-    assert data.notes == ("images/valid (6) is the test, as no folder is called so",)
+    assert data.notes == ("images/valid (6) is the test, since no folder is called test",)
     draw("samples/1.png")
     draw("images/2.png")
     data = open_data(tmp_path)
@@ -75,7 +75,7 @@ def test_splits_in_several_folders_are_none(tmp_path, draw):
     data = open_data(tmp_path)
     assert data.test is None and data.train.classes == ("bottle", "cable") and len(data.train) == 4
     assert data.notes == (
-        "Train and test within other folders are taken for no splits: all are trained on (bottle, cable)",
+        "Train and test within several folders are not used as splits: all are trained on (bottle, cable)",
     )
 
 
@@ -117,7 +117,7 @@ def test_one_class_folder_is_told_from_none(tmp_path, draw):
         only_labelled(open_data(tmp_path).train)
     draw("train/3.png")
     draw("test/3.png")
-    with pytest.raises(PatchloomError, match="has no labels: put each class's images in a sub-folder of its own$"):
+    with pytest.raises(PatchloomError, match="has no labels: put the images of each class in a separate sub-folder$"):
         only_labelled(open_data(tmp_path).train)
 
 

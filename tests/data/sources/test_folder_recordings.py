@@ -1,4 +1,4 @@
-"""A folder of recordings is one of images in all else: splits, classes, lists, tables, patterns, groups."""
+"""Folders of recordings work like folders of images: splits, classes, lists, tables, patterns, groups."""
 
 from __future__ import annotations
 

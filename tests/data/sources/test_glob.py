@@ -49,8 +49,8 @@ def test_what_is_left_out_is_said(here):
     data = open_data("p/*")
     assert found("p/*") == ["p/1.png"]
     assert data.notes == (
-        "p/*: 1 files that are no images are left out",
-        "p/*: 1 folders are left out, since files match, too: ** takes what lies in them",
+        "p/*: 1 files that are not images are left out",
+        "p/*: 1 folders are left out, since files match, too: use ** for the files in them",
     )
     assert open_data("p/*.png").notes == ()
     for pattern, match in (("p/*.tif", "no file matches p/\\*.tif"), ("p/*.md", "1 paths and no image")):

@@ -1,4 +1,4 @@
-"""Images that a program gives: the same pixels and labels as from files, whatever holds them."""
+"""Images given as Python objects: the same pixels and labels as from files, for every type of container."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABELS = [i % 3 for i in range(12)]
 
 
 class Drawn(Dataset):
-    """Images by number, as ``form`` makes them of uint8 [h w c]."""
+    """Images by number, converted by ``form`` from uint8 [h w c]."""
 
     def __init__(self, form=lambda pixels, i: pixels, n=12):
         self.form, self.n = form, n
@@ -115,7 +115,7 @@ def test_words_are_labels_and_some_images_have_none():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Files of two classes, as torchvision's ImageFolder has them."""
+    """Files of two classes in the layout of torchvision's ImageFolder."""
     root = tmp_path_factory.mktemp("folder")
     for i, pixels in enumerate(PIXELS):
         path = root / ("dog" if i % 2 else "cat") / f"{i:02}.png"
@@ -215,7 +215,7 @@ def test_what_cannot_be_sent_to_processes_is_refused():
     before = multiprocessing.get_start_method()
     multiprocessing.set_start_method("spawn", force=True)
     try:
-        with pytest.raises(PatchloomError, match="cannot be sent to processes that read.*give --workers 0"):
+        with pytest.raises(PatchloomError, match="cannot be sent to worker processes.*give --workers 0"):
             next(training_batches(source, RandomCrop((8, 8)), 4, 0, 0, 3, 1))
     finally:
         multiprocessing.set_start_method(before, force=True)
@@ -242,25 +242,25 @@ def refuse(data, said: str) -> None:
 
 REFUSED = {
     "nothing": ([], "the list of images is empty"),
-    "a number": (5, "an object of type int is no set of images: give a folder"),
-    "none": (None, "an object of type NoneType is no set of images"),
-    "bytes": (b"abc", "an object of type bytes is no set of images"),
+    "a number": (5, "an object of type int is not a set of images: give a folder"),
+    "none": (None, "an object of type NoneType is not a set of images"),
+    "bytes": (b"abc", "an object of type bytes is not a set of images"),
     "a generator": ((one for one in PIXELS), "the images of a generator come in one order"),
     "a stream": (Endless(), "the images of a Endless come in one order"),
     "a loader": (DataLoader(Drawn()), "give its dataset, as loader.dataset"),
     "one image": (Image.fromarray(PIXELS[0]), "that is a single image"),
     "one array": (PIXELS[0], "an array [9 11 3] looks like one image"),
     "one tensor": (torch.zeros(3, 64, 64), "an array [3 64 64] looks like one image"),
-    "two dimensions": (np.zeros((64, 64), np.uint8), "an array [64 64] is no set of images"),
-    "no length": (Dataset(), "an object of type Dataset is no set of images"),
-    "a length that fails": (NoLength(), "this NoLength does not tell its length"),
-    "five dimensions": (np.zeros((2, 3, 4, 5, 6), np.uint8), "is no set of images"),
+    "two dimensions": (np.zeros((64, 64), np.uint8), "an array [64 64] is not a set of images"),
+    "no length": (Dataset(), "an object of type Dataset is not a set of images"),
+    "a length that fails": (NoLength(), "this NoLength has no length"),
+    "five dimensions": (np.zeros((2, 3, 4, 5, 6), np.uint8), "is not a set of images"),
     "words": (["a.png", 5], "list[0] is a path and list[1] is none"),
-    "numbers": ([1, 2, 3], "list[0] is of type int, and no image"),
-    "none inside": ([PIXELS[0], None], "list[1] is of type NoneType, and no image"),
+    "numbers": ([1, 2, 3], "list[0] is of type int, not an image"),
+    "none inside": ([PIXELS[0], None], "list[1] is of type NoneType, not an image"),
     "vectors": ([np.zeros(7), np.zeros(7)], "is an array [7]: give [h w], [h w c] or [c h w]"),
-    "a cube": (np.zeros((2, 8, 8, 8), np.uint8), "channels cannot be told from rows and columns"),
-    "a flat one": ([np.zeros((3, 64, 3), np.uint8)], "channels cannot be told from rows and columns"),
+    "a cube": (np.zeros((2, 8, 8, 8), np.uint8), "channels cannot be distinguished from rows and columns"),
+    "a flat one": ([np.zeros((3, 64, 3), np.uint8)], "channels cannot be distinguished from rows and columns"),
     "both": ([np.zeros((3, 8, 8)), np.zeros((8, 8, 3))], "[3 8 8] with channels first and [8 8 3] with channels last"),
     "large floats": (PIXELS.astype(np.float32), "its values run from 0 to 255; scale"),
     "normalised": (

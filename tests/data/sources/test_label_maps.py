@@ -133,14 +133,14 @@ def test_names_alone_decide(tmp_path: Path) -> None:
     ],
 )
 def test_half_of_the_rule_is_said_and_keeps_the_images(tmp_path: Path, classes: str) -> None:
-    """Neither a class called mask is lost, nor a folder of label maps without a word for it trained on unsaid."""
+    """A class called mask stays, and a folder of label maps without a word for them is trained on with a note."""
     for i in range(4):
         for form in classes.split():
             photo(tmp_path / form.format(i))
     data = open_data(tmp_path)
     assert len(data.train) == 4 * len(classes.split()) and len(data.train.classes) == len(classes.split())
     (note,) = data.notes
-    assert note.startswith("4 files are taken for images and may be label maps (") and "masks/" in note
+    assert note.startswith("4 files are used as images and may be label maps (") and "masks/" in note
     assert Path(classes.split()["mask" not in classes].format(0)).parts[0] in note
 
 
@@ -198,7 +198,7 @@ def test_classes_within_the_images_are_found(tmp_path: Path) -> None:
 
 
 def test_one_file_an_object(tmp_path: Path) -> None:
-    """As in the cells of the Data Science Bowl: ID/images/ID.png and ID/masks/ANY.png."""
+    """The layout of cells in the Data Science Bowl: ID/images/ID.png and ID/masks/ANY.png."""
     for i in range(12):
         photo(tmp_path / f"cell{i}" / "images" / f"cell{i}.png")
         for part in range(3):

@@ -145,7 +145,7 @@ def test_fingerprint_follows_the_content(tmp_path, draw):
 
 
 def test_the_fingerprint_of_files_is_made_of_these_parts(tmp_path, draw):
-    """Runs are resumed by it, so it must stay what it is."""
+    """Runs are resumed by the fingerprint, so it must never change."""
     for name in ("b/2.png", "a/é.png", "a/1.JPG", "b/c/1.png"):
         draw(name.replace("JPG", "png")).rename(tmp_path / name)
     strange = os.fsdecode(b"a/\xff.png")

@@ -1,4 +1,4 @@
-"""The files of a folder: hidden files and the folders of runs are left out."""
+"""Listing of a folder: hidden files and the folders of runs are left out."""
 
 import pytest
 from PIL import Image
@@ -23,7 +23,7 @@ def test_pictures_of_a_run_are_no_data(tmp_path, split, files):
         Image.new("RGB", (8, 8)).save(tmp_path / path)
     before = open_data(tmp_path)
     for file in files:
-        assert open_data(tmp_path).notes == before.notes  # one of the two files alone is no run
+        assert open_data(tmp_path).notes == before.notes  # one of the two files alone does not make a run
         (tmp_path / "runs" / "own" / file).write_text("")
     after = open_data(tmp_path)
     assert len(after.train) == (1 if split else 3)

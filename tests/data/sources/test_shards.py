@@ -1,4 +1,4 @@
-"""Shards are images like others: the same pixels, the same batches, the same words about what is broken."""
+"""Shards give the same pixels, batches and messages on broken images as files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EACH = 5
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
-    """Where fetched shards and indices of this test are."""
+    """Cache of fetched shards and indices for this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(shards, "_PAUSES", ())
     shards._asked.clear()
@@ -60,7 +60,7 @@ def write(path: Path, members: dict[str, bytes]) -> Path:
 
 
 def numbered(shard: int) -> dict[str, bytes]:
-    """Members of shard number `shard`: images with labels 0, 1 and 2 in turn, and something else."""
+    """Members of shard number `shard`: images with labels 0, 1 and 2 in turn, and another file."""
     members = {}
     for i in range(shard * EACH, (shard + 1) * EACH):
         members |= {f"in/{i:04}.png": picture(i), f"in/{i:04}.cls": b"%d\n" % (i % 3), f"in/{i:04}.json": b"{}"}
@@ -159,7 +159,7 @@ def test_braces(pattern, first, count, last):
 
 
 def laid_out(counts: list[int]) -> shards.Shards:
-    """Shards of so many images each, of which nothing can be read."""
+    """Shards with these numbers of images, none of which can be read."""
     numbers = np.repeat(np.arange(len(counts)), counts)
     made = [Shard(f"/{i}.tar", "", 0, True) for i in range(len(counts))]
     at = np.stack([numbers, numbers, numbers], 1)
@@ -221,7 +221,7 @@ def whole(tmp_path) -> bytes:
 
 
 def border(content: bytes) -> int:
-    """Where the second last header begins."""
+    """Return the offset of the second last header."""
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         return tar.getmembers()[-2].offset
 
@@ -286,7 +286,7 @@ def test_a_moved_folder_keeps_its_fingerprint(folder):
 
 @pytest.fixture
 def memory(folder) -> str:
-    """An address of the same shards on a file system that is no disc."""
+    """Address of the same shards on a file system in memory."""
     fs = fsspec.filesystem("memory")
     for path in folder.iterdir():
         fs.pipe(f"/set/{path.name}", path.read_bytes())
@@ -380,7 +380,7 @@ def test_a_shard_is_fetched_once_whoever_asks(folder, tmp_path):
 
 
 def fetching():
-    """How many threads there are, beside the one that tells what is waited for."""
+    """Return the number of threads, without the one that prints status messages."""
     return sum(thread.name != "waiting" for thread in threading.enumerate())
 
 
@@ -431,7 +431,7 @@ def test_an_outage_is_waited_for(folder, tmp_path, monkeypatch):
 def test_commands_have_no_stamp(folder):
     source = open_data(f"pipe:cat {folder}/a-00.tar").train
     assert source.stamp() is None
-    with pytest.raises(PatchloomError, match="nobody can tell when the images"):
+    with pytest.raises(PatchloomError, match="changes of the images .* cannot be detected"):
         cache_images(source, "whole")
 
 
@@ -509,7 +509,7 @@ def test_a_folder_of_shards_and_its_splits(tmp_path):
         ("memory://gone/1.tar", "memory://gone/1.tar cannot be opened: nothing was found there"),
         ("memory://set", "memory://set is a folder: name the shards in it, as memory://set/"),
         ("nonesuch://x.tar", "Protocol not known: nonesuch"),
-        ("text.tar", "text.tar: no sample has an image, which ends in .bmp"),
+        ("text.tar", "text.tar: no sample has an image, with a suffix of .bmp"),
     ],
 )
 def test_errors_say_what_to_do(memory, tmp_path, monkeypatch, data, sentence):
