@@ -50,7 +50,7 @@ def counts(parts: KeywordParts) -> list[list[int]]:
     ]
 
 
-def test_the_layout_opens_as_any_data(commands):
+def test_the_layout_opens_like_other_data(commands):
     data = open_data(commands)
     assert data.train.classes == ("bed", "cat", "no", "up", "yes") == data.test.classes
     assert (len(data.train), len(data.test)) == (30, 10)
@@ -124,7 +124,7 @@ def test_the_seed_draws_the_training_part_alone(commands):
     assert len({*one.train.contents().tolist()}) == len(one.train)
 
 
-def test_heard_by_another_spec(commands):
+def test_other_sound_settings(commands):
     half = replace(Sound(), rate=8_000, seconds=0.5)
     parts = open_keywords(commands, WORDS).heard_as(half)
     assert counts(parts) == [[6] * 5, [2] * 5, [2] * 5]
@@ -137,7 +137,7 @@ def refused(words: str, folder, *asked) -> None:
         open_keywords(folder, *asked)
 
 
-def test_words_that_are_not_there(commands):
+def test_missing_words(commands):
     refused(
         "lacks down, left, right, on, off, stop, go of .* ten words: give others with --words, from bed, ", commands
     )
@@ -146,7 +146,7 @@ def test_words_that_are_not_there(commands):
     refused("--words yes has fewer than two", commands, ["yes"])
 
 
-def test_all_ten_where_nobody_says(tmp_path, record):
+def test_ten_words_by_default(tmp_path, record):
     for word in TEN:
         for i in range(8):
             record(f"{word}/{i}.wav", seconds=0.02)
@@ -159,7 +159,7 @@ def test_all_ten_where_nobody_says(tmp_path, record):
     assert "has no other words, so unknown is not a class" in without_others
 
 
-def test_lists_that_name_what_is_not_there(commands):
+def test_lists_with_missing_files(commands):
     place = commands / "testing_list.txt"
     place.write_text(place.read_text() + "yes/gone.wav\n")
     assert open_keywords(commands, WORDS).notes == (
@@ -193,7 +193,7 @@ def test_a_plain_folder_of_classes(tmp_path, record, splits):
     assert only.train.classes == ("c", "a") and {Path(p).parent.name for p in named(only.test)} == {"a", "c"}
 
 
-def test_what_has_no_words(tmp_path, record, draw):
+def test_data_without_words(tmp_path, record, draw):
     record("sounds/a.wav"), record("sounds/b.wav"), draw("images/a.png"), draw("images/b.png")
     refused("has no labels", tmp_path / "sounds")
     refused("holds images", tmp_path / "images")

@@ -77,7 +77,7 @@ def test_a_run_sets_it_with_the_mean_of_its_data() -> None:
 
 
 def test_an_augmentation_without_it_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Whole:
+    class Unaugmented:
         size = (32, 32)
 
     from patchloom.tasks import mae
@@ -86,7 +86,7 @@ def test_an_augmentation_without_it_refuses_it(monkeypatch: pytest.MonkeyPatch) 
 
     def begin(self, *args, **options):
         built(self, *args, **options)
-        self.augment = Whole()
+        self.augment = Unaugmented()
 
     monkeypatch.setattr(mae.MAE, "__init__", begin)
     monkeypatch.setattr("patchloom.runs.task.build_task", lambda task, vit: mae.MAE(vit))
@@ -103,6 +103,6 @@ def test_an_augmentation_without_it_refuses_it(monkeypatch: pytest.MonkeyPatch) 
         ({"randaugment_std": 1.0}, "--randaugment_std changes nothing without --randaugment"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(wrong: dict[str, float], said: str) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, float], said: str) -> None:
     with pytest.raises(PatchloomError, match=said):
         replace(ASKED, **wrong).check()

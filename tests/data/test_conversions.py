@@ -88,7 +88,7 @@ KINDS = """plain.png plain.jpg plain.tif opaque.png alpha.png alpha.tif alpha.we
 
 
 @pytest.mark.parametrize("kind", [*KINDS.split(), "deep marked.tif"])
-def test_what_is_noticed(tmp_path, kind):
+def test_recorded_conversions(tmp_path, kind):
     path = tmp_path / kind
     expected = save(path, kind)
     with collect_conversions() as found:
@@ -108,7 +108,7 @@ def test_a_fourth_band_is_data_unless_the_file_says_alpha(tmp_path):
     assert read_image(tmp_path / "marked.tif").shape == (3, 12, 16)
 
 
-def test_an_alpha_channel_after_four_bands_is_laid_over_white_at_any_depth(tmp_path):
+def test_an_alpha_channel_after_four_bands_is_composited_at_any_depth(tmp_path):
     array = np.dstack([DATA, np.full_like(DATA[..., 0], 51)])
     how = dict(photometric="rgb", planarconfig="contig", extrasamples=["unspecified", "unassalpha"])
     tifffile.imwrite(tmp_path / "a.tif", array, **how)
@@ -135,7 +135,7 @@ def test_sentences_count_and_name():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_survey_notices_and_check_says_it(tmp_path, workers, monkeypatch):
+def test_a_survey_records_and_check_reports(tmp_path, workers, monkeypatch):
     monkeypatch.setattr("patchloom.data.scan._EACH", 2)
     for name in ("turned.jpg", "alpha.png", "cmyk.jpg", "plain.png", "palette.png"):
         save(tmp_path / name, name)
@@ -146,7 +146,7 @@ def test_a_survey_notices_and_check_says_it(tmp_path, workers, monkeypatch):
     assert f"1 of 5 images is in CMYK or another colour space, and converted to RGB ({tmp_path}/cmyk.jpg)." in said
 
 
-def test_statistics_notice_too(tmp_path):
+def test_statistics_record_too(tmp_path):
     for name in ("alpha.png", "plain.png", "plain.jpg"):
         save(tmp_path / name, name)
     train = open_data(tmp_path).train

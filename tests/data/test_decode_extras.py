@@ -69,7 +69,7 @@ class TestDicom:
         data.save_as(path)
         return path
 
-    def test_stored_values_over_what_their_bits_hold(self, tmp_path):
+    def test_stored_values_are_divided_by_the_largest_of_their_bits(self, tmp_path):
         image, found = watched_read(self.write(tmp_path / "a.dcm", GREY))
         assert image.shape == (1, 9, 14) and image.is_floating_point() and found == {"bits"}
         np.testing.assert_allclose(image[0].numpy(), GREY / 4095, atol=1e-6)
@@ -105,7 +105,7 @@ class TestDicom:
         assert found == {"frames"}
         assert (decode_image(path.read_bytes(), "it") == image).all()
 
-    def test_what_cannot_be_read_is_named(self, tmp_path, monkeypatch):
+    def test_unreadable_files_are_named(self, tmp_path, monkeypatch):
         path = self.write(tmp_path / "a.dcm", GREY)
         whole = path.read_bytes()
         with monkeypatch.context() as patch:

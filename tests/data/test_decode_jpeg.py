@@ -76,7 +76,7 @@ def test_a_jpeg_that_ends_too_early_is_read_or_refused_as_pil_does(tmp_path, pro
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 1)])
-def test_a_thin_jpeg_is_turned(tmp_path, size, orientation):
+def test_a_thin_jpeg_is_rotated(tmp_path, size, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(RGB).resize(size).save(tmp_path / "a.jpg", exif=exif)

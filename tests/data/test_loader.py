@@ -178,7 +178,7 @@ def test_colour_keeps_the_order_of_the_decoder_and_its_values():
     assert all(torch.equal(batch.views[0][i], CentreCrop((6, 6))(source.read(i))[0]) for i in range(4))
 
 
-def test_several_views_stay_apart():
+def test_several_views_are_separate():
     def two(image, rng):
         return CentreCrop((4, 4))(image) + CentreCrop((2, 2))(image)
 

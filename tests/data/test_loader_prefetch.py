@@ -35,7 +35,7 @@ def test_the_next_batch_is_sent_while_the_device_works():
     assert log == ["read 0", "step 0", "read 1", "step 1", "read 2", "step 2"]
 
 
-def test_what_goes_wrong_on_the_way_is_told():
+def test_errors_of_the_transfer_are_raised():
     def failing():
         yield from made(1, [])
         raise PatchloomError("no more")

@@ -33,7 +33,7 @@ def tell(run, said, names=("noting", "other")):
         all_of_it.log_result(RESULT)
 
 
-def test_all_is_told_in_order(run):
+def test_everything_is_sent_in_order(run):
     said = []
     tell(run, said)
     early, last = {"recovered": ("RGB", (10, 10, 10))}, {"recovered": ("RGB", (200, 200, 200))}
@@ -45,7 +45,7 @@ def test_all_is_told_in_order(run):
     assert said == ["  noting: here", "  other: here"]
 
 
-def test_what_a_tracker_has_is_not_sent_again(run):
+def test_nothing_is_sent_twice(run):
     tell(run, [])
     Noting.calls = []
     tell(run, [], ["noting"])
@@ -64,7 +64,7 @@ def test_the_last_pictures_are_sent_though_others_were_at_that_step(run):
     assert shades == [10, 200]
 
 
-def test_a_run_that_is_trained_on_sends_its_next_result(run):
+def test_an_extended_run_sends_its_next_result(run):
     tell(run, [], ["noting"])
     with TrackerSet(["noting"], RunFolder(run), print) as all_of_it:
         all_of_it.start(SETTINGS, ROWS)
@@ -72,7 +72,7 @@ def test_a_run_that_is_trained_on_sends_its_next_result(run):
     assert [one[1] for one in Noting.calls if one[0] == "result"] == [8, 16]
 
 
-def test_one_that_is_asked_for_later_gets_all_rows(run):
+def test_a_tracker_added_later_gets_all_rows(run):
     tell(run, [], ["noting"])
     late = TrackerSet(["other"], RunFolder(run), print)
     late.start(SETTINGS, ROWS)
@@ -82,7 +82,7 @@ def test_one_that_is_asked_for_later_gets_all_rows(run):
 
 @pytest.mark.parametrize("where", [("init",), ("settings",), ("row", 4), ("pictures",), ("result",), ("end",)], ids=str)
 @pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), SystemExit(1)], ids=repr)
-def test_one_that_fails_is_switched_off_in_one_sentence(where, problem, run):
+def test_a_failing_tracker_is_switched_off_in_one_sentence(where, problem, run):
     said = []
     Noting.fails = {where: problem}
     tell(run, said)
@@ -95,7 +95,7 @@ def test_one_that_fails_is_switched_off_in_one_sentence(where, problem, run):
     assert [one[1] for one in Noting.calls if one[0] == "row"] == [0, 4, 8]
 
 
-def test_training_does_not_wait_for_one_that_is_stuck(run, monkeypatch):
+def test_training_does_not_wait_for_a_stuck_tracker(run, monkeypatch):
     monkeypatch.setattr(queue, "_END", 0.2)
     said, began = [], time.monotonic()
     with TrackerSet(["noting", "other"], RunFolder(run), said.append) as all_of_it:
@@ -170,7 +170,7 @@ def folder(tmp_path, monkeypatch):
     return found
 
 
-def test_what_a_kill_left_is_sent_once(folder):
+def test_missing_data_after_a_kill_is_sent_once(folder):
     send_pending(["noting"], folder)
     picture = {"recovered": ("RGB", (200, 200, 200))}
     told = [("row", 8), ("pictures", 8, picture), ("result", 8), ("end", "success")]
@@ -182,7 +182,7 @@ def test_what_a_kill_left_is_sent_once(folder):
     folder.unlock()
 
 
-def test_what_could_not_be_reached_is_told_the_rest_later(folder):
+def test_an_unreachable_tracker_gets_the_rest_later(folder):
     said = []
     Noting.fails = {("result",): OSError("no network")}
     send_pending(["noting"], folder, said.append)
@@ -229,14 +229,14 @@ def test_a_damaged_ending_is_named(folder, changed):
     assert not Noting.calls
 
 
-def test_a_record_with_a_number_beyond_all_measure_is_named(folder):
+def test_a_record_with_a_huge_number_is_named(folder):
     (folder.path / "ending.json").write_text(json.dumps({"step": 8, "verdict": "learnt", "summary": "It learns."}))
     (folder.path / "logs" / "noting.json").write_text('{"step": 1e999}')
     with pytest.raises(PatchloomError, match=r"noting.json is damaged"):
         send_pending(["noting"], folder)
 
 
-def test_a_run_that_is_trained_on_without_trackers_sends_no_earlier_result(folder):
+def test_a_run_extended_without_trackers_sends_no_earlier_result(folder):
     said = []
     folder.summary.write_text("The end of the first epochs.\n")
     folder.keep_end(3)

@@ -61,7 +61,7 @@ def test_tensorboard_has_settings_and_result(tensorboard_run):
 
 
 @pytest.mark.parametrize("noted", [4, 0, -1, None])
-def test_tensorboard_has_rows_once_that_a_kill_left_unrecorded(tensorboard_run, tmp_path, noted):
+def test_tensorboard_has_unrecorded_rows_once_after_a_kill(tensorboard_run, tmp_path, noted):
     """A kill after a row was written and before that was recorded causes the row to be written again."""
     run = tmp_path / "run"
     whole_run(["tensorboard"], run, [])
@@ -279,7 +279,7 @@ def test_names_are_read_from_a_text_or_a_list(log):
     assert parse_trackers(log) == ["tensorboard", "mlflow"]
 
 
-def test_none_is_asked_for():
+def test_no_trackers():
     assert parse_trackers(None) == parse_trackers("") == []
 
 
@@ -311,7 +311,7 @@ def test_a_missing_package_is_refused_before_anything_is_made(tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_a_tracker_left_is_no_package(tmp_path, monkeypatch):
+def test_a_folder_that_a_tracker_left_is_not_a_package(tmp_path, monkeypatch):
     """Offline runs leave a folder wandb/, which Python would import as an empty package."""
     (tmp_path / "trackio").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])

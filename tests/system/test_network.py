@@ -20,7 +20,7 @@ def no_proxy(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_name_that_is_never_found_costs_seconds(monkeypatch, tmp_path):
+def test_a_name_that_is_not_resolved_takes_seconds(monkeypatch, tmp_path):
     """A resolver that does not answer has no time limit."""
 
     def looks_up(*_):
@@ -42,7 +42,7 @@ def test_a_name_that_is_never_found_costs_seconds(monkeypatch, tmp_path):
     assert not constants.HF_HUB_OFFLINE  # as it was
 
 
-def test_what_is_said_of_the_hub(monkeypatch):
+def test_reasons_for_an_unreachable_hub(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
@@ -55,7 +55,7 @@ def test_what_is_said_of_the_hub(monkeypatch):
     assert network.why_offline() == "HF_HUB_OFFLINE is set"
 
 
-def test_what_is_on_the_disc_is_taken_offline(monkeypatch):
+def test_the_cache_is_used_offline(monkeypatch):
     """timm is still called, restricted to its cache."""
     create, seen = timm.create_model, []
 

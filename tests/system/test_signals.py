@@ -35,7 +35,7 @@ def clock(monkeypatch):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_is_noted_and_programs_may_repeat_theirs(number, clock):
+def test_the_first_signal_sets_asked_and_programs_may_repeat_theirs(number, clock):
     before = [signal.getsignal(one) for one in SIGNALS]
     with Stop() as stop:
         assert not stop.asked
@@ -51,7 +51,7 @@ def test_the_first_is_noted_and_programs_may_repeat_theirs(number, clock):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_at_once(number, clock):
+def test_stop_at_once(number, clock):
     with StopAtOnce() as stop:
         with pytest.raises(KeyboardInterrupt):
             raised(number)
@@ -70,7 +70,7 @@ def raised_at_work(number: int, seconds: float) -> None:
     list(map(functools.partial.__call__, (come, work)))
 
 
-def test_a_second_one_that_is_handled_late_is_still_the_same():
+def test_a_repeated_signal_that_is_handled_late_counts_as_one():
     """Two Ctrl-C within 0.15 s: the second one came in a backward pass, and was mistaken for a later one."""
     with Stop() as stop:
         time.sleep(0.1)
@@ -93,7 +93,7 @@ def test_a_key_that_is_held_is_one_signal_for_five_seconds(clock):
             raised(INT)
 
 
-def test_what_comes_after_the_checkpoint_is_the_same_one_too(clock):
+def test_a_repeated_signal_after_the_checkpoint_counts_as_one(clock):
     """The key may still be held when it has ended training."""
     with StopAtOnce() as outer:
         with Stop():
@@ -106,7 +106,7 @@ def test_what_comes_after_the_checkpoint_is_the_same_one_too(clock):
             raised(INT)
 
 
-def test_the_first_one_is_answered_on_a_terminal():
+def test_a_message_on_a_terminal_at_the_first_signal():
     reader, writer = os.openpty()
     before = os.dup(2)
     try:
@@ -122,7 +122,7 @@ def test_the_first_one_is_answered_on_a_terminal():
     os.close(reader)
 
 
-def test_nothing_is_left_open_or_set():
+def test_handlers_and_files_are_restored():
     def open_files() -> list[str]:
         return os.listdir("/proc/self/fd")
 
@@ -138,8 +138,8 @@ class Finalised:
         raised(TERM)
 
 
-def test_one_that_comes_where_nothing_can_be_raised_comes_again(capsys):
-    """In a finaliser, or during a fork, Python prints an exception and continues."""
+def test_a_signal_that_cannot_raise_is_sent_again(capsys):
+    """Python prints an exception in a finaliser or during a fork, and continues."""
     with StopAtOnce() as stop, pytest.raises(KeyboardInterrupt):
         Finalised()
         assert stop.asked
@@ -147,7 +147,7 @@ def test_one_that_comes_where_nothing_can_be_raised_comes_again(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_nohup_is_heeded():
+def test_nohup_is_respected():
     before = signal.signal(HUP, signal.SIG_IGN)
     try:
         for kind in (Stop, StopAtOnce):
@@ -169,7 +169,7 @@ def test_every_verb_says_that_it_was_stopped(verb, number, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("gloo: connection closed"), PatchloomError("a process has died")])
-def test_what_follows_from_a_signal_is_no_error_of_its_own(problem, monkeypatch, capsys):
+def test_consequences_of_a_signal_are_not_reported_as_errors(problem, monkeypatch, capsys):
     def verb(words):
         try:
             raised(TERM)

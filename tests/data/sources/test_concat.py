@@ -97,7 +97,7 @@ def test_no_image_twice(folders):
             open_data(names)
 
 
-def test_commas_part_a_text_but_no_path_address_or_pattern(folders, draw):
+def test_commas_split_a_text_but_no_path_address_or_pattern(folders, draw):
     assert len(open_data("a,b").train) == 5 and len(open_data("a/, shapes:3 ").train) == 6
     draw("x,y/1.png")
     assert len(open_data("x,y").train) == 1
@@ -122,14 +122,14 @@ def test_no_name(folders, nothing):
             function(nothing)
 
 
-def test_they_are_found_again_from_anywhere(folders, monkeypatch):
+def test_absolute_names(folders, monkeypatch):
     kept = absolute_name("a,shapes:3,b")
     assert kept == [str(folders / "a"), "shapes:3", str(folders / "b")] and absolute_name(["a"]) == str(folders / "a")
     monkeypatch.chdir("/")
     assert len(open_data(kept).train) == 8 and absolute_name(kept) == kept
 
 
-def test_groups_of_the_parts_stay_apart(folders, tmp_path):
+def test_groups_of_the_sources_are_distinct(folders, tmp_path):
     (tmp_path / "m.csv").write_text("path,group\na/train/cat/1.png,x\na/train/dog/1.png,x\n")
     groups = open_data(["m.csv", "b"]).train.groups
     assert groups[0] == groups[1] and len(set(groups.tolist())) == 3

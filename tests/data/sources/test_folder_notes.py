@@ -26,7 +26,7 @@ def holding(draw, **counts):
             draw(f"{folder}/{folder}{i}.png")
 
 
-def test_nothing_is_said_of_what_is_all_used(tmp_path, draw):
+def test_no_notes_if_all_files_are_used(tmp_path, draw):
     holding(draw, train=4, test=2)
     (tmp_path / "README.md").touch()
     assert open_data(tmp_path).notes == ()
@@ -68,7 +68,7 @@ def test_splits_in_another_folder(tmp_path, draw):
     assert "Of 18 images" in data.notes[0] and "images itself (1) and other folders (1) are neither" in data.notes[0]
 
 
-def test_splits_in_several_folders_are_none(tmp_path, draw):
+def test_splits_in_several_folders_are_not_used(tmp_path, draw):
     for kind in "bottle", "cable":
         for split in "train", "test":
             draw(f"{kind}/{split}/{kind}{split}.png")
@@ -104,7 +104,7 @@ def test_a_folder_with_nothing_else_says_what_to_install(tmp_path, without_extra
         open_data(tmp_path)
 
 
-def test_one_class_folder_is_told_from_none(tmp_path, draw):
+def test_one_class_folder_and_none_have_different_reasons(tmp_path, draw):
     draw("cat/1.png")
     with pytest.raises(
         PatchloomError, match=r"labels are the names of sub-folders, and there is only one \(cat\), so put"
@@ -121,7 +121,7 @@ def test_one_class_folder_is_told_from_none(tmp_path, draw):
         only_labelled(open_data(tmp_path).train)
 
 
-def test_names_that_are_no_text_can_be_printed(tmp_path, draw, capsys):
+def test_names_that_are_not_unicode_can_be_printed(tmp_path, draw, capsys):
     if sys.platform == "darwin":
         pytest.skip("its file systems take no such names")
     draw("1.png")

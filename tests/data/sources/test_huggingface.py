@@ -63,7 +63,7 @@ def assert_holds(source, numbers):
 
 
 @pytest.mark.parametrize("store", [parquet, saved])
-def test_every_sample_is_the_image_that_was_put_in(tmp_path, store):
+def test_samples_are_the_stored_images(tmp_path, store):
     name = store(tmp_path / "set", train=made(range(8), [0, 1, None, -1, 1, 1, 0, 0]), validation=made([9, 8]))
     data = open_data(name)
     assert_holds(data.train, range(8))
@@ -78,7 +78,7 @@ def test_every_sample_is_the_image_that_was_put_in(tmp_path, store):
 
 
 @pytest.mark.parametrize("store", [parquet, saved])
-def test_other_content_has_another_fingerprint_and_is_what_is_read(tmp_path, store):
+def test_changed_content_is_read_and_has_another_fingerprint(tmp_path, store):
     name = store(tmp_path / "set", train=made(range(4)))
     before = open_data(name).train
     told = before.fingerprint(), before.stamp()
@@ -160,7 +160,7 @@ def test_contents_are_those_of_the_same_files(tmp_path, store):
     assert (found[:4] == files[[0, 1, 2, 1]]).all() and len(np.unique(found)) == 5, "no image is no copy of another"
 
 
-def test_broken_images_are_named_and_give_way(tmp_path):
+def test_broken_images_are_named_and_replaced(tmp_path):
     name = saved(tmp_path / "set", train=made([0, png(1)[:70], b"no image", b"", 4]))
     source = open_data(name).train
     for i in (1, 2, 3):

@@ -99,7 +99,7 @@ def test_floats_grey_images_and_deep_ones():
     assert open_data(grey > 100).train.read(0).unique().tolist() == [0, 255]
 
 
-def test_an_image_that_is_turned_stays_as_the_program_has_it(tmp_path):
+def test_a_rotated_image_is_not_modified(tmp_path):
     exif = Image.Exif()
     exif[274] = 6
     Image.fromarray(PIXELS[0]).save(tmp_path / "turned.png", exif=exif)
@@ -124,7 +124,7 @@ def folder(tmp_path_factory):
     return root
 
 
-def test_labels_of_a_dataset_come_without_its_items(folder, monkeypatch):
+def test_labels_of_a_dataset_without_reading_items(folder, monkeypatch):
     read = []
     plain = ImageFolder.__getitem__
     monkeypatch.setattr(ImageFolder, "__getitem__", lambda self, i: read.append(i) or plain(self, i))
@@ -172,7 +172,7 @@ def test_a_split_for_validation():
     assert data.others["validation"].labels.tolist() == [-1]  # a class that is not trained on
 
 
-def test_what_is_open_already():
+def test_sources_that_are_open_already():
     first = open_data(PIXELS)
     assert open_data(first) is first and open_data(first.train).train is first.train
     part = first.train.subset([3, 4])
@@ -208,7 +208,7 @@ def test_processes_read_them(form, workers):
     assert all(torch.equal(a.views[0], b.views[0]) for a, b in zip(batches, expected, strict=True))
 
 
-def test_what_cannot_be_sent_to_processes_is_refused():
+def test_objects_that_cannot_be_sent_to_workers_are_refused():
     source = open_data(Drawn(lambda pixels, i: pixels)).train  # a lambda
     with pytest.raises((pickle.PicklingError, AttributeError)):
         pickle.dumps(source)
@@ -276,11 +276,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_set_of_images_gets_one_sentence(case):
+def test_other_objects_are_refused_in_one_sentence(case):
     refuse(*REFUSED[case])
 
 
-def test_its_name_leads_nowhere(tmp_path, monkeypatch):
+def test_objects_cannot_be_opened_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = absolute_name(PIXELS)
     assert (
@@ -296,6 +296,6 @@ def test_its_name_leads_nowhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("given", [list(PIXELS), Drawn()])
-def test_how_images_of_a_program_get_labels(given):
+def test_advice_on_labels(given):
     with pytest.raises(PatchloomError, match="has no labels: give tuples of an image and its label, or dicts"):
         features.only_labelled(open_data(given).train.subset([0, 1]))

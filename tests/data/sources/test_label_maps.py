@@ -132,7 +132,7 @@ def test_names_alone_decide(tmp_path: Path) -> None:
         "StillsRaw/{}.png LabeledApproved/{}_L.png",
     ],
 )
-def test_half_of_the_rule_is_said_and_keeps_the_images(tmp_path: Path, classes: str) -> None:
+def test_possible_label_maps_stay_with_a_note(tmp_path: Path, classes: str) -> None:
     """A class called mask stays, and a folder of label maps without a word for them is trained on with a note."""
     for i in range(4):
         for form in classes.split():
@@ -197,7 +197,7 @@ def test_classes_within_the_images_are_found(tmp_path: Path) -> None:
     assert train.classes == ("cat", "dog") and train.labels is not None and train.labels.tolist() == [0] * 4 + [1] * 4
 
 
-def test_one_file_an_object(tmp_path: Path) -> None:
+def test_one_file_per_object(tmp_path: Path) -> None:
     """The layout of cells in the Data Science Bowl: ID/images/ID.png and ID/masks/ANY.png."""
     for i in range(12):
         photo(tmp_path / f"cell{i}" / "images" / f"cell{i}.png")
@@ -206,7 +206,7 @@ def test_one_file_an_object(tmp_path: Path) -> None:
     assert len(open_data(tmp_path).train) == 12
 
 
-def test_splits_within_and_without(tmp_path: Path) -> None:
+def test_splits_inside_and_outside(tmp_path: Path) -> None:
     for split, count in {"train": 5, "val": 3, "test": 4}.items():
         for i in range(count):
             photo(tmp_path / "a" / "images" / split / f"{split}{i}.jpg")

@@ -178,7 +178,7 @@ def test_paths_are_relative_to_the_folder_however_it_is_written(tmp_path, draw, 
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)))
-def test_names_in_one_block(names):
+def test_packed_strings(names):
     kept = pickle.loads(pickle.dumps(PackedStrings(names)))
     assert list(kept) == names == [kept[i] for i in range(len(kept))]
     with pytest.raises(IndexError):

@@ -28,7 +28,7 @@ def test_a_recording_depends_on_seed_and_number_only():
     assert one.read(0) is one.read(0)
 
 
-def test_the_recordings_stay_what_they_are():
+def test_recordings_never_change():
     """Runs that began with an earlier version continue with the same recordings, which have the same fingerprint."""
     tones = Tones(12)
     assert tones.labels.tolist() == [4, 11, 6, 8, 3, 2, 1, 7, 9, 10, 5, 0]
@@ -58,7 +58,7 @@ def test_another_rate_gives_the_same_sounds():
     assert Tones(2).heard_as(replace(Sound(), rate=1000)).read(1).shape == (1, 1, 1000)
 
 
-def test_glides_go_the_way_they_are_called_and_sounds_come_in_the_order_of_the_name(monkeypatch):
+def test_glides_and_the_order_of_sounds_match_the_class(monkeypatch):
     monkeypatch.setattr(sources_tones, "_LENGTH", (0.14, 0.14))  # long enough to be split into two parts
     right, alike = [], []
     for number in range(40):

@@ -62,7 +62,7 @@ def test_one_column_with_and_without_a_header(table, tmp_path):
     assert names(open_data(table(*IMAGES)).train, tmp_path) == IMAGES
 
 
-def test_without_a_header_the_images_tell_the_columns(table, tmp_path):
+def test_without_a_header_images_identify_the_columns(table, tmp_path):
     for lines in (rows("aabbab"), [f"{label},{name}" for name, label in zip(IMAGES, "aabbab", strict=True)]):
         train = open_data(table(*lines)).train
         assert names(train, tmp_path) == IMAGES and train.labels.tolist() == [0, 0, 1, 1, 0, 1]
@@ -164,7 +164,7 @@ def test_a_column_called_group_and_any_other_by_name(table):
     assert open_data(f"{path}@group=").train.groups is None
 
 
-def test_what_is_missing_is_said_in_terms_of_columns(table):
+def test_advice_names_columns(table):
     path = table("image,right,day", *rows(IMAGES, "aabbcc"))
     for name, asked in (
         (path, f"{path}@"),
