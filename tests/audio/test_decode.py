@@ -128,7 +128,7 @@ def test_headers_without_samples_and_other_files_are_refused(tmp_path):
         (tmp_path / f"c.{ending}").write_text("This is a text, and nobody has spoken it yet.\n" * 40)
         assert reason_of(tmp_path / f"c.{ending}").startswith("it is not a WAV, FLAC, Ogg or MP3")
     assert reason_of(tmp_path / "d.wav") == "No such file or directory"
-    assert reason_of(tmp_path) == "it is no file"
+    assert reason_of(tmp_path) == "it is not a file"
     written(tmp_path / "e.wav", np.array([0.5, np.nan]), subtype="FLOAT")
     assert reason_of(tmp_path / "e.wav") == "it has samples that are not finite"
     soundfile.write(tmp_path / "f.wav", np.zeros(9), 4_000_037)

@@ -116,7 +116,7 @@ def test_invalid_groups(films, tmp_path, draw):
         (".*", "puts all|in no group|25 groups"),
         ("film", "puts all 25 images of .* into one group"),
         ("(a)(b)", r"has 2 pairs of brackets: leave one"),
-        ("(", "is no regular expression"),
+        ("(", "is not a regular expression"),
     ):
         if group == ".*":
             assert len(np.unique(open_data(films, group=group).train.groups)) == 25

@@ -81,7 +81,7 @@ def soundfile() -> ModuleType:
 
 def _content(path: Path) -> bytes:
     if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe could block for ever
-        raise ValueError("it is no file")
+        raise ValueError("it is not a file")
     return path.read_bytes()
 
 

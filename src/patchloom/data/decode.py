@@ -181,11 +181,11 @@ def open_pillow(source: Path | BinaryIO) -> Image.Image:
 
 def _decoded(source: Path | BytesIO, suffix: str) -> Tensor:
     if isinstance(source, Path) and not stat.S_ISREG(os.stat(source).st_mode):  # reading a pipe could block for ever
-        raise ValueError("it is no file")
+        raise ValueError("it is not a file")
     if suffix == ".npy":
         array = np.load(source, mmap_mode="r" if isinstance(source, Path) else None, allow_pickle=False)
         if array.ndim not in (2, 3):
-            raise ValueError(f"an array of {array.ndim} dimensions is no image; save it as [h w] or [h w c]")
+            raise ValueError(f"an array of {array.ndim} dimensions is not an image; save it as [h w] or [h w c]")
         return _bands(from_array(array))
     if suffix in (".tif", ".tiff"):
         return _read_tiff(source)
@@ -279,7 +279,7 @@ def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
             orientation, (width, height) = image.getexif().get(_ORIENTATION, 1), image.size
             file.seek(0)
             content = file.read()
-        if not content.endswith(b"\xff\xd9"):  # no end: this decoder would fill what is missing with grey
+        if not content.endswith(b"\xff\xd9"):  # no end: this decoder would fill the missing part with grey
             return None
         array = imagecodecs.jpeg8_decode(content)
     except Exception:  # PIL will fail too, and its message is the one to show

@@ -215,7 +215,7 @@ def _row(i: int, image: Tensor) -> tuple[int | bool | bytes, ...]:
     digest.update(pixels.data)
     c, h, w = image.shape
     if image.dtype == torch.int16:
-        samples = pixels.astype(np.int32)  # a constant offset (DC) is no sound
+        samples = pixels.astype(np.int32)  # a constant offset (DC) is silent
         return i, h, w, c, False, bool(samples.max() - samples.min() <= 2 * _SILENT), digest.digest()
     flat = bool((pixels[0] == pixels[0, 0]).all() and (pixels == pixels[0, 0]).all())
     return i, h, w, c, image.dtype != torch.uint8, flat, digest.digest()

@@ -96,7 +96,7 @@ def choose_indices(
         raise PatchloomError(
             f"the {n} files of {source.name} are copies of one {source.noun[:-1]}, or none could be read: add others"
         )
-    candidates = np.sort(first)  # one of each content: all images, where there are no copies
+    candidates = np.sort(first)  # one of each content: all images, if there are no copies
     if known is not None:
         new = candidates[~np.isin(contents[candidates], known)]
         candidates = new if len(new) else candidates
@@ -276,7 +276,7 @@ def _expression(group: str) -> re.Pattern[str]:
         pattern = re.compile(group)
     except re.error as problem:
         raise PatchloomError(
-            f"--group {group} is no regular expression ({problem}): write one such as '^(.*)_', or parent"
+            f"--group {group} is not a regular expression ({problem}): write one such as '^(.*)_', or parent"
         ) from problem
     if pattern.groups > 1:
         raise PatchloomError(

@@ -254,4 +254,4 @@ def _installed(name: str) -> bool:
     if name in sys.modules:
         return sys.modules[name] is not None
     spec = find_spec(name)
-    return spec is not None and spec.origin is not None  # a folder such as wandb/, left by a run, is no package
+    return spec is not None and spec.origin is not None  # a folder such as wandb/, left by a run, is not a package

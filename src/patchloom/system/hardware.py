@@ -498,9 +498,7 @@ def _groups() -> list[tuple[int, int]]:
                 files = re.search(
                     r"^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE
                 )
-                used = int((folder / now).read_text()) - (
-                    int(files[1]) if files else 0
-                )  # without the file cache, which the system frees
+                used = int((folder / now).read_text()) - (int(files[1]) if files else 0)  # without the file cache
                 found.append((int((folder / limit).read_text()), used))
     return found
 

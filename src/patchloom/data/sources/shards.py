@@ -121,7 +121,7 @@ def _copied(shard: Shard, to: Path) -> BinaryIO:
         came = to.stat().st_size
         if shard.size and came != shard.size:  # a connection that broke, or a command that writes something else now
             raise ValueError(f"{came:,} bytes came instead of {shard.size:,}")
-    except Exception as error:  # each file system has exceptions of its own
+    except Exception as error:  # each file system has its own exceptions
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         to.unlink(missing_ok=True)

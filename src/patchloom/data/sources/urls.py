@@ -101,7 +101,7 @@ def connect(address: str) -> tuple[Any, str]:
         return url_to_fs(address)
     except ImportError as error:
         raise PatchloomError(f"{address} needs another package ({error}): install it with pip") from error
-    except Exception as error:  # each file system has exceptions of its own
+    except Exception as error:  # each file system has its own exceptions
         raise _unreachable(address, error) from error
 
 
@@ -183,7 +183,7 @@ def _remote(address: str) -> list[str]:
         return [address]
     try:
         found = sorted(fs.glob(path))
-    except Exception as error:  # each file system has exceptions of its own
+    except Exception as error:  # each file system has its own exceptions
         raise _unreachable(address, error) from error
     before, here, after = address.partition(path)
     if not (found and here):
@@ -196,13 +196,13 @@ def _state(address: str) -> Shard:
         return Shard(address, "", 0, certain=False)
     if os.path.isabs(address):
         if not os.path.isfile(address):
-            raise PatchloomError(f"{address} is no file: check the folder, and the numbers in the pattern")
+            raise PatchloomError(f"{address} is not a file: check the folder, and the numbers in the pattern")
         return Shard(address, stamp_of_files([address]), os.path.getsize(address), certain=True)
     fs, path = connect(address)
     try:
         fs.invalidate_cache()
         info = {key.lower().replace("-", "_"): value for key, value in fs.info(path).items()}
-    except Exception as error:  # each file system has exceptions of its own
+    except Exception as error:  # each file system has its own exceptions
         raise _unreachable(address, error) from error
     if info.get("type") == "directory":
         raise PatchloomError(f"{address} is a folder: name the shards in it, as {address.rstrip('/')}/*.tar")
