@@ -28,7 +28,7 @@ def default_held_out_share(n: int, noun: str = "images") -> tuple[float, str]:
     """
     usual, most = round(_USUAL * n), round(_MOST * n)
     if usual >= min(_LEAST, most):
-        return _USUAL, f"of {n:,} {noun}, the usual" + f"; {MAX_HELD_OUT:,} at most" * (usual > MAX_HELD_OUT)
+        return _USUAL, f"the default for {n:,} {noun}" + f"; {MAX_HELD_OUT:,} at most" * (usual > MAX_HELD_OUT)
     if most >= _LEAST:
         return _LEAST / n, f"{_LEAST} of {n:,} {noun}, since fewer say little"
     return _MOST, f"a fifth of {n:,} {noun}, since fewer say little"
