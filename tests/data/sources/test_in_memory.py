@@ -151,7 +151,7 @@ def test_paths_of_files(folder, monkeypatch):
         assert Path(found.describe(0)) == paths[0]
     labelled = open_data([(path, path.parent.name) for path in paths]).train
     assert labelled.classes == ("cat", "dog") and labelled.labels.tolist() == [0] * 6 + [1] * 6
-    refuse([*paths[:2], PIXELS[0]], "list[0] is a path and list[2] is none")
+    refuse([*paths[:2], PIXELS[0]], "list[0] is a path and list[2] is not")
     refuse([(folder / "nowhere.png", 1)], "none of the 1 files of the list exists")
     refuse([(paths[0], 1), (folder, 0)], "is a folder among image files")
 
@@ -161,7 +161,10 @@ def test_splits():
     assert data.test.classes == data.train.classes == ("a", "b", "c") and data.test.labels.tolist() == [2, 0]
     assert absolute_name({"train": PIXELS, "test": PIXELS[:3]}) == "12 images given in Python"
     refuse({"training": PIXELS}, "has the key train")
-    refuse({"train": [(PIXELS[0], "a"), (PIXELS[1], "b")], "test": [(PIXELS[0], "d")]}, "the class d, which those")
+    refuse(
+        {"train": [(PIXELS[0], "a"), (PIXELS[1], "b")], "test": [(PIXELS[0], "d")]},
+        "the class d, which the training images lack",
+    )
 
 
 def test_a_split_for_validation():
@@ -255,7 +258,7 @@ REFUSED = {
     "no length": (Dataset(), "an object of type Dataset is not a set of images"),
     "a length that fails": (NoLength(), "this NoLength has no length"),
     "five dimensions": (np.zeros((2, 3, 4, 5, 6), np.uint8), "is not a set of images"),
-    "words": (["a.png", 5], "list[0] is a path and list[1] is none"),
+    "words": (["a.png", 5], "list[0] is a path and list[1] is not"),
     "numbers": ([1, 2, 3], "list[0] is of type int, not an image"),
     "none inside": ([PIXELS[0], None], "list[1] is of type NoneType, not an image"),
     "vectors": ([np.zeros(7), np.zeros(7)], "is an array [7]: give [h w], [h w c] or [c h w]"),
@@ -269,7 +272,7 @@ REFUSED = {
     ),
     "large numbers": (PIXELS.astype(np.int64), "values of type int64 are not supported"),
     "mixed labels": ([(PIXELS[0], 1), (PIXELS[1], "cat")], "some labels are numbers and some are words, such as cat"),
-    "chance": (Drawn(lambda pixels, i: np.random.permutation(pixels.ravel()).reshape(9, 11, 3)), "leave random"),
+    "chance": (Drawn(lambda pixels, i: np.random.permutation(pixels.ravel()).reshape(9, 11, 3)), "remove random"),
     "all broken": (Drawn(lambda pixels, i: 1 / 0), "Drawn[11] cannot be read as an image: division by zero"),
     "batches": (Drawn(lambda pixels, i: PIXELS[:4]), "an image of this Drawn is an array [4 9 11 3]"),
 }
