@@ -121,7 +121,7 @@ def partners(
         marked: paths, each with `Folder.top` if the folder marks it, else with "".
         images: paths that are not marked.
         folders: interpretations of all folders.
-        part: function that returns the split meant by a word such as ``val``; both splits must agree.
+        part: function that returns the split meant by a word such as ``val``; file and image must be of one split.
         ignore_parts: whether the splits need not agree.
     """
     depths = {top.count("/") for top in marked.values() if top}
