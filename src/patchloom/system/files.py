@@ -95,7 +95,7 @@ def move_whole(path: Path, to: Path) -> None:
 
 
 def run_interruptibly(work: Callable[[], object]) -> None:
-    """Run work in a thread that may block signals for long, such as writing a large file.
+    """Run ``work`` in a thread, since it may last long without noticing signals, as when writing a large file.
 
     Ctrl-C then acts at once; the thread ends with the program, or with its work.
     """
