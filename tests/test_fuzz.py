@@ -157,7 +157,7 @@ def test_too_little_memory_anywhere_is_a_sentence(monkeypatch, capfd):
 
     monkeypatch.setattr("patchloom.export.encoder.load_encoder", full)
     code, err = said(["export", "nowhere"], capfd)
-    assert code == 2 and "were in use, and 5 GiB more were asked for" in err
+    assert code == 2 and "were in use, and 5 GiB more were requested" in err
 
 
 def test_attention_that_cannot_be_held_is_not_tried():

@@ -86,7 +86,7 @@ SLIPS = {
         (("shapes", "mae", 3), {}, "pretrain takes data, task without a name: give all else as NAME=VALUE"),
         (("shapes",), {"data": "digits"}, "pretrain is given data twice"),
         ((), {}, "pretrain needs data, as in patchloom.pretrain(data)"),
-        ((5,), {}, "an object of type int is no set of images"),
+        ((5,), {}, "an object of type int is not a set of images"),
     ],
     "check": [
         (("shapes",), {"image": 3}, "there is no option --image; did you mean --images?"),

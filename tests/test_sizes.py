@@ -1,4 +1,4 @@
-"""Sizes of patches: a square one is its side wherever it is kept and shown."""
+"""Sizes of patches: a square is stored and displayed as its side."""
 
 from patchloom.sizes import compact, in_pixels, to_pair
 

@@ -1,4 +1,4 @@
-"""Excerpts have one length, lie in the recording, and depend on the generator alone."""
+"""Excerpts have one length, lie in the recording, and depend only on the generator."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def counting(n: int) -> torch.Tensor:
     return torch.arange(1, n + 1, dtype=torch.int16)[None, None]
 
 
-def test_silence_lies_around_what_is_too_short_and_the_middle_is_taken_of_what_is_too_long():
+def test_short_recordings_are_padded_and_long_ones_centre_cropped():
     (short,) = CentreExcerpt(SOUND)(counting(60))
     assert short.shape == (1, 1, 100) and torch.equal(short[..., 20:80], counting(60))
     assert not short[..., :20].any() and not short[..., 80:].any()
@@ -26,14 +26,14 @@ def test_silence_lies_around_what_is_too_short_and_the_middle_is_taken_of_what_i
     assert torch.equal(same, counting(100))
 
 
-def test_an_excerpt_may_begin_before_and_end_behind():
+def test_an_excerpt_may_exceed_the_recording_at_both_ends():
     assert excerpt_at(counting(5), -2, 4).flatten().tolist() == [0, 0, 1, 2]
     assert excerpt_at(counting(5), 3, 4).flatten().tolist() == [4, 5, 0, 0]
     assert excerpt_at(counting(5), 9, 2).flatten().tolist() == [0, 0]
     assert excerpt_at(counting(5), -9, 2).flatten().tolist() == [0, 0]
 
 
-def test_random_excerpts_are_somewhere_in_a_long_recording_and_shifted_in_one_that_fits():
+def test_random_excerpts_of_long_recordings_and_shifts_of_short_ones():
     starts = [
         int(RandomExcerpt(SOUND, shift=0)(counting(500), np.random.default_rng(i))[0][0, 0, 0]) for i in range(400)
     ]
@@ -47,7 +47,7 @@ def test_random_excerpts_are_somewhere_in_a_long_recording_and_shifted_in_one_th
     assert shifts == set(range(-10, 11))
 
 
-def test_noise_is_added_to_the_share_that_is_asked_for_at_most_at_the_volume():
+def test_noise_is_added_to_a_share_of_excerpts_up_to_a_volume():
     silent, noise = torch.zeros(1, 1, 100, dtype=torch.int16), torch.full((1, 1, 5000), 10_000, dtype=torch.int16)
     excerpt = RandomExcerpt(SOUND, 0, [noise], noise_share=0.8, noise_volume=0.1)
     levels = np.array([int(excerpt(silent, np.random.default_rng(i))[0].max()) for i in range(500)])
@@ -57,7 +57,7 @@ def test_noise_is_added_to_the_share_that_is_asked_for_at_most_at_the_volume():
     assert all(excerpt(loud, np.random.default_rng(i))[0].min() > 0 for i in range(20)), "clipped, and not wrapped"
 
 
-def test_two_excerpts_are_own_shared_or_the_middle():
+def test_two_excerpts_are_separate_shared_or_central():
     rng = np.random.default_rng
     own = TwoExcerpts(SOUND, "own")(counting(900), rng(0))
     shared = TwoExcerpts(SOUND, "shared")(counting(900), rng(0))

@@ -1,4 +1,4 @@
-"""Recordings of every kind become one channel of 16 bits at one rate; broken ones say why they cannot."""
+"""Recordings of every format become one channel of 16 bits at one rate; broken ones are refused with a reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def written(path: Path, wave: np.ndarray, rate: int = RATE, subtype: str | None 
 
 
 @pytest.mark.parametrize("ending", ["wav", "flac"])
-def test_16_bits_at_the_rate_come_as_they_are(tmp_path, ending):
+def test_16_bits_at_the_rate_are_unchanged(tmp_path, ending):
     wave = np.random.default_rng(0).integers(-(2**15), 2**15, 999, dtype=np.int16)
     path = written(tmp_path / f"a.{ending}", wave)
     with collect_conversions() as words:
@@ -55,14 +55,14 @@ def test_lossy_formats(tmp_path, ending):
     assert abs(len(found) - len(wave)) < 1200 and abs(spectrum.argmax() * RATE / 2**13 - 440) < 2
 
 
-def test_channels_are_mixed_by_their_mean_and_that_is_noticed(tmp_path):
+def test_channels_are_mixed_by_their_mean_and_that_is_recorded(tmp_path):
     left, right = tone(440, RATE), tone(1000, RATE)
     with collect_conversions() as words:
         found = read_recording(written(tmp_path / "a.wav", np.stack([left, right], 1)), RATE).numpy().ravel()
     assert words == {"mixed"} and np.abs(found / 2**15 - (left + right) / 2).max() < 2**-14
 
 
-def test_beyond_one_is_clipped_and_noticed(tmp_path):
+def test_samples_beyond_one_are_clipped_and_that_is_recorded(tmp_path):
     with collect_conversions() as words:
         found = read_recording(written(tmp_path / "a.wav", np.array([0.5, 3, -3, 1]), subtype="FLOAT"), RATE)
     assert words == {"clipped"} and found.flatten().tolist() == [2**14, 2**15 - 1, -(2**15), 2**15 - 1]
@@ -79,7 +79,7 @@ def test_a_tone_stays_that_tone_at_another_rate(tmp_path, own):
 
 
 @pytest.mark.parametrize("own, hertz", [(44_100, 8_200), (44_100, 15_000), (48_000, 23_000), (16_000, 7_000)])
-def test_what_lies_above_half_the_new_rate_is_gone(own, hertz):
+def test_frequencies_above_half_the_new_rate_are_removed(own, hertz):
     rate = 16_000 if own > 16_000 else 8_000
     found = resample(tone(hertz, own).astype(np.float32), own, rate)[400:-400]
     assert np.abs(found).max() < 0.5 * 1e-3  # 60 dB below
@@ -112,30 +112,30 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path, ending, keep):
     assert "\n" not in str(error.value) and "BytesIO" not in str(error.value)
 
 
-def test_a_header_alone_and_files_that_are_none(tmp_path):
-    def said(path: Path) -> str:
+def test_headers_without_samples_and_other_files_are_refused(tmp_path):
+    def reason_of(path: Path) -> str:
         with pytest.raises(Unreadable) as error:
             read_recording(path, RATE)
         return str(error.value).removeprefix(f"{path} cannot be read as a recording: ")
 
-    assert said(written(tmp_path / "a.wav", np.zeros(0))) == "it has no samples, only a header"
+    assert reason_of(written(tmp_path / "a.wav", np.zeros(0))) == "it has no samples, only a header"
     flac = written(tmp_path / "a.flac", tone(440, RATE))
     flac.write_bytes(flac.read_bytes()[:42])
-    assert "or broken" in said(flac)
+    assert "or broken" in reason_of(flac)
     for ending in ("wav", "flac", "ogg", "mp3"):
         (tmp_path / f"b.{ending}").touch()
-        assert said(tmp_path / f"b.{ending}") == "the file is empty"
+        assert reason_of(tmp_path / f"b.{ending}") == "the file is empty"
         (tmp_path / f"c.{ending}").write_text("This is a text, and nobody has spoken it yet.\n" * 40)
-        assert said(tmp_path / f"c.{ending}").startswith("it is no WAV, FLAC, Ogg or MP3")
-    assert said(tmp_path / "d.wav") == "No such file or directory"
-    assert said(tmp_path) == "it is no file"
+        assert reason_of(tmp_path / f"c.{ending}").startswith("it is not a WAV, FLAC, Ogg or MP3")
+    assert reason_of(tmp_path / "d.wav") == "No such file or directory"
+    assert reason_of(tmp_path) == "it is not a file"
     written(tmp_path / "e.wav", np.array([0.5, np.nan]), subtype="FLOAT")
-    assert said(tmp_path / "e.wav") == "it has samples that are no numbers"
+    assert reason_of(tmp_path / "e.wav") == "it has samples that are not finite"
     soundfile.write(tmp_path / "f.wav", np.zeros(9), 4_000_037)
-    assert said(tmp_path / "f.wav").startswith("its header says 4,000,037 samples a second, and 768,000 are the most")
+    assert reason_of(tmp_path / "f.wav").startswith("its header says 4,000,037 samples per second, and at most 768,000")
 
 
-def test_a_length_that_a_pipe_did_not_know(tmp_path):
+def test_a_wav_from_a_pipe_has_no_length_in_its_header(tmp_path):
     path = written(tmp_path / "a.wav", tone(440, RATE))
     content = bytearray(path.read_bytes())
     content[40:44] = b"\xff" * 4
@@ -150,6 +150,6 @@ def test_without_soundfile_the_extra_is_named(tmp_path, monkeypatch):
         read_recording(path, RATE)
 
 
-def test_what_a_header_says(tmp_path):
+def test_header(tmp_path):
     head = head_of(written(tmp_path / "a.wav", np.zeros((900, 2)), 44_100, "PCM_24"))
     assert head == ("WAV 24 bits", 44_100, 2, 900)

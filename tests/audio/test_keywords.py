@@ -50,7 +50,7 @@ def counts(parts: KeywordParts) -> list[list[int]]:
     ]
 
 
-def test_the_layout_opens_as_any_data(commands):
+def test_the_layout_opens_like_other_data(commands):
     data = open_data(commands)
     assert data.train.classes == ("bed", "cat", "no", "up", "yes") == data.test.classes
     assert (len(data.train), len(data.test)) == (30, 10)
@@ -59,7 +59,7 @@ def test_the_layout_opens_as_any_data(commands):
     assert data.notes == (
         "Of 50 recordings, what no list names (30) is trained on, what testing_list.txt names (10) is the test, and "
         "validation_list.txt (10) is neither: choose between runs by it, or empty it to train on it",
-        "_background_noise_ (1) is left out: it is no word",
+        "_background_noise_ (1) is left out: it is not a word",
     )
 
 
@@ -124,7 +124,7 @@ def test_the_seed_draws_the_training_part_alone(commands):
     assert len({*one.train.contents().tolist()}) == len(one.train)
 
 
-def test_heard_by_another_spec(commands):
+def test_other_sound_settings(commands):
     half = replace(Sound(), rate=8_000, seconds=0.5)
     parts = open_keywords(commands, WORDS).heard_as(half)
     assert counts(parts) == [[6] * 5, [2] * 5, [2] * 5]
@@ -137,14 +137,16 @@ def refused(words: str, folder, *asked) -> None:
         open_keywords(folder, *asked)
 
 
-def test_words_that_are_not_there(commands):
-    refused("lacks down, left, right, on, off, stop, go of the ten words .* name others by --words, of bed, ", commands)
-    refused("has no folder of the word yess: did you mean yes?", commands, ["yess", "no"])
-    refused("--words yes,yes: name two or more words, each once", commands, ["yes", "yes"])
-    refused("--words yes: name two or more", commands, ["yes"])
+def test_missing_words(commands):
+    refused(
+        "lacks down, left, right, on, off, stop, go of .* ten words: give others with --words, from bed, ", commands
+    )
+    refused("word yess: did you mean yes?", commands, ["yess", "no"])
+    refused("--words yes,yes has fewer than two different words or repeats one", commands, ["yes", "yes"])
+    refused("--words yes has fewer than two", commands, ["yes"])
 
 
-def test_all_ten_where_nobody_says(tmp_path, record):
+def test_ten_words_by_default(tmp_path, record):
     for word in TEN:
         for i in range(8):
             record(f"{word}/{i}.wav", seconds=0.02)
@@ -153,24 +155,22 @@ def test_all_ten_where_nobody_says(tmp_path, record):
     parts = open_keywords(tmp_path)
     assert parts.train.classes == TEN and counts(parts) == [[6] * 10, [1] * 10, [1] * 10] and parts.noise is None
     without_noise, without_others = parts.notes
-    assert "has no folder _background_noise_, so silence is no class" in without_noise
-    assert "has no other words, so unknown is no class" in without_others
+    assert "has no folder _background_noise_, so silence is not a class" in without_noise
+    assert "has no other words, so unknown is not a class" in without_others
 
 
-def test_lists_that_name_what_is_not_there(commands):
+def test_lists_with_missing_files(commands):
     place = commands / "testing_list.txt"
     place.write_text(place.read_text() + "yes/gone.wav\n")
     assert open_keywords(commands, WORDS).notes == (
-        "1 of 11 recordings that testing_list.txt names are not there (yes/gone.wav)",
+        "1 of 11 recordings that testing_list.txt names do not exist (yes/gone.wav)",
     )
     place.write_text("yes/6.wav\n")
     refused("validation_list.txt and testing_list.txt both name yes/6.wav", commands, WORDS)
     place.write_text("YES/gone.wav\n")
-    refused(
-        "none of the 1 recordings that testing_list.txt names is there, beginning with YES/gone.wav", commands, WORDS
-    )
+    refused("none of the 1 recordings that testing_list.txt names exists, beginning with YES/gone.wav", commands, WORDS)
     place.write_text("")
-    refused("testing_list.txt names no recordings: write a path a line", commands, WORDS)
+    refused("testing_list.txt names no recordings: write one path per line", commands, WORDS)
 
 
 @pytest.mark.parametrize("splits", [("train", "val", "test"), ("train", "test"), ()])
@@ -184,7 +184,7 @@ def test_a_plain_folder_of_classes(tmp_path, record, splits):
     wanted = {3: [[10] * 3, [4] * 3, [4] * 3], 2: [[9] * 3, [1] * 3, [4] * 3], 0: None}[len(splits)]
     assert wanted is None or counts(parts) == wanted
     lacking = {"test": "test", "val": "validation"}
-    drawn = [f"brings no {part}" for split, part in lacking.items() if split not in splits]
+    drawn = [f"has no {part}" for split, part in lacking.items() if split not in splits]
     assert len(parts.notes) == len(drawn) and all(map(str.__contains__, parts.notes, drawn))
     assert sum(map(sum, counts(parts))) == {3: 54, 2: 42, 0: 30}[len(splits)]
     everything = [named(part) for part in (parts.train, parts.validation, parts.test)]
@@ -193,7 +193,7 @@ def test_a_plain_folder_of_classes(tmp_path, record, splits):
     assert only.train.classes == ("c", "a") and {Path(p).parent.name for p in named(only.test)} == {"a", "c"}
 
 
-def test_what_has_no_words(tmp_path, record, draw):
+def test_data_without_words(tmp_path, record, draw):
     record("sounds/a.wav"), record("sounds/b.wav"), draw("images/a.png"), draw("images/b.png")
     refused("has no labels", tmp_path / "sounds")
     refused("holds images", tmp_path / "images")
@@ -203,14 +203,14 @@ def test_what_has_no_words(tmp_path, record, draw):
 def test_a_part_without_any_of_the_words_is_refused(commands, file, part):
     listed = (commands / file).read_text().splitlines()
     (commands / file).write_text("\n".join(path for path in listed if path.startswith("cat/")))
-    with pytest.raises(PatchloomError, match=f"has no recordings of yes, no, up for {part}: take some"):
+    with pytest.raises(PatchloomError, match=f"has no recordings of yes, no, up for {part}: move some"):
         open_keywords(commands, WORDS)
 
 
 def test_a_word_that_the_training_lacks_is_refused(commands):
     with (commands / "validation_list.txt").open("a") as listed:
         listed.writelines(f"no/{i}.wav\n" for i in range(6))
-    with pytest.raises(PatchloomError, match="has no recordings of no for training: take some"):
+    with pytest.raises(PatchloomError, match="has no recordings of no for training: move some"):
         open_keywords(commands, WORDS)
 
 

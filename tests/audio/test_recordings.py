@@ -1,4 +1,4 @@
-"""Recordings as a modality: what differs from images, which no other code asks for."""
+"""Modality of recordings: all differences from images."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from patchloom.errors import PatchloomError
 HEARD = modality_of(SOUND)
 
 
-def test_sound_alone_says_what_a_source_holds():
+def test_sound_determines_the_modality():
     assert modality_of(None) is IMAGES and isinstance(HEARD, Recordings) and HEARD == modality_of(replace(SOUND))
     assert HEARD != modality_of(Sound())
     assert Shapes(2).modality is IMAGES and Tones(1).modality == HEARD and Tones(1).subset([0]).modality == HEARD
@@ -33,13 +33,13 @@ def test_sound_alone_says_what_a_source_holds():
         (HEARD, "Recordings of values: a recording, another recording", "1 recording"),
     ],
 )
-def test_words_stand_where_a_text_has_room_for_them(modality, said, one):
+def test_words_fill_a_template(modality, said, one):
     assert modality.words("{Noun} of {values}: {an_item}, another {item}") == said
     assert modality.words("{Item}{An_item}") == f"{modality.item.capitalize()}{modality.an_item.capitalize()}"
     assert modality.counted(1) == one and modality.counted(1000) == f"1,000 {modality.noun}"
 
 
-def test_every_word_of_images_has_one_of_recordings():
+def test_every_name_of_images_has_a_counterpart():
     words = [name for name, value in vars(Modality).items() if isinstance(value, str) and not name.startswith("__")]
     assert len(words) >= 7
     for name in words:

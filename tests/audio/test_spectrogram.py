@@ -1,4 +1,4 @@
-"""Pictures of recordings equal an independent program's, wherever they are computed."""
+"""Pictures of recordings equal those of an independent implementation, on every device."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def librosas(wave: np.ndarray, sound: Sound) -> np.ndarray:
         [Sound(), Sound(8000), Sound(44_100, 0.5), Sound(features="logmel", bins=64), Sound(seconds=2.5, bins=13)]
     ),
 )
-def test_features_are_librosas(seed, sound):
+def test_features_equal_librosas(seed, sound):
     wave = waves(seed, 2, sound.samples)
     ours = features(torch.from_numpy(wave)[:, None, None], sound)
     assert ours.shape == (2, 1, *sound.size) and ours.dtype == torch.float32
@@ -56,7 +56,7 @@ def test_a_second_has_the_papers_98_frames_and_16_bits_are_as_floats():
     assert silent.isfinite().all()
 
 
-def test_a_batch_becomes_standardised_pictures_where_it_goes_and_once():
+def test_a_batch_becomes_standardised_pictures_once_on_its_device():
     wave = torch.from_numpy(waves(1, 8, 16_000))[:, None, None]
     raw = features(wave, Sound())
     mean, std = raw.mean((0, 1, 3)), raw.std((0, 1, 3))
@@ -68,14 +68,14 @@ def test_a_batch_becomes_standardised_pictures_where_it_goes_and_once():
     assert torch.equal(pictures(wave, sound), batch.views[0])
 
 
-def test_halves_do_not_reach_the_features():
+def test_features_are_float32_under_autocast():
     wave = torch.from_numpy(waves(2, 2, 16_000))[:, None, None]
     with torch.autocast("cpu", torch.bfloat16):
         inside = features(wave, Sound())
     assert torch.equal(inside, features(wave, Sound()))
 
 
-def test_a_sound_comes_back_from_plain_values():
+def test_a_sound_is_rebuilt_from_plain_values():
     sound = Sound(8000, bins=20, mean=(0.5,) * 20, std=(1.0,) * 20)
     assert sound_from({**sound.__dict__, "mean": [0.5] * 20, "std": [1.0] * 20}) == sound
     assert sound_from(None) is None
@@ -85,11 +85,11 @@ def test_a_sound_comes_back_from_plain_values():
     ("sound", "said"),
     [
         (Sound(seconds=0.02), "--seconds 0.02 is shorter than a frame of 30 ms"),
-        (Sound(bins=65), "--bins 65 are too many coefficients of 64 bands"),
+        (Sound(bins=65), "--bins 65 are too many coefficients for 64 bands"),
         (Sound(rate=500), "--rate 500 is too low"),
         (Sound(features="logmel", bins=400), "--bins 400 are more bands than frames of 30 ms resolve"),
     ],
 )
-def test_what_makes_no_picture_is_refused(sound, said):
+def test_settings_without_a_picture_are_refused(sound, said):
     with pytest.raises(PatchloomError, match=said):
         check_sound(sound)

@@ -30,7 +30,7 @@ sides = st.integers(1, 40)
 
 @settings(max_examples=60, deadline=None)
 @given(sides, sides, st.sampled_from([1, 2, 3, 5]), st.booleans(), st.integers(0, 99))
-def test_any_image_becomes_the_asked_size(height, width, channels, deep, seed):
+def test_any_image_becomes_the_requested_size(height, width, channels, deep, seed):
     image = torch.randint(0, 256, (channels, height, width), dtype=torch.uint8)
     image = image / 255 if deep else image
     for crop in (RandomCrop((6, 9)), CentreCrop((6, 9))):
@@ -92,7 +92,7 @@ def test_a_part_is_resized_as_torchvision_does(channels, deep, last, part, size)
 
 
 def test_colours_of_a_thin_view_stay_in_place():
-    """As of torch 2.15, channels-last images that become one pixel wide or high come out wrong, or not at all."""
+    """Resizing with torch 2.15: channels-last images of one pixel in width or height come out wrong, or fail."""
     image = torch.tensor([10, 120, 250], dtype=torch.uint8).view(3, 1, 1).expand(3, 30, 30)
     image = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)
     for size in ((1, 8), (8, 1), (1, 1)):
@@ -188,7 +188,7 @@ def test_the_crop_is_that_of_the_plain_crops():
 
 @pytest.mark.parametrize("color", ["shared", "own"])
 def test_colours_change_and_places_do_not(color):
-    """Of two colours, each stays in its half, whatever the two have become."""
+    """An image with a colour in each half still has two halves of one colour each."""
     image = torch.zeros(3, 16, 16, dtype=torch.uint8)
     image[0, :, :8], image[1, :, 8:] = 200, 120
     make, rng, changed = TwoViews((16, 16), crop="none", color=color), np.random.default_rng(0), 0
@@ -212,7 +212,7 @@ def test_views_are_mirrored_by_their_own_coin_or_the_shared_one(crop, expected):
     assert all(torch.equal(view, image) for _ in range(20) for view in plain(image, rng))
 
 
-def test_how_often_colours_are_jittered_and_taken():
+def test_probabilities_of_jitter_and_grey():
     image, rng = some_image(), np.random.default_rng(0)
     views = [recolor_view(image, draw_colors(rng)) for _ in range(600)]
     grey = np.mean([torch.equal(view[0], view[1]) and torch.equal(view[1], view[2]) for view in views])
@@ -221,7 +221,7 @@ def test_how_often_colours_are_jittered_and_taken():
 
 
 class Drawn:
-    """A generator whose every draw is told: whether to jitter, to grey, each factor's place in its range, the order."""
+    """Generator with given draws: whether to jitter, whether to grey, each factor's place in its range, the order."""
 
     def __init__(self, jitter, grey, **places):
         self.chances = iter([0.0 if jitter else 0.9, 0.0 if grey else 0.9])
@@ -238,7 +238,7 @@ class Drawn:
 
 
 @pytest.mark.parametrize("end", [-1.0, 1.0])
-def test_how_far_colours_go(end):
+def test_strength_of_colour_jitter(end):
     """Brightness and contrast by 0.4, saturation by 0.2, hue by 0.1 of the circle (ExtreMA, as MoCo v3)."""
     image = some_image(deep=True) * 0.5 + 0.2
     most = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
@@ -256,7 +256,7 @@ def test_how_far_colours_go(end):
 
 
 @pytest.mark.parametrize("channels", [1, 2, 5])
-def test_other_channels_have_brightness_and_contrast_one_by_one(channels):
+def test_other_channels_have_brightness_and_contrast_per_channel(channels):
     image = some_image(channels, deep=True) * 0.5 + 0.2
     bright = recolor_view(image, draw_colors(Drawn(True, True, brightness=0.5, saturation=1.0, hue=1.0)))
     torch.testing.assert_close(bright, image * 1.2, rtol=0, atol=1e-5)
@@ -267,7 +267,7 @@ def test_other_channels_have_brightness_and_contrast_one_by_one(channels):
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_batchs_colours_are_those_of_its_images_in_torchvisions_words(channels, deep):
+def test_batched_colours_equal_torchvisions_per_image(channels, deep):
     rng = np.random.default_rng(0)
     images = torch.stack([some_image(channels, deep) for _ in range(40)])
     draws = torch.stack([draw_colors(rng) for _ in range(40)])
@@ -299,6 +299,6 @@ def test_a_finished_batch_is_what_the_augmentation_makes_of_each_image(color):
 
 
 @pytest.mark.parametrize("option", ["crop", "color"])
-def test_words_that_are_none_are_refused(option):
+def test_unknown_words_are_refused(option):
     with pytest.raises(PatchloomError, match=f"--task.{option} cannot be both: it takes none, shared or own"):
         TwoViews((8, 8), **{option: "both"})

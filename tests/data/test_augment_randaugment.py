@@ -40,7 +40,9 @@ def test_a_view_is_cropped_first_and_changed_by_the_generator_alone(channels: in
         assert not deep or (view.min() >= 0 and view.max() <= 1)
         changed += not torch.equal(view, before)
     assert torch.equal(state, torch.get_rng_state())
-    assert 18 < changed < 36  # two operations with probability 0.5 leave a quarter as it is, and some change nothing
+    assert (
+        18 < changed < 36
+    )  # two operations with probability 0.5 leave a quarter unchanged, and some operations change nothing
 
 
 @pytest.mark.parametrize("channels", [2, 5])
@@ -55,7 +57,7 @@ def test_further_channels_are_changed_alike(channels: int) -> None:
 @pytest.mark.parametrize("color", ["none", "own"])
 @pytest.mark.parametrize("crop", ["none", "shared", "own"])
 def test_views_of_one_crop_are_changed_alike(crop: str, color: str) -> None:
-    """What a teacher sees at a place is what its student sees there; colours are drawn after it."""
+    """Teacher and student see the same content at each place; colour jitter is drawn afterwards."""
     image, make = some_image(), TwoViews((12, 12), crop=crop, color=color, randaugment=changing())
     pairs = [make.split(image, np.random.default_rng(seed))[0] for seed in range(20)]
     assert sum(torch.equal(*pair) for pair in pairs) == (0 if crop == "own" else 20)
@@ -75,7 +77,7 @@ def test_a_run_sets_it_with_the_mean_of_its_data() -> None:
 
 
 def test_an_augmentation_without_it_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Whole:
+    class Unaugmented:
         size = (32, 32)
 
     from patchloom.tasks import mae
@@ -84,7 +86,7 @@ def test_an_augmentation_without_it_refuses_it(monkeypatch: pytest.MonkeyPatch) 
 
     def begin(self, *args, **options):
         built(self, *args, **options)
-        self.augment = Whole()
+        self.augment = Unaugmented()
 
     monkeypatch.setattr(mae.MAE, "__init__", begin)
     monkeypatch.setattr("patchloom.runs.task.build_task", lambda task, vit: mae.MAE(vit))
@@ -101,6 +103,6 @@ def test_an_augmentation_without_it_refuses_it(monkeypatch: pytest.MonkeyPatch) 
         ({"randaugment_std": 1.0}, "--randaugment_std changes nothing without --randaugment"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(wrong: dict[str, float], said: str) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, float], said: str) -> None:
     with pytest.raises(PatchloomError, match=said):
         replace(ASKED, **wrong).check()

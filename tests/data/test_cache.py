@@ -30,7 +30,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 class Rolls(Source):
-    """Image i is random, of sides that depend on i; every reading of one adds a line to the file `log`."""
+    """Random images whose sides depend on their index; each reading adds a line to the file `log`."""
 
     name = "rolls"
 
@@ -163,7 +163,7 @@ def test_everything_is_decoded_once(root, log):
     assert is_whole(cache_images(source, "whole", 0, said.append), source) and not reads(log) and not said
 
 
-def test_changed_data_and_another_setting_have_a_folder_of_their_own(root, log):
+def test_changed_data_and_other_settings_have_separate_folders(root, log):
     for version, how in (("1", "whole"), ("2", "whole"), ("1", 6), ("1", 5)):
         source = Rolls(log, version=version)
         cached = cache_images(source, how, 0, quiet)
@@ -173,7 +173,7 @@ def test_changed_data_and_another_setting_have_a_folder_of_their_own(root, log):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_killed_build_goes_on_with_what_is_finished(root, log, workers):
+def test_a_killed_build_continues_with_finished_parts(root, log, workers):
     slow = FORK.Process(target=cache_images, args=(Rolls(log, 40, seconds=0.03), "whole", workers, quiet))
     slow.start()
     for _ in range(1000):
@@ -182,7 +182,9 @@ def test_a_killed_build_goes_on_with_what_is_finished(root, log, workers):
             break
     slow.kill()
     slow.join()
-    time.sleep(0.3 * workers)  # a worker makes the parts that it has begun, and sees then that its parent is gone
+    time.sleep(
+        0.3 * workers
+    )  # a worker finishes the part that it has begun, and then notices that its parent has ended
     finished = {int(path.name[:9]) + i for path in root.glob("*/*.part") for i in range(4)}
     assert 8 <= len(finished) < 40
     reads(log)
@@ -225,7 +227,7 @@ def test_two_processes_at_once(root, log):
     assert len(list(root.glob("*/*"))) == 11 and not list(root.glob("*/.*"))
 
 
-def test_forgotten_halves_are_removed_and_others_left(root, log):
+def test_only_old_unfinished_parts_are_removed(root, log):
     cache_images(Rolls(log), "whole", 0, quiet)
     (folder,) = root.iterdir()
     next(folder.glob("*.part")).unlink()
@@ -242,7 +244,7 @@ def refused(match, source, how="whole", workers=0):
     assert "\n" not in str(caught.value) and not isinstance(caught.value, Unreadable)
 
 
-def test_too_little_room_is_seen_before_anything_is_decoded(root, log, monkeypatch):
+def test_too_little_space_is_refused_before_decoding(root, log, monkeypatch):
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: namedtuple("Usage", "free")(500))
     refused(r"^--cache whole needs about .* has 0\.0 MB free: make room", Rolls(log))
     assert len(reads(log)) == 2 and not list(root.glob("*/*.part"))
@@ -264,10 +266,10 @@ def test_a_folder_that_cannot_be_made(root, log, tmp_path):
     refused(r"images/\w{16} could not be written \(Not a directory\)", Rolls(log))
 
 
-def test_what_is_not_kept(root, log, tmp_path):
+def test_sources_that_cannot_be_cached(root, log, tmp_path):
     refused("^the images of shapes are in memory already", Shapes(20, size=16))
     refused("^the images of digits are in memory already", open_data("digits").train)
-    refused("^nobody can tell when the images of rolls change", Rolls(log, version=None))
+    refused("^changes of the images of rolls cannot be detected", Rolls(log, version=None))
     np.save(tmp_path / "deep.npy", np.zeros((4, 4), np.uint16))
     refused("more than 8 bits and are not cached", open_data(tmp_path).train)
 
@@ -287,7 +289,7 @@ def test_no_image_can_be_written_through(root, log):
     assert is_whole(cache_images(source, "whole", 0, quiet), source)
 
 
-def test_recordings_are_cached_as_they_are_heard(tmp_path, record):
+def test_recordings_are_cached_at_their_rate(tmp_path, record):
     for i in range(5):
         record(f"r/{i}.wav", rate=8_000, seconds=0.05 + i / 100)
     (tmp_path / "r" / "broken.wav").write_text("no sound")
@@ -304,5 +306,7 @@ def test_recordings_are_cached_as_they_are_heard(tmp_path, record):
     assert said and other.read(4).shape[-1] * 4 == cached.read(4).shape[-1]
     with pytest.raises(PatchloomError, match="cached at 16,000 samples a second, not at 4,000"):
         cached.heard_as(replace(source.sound, rate=4_000))
-    with pytest.raises(PatchloomError, match="--cache 64 is a size of images, and .* holds recordings: --cache whole"):
+    with pytest.raises(
+        PatchloomError, match="--cache 64 is a size of images, and .* holds recordings: .*--cache whole"
+    ):
         cache_images(source, 64)

@@ -1,4 +1,4 @@
-"""What reading makes of an image otherwise than its file says is noticed, counted and said."""
+"""Conversions of images on reading are recorded, counted and reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DATA = RNG.integers(0, 256, (12, 16, 4), dtype=np.uint8)
 
 
 def save(path, kind):
-    """Write an image of a kind, and say what is to be noticed of it."""
+    """Write an image of a kind, and return the keywords of its conversions."""
     rgb = Image.fromarray(DATA[..., :3])
     match kind:
         case "plain.png" | "plain.jpg" | "plain.tif":
@@ -39,7 +39,7 @@ def save(path, kind):
             alpha[:, 4:] = 255
             Image.fromarray(np.dstack([DATA[..., :3], alpha])).save(path)
             return {"alpha"}
-        case "marked.tif":  # by tifffile itself, as by GDAL, where nobody says what the fourth band is
+        case "marked.tif":  # the default of tifffile and GDAL for a fourth band
             tifffile.imwrite(path, DATA)
             return {"doubtful alpha"}
         case "deep marked.tif":
@@ -88,7 +88,7 @@ KINDS = """plain.png plain.jpg plain.tif opaque.png alpha.png alpha.tif alpha.we
 
 
 @pytest.mark.parametrize("kind", [*KINDS.split(), "deep marked.tif"])
-def test_what_is_noticed(tmp_path, kind):
+def test_recorded_conversions(tmp_path, kind):
     path = tmp_path / kind
     expected = save(path, kind)
     with collect_conversions() as found:
@@ -98,7 +98,7 @@ def test_what_is_noticed(tmp_path, kind):
         decode_image(path.read_bytes(), "it")
     assert found == expected
     assert not is_collecting()
-    record_conversion("alpha")  # nobody watches
+    record_conversion("alpha")  # nothing is collected
 
 
 def test_a_fourth_band_is_data_unless_the_file_says_alpha(tmp_path):
@@ -108,7 +108,7 @@ def test_a_fourth_band_is_data_unless_the_file_says_alpha(tmp_path):
     assert read_image(tmp_path / "marked.tif").shape == (3, 12, 16)
 
 
-def test_an_alpha_channel_after_four_bands_is_laid_over_white_at_any_depth(tmp_path):
+def test_an_alpha_channel_after_four_bands_is_composited_at_any_depth(tmp_path):
     array = np.dstack([DATA, np.full_like(DATA[..., 0], 51)])
     how = dict(photometric="rgb", planarconfig="contig", extrasamples=["unspecified", "unassalpha"])
     tifffile.imwrite(tmp_path / "a.tif", array, **how)
@@ -128,30 +128,30 @@ def test_sentences_count_and_name():
     noticed.add(9, {"alpha"})
     noticed.join(more)
     assert noticed.sentences("image {}".format, 10) == [
-        "4 of 10 images have an alpha channel, laid over white (image 3, image 5, image 7, ...)",
-        "1 of 10 images is turned, as the EXIF orientation says (image 5)",
+        "4 of 10 images have an alpha channel, composited over white (image 3, image 5, image 7, ...)",
+        "1 of 10 images is rotated or mirrored according to EXIF (image 5)",
     ]
     assert ConversionCounts().sentences(str, 10) == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_survey_notices_and_check_says_it(tmp_path, workers, monkeypatch):
+def test_a_survey_records_and_check_reports(tmp_path, workers, monkeypatch):
     monkeypatch.setattr("patchloom.data.scan._EACH", 2)
     for name in ("turned.jpg", "alpha.png", "cmyk.jpg", "plain.png", "palette.png"):
         save(tmp_path / name, name)
     found = survey(open_data(tmp_path).train, workers=workers)
     assert found.noticed.counts == {"turned": 1, "alpha": 1, "colours": 1, "palette": 1}
     said = check(str(tmp_path), estimate=False).sentences()
-    assert f"1 of 5 images has an alpha channel, laid over white ({tmp_path}/alpha.png)." in said
-    assert f"1 of 5 images is in CMYK or another colour space, and turned into RGB ({tmp_path}/cmyk.jpg)." in said
+    assert f"1 of 5 images has an alpha channel, composited over white ({tmp_path}/alpha.png)." in said
+    assert f"1 of 5 images is in CMYK or another colour space, and converted to RGB ({tmp_path}/cmyk.jpg)." in said
 
 
-def test_statistics_notice_too(tmp_path):
+def test_statistics_record_too(tmp_path):
     for name in ("alpha.png", "plain.png", "plain.jpg"):
         save(tmp_path / name, name)
     train = open_data(tmp_path).train
     (said,) = statistics_of(train, 3).noticed
-    assert said == f"1 of 3 images has an alpha channel, laid over white ({tmp_path}/alpha.png)"
+    assert said == f"1 of 3 images has an alpha channel, composited over white ({tmp_path}/alpha.png)"
     (said,) = statistics_of(train.subset([0]), 3).noticed
     assert said.startswith("1 of 1 images has")
     (said,) = statistics_of(train.subset([0, 0]), 3, sample=1).noticed

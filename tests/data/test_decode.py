@@ -28,7 +28,7 @@ def test_lossless_8_bit_files_come_back_exactly(tmp_path, suffix, array):
     Image.fromarray(array).save(path, **({"lossless": True} if suffix == "webp" else {}))
     image = read_image(path)
     assert image.dtype == torch.uint8
-    if suffix == "webp" and array.ndim == 2:  # WebP knows no grey
+    if suffix == "webp" and array.ndim == 2:  # WebP has no grey images
         array = np.repeat(array[..., None], 3, 2)
     np.testing.assert_array_equal(hwc(image), array.reshape(5, 7, -1))
 
@@ -75,7 +75,7 @@ def test_tiff_of_5_channels(tmp_path, dtype, layout):
     np.testing.assert_allclose(hwc(image), expected, rtol=1e-6)
 
 
-def test_tiff_pages_that_are_no_channels_give_the_first(tmp_path):
+def test_tiff_pages_that_are_not_channels_give_the_first(tmp_path):
     with tifffile.TiffWriter(tmp_path / "a.tif") as tiff:
         for value in (10, 20):
             tiff.write(np.full((4, 6), value, np.uint8), metadata=None)
@@ -115,7 +115,7 @@ def test_tiff_with_transparency(tmp_path, dtype):
     assert (image[..., 3:] == (255 if dtype == np.uint8 else 1)).all()
 
 
-def test_a_fourth_channel_that_is_no_transparency_stays(tmp_path):
+def test_a_fourth_channel_that_is_not_transparency_stays(tmp_path):
     array = RNG.integers(0, 256, (4, 6, 4), dtype=np.uint8)
     tifffile.imwrite(tmp_path / "a.tif", array, photometric="rgb", extrasamples=["unspecified"])
     np.testing.assert_array_equal(hwc(read_image(tmp_path / "a.tif")), array)
@@ -129,7 +129,7 @@ def test_16_bit_png(tmp_path):
 
 
 def write_png(path, array, colour_type):
-    """A 16-bit PNG [h w c] by hand, since PIL writes none in colour."""
+    """Write a 16-bit PNG [h w c] by hand, since PIL writes none in colour."""
     import struct
     import zlib
 
@@ -183,7 +183,7 @@ def test_exif_rotation(tmp_path, orientation, kind):
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_transparency_is_laid_over_white(tmp_path, mode):
+def test_transparency_is_composited_over_white(tmp_path, mode):
     image = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
     image.paste((50, 50, 50, 255), (0, 0, 2, 4))
     image.paste((0, 0, 0, 51), (2, 0, 3, 4))
@@ -224,7 +224,7 @@ def test_npy(tmp_path, dtype, shape):
         (np.array([[None]]), "Python objects"),
     ],
 )
-def test_npy_that_is_no_image(tmp_path, array, why):
+def test_npy_that_is_not_an_image(tmp_path, array, why):
     np.save(tmp_path / "a.npy", array)
     with pytest.raises(Unreadable, match=f"a.npy.*{why}"):
         read_image(tmp_path / "a.npy")
@@ -255,7 +255,7 @@ ALL = ["a.jpg", "a.png", "a.webp", "a.bmp", "a.gif", "a.tif", "planes.tif", "dee
 
 
 def write_image(path):
-    """An image of the kind that the name says."""
+    """Write an image of the kind that the name says."""
     if path.name == "planes.tif":
         tifffile.imwrite(path, RNG.integers(0, 256, (5, 30, 40), dtype=np.uint8), planarconfig="separate", bigtiff=True)
     elif path.name == "deep.tif":
@@ -315,7 +315,7 @@ def test_to_channels():
 
 
 @given(st.integers(1, 8), st.integers(1, 8))
-def test_to_channels_either_gives_what_was_asked_or_refuses(have, want):
+def test_to_channels_converts_or_refuses(have, want):
     image = torch.zeros(have, 2, 2, dtype=torch.uint8)
     if have == want or {have, want} == {1, 3}:
         assert to_channels(image, want).shape[0] == want

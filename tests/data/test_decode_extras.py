@@ -1,4 +1,4 @@
-"""HEIC and DICOM, which extras read, against what was written."""
+"""HEIC and DICOM, which extras decode, compared with the written pixels."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TestDicom:
         data.save_as(path)
         return path
 
-    def test_stored_values_over_what_their_bits_hold(self, tmp_path):
+    def test_stored_values_are_divided_by_the_largest_of_their_bits(self, tmp_path):
         image, found = watched_read(self.write(tmp_path / "a.dcm", GREY))
         assert image.shape == (1, 9, 14) and image.is_floating_point() and found == {"bits"}
         np.testing.assert_allclose(image[0].numpy(), GREY / 4095, atol=1e-6)
@@ -92,7 +92,7 @@ class TestDicom:
         how = dict(modality="CT", RescaleSlope=1)
         one, found = watched_read(self.write(tmp_path / "a.dcm", GREY, RescaleIntercept=-1024, **how))
         signed = units.astype(np.int16)
-        signed[0, 0] = -2000  # what lies outside of the scanner's circle
+        signed[0, 0] = -2000  # outside of the scanner's circle
         two = read_image(self.write(tmp_path / "b.dcm", signed, 16, RescaleIntercept=0, **how))
         np.testing.assert_allclose(one[0].numpy(), (units + 1024) / 4095, atol=1e-6)
         assert two[0, 0, 0] == 0 and (one == two)[0, 1:].all() and found == {"CT"}
@@ -105,7 +105,7 @@ class TestDicom:
         assert found == {"frames"}
         assert (decode_image(path.read_bytes(), "it") == image).all()
 
-    def test_what_cannot_be_read_is_named(self, tmp_path, monkeypatch):
+    def test_unreadable_files_are_named(self, tmp_path, monkeypatch):
         path = self.write(tmp_path / "a.dcm", GREY)
         whole = path.read_bytes()
         with monkeypatch.context() as patch:

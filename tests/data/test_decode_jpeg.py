@@ -1,4 +1,4 @@
-"""JPEG files are decoded by another program than PIL, which nobody may notice but by the clock."""
+"""JPEG files are decoded faster than by PIL, with the same results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pil_read(path):
 def assert_as_pil(path):
     try:
         expected = pil_read(path)
-    except Exception:  # whatever PIL raises on it, ours must refuse it, too
+    except Exception:  # if PIL raises any exception, ours must refuse the file, too
         with pytest.raises(Unreadable, match=path.name):
             read_image(path)
     else:
@@ -66,7 +66,9 @@ def test_a_damaged_jpeg_is_read_or_refused_as_pil_does(tmp_path, progressive, ch
 def test_a_jpeg_that_ends_too_early_is_read_or_refused_as_pil_does(tmp_path, progressive):
     Image.fromarray(RGB).resize((24, 20)).save(tmp_path / "whole.jpg", progressive=progressive)
     content, path = (tmp_path / "whole.jpg").read_bytes(), tmp_path / "a.jpg"
-    head = range(content.index(b"\xff\xda"), content.index(b"\xff\xda") + 14)  # of a scan: an end in it is part of it
+    head = range(
+        content.index(b"\xff\xda"), content.index(b"\xff\xda") + 14
+    )  # of a scan: an end marker in it is part of the data
     for length in set(range(0, len(content), 2)) - set(head):
         path.write_bytes(content[:length] + b"\xff\xd9")
         assert_as_pil(path)
@@ -74,7 +76,7 @@ def test_a_jpeg_that_ends_too_early_is_read_or_refused_as_pil_does(tmp_path, pro
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 1)])
-def test_a_thin_jpeg_is_turned(tmp_path, size, orientation):
+def test_a_thin_jpeg_is_rotated(tmp_path, size, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(RGB).resize(size).save(tmp_path / "a.jpg", exif=exif)

@@ -1,4 +1,4 @@
-"""Exact copies are known by their contents, and a split keeps them on one side."""
+"""Exact copies are recognised by their contents, and a split keeps them on one side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from patchloom.errors import PatchloomError
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
-    """Where this test keeps what it has read."""
+    """Cache of hashes for this test."""
     home = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     return home / "patchloom" / "contents"
@@ -39,7 +39,7 @@ def reads(monkeypatch):
 
 @pytest.fixture
 def twelve(draw, tmp_path):
-    """0 ... 7, and of 0 a copy, a link and a hard link with names of their own, and a copy of 1."""
+    """Images 0 ... 7; a copy, a link and a hard link of 0 with other names; and a copy of 1."""
     for i in range(8):
         draw(f"set/{i}.png")
     folder = tmp_path / "set"
@@ -50,7 +50,7 @@ def twelve(draw, tmp_path):
     return folder
 
 
-def test_a_pass_that_was_interrupted_goes_on_where_it_was(twelve, reads, cache, monkeypatch):
+def test_an_interrupted_pass_continues(twelve, reads, cache, monkeypatch):
     monkeypatch.setattr(duplicates, "_EACH", 1)
     monkeypatch.setattr(duplicates, "_PAUSE", -1.0)
     monkeypatch.setattr("patchloom.data.workers._THREADS", 1)
@@ -108,7 +108,7 @@ def test_copies_are_on_one_side(twelve):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_without_copies_the_split_is_what_it_was(draw, tmp_path, seed):
+def test_without_copies_the_split_is_unchanged(draw, tmp_path, seed):
     for i in range(30):
         draw(f"{'ab'[i % 3 == 0]}/{i}.png")
     for source in (open_data(tmp_path).train, Shapes(300), open_data("digits").train):
@@ -152,14 +152,14 @@ def test_files_are_read_once_until_one_changes(twelve, reads, cache):
     assert (open_data(twelve).train.contents() == first).sum() == 11 and len(reads) == 36
 
 
-def test_some_contents_cost_these_files_alone(twelve, reads, cache):
+def test_only_chosen_files_are_read(twelve, reads, cache):
     open_data(twelve).train.contents(np.array([3, 4]))
     assert len(reads) == 2 and not cache.exists()
 
 
-def test_what_cannot_be_read_or_kept_stops_nothing(draw, tmp_path, cache, monkeypatch):
+def test_unreadable_files_and_an_unwritable_cache_are_tolerated(draw, tmp_path, cache, monkeypatch):
     listed = [draw(f"{i}.png").name for i in range(4)] + ["gone.png", "pipe.png"]
-    os.mkfifo(tmp_path / "pipe.png")  # nobody will ever write into it
+    os.mkfifo(tmp_path / "pipe.png")  # nothing ever writes into it
     (tmp_path / "list.txt").write_text("\n".join([*listed, "0.png"]))
     cache.parent.mkdir(parents=True)
     cache.write_text("no folder")
@@ -167,7 +167,7 @@ def test_what_cannot_be_read_or_kept_stops_nothing(draw, tmp_path, cache, monkey
     assert len(np.unique(found)) == 6 and found[0] == found[6]
 
 
-def test_progress_is_told_if_it_takes_long(twelve, capsys, monkeypatch):
+def test_progress_of_a_slow_pass_is_shown(twelve, capsys, monkeypatch):
     open_data(twelve).train.contents()
     assert capsys.readouterr() == ("", "")
     read = duplicates.pieces_of_file
@@ -185,7 +185,7 @@ def test_shards_have_the_contents_of_their_files(twelve, tmp_path):
     with tarfile.open(tmp_path / "all.tar", "w") as tar:
         for i in range(12):
             tar.add(os.path.realpath(source.describe(i)), arcname=f"{i:02}.png")
-    # a hard link is a member without bytes of its own, which no index has
+    # a hard link is a member without bytes, which no index contains
     packed = open_data(str(tmp_path / "all.tar")).train
     assert packed.names[0] == "00.png" and np.isin(packed.contents(), source.contents()).all()
     assert len(np.unique(packed.contents())) == 8

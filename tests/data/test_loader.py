@@ -18,7 +18,7 @@ CROP = RandomCrop((8, 8))
 
 
 class Holed(Source):
-    """Image i is flat, of value i; those in `holes` cannot be read; those in `deep` are float."""
+    """Source whose image i has the value i everywhere; those in `holes` cannot be read, those in `deep` are float."""
 
     name = "holed"
 
@@ -66,7 +66,7 @@ def test_epochs_and_seeds_differ(shapes):
     orders = [torch.cat([batch.indices for batch in epoch]).tolist() for epoch in epochs]
     assert all(len(set(order)) == 20 for order in orders) and orders[0] != orders[1]
     assert orders[0] != torch.cat([b.indices for b in training_batches(shapes, CROP, 4, 8, 0, 5)]).tolist()
-    # The same image is cut differently in another epoch, whatever its place in the batch.
+    # The same image is cropped differently in another epoch, independent of its place in the batch.
     where = [{int(i): v for b in epoch for i, v in zip(b.indices, b.views[0], strict=True)} for epoch in epochs]
     both = set(where[0]) & set(where[1])
     assert both and all(not torch.equal(where[0][i], where[1][i]) for i in both)
@@ -178,7 +178,7 @@ def test_colour_keeps_the_order_of_the_decoder_and_its_values():
     assert all(torch.equal(batch.views[0][i], CentreCrop((6, 6))(source.read(i))[0]) for i in range(4))
 
 
-def test_several_views_stay_apart():
+def test_several_views_are_separate():
     def two(image, rng):
         return CentreCrop((4, 4))(image) + CentreCrop((2, 2))(image)
 
@@ -216,7 +216,7 @@ def test_worker_threads():
 
 
 def annotated_batches(source, first_step=0, steps=6, batch_size=4, truth=lambda i: torch.full((9, 9), i), **more):
-    """Views and truths are both cut at the same random place; a truth says which image it is of."""
+    """Batches whose views and truths are cropped at the same random place; a truth contains its image's number."""
 
     def cut(image, truth, rng):
         top, left = rng.integers(4, size=2)
@@ -249,7 +249,7 @@ def test_with_truths_the_order_of_images_stays():
 
 def test_the_truth_of_an_unreadable_image_is_replaced_with_it():
     def truth(i):
-        assert i not in (3, 4)  # nobody asks for the truth of an image that is not there
+        assert i not in (3, 4)  # the truth of a missing image is not requested
         if i == 7:
             raise Unreadable("7.png is broken")
         return torch.full((9, 9), i)

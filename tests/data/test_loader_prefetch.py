@@ -1,4 +1,4 @@
-"""Batches on their way to a device: bytes, in their order, one ahead, and nobody waits for them."""
+"""Transfer of batches to a device: in order, one ahead, and without waiting."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_the_next_batch_is_sent_while_the_device_works():
         batch = next(arriving)
         log.append(f"step {number}")
         arriving.send()
-        arriving.send()  # one is on its way already
+        arriving.send()  # one is being copied already
         assert batch.indices.item() == number and batch.unreadable == [f"lost {number}"]
         assert batch.views[0].dtype == torch.uint8 and (batch.views[0] == number).all()
     with pytest.raises(StopIteration):
@@ -35,7 +35,7 @@ def test_the_next_batch_is_sent_while_the_device_works():
     assert log == ["read 0", "step 0", "read 1", "step 1", "read 2", "step 2"]
 
 
-def test_what_goes_wrong_on_the_way_is_told():
+def test_errors_of_the_transfer_are_raised():
     def failing():
         yield from made(1, [])
         raise PatchloomError("no more")
@@ -59,7 +59,7 @@ def test_batches_on_a_device_are_those_of_the_workers(color, workers):
 
 
 def test_a_pinned_batch_is_the_same_batch(monkeypatch):
-    # which container torch makes of one is its own affair
+    # the type of torch's container does not matter
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, device=None: self.clone())
     monkeypatch.setattr(
         "torch.utils.data._utils.pin_memory.torch.accelerator.is_available", lambda: True, raising=False

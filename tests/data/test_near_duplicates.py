@@ -9,7 +9,7 @@ from patchloom.data.sources.open import open_data
 
 
 def scene(seed: int) -> np.ndarray:
-    """A smooth picture, float [64 64 3] in [0, 1]."""
+    """Draw a smooth picture, float [64 64 3] in [0, 1]."""
     coarse = np.random.default_rng(seed).random((5, 5, 3))
     return np.asarray(Image.fromarray((coarse * 255).astype(np.uint8)).resize((64, 64), Image.BICUBIC)) / 255
 
@@ -41,7 +41,7 @@ def films(folder, name, count=4, frames=12):
         ("2021_take_{film}_x{frame:02d}_y01.png", r"(?<![A-Za-z])film[-_ ]?\d+", 4),
     ],
 )
-def test_frames_of_films_are_noticed_and_a_pattern_is_found(tmp_path, name, group, groups):
+def test_frames_of_films_are_detected_and_a_pattern_is_found(tmp_path, name, group, groups):
     found = near_copies(films(tmp_path, name))
     assert found.group == group and len(found.groups) == groups and found.close > 0.8 * found.pairs
     source = open_data(tmp_path, group=group).train
@@ -60,7 +60,7 @@ def test_frames_of_films_are_noticed_and_a_pattern_is_found(tmp_path, name, grou
         ("set1/{slide}r{row}c{column}.png", r"^(.*/[^/\d]*\d+)[^/\d]"),
     ],
 )
-def test_tiles_of_a_slide_stay_together_whatever_their_rows_and_columns(tmp_path, name, group):
+def test_tiles_of_a_slide_stay_together(tmp_path, name, group):
     for slide in range(4):
         for i in range(12):
             path = tmp_path / name.format(slide=f"slide{slide}", row=i // 2, column=i % 2)
@@ -77,7 +77,7 @@ def test_one_long_film_is_cut_by_the_number(tmp_path):
     assert found.group == r"^(.*?\d+)\d\d\D*$" and len(found.groups) == 4
 
 
-def test_other_images_raise_no_alarm(tmp_path, draw):
+def test_other_images_give_no_warning(tmp_path, draw):
     for i in range(60):
         save(tmp_path / "photos" / f"{i:04d}.png", scene(i))
         save(tmp_path / "classes" / "ab"[i % 2] / f"{i:04d}.png", scene(i) * 0.5 + 0.5 * scene(1000 + i % 2))
@@ -87,26 +87,26 @@ def test_other_images_raise_no_alarm(tmp_path, draw):
     assert near_copies(open_data("shapes:50").train) is None and near_copies(open_data("digits").train) is None
 
 
-def test_names_that_tell_nothing(tmp_path):
+def test_names_without_a_pattern(tmp_path):
     source = films(tmp_path, "{film}{frame:02d}.png", count=1, frames=40)
-    for i in range(40):  # one film under names without any number
+    for i in range(40):  # one film whose names have no numbers
         letters = "".join(chr(ord("a") + int(digit)) for digit in f"{i:03d}")
         save(tmp_path / "letters" / f"{letters}.png", scene(i // 10) * (1 - i % 10 / 40) + scene(50) * (i % 10 / 40))
     found = near_copies(open_data(tmp_path / "letters").train)
     assert found.group is None and found.sentence().endswith(
-        "--group keeps together what a pattern finds in the names."
+        "--group PATTERN keeps images together by a pattern in their names."
     )
-    assert near_copies(source.subset(np.arange(5))) is None  # too few to tell
+    assert near_copies(source.subset(np.arange(5))) is None  # too few to decide
 
 
-def test_broken_images_are_passed_over(tmp_path):
+def test_broken_images_are_skipped(tmp_path):
     films(tmp_path, "{film}_{frame:04d}.png")
     for i in range(0, 12, 3):
         (tmp_path / f"film1_{i:04d}.png").write_bytes(b"no image")
     assert near_copies(open_data(tmp_path).train).group == "^(.*)_"
 
 
-def test_names_that_say_whose_images_they_are_propose_a_group(tmp_path):
+def test_subjects_in_names_suggest_a_group(tmp_path):
     for patient in range(6):
         for i in range(4):
             save(tmp_path / "all" / f"{i}-of-Patient_{patient}.png", scene(10 * patient + i))

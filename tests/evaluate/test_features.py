@@ -61,7 +61,7 @@ def test_images_without_labels_are_left_out_or_refused() -> None:
     some.labels = np.where(np.arange(20) % 2, some.labels, -1)
     assert pixel_features(some, (8, 8), (0.5,), (0.5,)).labels.tolist() == DIGITS.labels[1::2].tolist()
     some.labels = None
-    with pytest.raises(PatchloomError, match="has no labels: put each class's images in a sub-folder of its own"):
+    with pytest.raises(PatchloomError, match="has no labels: put the images of each class in a separate sub-folder"):
         pixel_features(some, (8, 8), (0.5,), (0.5,))
 
 

@@ -52,4 +52,4 @@ def test_pretrain_says_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFi
     pretrain(photos, "mae", out=tmp_path / "run", model=model, **sizes)
     told = capsys.readouterr().out
     assert f"\n  {VAL}\n" in told
-    assert f"\n  18 of 18 images have an alpha channel, laid over white ({photos}/train/" in told
+    assert f"\n  18 of 18 images have an alpha channel, composited over white ({photos}/train/" in told

@@ -59,7 +59,7 @@ def test_test_images_of_the_datas_own_that_are_trained_on_are_counted(
     assert "copies" not in parts_of(root, EvalSettings()).story
     shutil.copy(root / "train" / "a" / "3.png", root / "test" / "a" / "3.png")
     (root / "test" / "b" / "30.png").symlink_to(root / "train" / "b" / "30.png")
-    said = "2 of 14 test images are exact copies of training images and could be known by heart"
+    said = "2 of 14 test images are exact copies of training images"
     assert said in parts_of(root, EvalSettings()).story and said in parts_of(root, EvalSettings(), labels=False).story
     assert said in evaluate("knn", tiny_encoder, root, device="cpu").protocol
     # of the images that are used: with these seeds, both, one and none of the two that were copied

@@ -107,7 +107,7 @@ def test_a_run_whose_images_have_moved_is_exported(photos, tmp_path, moved):
     settings = resolved_settings(moved.format(touched))
     write_checksummed(folder.config, settings.plain())
     done = export(folder.path)
-    why = "not to be had" if moved == "gone" else "only for who types it"
+    why = "not to be had" if moved == "gone" else "only if you type"
     assert why in done.notes[0] and not touched.exists()
 
 

@@ -1,4 +1,4 @@
-"""The record of what a tracker was sent, and the result that is sent at the end."""
+"""The record of data sent to a tracker, and the result that is sent at the end."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""All trackers get what a run sends; a failing one is switched off, and training waits for none."""
+"""All trackers receive the data of a run; a failing one is switched off, and training never waits for one."""
 
 import json
 import threading
@@ -33,7 +33,7 @@ def tell(run, said, names=("noting", "other")):
         all_of_it.log_result(RESULT)
 
 
-def test_all_is_told_in_order(run):
+def test_everything_is_sent_in_order(run):
     said = []
     tell(run, said)
     early, last = {"recovered": ("RGB", (10, 10, 10))}, {"recovered": ("RGB", (200, 200, 200))}
@@ -45,7 +45,7 @@ def test_all_is_told_in_order(run):
     assert said == ["  noting: here", "  other: here"]
 
 
-def test_what_a_tracker_has_is_not_sent_again(run):
+def test_nothing_is_sent_twice(run):
     tell(run, [])
     Noting.calls = []
     tell(run, [], ["noting"])
@@ -53,8 +53,8 @@ def test_what_a_tracker_has_is_not_sent_again(run):
 
 
 def test_the_last_pictures_are_sent_though_others_were_at_that_step(run):
-    """A run that stops early may have drawn there on the way; its last pictures are of its best weights."""
-    for _ in range(2):  # the second start is that of a run that was killed at its end: it draws them again
+    """A run that stops early may have sent pictures at that step; its last pictures show its best weights."""
+    for _ in range(2):  # the second start is that of a run that was killed at its end: it makes the pictures again
         with TrackerSet(["noting"], RunFolder(run), print) as all_of_it:
             all_of_it.start(SETTINGS, ROWS)
             all_of_it.log_images([png(run / "pictures" / "recovered.png", 10)], 8)
@@ -64,7 +64,7 @@ def test_the_last_pictures_are_sent_though_others_were_at_that_step(run):
     assert shades == [10, 200]
 
 
-def test_a_run_that_is_trained_on_sends_its_next_result(run):
+def test_an_extended_run_sends_its_next_result(run):
     tell(run, [], ["noting"])
     with TrackerSet(["noting"], RunFolder(run), print) as all_of_it:
         all_of_it.start(SETTINGS, ROWS)
@@ -72,7 +72,7 @@ def test_a_run_that_is_trained_on_sends_its_next_result(run):
     assert [one[1] for one in Noting.calls if one[0] == "result"] == [8, 16]
 
 
-def test_one_that_is_asked_for_later_gets_all_rows(run):
+def test_a_tracker_added_later_gets_all_rows(run):
     tell(run, [], ["noting"])
     late = TrackerSet(["other"], RunFolder(run), print)
     late.start(SETTINGS, ROWS)
@@ -82,7 +82,7 @@ def test_one_that_is_asked_for_later_gets_all_rows(run):
 
 @pytest.mark.parametrize("where", [("init",), ("settings",), ("row", 4), ("pictures",), ("result",), ("end",)], ids=str)
 @pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), SystemExit(1)], ids=repr)
-def test_one_that_fails_is_switched_off_in_one_sentence(where, problem, run):
+def test_a_failing_tracker_is_switched_off_in_one_sentence(where, problem, run):
     said = []
     Noting.fails = {where: problem}
     tell(run, said)
@@ -91,11 +91,11 @@ def test_one_that_fails_is_switched_off_in_one_sentence(where, problem, run):
     assert type(problem).__name__ in about[0]
     assert [one[0] for one in Other.calls] == "init settings row row pictures row pictures result end".split()
     Noting.fails = {}
-    tell(run, [])  # what it lacks, it gets when the run goes on
+    tell(run, [])  # it receives the missing data when the run continues
     assert [one[1] for one in Noting.calls if one[0] == "row"] == [0, 4, 8]
 
 
-def test_training_does_not_wait_for_one_that_is_stuck(run, monkeypatch):
+def test_training_does_not_wait_for_a_stuck_tracker(run, monkeypatch):
     monkeypatch.setattr(queue, "_END", 0.2)
     said, began = [], time.monotonic()
     with TrackerSet(["noting", "other"], RunFolder(run), said.append) as all_of_it:
@@ -106,8 +106,8 @@ def test_training_does_not_wait_for_one_that_is_stuck(run, monkeypatch):
     Noting.let_go.set()
     for thread in threading.enumerate():
         if isinstance(thread, queue.Sender):
-            thread.join()  # else it would tell the next test
-    assert "  noting did not take all that it was sent within 0.2 s; the rest is in the run" in said
+            thread.join()  # otherwise it would print in the next test
+    assert "  noting did not receive everything within 0.2 s; the rest is in the run" in said
 
 
 def test_a_run_that_went_back_sends_its_rows_again(run):
@@ -154,7 +154,7 @@ def test_nothing_is_written_into_a_folder_that_took_the_place_of_the_runs(run):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A run that was killed while a tracker had the first two rows of it."""
+    """Folder of a run that was killed when a tracker had received its first two rows."""
     Noting.forget()
     monkeypatch.setattr(queue, "tracker_class", {"noting": Noting}.__getitem__)
     found = RunFolder(tmp_path / "run")
@@ -162,7 +162,7 @@ def folder(tmp_path, monkeypatch):
     write_checksummed(found.config, SETTINGS.plain())
     write_metrics(found.metrics, ROWS)
     png(found.pictures / "recovered.png", 200)
-    png(found.pictures / "layers.png", 0)  # which an evaluation drew
+    png(found.pictures / "layers.png", 0)  # made by an evaluation
     with TrackerSet(["noting"], found, print) as killed:
         killed.start(SETTINGS, ROWS[:2])
     TrackerSet(["noting"], found, print).log_result(RESULT._replace(images=["recovered.png", "gone.png"]))
@@ -170,7 +170,7 @@ def folder(tmp_path, monkeypatch):
     return found
 
 
-def test_what_a_kill_left_is_sent_once(folder):
+def test_missing_data_after_a_kill_is_sent_once(folder):
     send_pending(["noting"], folder)
     picture = {"recovered": ("RGB", (200, 200, 200))}
     told = [("row", 8), ("pictures", 8, picture), ("result", 8), ("end", "success")]
@@ -178,11 +178,11 @@ def test_what_a_kill_left_is_sent_once(folder):
     Noting.calls = []
     send_pending(["noting"], folder)
     assert not Noting.calls
-    folder.lock()  # it was let go: else this process could not be told from another that trains
+    folder.lock()  # the lock was released: otherwise this process would look like another one that trains
     folder.unlock()
 
 
-def test_what_could_not_be_reached_is_told_the_rest_later(folder):
+def test_an_unreachable_tracker_gets_the_rest_later(folder):
     said = []
     Noting.fails = {("result",): OSError("no network")}
     send_pending(["noting"], folder, said.append)
@@ -211,7 +211,7 @@ def test_a_run_without_trackers_says_that_nothing_is_sent(folder):
         None,
         {"step": "two"},
         {"images": 5},
-        {"images": ["../../photo.png"]},  # a stranger's run may not have files from elsewhere sent
+        {"images": ["../../photo.png"]},  # an untrusted run must not send files from elsewhere
         {"images": ["/home/photo.png"]},
         {"images": [".."]},
         {"rows": [1]},
@@ -229,14 +229,14 @@ def test_a_damaged_ending_is_named(folder, changed):
     assert not Noting.calls
 
 
-def test_a_record_with_a_number_beyond_all_measure_is_named(folder):
+def test_a_record_with_a_huge_number_is_named(folder):
     (folder.path / "ending.json").write_text(json.dumps({"step": 8, "verdict": "learnt", "summary": "It learns."}))
     (folder.path / "logs" / "noting.json").write_text('{"step": 1e999}')
     with pytest.raises(PatchloomError, match=r"noting.json is damaged"):
         send_pending(["noting"], folder)
 
 
-def test_a_run_that_is_trained_on_without_trackers_sends_no_earlier_result(folder):
+def test_a_run_extended_without_trackers_sends_no_earlier_result(folder):
     said = []
     folder.summary.write_text("The end of the first epochs.\n")
     folder.keep_end(3)

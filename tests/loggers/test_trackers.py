@@ -1,4 +1,4 @@
-"""Each tracker has a run of two starts as it was sent; names of trackers, and packages that are missing."""
+"""Each tracker has the data of a run with two starts; names of trackers, and missing packages."""
 
 import json
 import math
@@ -61,8 +61,8 @@ def test_tensorboard_has_settings_and_result(tensorboard_run):
 
 
 @pytest.mark.parametrize("noted", [4, 0, -1, None])
-def test_tensorboard_has_rows_once_that_a_kill_left_unrecorded(tensorboard_run, tmp_path, noted):
-    """Between the writing of a row and the note of it a kill has the row written again."""
+def test_tensorboard_has_unrecorded_rows_once_after_a_kill(tensorboard_run, tmp_path, noted):
+    """A kill after a row was written and before that was recorded causes the row to be written again."""
     run = tmp_path / "run"
     whole_run(["tensorboard"], run, [])
     note = run / "logs" / "tensorboard.json"
@@ -90,7 +90,7 @@ def test_tensorboard_replaces_rows_after_a_setback(tmp_path):
 
 @pytest.fixture(scope="module")
 def wandb_run(tmp_path_factory):
-    """Without a key and without a mode: offline, since nobody may be there to be asked."""
+    """Run without a key and without a mode: offline, since a prompt might remain unanswered."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_PROJECT"):
             patch.delenv(name, raising=False)
@@ -197,7 +197,7 @@ def test_mlflow_gets_settings_that_an_earlier_start_could_not_send(tmp_path, mon
     with monkeypatch.context() as refused:
         refused.setattr(MlflowClient, "log_batch", lambda *args, **kwargs: 1 / 0)
         assert "mlflow is switched off" in start(SETTINGS)
-    # what may differ from start to start is not changed there, which MLflow would refuse
+    # settings that differ between starts are not changed there: MLflow would refuse
     for settings in (SETTINGS, replace(SETTINGS, workers=1)):
         assert "switched off" not in start(settings)
     note = json.loads((run / "logs" / "mlflow.json").read_text())
@@ -252,7 +252,7 @@ def test_trackio_calls(tmp_path, monkeypatch):
 
 
 def test_trackio_database(tmp_path_factory, monkeypatch):
-    """Its module reads where that is when it is imported."""
+    """trackio's module reads the location of its database when it is imported."""
     home = tmp_path_factory.mktemp("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(home))
     monkeypatch.delenv("TRACKIO_PROJECT", raising=False)
@@ -279,7 +279,7 @@ def test_names_are_read_from_a_text_or_a_list(log):
     assert parse_trackers(log) == ["tensorboard", "mlflow"]
 
 
-def test_none_is_asked_for():
+def test_no_trackers():
     assert parse_trackers(None) == parse_trackers("") == []
 
 
@@ -311,8 +311,8 @@ def test_a_missing_package_is_refused_before_anything_is_made(tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_a_tracker_left_is_no_package(tmp_path, monkeypatch):
-    """wandb/ lies where its offline runs were begun, and Python would import it as an empty package."""
+def test_a_folder_that_a_tracker_left_is_not_a_package(tmp_path, monkeypatch):
+    """Offline runs leave a folder wandb/, which Python would import as an empty package."""
     (tmp_path / "trackio").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "trackio", raising=False)

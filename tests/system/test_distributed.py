@@ -1,4 +1,4 @@
-"""Two processes with half a batch each are one process with the whole batch: for every task and every question."""
+"""Two processes with half a batch each equal one process with the whole batch, for every task and every question."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from together import train, train_together
 from patchloom.tasks import TASKS
 from patchloom.tasks.mixture import _QUESTIONS
 
-# every task as it is, and options that bring in what processes tell each other, or draws, that no default has
+# every task with its defaults, and options with further communication or random draws
 CASES = {name: (name, {}) for name in TASKS} | {
     **{f"mixture, {one}": ("mixture", mixture_of(one)) for one in _QUESTIONS},
     "droppos, images weigh differently": ("droppos", {"mask_ratio": 0.5, "temperature": 0.1}),
@@ -23,15 +23,15 @@ CASES = {name: (name, {}) for name in TASKS} | {
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
-    """What each process found, by case. All cases share one start of the processes, which takes longer than they."""
+def results(tmp_path_factory):
+    """Results of each process, by case. All cases share one start of the processes, which takes longer than they."""
     found, smallest_ones, waits = train_together(list(CASES.values()), tmp_path_factory.mktemp("processes"))
     return dict(zip(CASES, found, strict=True)) | {"smallest": smallest_ones, "waits": waits}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_processes_are_one_with_the_whole_batch(case, together):
-    ranks, alone = together[case], train(*CASES[case])
+def test_two_processes_are_one_with_the_whole_batch(case, results):
+    ranks, alone = results[case], train(*CASES[case])
     failed = [one for one in ranks if isinstance(one, str)]
     assert not failed, "\n".join(failed)
     torch.testing.assert_close(sum(one.losses for one in ranks) / len(ranks), alone.losses, rtol=1e-5, atol=0)
@@ -41,24 +41,24 @@ def test_two_processes_are_one_with_the_whole_batch(case, together):
         assert not differing(moved(one), moved(alone))  # weights, the teacher's, and running statistics
 
 
-def test_processes_agree_on_the_smallest_number_whatever_joins_them(together):
-    assert together["smallest"] == ([3, 3, 3],) * 2
+def test_processes_agree_on_the_smallest_number_with_every_backend(results):
+    assert results["smallest"] == ([3, 3, 3],) * 2
 
 
-def test_the_first_process_is_waited_for_as_long_as_it_takes(together):
-    assert together["waits"] == ("well", "well")
+def test_the_first_process_may_take_long(results):
+    assert results["waits"] == ("well", "well")
 
 
 def moved(result):
-    """How far everything in the state went. Small steps would hide behind the weights themselves."""
+    """Return the changes of all tensors of the state. Beside the weights themselves, small steps would not show."""
     return {key: end.double() - result.start[key].double() for key, end in result.end.items()}
 
 
 def differing(ours, theirs):
-    """The tensors that differ by more than 1e-4 of themselves, with that share.
+    """Return the tensors that differ by more than 1e-4 of their norm, with that share.
 
-    Those shorter than 1e-5 of all tensors together count as so long: the keys' biases have a gradient of rounding
-    errors, since mathematically it is zero.
+    Norms below 1e-5 of that of all tensors together count as that: the gradient of the keys' biases consists of
+    rounding errors, since mathematically it is zero.
     """
     assert ours.keys() == theirs.keys()
     least = 1e-5 * torch.cat([tensor.flatten().double() for tensor in theirs.values()]).norm()

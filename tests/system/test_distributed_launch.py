@@ -1,4 +1,4 @@
-"""What processes that train together agree on."""
+"""Agreement between processes that train together."""
 
 import pytest
 
@@ -7,11 +7,11 @@ from patchloom.system import distributed
 
 
 def fails():
-    raise RuntimeError("a task of one's own")
+    raise RuntimeError("a custom task")
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_whatever_fails_in_the_first_process_ends_the_others(monkeypatch, first):
+def test_any_failure_of_the_first_process_ends_the_others(monkeypatch, first):
     sent = []
     monkeypatch.setattr(distributed, "world", lambda: 2)
     monkeypatch.setattr(distributed, "rank", lambda: int(not first))
@@ -20,12 +20,12 @@ def test_whatever_fails_in_the_first_process_ends_the_others(monkeypatch, first)
     def broadcast(values):
         sent.append(tuple(values))
         if not first:
-            values[:] = None, "a task of one's own"
+            values[:] = None, "a custom task"
 
     monkeypatch.setattr(distributed.dist, "broadcast_object_list", broadcast)
-    with pytest.raises(RuntimeError if first else AlreadyReported, match="a task of one's own"):
+    with pytest.raises(RuntimeError if first else AlreadyReported, match="a custom task"):
         distributed.first_decides(fails)
-    assert sent == [(None, "a task of one's own" if first else None)]
+    assert sent == [(None, "a custom task" if first else None)]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_only_a_lost_connection_means_that_another_process_has_died(monkeypatch,
     assert not isinstance(raised.value, PatchloomError) or "another process has died" in str(raised.value)
 
 
-def test_a_refusal_of_all_processes_is_said_by_the_first(monkeypatch):
+def test_a_refusal_of_all_processes_is_reported_by_the_first(monkeypatch):
     for number, kind in enumerate((PatchloomError, AlreadyReported)):
         monkeypatch.setattr(distributed, "rank", lambda number=number: number)
         assert type(distributed.refused_by_all("too few images")) is kind

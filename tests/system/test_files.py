@@ -1,4 +1,4 @@
-"""Files are whole or not there, whoever else writes, and whatever ends the writing."""
+"""Files are complete or absent, also with several writers, and after any interruption."""
 
 import os
 from pathlib import Path
@@ -9,8 +9,8 @@ from patchloom.errors import PatchloomError
 from patchloom.system.files import remove_leftovers, write_whole
 
 
-def test_two_processes_of_the_same_number_do_not_meet(tmp_path, monkeypatch):
-    """As in two containers that share a disc; each is in the middle of its file when the other one ends."""
+def test_processes_with_the_same_number_do_not_collide(tmp_path, monkeypatch):
+    """Two containers that share a disc: each is in the middle of its file when the other one ends."""
     monkeypatch.setattr(os, "getpid", lambda: 7)
     path = tmp_path / "shared.bin"
 
@@ -24,23 +24,23 @@ def test_two_processes_of_the_same_number_do_not_meet(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("problem", [KeyboardInterrupt, PatchloomError("gone"), OSError(28, "full"), MemoryError])
-def test_whatever_ends_it_nothing_half_written_stays(problem, tmp_path):
+def test_no_unfinished_file_remains_after_an_exception(problem, tmp_path):
     path = tmp_path / "file"
     path.write_text("before")
 
-    def ended(beside: Path) -> None:
+    def failing(beside: Path) -> None:
         beside.write_text("half")
         raise problem
 
     with pytest.raises(
         PatchloomError if isinstance(problem, OSError) else (KeyboardInterrupt, PatchloomError, MemoryError)
     ):
-        write_whole(path, ended)
+        write_whole(path, failing)
     assert os.listdir(tmp_path) == ["file"] and path.read_text() == "before"
 
 
-def test_a_signal_while_it_is_being_tidied_up_leaves_nothing_either(tmp_path, monkeypatch):
-    """Ctrl-C twice: the first one ends the writing, the second one the removing."""
+def test_no_unfinished_file_remains_after_a_second_signal(tmp_path, monkeypatch):
+    """Two Ctrl-C: the first one interrupts the writing, the second one the removal."""
     unlink, calls = Path.unlink, []
 
     def interrupted(path: Path) -> None:
@@ -49,26 +49,29 @@ def test_a_signal_while_it_is_being_tidied_up_leaves_nothing_either(tmp_path, mo
             raise KeyboardInterrupt
         unlink(path)
 
-    def ended(beside: Path) -> None:
+    def failing(beside: Path) -> None:
         beside.touch()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "unlink", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write_whole(tmp_path / "file", ended)
+        write_whole(tmp_path / "file", failing)
     assert os.listdir(tmp_path) == [] and len(calls) == 2
 
 
-def test_names_as_long_as_the_system_has_them(tmp_path):
+def test_names_of_the_largest_length(tmp_path):
     for name in ("a" * 255, "é" * 127):
         write_whole(tmp_path / name, "whole")
         assert (tmp_path / name).read_text() == "whole"
 
 
-def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+def test_only_leftovers_of_killed_processes_are_removed(tmp_path):
     there = {".lock", ".gitignore", ".nfs000000000035a1b200000001", "metrics.csv", ".metrics.csv.bak", ".hidden.1a"}
     there |= {".tmp", ".tmpABCDEFG", "tmpABCDEF"}
-    for name in there | {".metrics.csv.4711", ".tmpx3Yz0Q"}:  # as ours were until November 2026; as safetensors' are
+    for name in there | {
+        ".metrics.csv.4711",
+        ".tmpx3Yz0Q",
+    }:  # names in patchloom until November 2026, and in safetensors
         (tmp_path / name).touch()
     left = []
 

@@ -1,4 +1,4 @@
-"""What is measured of the machine: once, in turns, and never trusted blindly."""
+"""Measurements of the machine: cached, interleaved, and repeated if they are doubtful."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def own_cache(tmp_path, monkeypatch):
     return tmp_path / "patchloom" / "machine.json"
 
 
-def test_what_was_measured_is_remembered_for_this_processor_torch_and_threads(own_cache, monkeypatch):
+def test_figures_are_cached_by_processor_torch_and_threads(own_cache, monkeypatch):
     figures = iter([2.0, 3.0, 4.0])
     assert hardware.cached_figure("a", lambda: next(figures)) == 2.0
     assert hardware.cached_figure("a", lambda: next(figures)) == 2.0
@@ -32,7 +32,7 @@ def test_what_was_measured_is_remembered_for_this_processor_torch_and_threads(ow
     assert hardware.cached_figure("a", lambda: 5.0) == 5.0
 
 
-def test_what_was_measured_while_the_machine_was_busy_is_measured_again(own_cache, monkeypatch):
+def test_figures_of_a_busy_machine_are_measured_again(own_cache, monkeypatch):
     now, load = [1e9], [0.9]
     monkeypatch.setattr(hardware.time, "time", lambda: now[0])
     monkeypatch.setattr(hardware.BackgroundLoad, "share", lambda self: load[0])
@@ -40,7 +40,7 @@ def test_what_was_measured_while_the_machine_was_busy_is_measured_again(own_cach
     assert hardware.when(busy) == ", measured on 2001-09-09 while the machine was busy"
     assert hardware.cached_figure("a", lambda: 2.0) == 1.0
     now[0] += 3600
-    assert hardware.cached_figure("a", lambda: 3.0) == 1.0  # it is busy still
+    assert hardware.cached_figure("a", lambda: 3.0) == 1.0  # it is still busy
     now[0], load[0] = now[0] + 3600, 0.0
     idle = hardware.cached_figure("a", lambda: 4.0)
     assert idle == 4.0 and "busy" not in hardware.when(idle)
@@ -59,7 +59,7 @@ def test_a_figure_of_an_older_version_is_measured_again(own_cache):
 
 
 @pytest.mark.skipif(hardware._worked() is None, reason="the system does not tell what its cores did")
-def test_others_are_noticed_and_we_ourselves_are_not():
+def test_background_load_excludes_this_process():
     work = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
     others = [subprocess.Popen([sys.executable, "-c", work]) for _ in hardware.own_cores()]
     try:
@@ -86,20 +86,20 @@ def test_a_quota_of_a_control_group_counts(monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["", "[1]", "{", '{"x": "y"}'])
-def test_a_damaged_memory_is_made_again(own_cache, damage):
+def test_a_damaged_cache_is_replaced(own_cache, damage):
     hardware.cached_figure("a", lambda: 1.0)
     own_cache.write_text(damage or json.dumps(dict.fromkeys(json.loads(own_cache.read_text()), "many")))
     assert hardware.cached_figure("a", lambda: 2.0) == 2.0
     assert hardware.cached_figure("a", lambda: 3.0) == 2.0
 
 
-def test_a_place_that_cannot_be_written_costs_nothing_but_time(tmp_path, monkeypatch):
+def test_an_unwritable_cache_only_costs_time(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert hardware.cached_figure("a", lambda: 1.5) == 1.5
 
 
-def test_ways_are_timed_in_turns_without_the_first_round():
+def test_timing_is_interleaved_after_a_warm_up_round():
     order = []
     ways = {"one": lambda: order.append("one"), "two": lambda: (order.append("two"), time.sleep(0.01))}
     seconds = hardware.seconds_of(ways, rounds=3)
@@ -108,7 +108,7 @@ def test_ways_are_timed_in_turns_without_the_first_round():
     assert hardware.median_seconds(ways, rounds=3)["two"] >= 0.01
 
 
-def test_threads_are_fewer_only_where_that_is_clearly_faster(own_cache, monkeypatch):
+def test_threads_are_fewer_only_if_that_is_clearly_faster(own_cache, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(hardware, "cores", lambda: 8)
     told = []
@@ -123,8 +123,8 @@ def test_threads_are_fewer_only_where_that_is_clearly_faster(own_cache, monkeypa
         )
         own_cache.unlink(missing_ok=True)
         assert hardware.best_threads() == best
-        assert told[-1] == 8  # measuring leaves everything as it was
-    monkeypatch.setattr(hardware, "cores", lambda: 2)  # of a container
+        assert told[-1] == 8  # measuring changes no setting
+    monkeypatch.setattr(hardware, "cores", lambda: 2)  # in a container
     monkeypatch.setattr(hardware, "median_seconds", lambda ways: {name: 1.0 for name in ways})
     own_cache.unlink()
     assert hardware.best_threads() == 2
@@ -163,8 +163,8 @@ def test_a_compiled_steps_gain_is_known_only_after_it_was_measured():
     assert hardware.compile_gain("cpu", "float32", "nano", "native", 2) is None
 
 
-def test_memory_is_measured_apart_and_what_happens_there_is_told():
-    with pytest.raises(PatchloomError, match=r"has died \(-6\), perhaps since there is too little"):
+def test_memory_is_measured_in_a_process_whose_errors_are_raised():
+    with pytest.raises(PatchloomError, match=r"has died \(-6\), perhaps because there is too little"):
         hardware.peak_in_subprocess(os.abort, "cpu")
     with pytest.raises(ValueError, match="invalid literal"):
         hardware.peak_in_subprocess(int, "cpu", "no number")

@@ -1,4 +1,4 @@
-"""Offline, nothing is waited for: the libraries themselves try again for more than a minute."""
+"""Without a network, patchloom does not wait: the libraries would retry for more than a minute."""
 
 import socket
 import time
@@ -20,8 +20,8 @@ def no_proxy(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_name_that_is_never_found_costs_seconds(monkeypatch, tmp_path):
-    """A resolver that does not answer has no time limit of its own."""
+def test_a_name_that_is_not_resolved_takes_seconds(monkeypatch, tmp_path):
+    """A resolver that does not answer has no time limit."""
 
     def looks_up(*_):
         time.sleep(30)
@@ -42,21 +42,21 @@ def test_a_name_that_is_never_found_costs_seconds(monkeypatch, tmp_path):
     assert not constants.HF_HUB_OFFLINE  # as it was
 
 
-def test_what_is_said_of_the_hub(monkeypatch):
+def test_reasons_for_an_unreachable_hub(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
         assert network.why_offline() == ""
         monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
         assert network.why_offline() == "hub.invalid does not answer"
-        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")  # through which the hub may be reached
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")  # a proxy, through which the hub may be reachable
         assert network.why_offline() == ""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert network.why_offline() == "HF_HUB_OFFLINE is set"
 
 
-def test_what_is_on_the_disc_is_taken_offline(monkeypatch):
-    """timm is asked all the same, and told to look no further than its cache."""
+def test_the_cache_is_used_offline(monkeypatch):
+    """timm is still called, restricted to its cache."""
     create, seen = timm.create_model, []
 
     def made(name, pretrained=False, **more):

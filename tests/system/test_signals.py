@@ -1,4 +1,4 @@
-"""Signals that ask for an end: taken by the main process, left to it by all others, and no process stays behind."""
+"""Signals that request a stop: the main process handles them, all others ignore them, and no process is left over."""
 
 import ctypes
 import functools
@@ -28,14 +28,14 @@ def raised(number: int) -> None:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds that only pass when they are added."""
+    """Clock that only advances when seconds are added."""
     seconds = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
     return seconds
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_is_noted_and_programs_may_repeat_theirs(number, clock):
+def test_the_first_signal_sets_asked_and_programs_may_repeat_theirs(number, clock):
     before = [signal.getsignal(one) for one in SIGNALS]
     with Stop() as stop:
         assert not stop.asked
@@ -43,7 +43,7 @@ def test_the_first_is_noted_and_programs_may_repeat_theirs(number, clock):
         assert stop.asked
         raised(number)  # `timeout` sends it to the process and to its group
         clock[0] += 20
-        raised(TERM)  # torchrun forwards what all have got
+        raised(TERM)  # torchrun forwards a signal that all have received
         raised(HUP)
         with pytest.raises(KeyboardInterrupt):
             raised(INT)
@@ -51,11 +51,11 @@ def test_the_first_is_noted_and_programs_may_repeat_theirs(number, clock):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_at_once(number, clock):
+def test_stop_at_once(number, clock):
     with StopAtOnce() as stop:
         with pytest.raises(KeyboardInterrupt):
             raised(number)
-        raised(number)  # while what was interrupted is being left
+        raised(number)  # while the interrupted code is being left
         clock[0] += 2
         with pytest.raises(KeyboardInterrupt):
             raised(number)
@@ -63,15 +63,15 @@ def test_at_once(number, clock):
 
 
 def raised_at_work(number: int, seconds: float) -> None:
-    """One that comes as a backward pass of a large model begins: the interpreter runs nothing of its own meanwhile."""
+    """Raise a signal as a backward pass of a large model begins, during which the interpreter runs no bytecode."""
     end = time.perf_counter() + seconds
     come = functools.partial(getattr(ctypes.PyDLL(None), "raise"), int(number))
     work = functools.partial(any, map(end.__le__, iter(time.perf_counter, None)))
     list(map(functools.partial.__call__, (come, work)))
 
 
-def test_a_second_one_that_is_handled_late_is_still_the_same():
-    """Ctrl-C twice within 0.15 s: the second one met a backward pass, and was taken for a later one."""
+def test_a_repeated_signal_that_is_handled_late_counts_as_one():
+    """Two Ctrl-C within 0.15 s: the second one came in a backward pass, and was mistaken for a later one."""
     with Stop() as stop:
         time.sleep(0.1)
         raised(INT)
@@ -93,8 +93,8 @@ def test_a_key_that_is_held_is_one_signal_for_five_seconds(clock):
             raised(INT)
 
 
-def test_what_comes_after_the_checkpoint_is_the_same_one_too(clock):
-    """The key may still be held when training has ended by it."""
+def test_a_repeated_signal_after_the_checkpoint_counts_as_one(clock):
+    """The key may still be held when it has ended training."""
     with StopAtOnce() as outer:
         with Stop():
             raised(INT)
@@ -106,7 +106,7 @@ def test_what_comes_after_the_checkpoint_is_the_same_one_too(clock):
             raised(INT)
 
 
-def test_the_first_one_is_answered_on_a_terminal():
+def test_a_message_on_a_terminal_at_the_first_signal():
     reader, writer = os.openpty()
     before = os.dup(2)
     try:
@@ -122,7 +122,7 @@ def test_the_first_one_is_answered_on_a_terminal():
     os.close(reader)
 
 
-def test_nothing_is_left_open_or_set():
+def test_handlers_and_files_are_restored():
     def open_files() -> list[str]:
         return os.listdir("/proc/self/fd")
 
@@ -138,8 +138,8 @@ class Finalised:
         raised(TERM)
 
 
-def test_one_that_comes_where_nothing_can_be_raised_comes_again(capsys):
-    """In a finaliser, or amid a fork, Python prints what is raised, and goes on."""
+def test_a_signal_that_cannot_raise_is_sent_again(capsys):
+    """Python prints an exception in a finaliser or during a fork, and continues."""
     with StopAtOnce() as stop, pytest.raises(KeyboardInterrupt):
         Finalised()
         assert stop.asked
@@ -147,7 +147,7 @@ def test_one_that_comes_where_nothing_can_be_raised_comes_again(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_nohup_is_heeded():
+def test_nohup_is_respected():
     before = signal.signal(HUP, signal.SIG_IGN)
     try:
         for kind in (Stop, StopAtOnce):
@@ -164,12 +164,12 @@ def test_every_verb_says_that_it_was_stopped(verb, number, monkeypatch, capsys):
     monkeypatch.setitem(cli.COMMANDS, verb, lambda words: raised(number))
     assert cli.main([verb]) == 130
     assert capsys.readouterr() == ("", "patchloom: stopped.\n")
-    monkeypatch.setenv("LOCAL_RANK", "1")  # the first process speaks for all
+    monkeypatch.setenv("LOCAL_RANK", "1")  # the first process reports for all
     assert cli.main([verb]) == 130 and not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("gloo: connection closed"), PatchloomError("a process has died")])
-def test_what_follows_from_a_signal_is_no_error_of_its_own(problem, monkeypatch, capsys):
+def test_consequences_of_a_signal_are_not_reported_as_errors(problem, monkeypatch, capsys):
     def verb(words):
         try:
             raised(TERM)
@@ -183,7 +183,7 @@ def test_what_follows_from_a_signal_is_no_error_of_its_own(problem, monkeypatch,
 
 
 def there(process: int) -> bool:
-    """Whether it runs (and did not only leave its exit code behind)."""
+    """Return whether a process runs, and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -237,7 +237,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("then", ["time.sleep(600)", "pass", "raise SystemExit(3)"])
 def test_no_worker_outlives_the_main_process(then):
-    """Whether it is killed or ends with the reading under way."""
+    """The main process is killed, or ends while images are being read."""
     code = ALONE.format(here=str(Path(__file__).parents[1] / "support"), then=then)
     main = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     workers = [int(word) for word in main.stdout.readline().split()]

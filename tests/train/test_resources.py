@@ -250,7 +250,7 @@ def test_too_little_memory(tmp_path, capfd):
     assert re.search(
         r"steps of 150 images need more memory than there is \(\d\.\d GiB of \d+\.\d were in use, and", said
     )
-    assert "GiB more were asked for" in said and "halve --batch_size and double --accumulate" in said
+    assert "GiB more were requested" in said and "halve --batch_size and double --accumulate" in said
 
 
 @pytest.mark.parametrize("step", [1, 4])

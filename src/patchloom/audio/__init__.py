@@ -1,1 +1,1 @@
-"""Recordings: how they are read, cut to one length, and made into pictures of their spectrum."""
+"""Recordings: decoding, excerpts of one length, and pictures of the spectrum."""

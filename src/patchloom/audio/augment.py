@@ -1,4 +1,4 @@
-"""Excerpts of recordings, which all have one length: what crops are to images."""
+"""Excerpts of recordings, all of one length: the counterpart of image crops."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _LEAST, _MOST = -(2**15), 2**15 - 1
 
 
 class RandomExcerpt:
-    """A random excerpt of a recording: a place in a longer one, a shift of it, and perhaps noise behind it.
+    """Random excerpt of a recording: a random position in a longer one, a random shift, and background noise.
 
-    Shift and noise are those of the public program of TC-ResNet, whose preparation of the data MP3 keeps (section 4.1).
+    Shift and noise are those of the public program of TC-ResNet, whose data preparation MP3 keeps (section 4.1).
 
     Args:
-        sound: the length.
-        shift: largest shift to either side in seconds; what comes in is silence.
-        noise: int16 [1 1 n] each, of which an excerpt is added.
-        noise_share: of the recordings to which noise is added.
-        noise_volume: the largest factor of the noise; it is drawn evenly from 0.
+        sound: settings with the length.
+        shift: largest shift to either side in seconds; gaps are filled with silence.
+        noise: recordings of noise, int16 [1 1 n] each; a random excerpt of one is added.
+        noise_share: share of the excerpts to which noise is added.
+        noise_volume: largest factor of the noise; it is drawn uniformly from 0 on.
 
     Attributes:
-        size: of the picture that is made of an excerpt.
-        crops: different excerpts of a recording that a call takes.
+        size: size of the picture that is made from an excerpt.
+        crops: number of different excerpts of a recording in a call.
     """
 
     crops = 1
@@ -48,7 +48,7 @@ class RandomExcerpt:
         self.noise_share, self.noise_volume = noise_share, noise_volume
 
     def __call__(self, wave: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """One excerpt, int16 [1 1 ``sound.samples``], of a recording, int16 [1 1 n]."""
+        """Return one excerpt, int16 [1 1 ``sound.samples``], of a recording, int16 [1 1 n]."""
         return (self._drawn(wave, rng),)
 
     def _drawn(self, wave: Tensor, rng: np.random.Generator) -> Tensor:
@@ -71,9 +71,9 @@ class TwoExcerpts(RandomExcerpt):
     """Two excerpts of a recording, for a student and a teacher.
 
     Args:
-        sound: the length.
+        sound: settings with the length.
         crop: the centre for both (none), one random excerpt for both (shared), or one for each (own).
-        options: of `RandomExcerpt`.
+        options: options of `RandomExcerpt`.
     """
 
     def __init__(self, sound: Sound, crop: Sharing, **options: Any) -> None:
@@ -81,31 +81,31 @@ class TwoExcerpts(RandomExcerpt):
         self.crop, self.crops = crop, 2 if crop == "own" else 1
 
     def __call__(self, wave: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """Two excerpts, each int16 [1 1 ``sound.samples``], of a recording, int16 [1 1 n]."""
+        """Return two excerpts, each int16 [1 1 ``sound.samples``], of a recording, int16 [1 1 n]."""
         if self.crop == "own":
             return self._drawn(wave, rng), self._drawn(wave, rng)
         return (centre_excerpt(wave, self.sound) if self.crop == "none" else self._drawn(wave, rng),) * 2
 
 
 class CentreExcerpt:
-    """The middle of a recording. Nothing is random."""
+    """Centre of a recording. Nothing is random."""
 
     def __init__(self, sound: Sound) -> None:
         self.sound, self.size = sound, sound.size
 
     def __call__(self, wave: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor]:
-        """One excerpt, int16 [1 1 ``sound.samples``], of a recording, int16 [1 1 n]; ``rng`` is not used."""
+        """Return one excerpt, int16 [1 1 ``sound.samples``], of a recording, int16 [1 1 n]; ``rng`` is not used."""
         return (centre_excerpt(wave, self.sound),)
 
 
 def centre_excerpt(wave: Tensor, sound: Sound) -> Tensor:
-    """The middle of a recording [1 1 n], with silence around a shorter one: [1 1 ``sound.samples``]."""
+    """Return the centre of a recording [1 1 n], a shorter one padded with silence: [1 1 ``sound.samples``]."""
     n, length = wave.shape[-1], sound.samples
     return excerpt_at(wave, (n - length) // 2 if n > length else -((length - n) // 2), length)
 
 
 def excerpt_at(wave: Tensor, start: int, length: int) -> Tensor:
-    """``length`` samples of a recording [1 1 n] from ``start``; silence where it has none, before it or behind."""
+    """Return ``length`` samples of a recording [1 1 n] from ``start``, with silence beyond its ends."""
     inside = wave[..., max(0, start) : max(0, start + length)]
     before = min(length, max(0, -start))
     excerpt = wave.new_zeros((1, 1, length))
@@ -114,7 +114,7 @@ def excerpt_at(wave: Tensor, start: int, length: int) -> Tensor:
 
 
 def for_recordings(augment: Any, sound: Sound, **options: Any) -> RandomExcerpt:
-    """What cuts recordings, in place of ``augment``, which cuts images; with ``options`` of `RandomExcerpt`."""
+    """Return the counterpart of ``augment``, which crops images, for recordings; ``options`` of `RandomExcerpt`."""
     if isinstance(augment, TwoViews):
         if augment.color != "none":
             raise PatchloomError("recordings have no colours: give --task.color none")

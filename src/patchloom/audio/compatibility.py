@@ -1,4 +1,4 @@
-"""Whether an encoder and some data are of one kind, and recordings as the encoder was trained to hear them."""
+"""Compatibility of an encoder with data: the same kind of items, and recordings prepared as in its training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from patchloom.errors import PatchloomError
 
 
 def with_encoder_sound(opened: Data, sound: Sound | None, encoder: str) -> Data:
-    """The same data; recordings by the ``sound`` of an encoder."""
+    """Return the data, with recordings prepared by the ``sound`` of an encoder."""
     if (opened.train.sound is None) != (sound is None):
         noun = modality_of(sound).noun
         raise PatchloomError(f"{encoder} is an encoder of {noun}, and {opened.train.name} holds {opened.train.noun}")
@@ -23,13 +23,13 @@ def with_encoder_sound(opened: Data, sound: Sound | None, encoder: str) -> Data:
 
 
 def wrong_kind_error(option: str, source: Source) -> PatchloomError:
-    """What to raise where an option of images is given for recordings, or the other way round."""
+    """Return the error for an option of images given with recordings, or the reverse."""
     kind = "images" if source.modality.own_size else "recordings"
     return PatchloomError(f"--{option} is for {kind}, and {source.name} holds {source.noun}: leave it out")
 
 
 def first_waves(source: Source, count: int) -> Tensor:
-    """The first ``count`` recordings that can be read, as others have them: float32 [b n] in [-1, 1]."""
+    """Read the first ``count`` readable recordings in the form of other libraries: float32 [b n] in [-1, 1]."""
     assert source.sound is not None
     waves: list[Tensor] = []
     problem: Unreadable | None = None

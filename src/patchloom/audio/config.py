@@ -1,4 +1,4 @@
-"""How recordings become pictures: rate, length, and the features of which a picture is made."""
+"""Settings that turn recordings into pictures: rate, length and features."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from patchloom.errors import typed_fields
 FeatureKind = Literal["mfcc", "logmel"]
 
 # A picture shows the mean of a row as middle grey, and black and white three standard deviations from it. With these
-# numbers as the mean and the deviation of its one channel, an encoder is given standardised features.
+# numbers as mean and standard deviation of its one channel, the input of an encoder is the standardised features.
 GREY, SIXTH = 0.5, 1 / 6
 
 
 @dataclass(frozen=True)
 class Sound:
-    """What a recording is to an encoder: a picture of ``bins`` rows and a column a frame.
+    """Settings that turn a recording into a picture of ``bins`` rows and one column per frame.
 
     Attributes:
-        rate: samples a second to which recordings are resampled.
-        seconds: length to which they are cut or padded.
+        rate: samples per second to which recordings are resampled.
+        seconds: length to which recordings are cut or padded.
         features: mel-frequency cepstral coefficients, or the logarithm of the mel spectrogram.
         bins: rows of the picture: coefficients, or bands.
-        bands: of the mel spectrogram of which the coefficients are made; for logmel these are ``bins``.
+        bands: bands of the mel spectrogram from which coefficients are computed; for logmel there are ``bins`` bands.
         window: length of a frame in seconds.
-        hop: seconds from a frame to the next.
+        hop: seconds from the start of a frame to that of the next.
         low: lower edge of the first band in Hz; the last one ends at half the rate.
-        mean, std: of each row over the training recordings; () before they are measured.
+        mean, std: mean and standard deviation of each row over the training recordings; () before they are measured.
     """
 
     rate: int = 16_000
@@ -43,22 +43,22 @@ class Sound:
 
     @property
     def samples(self) -> int:
-        """Of a recording."""
+        """Samples per recording."""
         return round(self.rate * self.seconds)
 
     @property
     def window_samples(self) -> int:
-        """Of a frame."""
+        """Samples per frame."""
         return round(self.rate * self.window)
 
     @property
     def hop_samples(self) -> int:
-        """From a frame to the next."""
+        """Samples from the start of a frame to that of the next."""
         return max(1, round(self.rate * self.hop))
 
     @property
     def frames(self) -> int:
-        """Columns of the picture; the last samples, which fill no frame, are left out."""
+        """Columns of the picture; last samples that do not fill a frame are left out."""
         return 1 + (self.samples - self.window_samples) // self.hop_samples
 
     @property
@@ -71,16 +71,16 @@ _RANGES = {
     **{"rate": (1, 10**6), "seconds": (0, 3600), "bins": (1, 4096), "bands": (1, 4096)},
     **{"window": (0, 60), "hop": (0, 60), "low": (0, 10**6), "mean": (-1e9, 1e9), "std": (0, 1e9)},
 }
-_LARGEST = 2**28  # samples of a recording, and numbers of its picture
+_LARGEST = 2**28  # samples of a recording, and values of its picture
 
 
 def sound_from(plain: Any) -> Sound | None:
-    """A `Sound` from what ``asdict`` and JSON or YAML made of it, checked; None of None."""
+    """Rebuild a `Sound` from its plain values, as in JSON or YAML, and check it; None stays None."""
     if plain is None:
         return None
     sound = Sound(**typed_fields(Sound, plain, _RANGES))
     if not 1 <= sound.window_samples <= sound.samples <= _LARGEST or sound.bins * sound.frames > _LARGEST:
-        raise ValueError(f"no picture is made of {sound.seconds:g} s in frames of {sound.window:g} s")
+        raise ValueError(f"no picture can be made of {sound.seconds:g} s in frames of {sound.window:g} s")
     if not len(sound.mean) == len(sound.std) or len(sound.mean) not in (0, sound.bins):
         raise ValueError(f"mean and std of {sound.bins} rows are {len(sound.mean)} and {len(sound.std)} numbers")
     return sound

@@ -1,4 +1,4 @@
-"""Decoding: one file of sound, or its bytes, into one channel of 16 bits at the rate that is asked for."""
+"""Decoding of a sound file, or its bytes, into one channel of 16 bits at a requested rate."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from patchloom.data.conversions import record_conversion
 from patchloom.data.decode import Unreadable
 from patchloom.errors import PatchloomError, pip_install
 
-_FULL = 2**15  # of 16 bits
-# of the low-pass filter: zero crossings on either side, Kaiser's beta (65 dB), and the middle of its edge as a share of
-# the lower Nyquist frequency, so that the edge ends there
+_FULL = 2**15  # full scale of 16 bits
+# low-pass filter: zero crossings on either side, Kaiser's beta (65 dB), and the middle of its edge as a share of the
+# lower Nyquist frequency, so that the edge ends there
 _ZEROS, _BETA, _EDGE = 32, 6.2, 0.95
-_MOST_HERTZ = 768_000  # recorders of ultrasound have less; the filter of a larger, odd one would fill the memory
-_UNKNOWN = (0, 0xFFFFFFFF)  # the size that a program gives who writes WAV into a pipe
+_MOST_HERTZ = 768_000  # ultrasound recorders use less; the filter for a larger, odd rate would fill the memory
+_UNKNOWN = (0, 0xFFFFFFFF)  # sizes in the header of a WAV file that was written to a pipe
 _LAST_PAGE = 4  # the flag of an Ogg page that ends a stream
 
 
 class AudioHeader(NamedTuple):
-    """What the header of a file of sound says.
+    """Header of a sound file.
 
     Attributes:
-        kind: its format, such as "WAV 24 bits".
-        rate: samples a second.
-        channels: their number.
-        samples: of one channel.
+        kind: format, such as "WAV 24 bits".
+        rate: samples per second.
+        channels: number of channels.
+        samples: number of samples per channel.
     """
 
     kind: str
@@ -46,10 +46,10 @@ class AudioHeader(NamedTuple):
 
 
 def read_recording(path: str | Path, rate: int) -> Tensor:
-    """Decode a file of sound: WAV, FLAC, Ogg (Vorbis, Opus) or MP3, of any rate, number of channels and depth.
+    """Decode a sound file: WAV, FLAC, Ogg (Vorbis, Opus) or MP3, of any rate, number of channels and depth.
 
     Channels are mixed to one by their mean. Floating-point samples beyond +-1 are clipped.
-    `patchloom.data.conversions` tells which of this was done.
+    `patchloom.data.conversions` records which of these conversions were made.
 
     Returns:
         int16 [1 1 n], as long as the recording.
@@ -58,12 +58,12 @@ def read_recording(path: str | Path, rate: int) -> Tensor:
 
 
 def decode_recording(content: bytes, name: str, rate: int) -> Tensor:
-    """Decode the bytes of a file of sound, as `read_recording`."""
+    """Decode the bytes of a sound file, see `read_recording`."""
     return _read(lambda: content, name, rate)
 
 
 def head_of(path: str | Path) -> AudioHeader:
-    """What the header of a file of sound says, which `read_recording` can read."""
+    """Read the header of a sound file that `read_recording` can decode."""
     info = soundfile().info(os.fspath(path))
     depth = {"PCM_U8": "8", "PCM_S8": "8", "PCM_16": "16", "PCM_24": "24", "PCM_32": "32"}.get(info.subtype)
     depth = f" {depth} bits" if depth else " float" * (info.subtype in ("FLOAT", "DOUBLE"))
@@ -71,7 +71,7 @@ def head_of(path: str | Path) -> AudioHeader:
 
 
 def soundfile() -> ModuleType:
-    """The library that decodes."""
+    """Import the library that decodes, or raise an error that says how to install it."""
     try:
         import soundfile as library  # an extra
     except (ImportError, OSError) as error:  # OSError: without the library that it wraps
@@ -81,7 +81,7 @@ def soundfile() -> ModuleType:
 
 def _content(path: Path) -> bytes:
     if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe could block for ever
-        raise ValueError("it is no file")
+        raise ValueError("it is not a file")
     return path.read_bytes()
 
 
@@ -98,7 +98,7 @@ def _read(content_of: Callable[[], bytes], name: str, rate: int) -> Tensor:
 
 
 def _decoded(library: ModuleType, content: bytes, rate: int) -> np.ndarray:
-    """Samples, int16 [n]."""
+    """Decode to samples, int16 [n]."""
     if not content:
         raise ValueError("the file is empty")
     _refuse_cut(content)
@@ -109,15 +109,17 @@ def _decoded(library: ModuleType, content: bytes, rate: int) -> np.ndarray:
             floating = file.subtype in ("FLOAT", "DOUBLE")
             own = file.samplerate
     except library.LibsndfileError as error:
-        raise ValueError(f"it is no WAV, FLAC, Ogg or MP3, or broken ({error.error_string.rstrip('.')})") from error
+        raise ValueError(
+            f"it is not a WAV, FLAC, Ogg or MP3 file, or broken ({error.error_string.rstrip('.')})"
+        ) from error
     if missing > 0:
         raise ValueError(f"it is cut short: {missing:,} of {missing + len(samples):,} samples are missing")
     if own > _MOST_HERTZ:
-        raise ValueError(f"its header says {own:,} samples a second, and {_MOST_HERTZ:,} are the most that is read")
+        raise ValueError(f"its header says {own:,} samples per second, and at most {_MOST_HERTZ:,} can be read")
     if not len(samples):
         raise ValueError("it has no samples, only a header")
     if floating and not np.isfinite(samples).all():
-        raise ValueError("it has samples that are no numbers")
+        raise ValueError("it has samples that are not finite")
     if floating and np.abs(samples).max() > 1:  # lossy formats overshoot, too, and are meant to be clipped
         record_conversion("clipped")
         samples = samples.clip(-1, 1)
@@ -131,11 +133,11 @@ def _decoded(library: ModuleType, content: bytes, rate: int) -> np.ndarray:
 
 
 def resample(wave: np.ndarray, own: int, rate: int) -> np.ndarray:
-    """A recording at another rate, by a polyphase filter: what lies above half of either rate is left out.
+    """Resample a recording by a polyphase filter, which removes frequencies above half of either rate.
 
     Args:
-        wave: float32 [n] at ``own`` samples a second.
-        own, rate: samples a second, before and after.
+        wave: float32 [n] at ``own`` samples per second.
+        own, rate: samples per second, before and after.
     """
     from scipy.signal import resample_poly  # takes long to import, and most recordings have the rate
 
@@ -146,14 +148,14 @@ def resample(wave: np.ndarray, own: int, rate: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _low_pass(times: int) -> np.ndarray:
-    """A low-pass filter of linear phase, float32 [2 * _ZEROS * times + 1], that leaves the last 1/``times``."""
+    """Return a linear-phase low-pass filter, float32 [2 * _ZEROS * times + 1], that keeps the lowest 1/``times``."""
     from scipy.signal import firwin
 
     return firwin(2 * _ZEROS * times + 1, _EDGE / times, window=("kaiser", _BETA)).astype(np.float32)
 
 
 def _refuse_cut(content: bytes) -> None:
-    """Refuse a WAV or Ogg file whose end is missing, which libsndfile would read as a shorter one."""
+    """Refuse a truncated WAV or Ogg file, which libsndfile would read as a shorter one."""
     if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
         at = 12
         while at + 8 <= len(content):

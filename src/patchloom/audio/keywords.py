@@ -1,7 +1,8 @@
-"""Keyword spotting: some words to be told apart, from silence, and from all other words.
+"""Keyword spotting: classification of recordings as one of some words, silence, or any other word.
 
 The task is that of Warden, "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition" (2018), section 7:
-ten words, silence made from recorded noise, and unknown words, each of the two as many as an average word.
+ten words, silence made from recorded noise, and unknown words; each of the latter two is as frequent as an average
+word.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from patchloom.errors import PatchloomError, closest_word
 TEN = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 SILENCE_CLASS, UNKNOWN_CLASS = "silence", "unknown"
 
-_FIXED = 0  # seed of what is drawn for validation and test
-# which part of each recording of noise is for what, so that no silence of the test was heard in training
+_FIXED = 0  # random seed of draws for validation and test
+# stretch of each recording of noise for each part, so that no silence of the test occurs in training
 _STRETCHES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
 _FOR = {"train": "training", "validation": "validation", "test": "the test"}
 _VALIDATION = ("val", "validation", "valid", "dev")
-_SHARE = 0.1  # for validation, where the data does not say
+_SHARE = 0.1  # share for validation, if the data has no validation part
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class KeywordParts:
 
     Attributes:
         train, validation, test: recordings with labels.
-        noise: to be mixed with training recordings: those of no word, as far as the test does not use them; None if
-            there are none.
-        notes: a line for each thing that was left out, or taken otherwise than its name says.
+        noise: noise to be mixed with training recordings, without the stretches used by the other parts; None if there
+            is none.
+        notes: a line on each kind of file that was left out, or read in an unexpected way.
     """
 
     train: Source
@@ -62,13 +63,13 @@ class KeywordParts:
     notes: tuple[str, ...] = ()
 
     def heard_as(self, sound: Sound) -> KeywordParts:
-        """The same recordings by another `Sound`, as `Source.heard_as`."""
+        """Return the same recordings with another `Sound`, see `Source.heard_as`."""
         train, validation, test = (one.heard_as(sound) for one in (self.train, self.validation, self.test))
         noise = None if self.noise is None else self.noise.heard_as(sound)
         return replace(self, train=train, validation=validation, test=test, noise=noise)
 
     def with_noise(self) -> KeywordParts:
-        """The same; excerpts of the noise are added to training recordings where these are cut for a training."""
+        """Return the same parts; training crops then add excerpts of the noise to training recordings."""
         if self.noise is None:
             return self
         train = copy(self.train)
@@ -77,13 +78,13 @@ class KeywordParts:
 
 
 class Noise(Source):
-    """Recordings of noise: a stretch of each, or excerpts of these at random volume, which stand for silence.
+    """Recordings of noise: a stretch of each, or excerpts of these at random volume, which serve as silence.
 
     Args:
-        source: the recordings, a few, which are kept in memory.
-        stretch: which part of each, as shares of its length.
-        count: number of excerpts, each as long as `Sound.samples` says; None: each stretch as it is.
-        seed: of the excerpts.
+        source: source of a few recordings, which are kept in memory.
+        stretch: beginning and end of the stretch of each, as shares of its length.
+        count: number of excerpts, each of `Sound.samples`; None for the whole stretches.
+        seed: random seed of the excerpts.
     """
 
     def __init__(self, source: Source, stretch: tuple[float, float], count: int | None = None, seed: int = 0) -> None:
@@ -112,7 +113,7 @@ class Noise(Source):
         return wave[..., begin:end]
 
     def _heard_as(self, sound: Sound) -> Source:
-        heard = copy(self)  # with the classes and labels that it has by now
+        heard = copy(self)  # keeps classes and labels that were assigned later
         heard.source, heard.sound, heard._waves = self.source.heard_as(sound), sound, {}
         return heard
 
@@ -138,9 +139,9 @@ class Noise(Source):
 def open_keywords(data: DataLike, words: Sequence[str] | None = None, seed: int = 0) -> KeywordParts:
     """Open recordings of words for keyword spotting.
 
-    A folder in Speech Commands' layout gives the words, then ``silence`` and ``unknown``. Of silence and of unknown
-    words there are as many as of an average word, in each part. Any other data with labels is taken as it is, its
-    classes being the classes; what it lacks of validation and test is drawn from its training recordings.
+    For a folder in Speech Commands' layout, the classes are the words, ``silence`` and ``unknown``. In each part, the
+    latter two have as many recordings as an average word. Other data with labels keeps its classes; a missing
+    validation or test part is drawn from its training recordings.
     """
     if isinstance(data, str | Path) and is_speech_commands(folder := Path(data).expanduser()):
         return _of_words(read_speech_commands(folder, os.fspath(data)), words, seed)
@@ -154,13 +155,13 @@ def _of_words(found: SpeechCommands, words: Sequence[str] | None, seed: int) -> 
     classes = (*chosen, *[SILENCE_CLASS] * (found.noise is not None), *[UNKNOWN_CLASS] * bool(rest))
     if found.noise is None:
         notes.append(
-            f"{train.name} has no folder {NOISE_FOLDER}, so {SILENCE_CLASS} is no class, and nothing is mixed in"
+            f"{train.name} has no folder {NOISE_FOLDER}, so {SILENCE_CLASS} is not a class, and no noise is mixed in"
         )
     if not rest:
-        notes.append(f"{train.name} has no other words, so {UNKNOWN_CLASS} is no class")
+        notes.append(f"{train.name} has no other words, so {UNKNOWN_CLASS} is not a class")
     test, validation = (part if len(part) else None for part in (found.test, found.validation))
     parts: dict[str, Source] = {}
-    for name, source in zip(_STRETCHES, _whole(train, validation, test, notes), strict=True):
+    for name, source in zip(_STRETCHES, _completed(train, validation, test, notes), strict=True):
         drawn = seed if name == "train" else _FIXED
         known = _spoken(source, chosen, name)
         average = round(len(known) / len(chosen))
@@ -178,20 +179,22 @@ def _of_words(found: SpeechCommands, words: Sequence[str] | None, seed: int) -> 
 
 
 def _chosen(words: Sequence[str] | None, there: Sequence[str], name: str) -> tuple[str, ...]:
-    """The words to be told apart."""
+    """Return the words that are classes."""
     chosen = tuple(TEN if words is None else words)
     missing = [word for word in chosen if word not in there]
     if missing and words is None:
         raise PatchloomError(
-            f"{name} lacks {', '.join(missing)} of the ten words that are told apart where nobody says which: name "
-            f"others by --words, of {', '.join(there)}"
+            f"{name} lacks {', '.join(missing)} of the default ten words: give others with --words, from "
+            f"{', '.join(there)}"
         )
     if missing:
         near = closest_word(missing[0], there)
-        mean = f"did you mean {near}?" if near else f"choose of {', '.join(there)}"
-        raise PatchloomError(f"{name} has no folder of the word {missing[0]}: {mean}")
+        mean = f"did you mean {near}?" if near else f"choose from {', '.join(there)}"
+        raise PatchloomError(f"{name} has no folder for the word {missing[0]}: {mean}")
     if len({*chosen}) < max(2, len(chosen)):
-        raise PatchloomError(f"--words {','.join(chosen)}: name two or more words, each once")
+        raise PatchloomError(
+            f"--words {','.join(chosen)} has fewer than two different words or repeats one: give each once"
+        )
     return chosen
 
 
@@ -205,7 +208,7 @@ def _of_classes(data: DataLike, words: Sequence[str] | None) -> KeywordParts:
     opened = open_data(data)
     train, test, notes = opened.train, opened.test, [*opened.notes]
     if train.sound is None:
-        raise PatchloomError(f"{train.name} holds images: give recordings, in a folder a word")
+        raise PatchloomError(f"{train.name} holds images: give recordings, in one folder per word")
     if train.labels is None:
         why = f" ({train.no_labels})" if train.no_labels else ""
         raise PatchloomError(f"{train.name} has no labels{why}: put each word's recordings in a folder")
@@ -220,7 +223,7 @@ def _of_classes(data: DataLike, words: Sequence[str] | None) -> KeywordParts:
             notes = [note for note in notes if not note.startswith("Of ")]
     if test is not None and test.labels is None:
         raise PatchloomError(f"the test recordings of {train.name} have no labels: put each word's in a folder there")
-    train, validation, test = _whole(train, validation, test, notes)
+    train, validation, test = _completed(train, validation, test, notes)
     if words is not None:
         chosen = _chosen(words, train.classes, train.name)
         parts = zip(_STRETCHES, (train, validation, test), strict=True)
@@ -229,36 +232,36 @@ def _of_classes(data: DataLike, words: Sequence[str] | None) -> KeywordParts:
     return KeywordParts(train, validation, test, None, tuple(notes))
 
 
-def _whole(train: Source, validation: Source | None, test: Source | None, notes: list[str]) -> list[Source]:
-    """The three parts; what is missing is drawn from ``train``, and a note on it added to ``notes``."""
+def _completed(train: Source, validation: Source | None, test: Source | None, notes: list[str]) -> list[Source]:
+    """Return the three parts; missing ones are drawn from ``train``, with a line in ``notes``."""
     if test is None:
         train, test = split_for_test(train)
-        notes.append(f"{train.name} brings no test: {len(test):,} recordings are drawn for it")
+        notes.append(f"{train.name} has no test: {len(test):,} recordings are drawn for it")
     if validation is None:
         train, validation = hold_out(train, _SHARE)
-        notes.append(f"{train.name} brings no validation: {len(validation):,} training recordings are drawn for it")
+        notes.append(f"{train.name} has no validation: {len(validation):,} training recordings are drawn for it")
     return [train, validation, test]
 
 
 def _labels(source: Source) -> np.ndarray:
-    assert source.labels is not None  # their words
+    assert source.labels is not None  # their words are labels
     return source.labels
 
 
 def _spoken(source: Source, words: tuple[str, ...], part: str) -> Source:
-    """The recordings of some words in a part, which are the classes."""
+    """Return a part's recordings of some words, which become the classes, and refuse a part that lacks them."""
     found = _only(source, words)
     missing = [word for i, word in enumerate(words) if i not in _labels(found)]
     if len(missing) == len(words) or part == "train" and missing:
         raise PatchloomError(
-            f"{source.name} has no recordings of {', '.join(missing)} for {_FOR[part]}: take some out of another part, "
-            "or name other --words"
+            f"{source.name} has no recordings of {', '.join(missing)} for {_FOR[part]}: move some from another part, "
+            "or give other --words"
         )
     return found
 
 
 def _only(source: Source, words: tuple[str, ...]) -> Source:
-    """The recordings of some words, which are the classes."""
+    """Return the recordings of some words, which become the classes."""
     assert source.labels is not None
     number = [words.index(word) if word in words else -1 for word in source.classes]
     labels = np.array([*number, -1])[source.labels]
@@ -266,7 +269,7 @@ def _only(source: Source, words: tuple[str, ...]) -> Source:
 
 
 def _validation(folder: Path, train: Source, test: Files) -> Source | None:
-    """What lies in a sub-folder for validation, beside one for the test; None if there is none."""
+    """Return the recordings of a sub-folder for validation, beside that of the test; None if there is none."""
     taken = {test.root, *test.root.parents}
     children = sorted(child for child in folder.iterdir() if child.is_dir()) if folder.is_dir() else []
     found = next((child for child in children if child.name.lower() in _VALIDATION and child not in taken), None)
@@ -275,7 +278,7 @@ def _validation(folder: Path, train: Source, test: Files) -> Source | None:
     part = open_folder(found, train.name).train
     if strange := sorted({*part.classes} - {*train.classes}):
         raise PatchloomError(
-            f"{train.name} has the class {strange[0]} in {found.name} but not in train: name both alike"
+            f"{train.name} has the class {strange[0]} in {found.name} but not in train: use the same names in both"
         )
     assert part.labels is not None
     return _labelled(part, train.classes, np.array([train.classes.index(word) for word in part.classes])[part.labels])

@@ -1,4 +1,4 @@
-"""Recordings as a modality: their words, how they become pictures, and how these are drawn."""
+"""Modality of recordings: their names, their conversion to pictures, and the display of these."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from patchloom.data.modality import IMAGES, Modality
 from patchloom.errors import PatchloomError
 from patchloom.sizes import PatchSize
 
-_COLOURS = "magma"  # perceptually uniform, and its ends are none of the colours of hatchings
-_HEIGHT, _WIDTH = 120, 300  # pixels to which small pictures are enlarged, about
+_COLOURS = "magma"  # perceptually uniform, and its ends differ from the colours of hatching
+_HEIGHT, _WIDTH = 120, 300  # approximate pixels to which small pictures are enlarged
 
 
 @lru_cache(maxsize=64)
 def modality_of(sound: Sound | None) -> Modality:
-    """Recordings that ``sound`` makes pictures of; images where it is None."""
+    """Return the modality of recordings with these settings; that of images if ``sound`` is None."""
     return IMAGES if sound is None else Recordings(sound)
 
 
 @dataclass(frozen=True)
 class Recordings(Modality):
-    """Recordings, int16 [1 1 n], which become pictures a batch at a time, on the device that trains.
+    """Recordings, int16 [1 1 n], which are converted to pictures batch by batch, on the training device.
 
-    They are drawn for people: time runs to the right, the first row is at the bottom, light is much.
+    When pictures are displayed, time runs to the right, the first row is at the bottom, and light is high.
     """
 
     sound: Sound
@@ -86,7 +86,7 @@ class Recordings(Modality):
             h, w = self.sound.size
             raise PatchloomError(
                 f"pictures of {name} are of {h}x{w}, and the encoder is for {size[0]}x{size[1]}: give the "
-                "--seconds, --rate and --bins of its own training"
+                "--seconds, --rate and --bins that it was trained with"
             )
         return CentreExcerpt(self.sound)
 
@@ -102,7 +102,7 @@ class Recordings(Modality):
     def colours(
         self, pictures: Tensor, mean: Sequence[float], std: Sequence[float]
     ) -> tuple[Tensor, Sequence[float], Sequence[float]]:
-        """Colours [b 3 H W] in [0, 1], the first row at the bottom; nan and inf stay.
+        """Return colours [b 3 H W] in [0, 1], the first row at the bottom; nan and inf stay.
 
         Small sides are enlarged by a whole factor each, so that a frame stays a sharp column.
         """

@@ -1,4 +1,4 @@
-"""Pictures of recordings: mel-frequency cepstral coefficients, or a mel spectrogram, computed where the batch is.
+"""Pictures of recordings: mel-frequency cepstral coefficients, or a mel spectrogram, computed on the batch's device.
 
 Letters: b batch, n samples, k frequencies, m bands, h w rows and columns of the picture.
 """
@@ -16,20 +16,20 @@ from patchloom.audio.config import GREY, SIXTH, Sound
 from patchloom.errors import PatchloomError, listing
 from patchloom.sizes import PatchSize, to_pair
 
-FLOOR = 1e-6  # is added to the energy of a band: digital silence has no logarithm
-FULL_SCALE = 2**15  # of 16 bits
+FLOOR = 1e-6  # added to the energy of a band: digital silence has no logarithm
+FULL_SCALE = 2**15  # full scale of 16 bits
 
 
 def features(waves: Tensor, sound: Sound) -> Tensor:
-    """The features of recordings, as the speech experiments of MP3 take them (section 3.1).
+    """Compute the features of recordings, as in the speech experiments of MP3 (section 3.1).
 
-    A frame is weighted by a Hann window; the power of its spectrum is summed in triangular bands that are evenly spaced
-    on the mel scale (HTK's); of their natural logarithms the cosine transform (DCT-II, orthonormal) gives the
-    coefficients, of which the first ``bins`` are kept. ``logmel`` stops before that.
+    A frame is weighted by a Hann window, and its power spectrum is summed in triangular bands that are evenly spaced on
+    the mel scale (HTK's). The cosine transform (DCT-II, orthonormal) of the bands' natural logarithms gives the
+    coefficients; the first ``bins`` are kept. ``logmel`` stops before the cosine transform.
 
     Args:
         waves: [b 1 1 n] int16, or float in [-1, 1]; all of ``sound.samples``.
-        sound: how.
+        sound: settings of the features.
 
     Returns:
         float32 [b 1 h w], on the device of ``waves``.
@@ -46,11 +46,11 @@ def features(waves: Tensor, sound: Sound) -> Tensor:
 
 
 def pictures(waves: Tensor, sound: Sound) -> Tensor:
-    """Recordings as pictures: standardised features, of which 0.5 is the mean, and [0, 1] is three deviations wide.
+    """Convert recordings to pictures: features with mean 0.5, and 0 and 1 three standard deviations from it.
 
     Args:
-        waves: [b 1 1 n], as `features` takes them.
-        sound: with the mean and deviation of each row.
+        waves: [b 1 1 n], as in `features`.
+        sound: settings with the mean and standard deviation of each row.
 
     Returns:
         float32 [b 1 h w].
@@ -61,7 +61,7 @@ def pictures(waves: Tensor, sound: Sound) -> Tensor:
 
 
 class _Tables(NamedTuple):
-    """The window [n], the bands [m k], the cosines [h m] of coefficients if these are wanted, mean and std [h 1]."""
+    """Window [n], bands [m k], cosines [h m] of coefficients or None, mean and std [h 1]."""
 
     window: Tensor
     bands: Tensor
@@ -70,7 +70,7 @@ class _Tables(NamedTuple):
     std: Tensor
 
 
-@lru_cache(maxsize=16)  # else numbers would go to the device with every batch, which waits for it
+@lru_cache(maxsize=16)  # otherwise every batch would wait for constants to be copied to the device
 def _tables(sound: Sound, device: torch.device) -> _Tables:
     check_sound(sound)
     m = sound.bins if sound.features == "logmel" else sound.bands
@@ -82,16 +82,16 @@ def _tables(sound: Sound, device: torch.device) -> _Tables:
 
 
 def check_sound(sound: Sound) -> None:
-    """Refuse sizes of which no picture can be made."""
+    """Refuse settings with which no picture can be made."""
     if sound.rate < 1000:
-        raise PatchloomError(f"--rate {sound.rate} is too low for sound: give samples a second, such as 16000")
+        raise PatchloomError(f"--rate {sound.rate} is too low for sound: give samples per second, such as 16000")
     if sound.samples < sound.window_samples:
         raise PatchloomError(
             f"--seconds {sound.seconds:g} is shorter than a frame of {1000 * sound.window:g} ms: give 1, or more"
         )
     if sound.features == "mfcc" and not 1 <= sound.bins <= sound.bands:
         raise PatchloomError(
-            f"--bins {sound.bins} are too many coefficients of {sound.bands} bands: give {sound.bands} or fewer"
+            f"--bins {sound.bins} are too many coefficients for {sound.bands} bands: give {sound.bands} or fewer"
         )
     m = sound.bins if sound.features == "logmel" else sound.bands
     empty = int((mel_bands(m, sound.window_samples, sound.rate, sound.low).sum(1) == 0).sum())
@@ -103,7 +103,7 @@ def check_sound(sound: Sound) -> None:
 
 
 def check_patches(sound: Sound, patch: PatchSize) -> None:
-    """Refuse patches that do not divide the pictures, and say which lengths of recordings they would divide."""
+    """Refuse patches that do not divide the pictures, and name lengths of recordings that they divide."""
     rows, columns = to_pair(patch)
     if sound.bins % rows:
         fitting = max(1, round(sound.bins / rows)) * rows
@@ -121,10 +121,10 @@ def check_patches(sound: Sound, patch: PatchSize) -> None:
 
 
 def mel_bands(m: int, window: int, rate: int, low: float) -> Tensor:
-    """Triangles [m k] over the frequencies of a frame, evenly spaced on the mel scale up to half the rate; peaks are
-    1.
-    """
-    frequencies = torch.arange(window // 2 + 1, dtype=torch.float64) * rate / window  # of an odd one below rate / 2
+    """Return triangles [m k] over a frame's frequencies, with peaks of 1, evenly spaced in mel up to half the rate."""
+    frequencies = (
+        torch.arange(window // 2 + 1, dtype=torch.float64) * rate / window
+    )  # for an odd window, the last is below rate / 2
     ends = torch.linspace(_mel(low), _mel(rate / 2), m + 2, dtype=torch.float64)
     edges = 700 * (10 ** (ends / 2595) - 1)
     below, peak, above = edges[:-2, None], edges[1:-1, None], edges[2:, None]
@@ -137,7 +137,7 @@ def _mel(frequency: float) -> float:
 
 
 def cosine_transform(h: int, m: int) -> Tensor:
-    """The first ``h`` rows of the orthonormal DCT-II of ``m`` values, [h m]."""
+    """Return the first ``h`` rows of the orthonormal DCT-II of ``m`` values, [h m]."""
     order, place = torch.arange(h, dtype=torch.float64)[:, None], torch.arange(m, dtype=torch.float64)
     waves = torch.cos(math.pi / m * (place + 0.5) * order) * math.sqrt(2 / m)
     waves[0] /= math.sqrt(2)

@@ -1,1 +1,1 @@
-"""Images: sources (`sources/`), decoding (`read`), splits, crops, colours, and batches on their way to the device."""
+"""Image data: sources, decoding, splits, augmentation, and batches on a device."""

@@ -1,4 +1,4 @@
-"""Crops of one image. A call returns a tuple of views, because some tasks want several."""
+"""Random augmentation of one image. A call returns a tuple of views, because some tasks need several."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from patchloom.errors import check_type
 _CHANCE, _GREY = 0.8, 0.2
 _MAX_CHANGE = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
 _LUMA = (0.2989, 0.587, 0.114)  # torchvision's
-# a draw: whether to jitter, whether to take the colours away, the four factors, and their order
+# a draw: whether to jitter, whether to convert to grey, the four factors, and their order
 DRAW = 2 + 2 * len(_MAX_CHANGE)
 
 
@@ -35,13 +35,13 @@ def draw_colors(rng: np.random.Generator) -> Tensor:
 
 
 class ColorPlan(NamedTuple):
-    """The colour changes of a batch, in order, each with the images to which it applies.
+    """Colour changes of a batch, in order, each with the images to which it applies.
 
-    It is made on the CPU, where the draws are, so that applying it on a GPU never waits for a value of a tensor.
+    The plan is made on the CPU, where the draws are, so that applying it on a GPU never waits for a tensor's value.
 
     Attributes:
-        rows: int64 [r], images (indices in the batch), those of the first change first.
-        factors: float32 [r], strength of the change for each of them.
+        rows: int64 [r], indices of images in the batch, those of the first change first.
+        factors: float32 [r], strength of the change for each image.
         changes: name of each change, and its number of rows.
     """
 
@@ -50,12 +50,12 @@ class ColorPlan(NamedTuple):
     changes: tuple[tuple[str, int], ...]
 
     def to(self, device: torch.device | str) -> ColorPlan:
-        """The same on a device, copied asynchronously."""
+        """Copy the plan to a device, asynchronously."""
         rows, factors = (one.to(device, non_blocking=True) for one in (self.rows, self.factors))
         return ColorPlan(rows, factors, self.changes)
 
     def first(self, images: int) -> ColorPlan:
-        """The plan for the first ``images`` images of the batch."""
+        """Return the plan for the first ``images`` images of the batch."""
         counts, chosen = [count for _, count in self.changes], self.rows < images
         left = (int(part.sum()) for part in chosen.split(counts))
         changes = tuple((name, count) for (name, _), count in zip(self.changes, left, strict=True))
@@ -63,7 +63,7 @@ class ColorPlan(NamedTuple):
 
 
 def plan_colors(draws: Tensor, channels: int) -> ColorPlan:
-    """The plan for draws [b `DRAW`] and images with ``channels`` channels.
+    """Make the plan for draws [b `DRAW`] and images with ``channels`` channels.
 
     Images without 3 channels get brightness and contrast changes only, per channel.
     """
@@ -159,27 +159,27 @@ _OPERATIONS, _PROBABILITY, _BINS = 2, 0.5, 31
 class RandAugment:
     """Two random operations on a view, each with probability 0.5 (Cubuk et al. 2020, with DeiT's draws).
 
-    Colour operations change all channels of a view alike. A view of other than 1 or 3 channels is to them a stack of
-    grey pictures, so those of saturation leave it as it is, and contrast is that of each channel.
+    Colour operations change all channels of a view alike. They treat a view with other than 1 or 3 channels as a stack
+    of grey pictures: saturation does not change it, and contrast is that of each channel.
 
     Args:
         magnitude: strength of the operations, in 0 ... `MAX_MAGNITUDE`.
         std: standard deviation of the strength, which is drawn for each operation.
-        fill: per channel, in [0, 1] units, what comes in from outside the view.
+        fill: values per channel, in [0, 1] units, for pixels from outside the view.
     """
 
     def __init__(self, magnitude: float, std: float, fill: Sequence[float]) -> None:
         self.magnitude, self.std, self.fill = magnitude, std, tuple(fill)
 
     def __call__(self, view: Tensor, rng: np.random.Generator) -> Tensor:
-        """A view [c h w], uint8 or float in [0, 1], changed by what ``rng`` draws; shape and dtype stay."""
-        from torchvision.transforms import v2  # it takes a while, and most runs have no use for it
+        """Change a view [c h w], uint8 or float in [0, 1], by operations that ``rng`` draws; shape and dtype stay."""
+        from torchvision.transforms import v2  # slow to import, and most runs do not need it
 
         colored = len(view) in (1, 3)  # to torchvision, any other number of channels is a batch of grey images
         unit = 255 if view.dtype == torch.uint8 else 1
         fill = [unit * value for value in (self.fill if colored else (float(np.mean(self.fill)),))]
-        with torch.random.fork_rng(devices=[]):  # torchvision draws from torch's global stream
-            torch.default_generator.manual_seed(int(rng.integers(2**63)))  # and a GPU's stays as it is
+        with torch.random.fork_rng(devices=[]):  # torchvision draws from torch's global generator
+            torch.default_generator.manual_seed(int(rng.integers(2**63)))  # a GPU's generator is not changed
             for _ in range(_OPERATIONS):
                 magnitude = np.clip(rng.normal(self.magnitude, self.std), 0, MAX_MAGNITUDE)
                 if rng.random() < _PROBABILITY:
@@ -189,29 +189,32 @@ class RandAugment:
         return view
 
 
-# what two views of an image have: neither a random crop or colours, the same ones, or each its own
+# random crop or colour jitter of two views: none, the same for both, or one for each
 Sharing = Literal["none", "shared", "own"]
 Change = Callable[[Tensor, np.random.Generator], Tensor]
 
-_NATIVE = (0.5, 2.0)  # area in the image, over that of the view, of crops at native scale: sides differ by up to 1.4
+_NATIVE = (
+    0.5,
+    2.0,
+)  # range of the area of crops at native scale, relative to the view's: sides differ by a factor of up to 1.4
 _USUAL = 0.2  # smallest share of the area, for images that are hardly larger than the view
 
 
 class RandomCrop:
-    """A random crop of the image, resized to ``size`` and mirrored with probability 0.5 (Inception's crop).
+    """Random crop of an image, resized to ``size`` and mirrored with probability 0.5 (Inception's crop).
 
     Args:
         size: (h, w) of the view in pixels.
         scale: range of the crop's area, as a share of the image's.
         ratio: range of the crop's width over its height, as a multiple of that of ``size``.
         flip: whether to mirror at all.
-        randaugment: changes a view [c h w] after that, by what its generator draws; None leaves it as it is.
-        native: draw the crop's area from 0.5 to 2 times that of the view, in pixels of the image, instead of by
-            ``scale``: an image of any size is then seen at about its own scale. Of images hardly larger than the view,
-            crops are the usual ones.
+        randaugment: function that then changes a view [c h w], with a random generator; None for no change.
+        native: whether the crop's area is drawn from 0.5 to 2 times that of the view, in pixels of the image, instead
+            of by ``scale``: an image of any size is then seen at about its own scale. For images hardly larger than
+            the view, crops are drawn as usual.
 
     Attributes:
-        crops: different crops of an image that a call takes.
+        crops: number of different crops of an image in a call.
     """
 
     crops = 1
@@ -231,7 +234,7 @@ class RandomCrop:
         self.ratio, self.native = (ratio[0] * aspect, ratio[1] * aspect), native
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """One view of an image [c h w], of the same dtype and resized to ``size``."""
+        """Return one view of an image [c h w], of the same dtype and resized to ``size``."""
         height, width = image.shape[-2:]
         view = resize_part(image, *self._part(height, width, rng), self.size)
         if self.flip and rng.random() < 0.5:
@@ -242,7 +245,7 @@ class RandomCrop:
         return view if self.randaugment is None else self.randaugment(view, rng)
 
     def _part(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-        """(top, left, h, w) in pixels, drawn as by torchvision's RandomResizedCrop."""
+        """Draw (top, left, h, w) in pixels, like torchvision's RandomResizedCrop."""
         scale = native_scale((height, width), self.size) if self.native else self.scale
         for _ in range(10):
             area = height * width * rng.uniform(*scale)
@@ -255,13 +258,13 @@ class RandomCrop:
 
 
 def native_scale(image: tuple[int, int], view: tuple[int, int]) -> tuple[float, float]:
-    """Range of a crop's area, as a share of the image's (h, w), for views (h, w) at about the image's own scale."""
+    """Return the range of a crop's area, as a share of the image's (h, w), for views (h, w) at about native scale."""
     share = view[0] * view[1] / (image[0] * image[1])
     return min(_USUAL, _NATIVE[0] * share), min(1.0, _NATIVE[1] * share)
 
 
 def cuts_natively(augment: object) -> bool:
-    """Whether a task's augmentation cuts crops at native scale."""
+    """Return whether a task's augmentation crops at native scale."""
     return bool(getattr(augment, "native", False))
 
 
@@ -285,16 +288,16 @@ class TwoViews(RandomCrop):
         self.crops = 2 if crop == "own" else 1
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """Two views of an image [c h w], of the same dtype and resized to ``size``."""
+        """Return two views of an image [c h w], of the same dtype and resized to ``size``."""
         views, draws = self.split(image, rng)
         if draws is None:
             return views
         return recolor_view(views[0], draws[0]), recolor_view(views[1], draws[1])
 
     def split(self, image: Tensor, rng: np.random.Generator) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """Two views before their colours are changed, and the draws [2 `DRAW`] for that, or None without colour jitter.
+        """Return two views before colour changes, and the draws [2 `DRAW`] for these, or None without colour jitter.
 
-        `recolor` changes the colours of a whole batch at once, on the device to which it is sent.
+        `recolor` changes the colours of a whole batch at once, on its device.
         """
         if self.crop == "own":
             views = [*super().__call__(image, rng), *super().__call__(image, rng)]
@@ -310,16 +313,16 @@ class TwoViews(RandomCrop):
 
 
 class CentreCrop:
-    """The largest centre crop with the aspect ratio of ``size`` (h, w), resized to it. Nothing is random.
+    """Largest centre crop with the aspect ratio of ``size`` (h, w), resized to it. Nothing is random.
 
-    With ``native`` it is the centre of that size where the image is larger, so that nothing is reduced.
+    With ``native``, an image that is larger is cropped to exactly that size, without resizing.
     """
 
     def __init__(self, size: tuple[int, int], native: bool = False) -> None:
         self.size, self.native = size, native
 
     def __call__(self, image: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor]:
-        """One view of an image [c h w], of the same dtype and resized to ``size``; ``rng`` is not used."""
+        """Return one view of an image [c h w], of the same dtype and resized to ``size``; ``rng`` is not used."""
         # Cutting before resizing shows the same picture and never builds a huge strip out of a long, thin image.
         height, width = image.shape[-2:]
         if self.native and height >= self.size[0] and width >= self.size[1]:
@@ -329,7 +332,7 @@ class CentreCrop:
 
 
 def centre_part(height: int, width: int, ratio: float) -> tuple[int, int, int, int]:
-    """(top, left, h, w) in pixels of the largest centre crop whose width is ``ratio`` times its height."""
+    """Return (top, left, h, w) in pixels of the largest centre crop whose width is ``ratio`` times its height."""
     h, w = min(height, max(1, round(width / ratio))), min(width, max(1, round(height * ratio)))
     return (height - h) // 2, (width - w) // 2, h, w
 
@@ -340,7 +343,7 @@ def resize_part(
     """Resize a part of an image [c h w] to ``size`` by antialiased interpolation, bicubic or bilinear; dtype stays."""
     if image.dtype == torch.uint8 and len(image) == 3:
         # The same as below in one call, with a batch stride that marks the memory as channels-last, as decoders leave
-        # it, so that torch makes no copy. Only its code for 3 channels gains by that.
+        # it, so that torch makes no copy. This is faster for 3 channels only.
         strides = image.stride()
         start = image.storage_offset() + top * strides[1] + left * strides[2]
         part = image.as_strided((1, 3, h, w), (max(3 * strides[0], image.shape[1] * strides[1]), *strides), start)
@@ -348,6 +351,6 @@ def resize_part(
         part = image[None, :, top : top + h, left : left + w]
     if image.dtype != torch.uint8 and tuple(size) == (h, w):
         return part[0]  # pictures of recordings go beyond [0, 1]
-    # uint8 stays uint8 all the way: torch resizes it several times faster than float.
+    # uint8 is not converted: torch resizes it several times faster than float.
     view = interpolate(part, size, mode=mode, antialias=True)[0]
     return view if view.dtype == torch.uint8 else view.clamp(0, 1)  # bicubic overshoots at edges

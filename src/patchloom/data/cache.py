@@ -1,10 +1,10 @@
-"""Images and recordings that are decoded once and cached on the disc, so that a crop costs no decoding.
+"""On-disc cache of decoded images and recordings, so that each is decoded only once.
 
-A folder holds the images of one source at one setting. Its name is a digest of both, so it is never out of date, only
-unused, and may be deleted at any time. A file in it is a part: some consecutive images, the pixels of each as uint8
-[h w c], followed by an index, int64 [images 4]: the offset of the pixels in bytes, h, w and c. The offset is -1 for
-images that are not cached, because they have more than 8 bits or cannot be read; these are read from their own files.
-Of a recording it holds the samples at the rate that is asked for, int16, as h = 1 and w bytes.
+A folder holds the images of one source at one setting. Its name is a digest of both, so a folder is never out of date,
+only unused, and may be deleted at any time. A file in it is a part: some consecutive images, the pixels of each as
+uint8 [h w c], followed by an index, int64 [images 4]: the offset of the pixels in bytes, h, w and c. The offset is -1
+for images that are not cached, because they have more than 8 bits or cannot be read; these are read from their own
+files. Recordings are stored as int16 samples at the requested rate, with h = 1 and w bytes.
 """
 
 from __future__ import annotations
@@ -35,28 +35,30 @@ from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 from patchloom.system.files import cache_root, size_in_words, write_whole
 
-# "whole": as they are; a number: the pixels to which a longer shorter side is reduced
+# "whole": original size; a number: largest shorter side in pixels, to which larger images are reduced
 Cache = Literal["whole"] | int
 
-_FORMAT = "images 1"  # to be raised with changes of the code that decodes, resizes or stores images
-_MAX_BYTES, _MAX_IMAGES = 2**29, 4096  # of a part, which is what an interruption costs each process
+_FORMAT = "images 1"  # increment when the code that decodes, resizes or stores images changes
+_MAX_BYTES, _MAX_IMAGES = 2**29, 4096  # size of a part, the most that an interruption costs a process
 _SAMPLE = 64  # images from which the needed disc space is estimated
 _FORGOTTEN = 3600  # seconds after which a half-written part must be left over from a dead process
 
 
 def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[str], None] = print) -> Source:
-    """The same images or recordings, decoded once, stored, and then read from memory-mapped files.
+    """Return the same images or recordings, decoded once, stored, and then read from memory-mapped files.
 
     Images of more than 8 bits are not stored. Parts that exist already are used; missing or damaged ones are written
-    first, which may be interrupted at any time, and done by several processes at once.
+    first. This may be interrupted at any time, and several processes may do it at once.
     """
     if source.sound is not None and cache != "whole":
-        raise PatchloomError(f"--cache {cache} is a size of images, and {source.name} holds recordings: --cache whole")
+        raise PatchloomError(
+            f"--cache {cache} is a size of images, and {source.name} holds recordings: give --cache whole"
+        )
     if source.in_memory:
         raise PatchloomError(f"the {source.noun} of {source.name} are in memory already: leave out --cache")
     stamp = source.stamp()
     if stamp is None:
-        raise PatchloomError(f"nobody can tell when the {source.noun} of {source.name} change: leave out --cache")
+        raise PatchloomError(f"changes of the {source.noun} of {source.name} cannot be detected: leave out --cache")
     folder = cache_root() / "images" / digest([_FORMAT, str(cache), stamp])
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,13 +72,13 @@ def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[
 
 
 class CachedImages(Source):
-    """The images of another source, read from the files of `cache_images`.
+    """Images of another source, read from the files of `cache_images`.
 
     Args:
-        source: the images; those that are not stored are read from it.
-        cache: the setting with which they were stored.
-        each: images per file; the last one may hold fewer.
-        paths: the files, in order.
+        source: source of the images; those that are not stored are read from it.
+        cache: setting with which they were stored.
+        each: number of images per file; the last one may hold fewer.
+        paths: paths of the files, in order.
     """
 
     def __init__(self, source: Source, cache: Cache, each: int, paths: list[Path]) -> None:
@@ -95,7 +97,7 @@ class CachedImages(Source):
         ]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CachedImages, (self.source, self.cache, self.each, self.paths)  # another process opens maps of its own
+        return CachedImages, (self.source, self.cache, self.each, self.paths)  # another process opens its own maps
 
     def __len__(self) -> int:
         return len(self._index)
@@ -133,7 +135,7 @@ class CachedImages(Source):
 
 
 class _Parts(Dataset[int | PatchloomError]):
-    """Number of a part -> its number of images, once it is written; or the error that prevented that."""
+    """Data set that writes a part by its number, and returns its number of images or the error that occurred."""
 
     def __init__(self, source: Source, cache: Cache, folder: Path, mean: float) -> None:
         self.source, self.cache, self.folder, self.mean = source, cache, folder, mean
@@ -186,9 +188,9 @@ class _Parts(Dataset[int | PatchloomError]):
 
 
 def _to_cache(image: Tensor, cache: Cache) -> Tensor | None:
-    """What is stored of an image [c h w]: uint8 [c h w], reduced if need be; None for more than 8 bits.
+    """Return the form in which an image [c h w] is stored: uint8 [c h w], reduced if needed; None above 8 bits.
 
-    Of a recording [1 1 n], its bytes [1 1 2n].
+    For a recording [1 1 n], these are its bytes [1 1 2n].
     """
     if image.dtype == torch.int16:
         return image.view(torch.uint8)
@@ -201,7 +203,7 @@ def _to_cache(image: Tensor, cache: Cache) -> Tensor | None:
 
 
 def _index(path: Path, images: int) -> np.ndarray | None:
-    """The index of a part with ``images`` images, int64 [images 4]; None if the part is missing or damaged."""
+    """Return the index of a part with ``images`` images, int64 [images 4]; None if the part is missing or damaged."""
     try:
         room = path.stat().st_size - images * 32
         index = np.fromfile(path, np.int64, offset=max(room, 0)).reshape(images, 4)
@@ -214,9 +216,7 @@ def _index(path: Path, images: int) -> np.ndarray | None:
 
 
 def _mean_bytes(source: Source, cache: Cache, folder: Path) -> float:
-    """Mean bytes per stored image, from a sample. The first process's value is stored for all, who then agree on
-    parts.
-    """
+    """Return the mean bytes per stored image, from a sample; the first process's value is stored and used by all."""
     about = folder / "about.json"
     try:
         return float(json.loads(about.read_text("utf-8"))["mean"])
@@ -234,7 +234,7 @@ def _mean_bytes(source: Source, cache: Cache, folder: Path) -> float:
 
 
 def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], None]) -> None:
-    """Write the missing parts, if the disc has the space for them."""
+    """Write the missing parts, if the disc has enough space."""
     for path in parts.folder.glob(".*"):
         with contextlib.suppress(OSError):  # removed by another process
             if time.time() - path.stat().st_mtime > _FORGOTTEN:
@@ -249,7 +249,7 @@ def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], 
     room = f"about {size_in_words(need)}; {size_in_words(free)} are free"
     noun = parts.source.noun
     say(f"Decoding {images:,} {noun}, to be cached in {folder} ({room})")
-    # Processes that fill the same folder begin at different parts, and so share the work.
+    # Processes that fill the same folder begin at different parts, so that they share the work.
     turn = uuid.uuid4().int % len(missing)
     with StatusMessage(f"decoding {noun}", images) as waiting:
         for count in in_workers(parts, missing[turn:] + missing[:turn], workers):

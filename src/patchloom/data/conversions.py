@@ -1,7 +1,7 @@
-"""What reading an image made of it otherwise than its file says: a word for each such thing, and its sentence.
+"""Conversions of images and recordings when they are read: a keyword for each kind, and its sentence.
 
-`read_image` notes the words while somebody watches. So whoever reads images can say what became of them, whatever
-source they came from, and nobody has to open a file twice.
+`read_image` records the keywords while a caller collects them. So any code that reads images can report their
+conversions, for every kind of source, without opening a file twice.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from contextvars import ContextVar
 
 MAX_EXAMPLES = 3  # files that a sentence names
 
-# what follows "12 of 300 images", or recordings; of one, "have" becomes "has", and "are" becomes "is"
+# text after "12 of 300 images"; for a single one, "have" becomes "has", and "are" becomes "is"
 CONVERSIONS = {
-    "alpha": "have an alpha channel, laid over white",
-    "doubtful alpha": "have an alpha channel, laid over white, that varies as a picture does: if it is a band of data, "
-    "write it without that mark (tifffile: extrasamples=['unspecified'], GDAL: ALPHA=NO), or as .npy",
-    "bands": "have four bands, taken as data",
-    "colours": "are in CMYK or another colour space, and turned into RGB",
-    "palette": "have a palette, and become its colours",
-    "turned": "are turned, as the EXIF orientation says",
+    "alpha": "have an alpha channel, composited over white",
+    "doubtful alpha": "have an alpha channel, composited over white, that varies like a picture: if it is a band of "
+    "data, write it as no alpha channel (tifffile: extrasamples=['unspecified'], GDAL: ALPHA=NO), or as .npy",
+    "bands": "have four bands, read as data",
+    "colours": "are in CMYK or another colour space, and converted to RGB",
+    "palette": "have a palette, and are converted to its colours",
+    "turned": "are rotated or mirrored according to EXIF",
     "deep": "have more than 8 bits: 16-bit values are divided by 65,535",
     "bits": "are DICOM: stored values are divided by the largest that their bits can hold",
     "CT": "are CT: -1,024 to 3,071 Hounsfield units become 0 to 1",
@@ -37,7 +37,7 @@ _watched: ContextVar[set[str] | None] = ContextVar("watched", default=None)
 
 @contextmanager
 def collect_conversions() -> Iterator[set[str]]:
-    """Watch what is read inside: the words of `CONVERSIONS` that apply."""
+    """Collect the keywords of `CONVERSIONS` that apply to items read inside this block."""
     found: set[str] = set()
     before = _watched.set(found)
     try:
@@ -47,22 +47,22 @@ def collect_conversions() -> Iterator[set[str]]:
 
 
 def is_collecting() -> bool:
-    """Whether anybody watches, for what takes time to find out."""
+    """Return whether conversions are collected, for checks that take time."""
     return _watched.get() is not None
 
 
 def record_conversion(word: str) -> None:
-    """Note one of the words of `CONVERSIONS` on the image that is being read."""
+    """Record a keyword of `CONVERSIONS` for the item that is being read."""
     if (found := _watched.get()) is not None:
         found.add(word)
 
 
 class ConversionCounts:
-    """Counts what was noticed, and keeps the first images of each kind.
+    """Counts of conversions, with the first images of each kind.
 
     Attributes:
-        counts: number of images by word.
-        first: indices of the first of them.
+        counts: number of images by keyword.
+        first: indices of the first images by keyword.
     """
 
     def __init__(self) -> None:
@@ -70,19 +70,19 @@ class ConversionCounts:
         self.first: dict[str, list[int]] = {}
 
     def add(self, i: int, words: set[str]) -> None:
-        """Add what was noticed on image i."""
+        """Add the conversions of image i."""
         for word in words:
             self.counts[word] = self.counts.get(word, 0) + 1
             self.first[word] = sorted([*self.first.get(word, []), i])[:MAX_EXAMPLES]
 
     def join(self, other: ConversionCounts) -> None:
-        """Add what was noticed on other images."""
+        """Add the conversions of other images."""
         for word, count in other.counts.items():
             self.counts[word] = self.counts.get(word, 0) + count
             self.first[word] = sorted([*self.first.get(word, []), *other.first[word]])[:MAX_EXAMPLES]
 
     def sentences(self, name: Callable[[int], str], of: int, images: str = "images") -> list[str]:
-        """A sentence for each word, the commonest first."""
+        """Return a sentence for each keyword, the most frequent first."""
         said = []
         for word, count in sorted(self.counts.items(), key=lambda one: (-one[1], one[0])):
             verb, _, rest = CONVERSIONS[word].partition(" ")
@@ -94,6 +94,6 @@ class ConversionCounts:
 
 
 def limit_examples(examples: Iterable[str], of: int) -> str:
-    """Up to three names, and an ellipsis if there are more; bytes that are no UTF-8 are escaped for the terminal."""
+    """Join up to three names, with an ellipsis if there are more; bytes that are not UTF-8 are escaped."""
     names = [name.encode("utf-8", "backslashreplace").decode() for name in examples][:MAX_EXAMPLES]
     return ", ".join([*names, *["..."] * (of > len(names))])

@@ -1,4 +1,4 @@
-"""Decoding: one image file, or its bytes, into one tensor."""
+"""Decoding of an image file, or its bytes, into a tensor."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from torch import Tensor
 from patchloom.data.conversions import is_collecting, record_conversion
 from patchloom.errors import PatchloomError, one_line
 
-# What decoders give, as images: depth, orientation, transparency.
+# Conversion of decoded arrays to images: depth, orientation, transparency.
 
 
 def channels_first(array: np.ndarray) -> Tensor:
-    """An array [h w] or [h w c] as a tensor [c h w]."""
+    """Return an array [h w] or [h w c] as a tensor [c h w]."""
     # A view, not a copy: memory stays channels-last, for which torchvision's uint8 resize is fastest.
     return torch.from_numpy(array if array.ndim == 3 else array[..., None]).permute(2, 0, 1)
 
@@ -40,7 +40,7 @@ def refuse_bomb(height: int, width: int) -> None:
 
 
 def from_array(array: np.ndarray) -> Tensor:
-    """An array [h w] or [h w c] of uint8, uint16 or floats in [0, 1] as a tensor [c h w]."""
+    """Convert an array [h w] or [h w c] of uint8, uint16 or floats in [0, 1] to a tensor [c h w]."""
     if array.size == 0:
         raise ValueError("it holds no pixels")
     refuse_bomb(*array.shape[:2])
@@ -76,20 +76,20 @@ def apply_orientation(array: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def record_alpha(alpha: np.ndarray, tiff: bool) -> None:
-    """Notice an alpha channel in [0, 1] that hides anything; and, in a TIFF, one that may be data."""
+    """Record an alpha channel in [0, 1] that is not opaque everywhere; in a TIFF, also one that may be data."""
     if (alpha < 1).any():
         between = ((alpha > 0) & (alpha < 1)).mean()
         record_conversion("doubtful alpha" if tiff and between > 0.5 else "alpha")
 
 
-# Which files are images, and which recordings, by the end of their names.
+# Suffixes of the files of images and recordings.
 
 
 _ALWAYS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".npy"})
 HEIF = frozenset({".heic", ".heif", ".hif"})
 DICOM = frozenset({".dcm", ".dicom"})
 SOUND = frozenset({".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3"})
-# the extra by which each is read, and the module that it installs
+# extras for reading some formats, and the module that each installs
 _MODULES = {"heic": "pillow_heif", "dicom": "pydicom", "audio": "soundfile"}
 EXTRAS = dict.fromkeys(HEIF, "heic") | dict.fromkeys(DICOM, "dicom") | dict.fromkeys(SOUND, "audio")
 _READ = {suffix for suffix, extra in EXTRAS.items() if find_spec(_MODULES[extra]) is not None}
@@ -97,7 +97,7 @@ _READ = {suffix for suffix, extra in EXTRAS.items() if find_spec(_MODULES[extra]
 SOUND_SUFFIXES = SOUND & _READ
 IMAGE_SUFFIXES = _ALWAYS | _READ - SOUND
 
-# not read, but somebody who put them into a folder of images or recordings may expect it: they are counted
+# formats that are not read although a user may expect it: such files are counted
 _PICTURES = """.avif .jxl .jp2 .j2k .jpx .jpf .jfif .jpe .apng .svg .psd .xcf .ico .tga .ppm .pgm .pbm .pnm .pfm .exr
     .hdr .pcx .sgi .qoi .dds"""
 _RAW = ".raw .dng .cr2 .cr3 .nef .arw .orf .rw2 .raf .srw .pef"
@@ -124,12 +124,12 @@ _BEGINNINGS = {
 }
 
 
-# of Pillow's formats; it knows them by their content, whatever a file is called, and has other programs run some
+# formats that Pillow may open; it detects others by content, whatever the suffix, and runs other programs for some
 _FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "MPO", "DIB", "HEIF", "AVIF", "JPEG2000", "PPM", "TGA", "ICO")
 
 
 class Unreadable(PatchloomError):
-    """An image that cannot be decoded; the message begins with its path."""
+    """Error for an image that cannot be decoded; the message begins with its path."""
 
 
 def read_image(path: str | Path) -> Tensor:
@@ -137,7 +137,7 @@ def read_image(path: str | Path) -> Tensor:
 
     HEIC and DICOM need their extras. The EXIF orientation is applied, and transparency is composited over white. A grey
     image has 1 channel. Pages of a TIFF are channels where its metadata says so; otherwise the first page is the image.
-    `patchloom.data.conversions` tells which of this was done.
+    `patchloom.data.conversions` records which of these conversions were made.
 
     Returns:
         [c h w], uint8 for 8-bit files, float32 in [0, 1] for deeper ones (16 bits are divided by 65535).
@@ -147,7 +147,7 @@ def read_image(path: str | Path) -> Tensor:
 
 
 def decode_image(content: bytes, name: str) -> Tensor:
-    """Decode the bytes of an image file, whose format is recognised by its first bytes."""
+    """Decode the bytes of an image file; the format is recognised by the first bytes."""
     suffix = next((suffix for begin, suffix in _BEGINNINGS.items() if content.startswith(begin)), "")
     if content[4:8] == b"ftyp":  # a container of many formats: the next four letters say which
         suffix = ".heic"
@@ -174,18 +174,18 @@ def silence_decoders() -> Iterator[None]:
 
 
 def open_pillow(source: Path | BinaryIO) -> Image.Image:
-    """Open an image file by Pillow, if it is of a format that is only decoded: PostScript would be run."""
+    """Open an image file with Pillow, but only in formats that are safe to decode: PostScript would be executed."""
     Image.init()
     return Image.open(source, formats=[name for name in _FORMATS if name in Image.OPEN])
 
 
 def _decoded(source: Path | BytesIO, suffix: str) -> Tensor:
     if isinstance(source, Path) and not stat.S_ISREG(os.stat(source).st_mode):  # reading a pipe could block for ever
-        raise ValueError("it is no file")
+        raise ValueError("it is not a file")
     if suffix == ".npy":
         array = np.load(source, mmap_mode="r" if isinstance(source, Path) else None, allow_pickle=False)
         if array.ndim not in (2, 3):
-            raise ValueError(f"an array of {array.ndim} dimensions is no image; save it as [h w] or [h w c]")
+            raise ValueError(f"an array of {array.ndim} dimensions is not an image; save it as [h w] or [h w c]")
         return _bands(from_array(array))
     if suffix in (".tif", ".tiff"):
         return _read_tiff(source)
@@ -205,7 +205,7 @@ def _decoded(source: Path | BytesIO, suffix: str) -> Tensor:
 
 
 def _opened(source: Path | BytesIO) -> AbstractContextManager[BinaryIO]:
-    """The bytes from their beginning. A buffer in memory is not closed, so that it can be read again."""
+    """Open the bytes at their beginning. A buffer in memory is not closed, so that it can be read again."""
     if isinstance(source, Path):
         return source.open("rb")
     source.seek(0)
@@ -213,9 +213,9 @@ def _opened(source: Path | BytesIO) -> AbstractContextManager[BinaryIO]:
 
 
 def from_pil(image: Image.Image) -> Tensor:
-    """An 8-bit PIL image as uint8 [c h w] with c 1 or 3, its orientation applied and composited over white."""
+    """Convert an 8-bit PIL image to uint8 [c h w] with c 1 or 3, with orientation applied and composited over white."""
     if is_collecting():
-        _notice_of(image)
+        _record_header(image)
     ImageOps.exif_transpose(image, in_place=True)
     if image.has_transparency_data:
         grey = image.mode in ("L", "LA")
@@ -232,8 +232,8 @@ def from_pil(image: Image.Image) -> Tensor:
     return channels_first(np.array(image))
 
 
-def _notice_of(image: Image.Image) -> None:
-    """Notice what the head of an image says."""
+def _record_header(image: Image.Image) -> None:
+    """Record the conversions that follow from the header of an image."""
     if image.getexif().get(_ORIENTATION, 1) in range(2, 9):
         record_conversion("turned")
     if image.mode in ("P", "PA") and image.format != "GIF":
@@ -255,18 +255,18 @@ def to_channels(image: Tensor, channels: int) -> Tensor:
         luma = torch.einsum("chw,c->hw", image.float(), torch.tensor(_LUMA))[None]
         return luma.round_().to(torch.uint8) if image.dtype == torch.uint8 else luma.clamp_(0, 1)
     raise PatchloomError(
-        f"an image has {have} channels where {channels} are expected: only 1 and 3 can be turned into each other, "
-        f"so take the others out or train on images of {have} channels alone"
+        f"an image has {have} channels where {channels} are expected: only 1 and 3 can be converted to each other, "
+        f"so remove the others or train only on images of {have} channels"
     )
 
 
 def has_colours(image: Tensor) -> bool:
-    """Whether an image [c h w] is not grey."""
+    """Return whether an image [c h w] is not grey."""
     return len(image) == 3 and not (torch.equal(image[0], image[1]) and torch.equal(image[1], image[2]))
 
 
 def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
-    """A baseline grey or RGB JPEG, with the same pixels as PIL in 0.6 of its time; None: leave it to PIL."""
+    """Decode a baseline grey or RGB JPEG to the same pixels as PIL, in 0.6 of its time; None: PIL has to decode it."""
     try:
         with (
             _opened(source) as file,
@@ -279,7 +279,7 @@ def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
             orientation, (width, height) = image.getexif().get(_ORIENTATION, 1), image.size
             file.seek(0)
             content = file.read()
-        if not content.endswith(b"\xff\xd9"):  # no end: this decoder would fill what is missing with grey
+        if not content.endswith(b"\xff\xd9"):  # no end: this decoder would fill the missing part with grey
             return None
         array = imagecodecs.jpeg8_decode(content)
     except Exception:  # PIL will fail too, and its message is the one to show
@@ -316,9 +316,9 @@ def _read_deep_png(source: Path | BytesIO) -> Tensor:
 def read_dicom(source: Path | BytesIO) -> np.ndarray:
     """Decode the first frame of a DICOM file; pydicom is the extra ``dicom``.
 
-    CT becomes Hounsfield units by the rescale slope and intercept, of which -1,024 to 3,071 become 0 to 1, so that
-    scanners agree. Any other stored value is divided by the largest that its bits can hold; the window is not applied,
-    as it is made for eyes. White is 1, also where it is stored as 0 (MONOCHROME1).
+    CT is converted to Hounsfield units by the rescale slope and intercept, and -1,024 to 3,071 are mapped to 0 to 1, so
+    that scanners agree. Other stored values are divided by the largest that their bits can hold; the window is not
+    applied, since it is made for viewing. White is 1, even if it is stored as 0 (MONOCHROME1).
 
     Returns:
         [h w] or [h w 3], uint8 for 8 bits, otherwise float32 in [0, 1].

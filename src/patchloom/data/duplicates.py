@@ -1,8 +1,8 @@
-"""Finding exact copies among images by a hash of their content, whatever their file names.
+"""Exact copies among images, found by a hash of their content; file names do not matter.
 
 An image's content is 16 bytes: a letter for what was hashed (`FILE_KIND`, `PIXEL_KIND`, `DRAWN_KIND`), and 15 bytes of
-its SHA-256. The bytes of files are hashed, which takes far less time than decoding them; so the same picture in another
-encoding is another content. Hashes of files are cached in ``cache_root()/contents`` under a digest of the state of the
+its SHA-256. The bytes of files are hashed, which is much faster than decoding them, so the same picture in another
+encoding has another content. Hashes of files are cached in ``cache_root()/contents`` under a digest of the state of the
 files, and may be deleted at any time.
 """
 
@@ -28,16 +28,16 @@ FILE_KIND, PIXEL_KIND, DRAWN_KIND = (
     b"f",
     b"p",
     b"d",
-)  # the bytes of files, pixels in memory, and the numbers of drawn images
+)  # the bytes of files, pixels in memory, and the seed and number of synthetic images
 
 _FORMAT = "contents 1"
-_EACH = 64  # files that a thread reads in a row
+_EACH = 64  # files that a thread reads in one task
 _BLOCK = 2**20
-_PAUSE = 10  # seconds after which an unfinished pass is saved
+_PAUSE = 10  # seconds between two saves of an unfinished pass
 
 
 def contents_of(kind: bytes, parts: Iterable[Iterable[bytes | memoryview | np.ndarray]]) -> np.ndarray:
-    """Hash images: contents [n] of ``kind`` from each image's bytes, which come in pieces."""
+    """Hash images: return contents [n] of ``kind`` from each image's bytes, given in pieces."""
     digests = bytearray()
     for pieces in parts:
         total = hashlib.sha256()
@@ -52,10 +52,10 @@ def contents_on_disc(
     pieces_of: Callable[[int], Iterable[bytes]],
     chosen: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The contents of a source's images [n], or of the ``chosen`` ones, for `Source.contents`.
+    """Return the contents of a source's images [n], or of the ``chosen`` ones, for `Source.contents`.
 
-    All files are read once and their hashes cached until a file changes; with ``chosen``, only those are read, unless
-    all are cached already.
+    All files are read once, and their hashes are cached until a file changes. With ``chosen``, only those files are
+    read, unless the hashes of all are cached already.
     """
     known = source._contents
     if known is None:
@@ -80,8 +80,8 @@ def contents_on_disc(
 
 
 def pieces_of_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The bytes of a file in pieces of 1 MiB, since a whole-slide image may be larger than the memory."""
-    if not os.path.isfile(path):  # to open a pipe would wait for whoever writes into it
+    """Yield the bytes of a file in pieces of 1 MiB: a whole-slide image may be larger than memory."""
+    if not os.path.isfile(path):  # opening a pipe would wait for a writer
         raise FileNotFoundError(path)
     with open(path, "rb", buffering=0) as file:
         while piece := file.read(_BLOCK):
@@ -89,28 +89,28 @@ def pieces_of_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def comparable(some: np.ndarray, others: np.ndarray) -> bool:
-    """Whether copies of images with ``some`` contents [n] would be found among ``others`` [m].
+    """Return whether copies of images with ``some`` contents [n] can be found among ``others`` [m].
 
-    Hashes of files cannot be compared with hashes of pixels. Drawn images have no copies elsewhere.
+    Hashes of files cannot be compared with hashes of pixels. Synthetic images have no copies elsewhere.
     """
     kinds, others_kinds = ({*contents.view(np.uint8)[:: CONTENT.itemsize].tolist()} for contents in (some, others))
     return all(a == b or DRAWN_KIND[0] in (a, b) for a in kinds for b in others_kinds)
 
 
 def copies_among(source: Source, contents: np.ndarray) -> int | None:
-    """How many images of ``source`` have one of ``contents`` [n]; None if the two cannot be compared."""
+    """Return the number of images of ``source`` that have one of ``contents`` [n]; None if not comparable."""
     own = source.contents()
     return None if own is None or not comparable(own, contents) else int(np.isin(own, contents).sum())
 
 
 def copies_sentence(test: Source, contents: np.ndarray) -> str:
-    """The sentence on test images whose contents are among those of training images, after a space; "" without any."""
+    """Return a sentence on test images that are copies of training images, after a space; "" if there are none."""
     copies = copies_among(test, contents)
     if not copies:
         return ""
     return (
-        f" {copies:,} of {len(test):,} test images are exact copies of training images and could be known by heart: "
-        "scores say less about new images until they are taken out."
+        f" {copies:,} of {len(test):,} test images are exact copies of training images: scores say less about new "
+        "images until the copies are removed."
     )
 
 
@@ -120,7 +120,7 @@ def _digested(
     indices: np.ndarray,
     part: Path | None,
 ) -> np.ndarray:
-    """The contents of the images ``indices``; an unfinished pass is saved to ``part`` and continued from there."""
+    """Hash the images ``indices``; an unfinished pass is saved to ``part`` and continued from there."""
 
     def digested(block: np.ndarray) -> np.ndarray:
         return np.concatenate([_content(source, pieces_of, i) for i in block.tolist()])
@@ -154,12 +154,12 @@ def _content(source: Source, pieces_of: Callable[[int], Iterable[bytes]], i: int
 def _stamp(source: Source) -> str | None:
     try:
         return source.stamp()
-    except PatchloomError:  # a shard is gone, which costs its images, and nothing else
+    except PatchloomError:  # a shard is missing: only its images are lost
         return None
 
 
 def _read(place: Path) -> np.ndarray | None:
-    """The contents in a cached file; None if there is none, or it is damaged."""
+    """Return the contents in a cached file; None if it is missing or damaged."""
     try:
         content = strip_checksum(place.read_bytes())
     except OSError:

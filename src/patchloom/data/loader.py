@@ -1,4 +1,4 @@
-"""Batches as a function of the step alone, so that an interrupted run continues with the same ones."""
+"""Batches as a pure function of the step, so that a resumed run continues with the same batches."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from patchloom.data.source import Source
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
 
-# Batches and their transfer to the device, which overlaps with its work on earlier ones.
+# Batches and their transfer to the device, which overlaps with computation on earlier batches.
 
 
 class Batch(NamedTuple):
     """A batch of images.
 
     Attributes:
-        views: each uint8 [b c h w], or float32 in [0, 1] if any image of the batch has more than 8 bits, or as a
-            picture that a source makes of something else; before that what its items are, such as int16 [b 1 1 n].
+        views: each uint8 [b c h w], or float32 in [0, 1] if any image of the batch has more than 8 bits, or for
+            pictures made from other items. Before that, the items themselves, such as int16 [b 1 1 n].
         indices: int64 [b], of the images in the source; always on the CPU.
-        unreadable: names of images that could not be read on the way.
-        colors: for each view the colour changes that `recolor` has still to apply, or None.
-        truths: of each image what its annotation became with its views; always on the CPU; () without annotations.
+        unreadable: names of images that could not be read while the batch was made.
+        colors: colour changes for each view that `recolor` has still to apply, or None.
+        truths: annotation of each image, changed like its views; always on the CPU; () without annotations.
     """
 
     views: tuple[Tensor, ...]
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     truths: tuple[Any, ...] = ()
 
     def on(self, device: torch.device | str) -> Batch:
-        """The same with its views on a device; changed colours are float32 in [0, 1].
+        """Return the batch with its views on a device; changed colours are float32 in [0, 1].
 
         Pixels are copied before the conversion, asynchronously.
         """
@@ -49,11 +49,11 @@ class Batch(NamedTuple):
         return self._replace(views=views, colors=None)
 
     def pictured(self, pictures: Callable[[Tensor], Tensor]) -> Batch:
-        """The same with views that are pictures, as a source makes them of its items."""
+        """Return the batch with its views converted to pictures by a source's function."""
         return self._replace(views=tuple(map(pictures, self.views)))
 
     def first(self, count: int) -> Batch:
-        """The first ``count`` images."""
+        """Return the first ``count`` images."""
         if count == len(self.indices):
             return self
         colors = None if self.colors is None else tuple(plan.first(count) for plan in self.colors)
@@ -65,7 +65,7 @@ class Batch(NamedTuple):
         )
 
     def split(self, parts: int) -> list[Batch]:
-        """The same, on its device, in so many parts of consecutive images, or as many as there are images."""
+        """Split the batch into up to ``parts`` batches of consecutive images, on the same device."""
         if parts == 1:
             return [self]
         size = -(-len(self.indices) // parts)
@@ -81,12 +81,12 @@ class Batch(NamedTuple):
 
 
 class Prefetcher(Iterator[Batch]):
-    """Batches on a device. Copies to a GPU run on a CUDA stream of their own, while it computes on earlier batches.
+    """Batches on a device. Copies to a GPU use a separate CUDA stream, and overlap with work on earlier batches.
 
     Args:
-        batches: on the CPU; in pinned memory if they go to a GPU.
-        device: where they go.
-        pictures: makes pictures of what arrived there.
+        batches: batches on the CPU; in pinned memory if they go to a GPU.
+        device: device to copy to.
+        pictures: function that converts items to pictures, on the device.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Prefetcher(Iterator[Batch]):
                 self.coming = batch.on(self.device).pictured(self.pictures)
 
     def close(self) -> None:
-        """Drop the batches, which ends the processes that read."""
+        """Drop the batches, which ends the worker processes."""
         self.batches, self.coming = iter(()), None
 
     def __next__(self) -> Batch:
@@ -125,21 +125,21 @@ class Prefetcher(Iterator[Batch]):
 _MAX_TRIES = 100
 
 Augment = Callable[[Tensor, np.random.Generator], tuple[Tensor, ...]]
-# the same for an image and what is known of it, such as its label map
+# the same for an image with its annotation, such as a label map
 AnnotatedAugment = Callable[[Tensor, Any, np.random.Generator], tuple[tuple[Tensor, ...], Any]]
 
 
 def steps_per_epoch(n: int, batch_size: int, world: int = 1) -> int:
-    """Steps in one epoch over ``n`` images, with ``world`` processes of ``batch_size`` images each; at least 1.
+    """Return the steps per epoch over ``n`` images, with ``world`` processes of ``batch_size`` images each; at least 1.
 
-    An incomplete last batch is dropped. A set smaller than one batch makes one smaller batch; no batch ever repeats an
-    image.
+    An incomplete last batch is dropped. A data set smaller than one batch makes one smaller batch; no batch ever
+    repeats an image.
     """
     return max(1, n // (batch_size * world))
 
 
 def steps_of(epochs: float, n: int, batch_size: int) -> int:
-    """Steps of a training of so many epochs, which need not be whole, over ``n`` images; at least 1."""
+    """Return the number of steps in ``epochs`` over ``n`` images, also for fractions of an epoch; at least 1."""
     return max(1, round(epochs * steps_per_epoch(n, batch_size)))
 
 
@@ -158,12 +158,11 @@ def training_batches(
     prepare: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
     truth: Callable[[int], Any] | None = None,
 ) -> Iterator[Batch]:
-    """The batches of steps ``first_step`` ... ``steps`` - 1 of a run.
+    """Return the batches of steps ``first_step`` ... ``steps`` - 1 of a run.
 
     Every epoch is a new permutation of the images, and an image's augmentation is drawn from (seed, epoch, index). So a
     step's batch depends on neither ``first_step`` nor ``workers``. An unreadable image is reported and replaced by one
-    from further along the permutation; where none is left that is not in the step already, this process's batch is
-    smaller.
+    from further along the permutation. If all of these are in the step already, this process's batch is smaller.
     """
     if len(source) < world:
         raise PatchloomError(
@@ -185,9 +184,10 @@ def plain_batches(
     native: bool = False,
     stop: int | None = None,
 ) -> Iterator[Batch]:
-    """Every image once, in order, centre-cropped to ``size``. Unreadable images are left out; no batch is empty.
+    """Return batches of every image once, in order, centre-cropped to ``size``.
 
-    With ``first`` and ``stop`` only batches from ``first`` to ``stop`` - 1.
+    Unreadable images are left out; no batch is empty. ``first`` and ``stop`` select the batches ``first`` ...
+    ``stop`` - 1.
     """
     batches = _PlainBatches(source, source.modality.centre(size, native, source.name), batch_size, channels)
     count = -(-len(source) // batch_size)
@@ -202,13 +202,13 @@ def _on_gpu(device: torch.device | str | None) -> bool:
 
 def _arriving(batches: Iterator[Batch], device: torch.device | str | None, source: Source) -> Iterator[Batch]:
     pictures = source.modality.pictures
-    if device is None:  # colours stay as they are
+    if device is None:  # colour changes are not applied
         return (batch.pictured(pictures) for batch in batches)
     return Prefetcher(batches, device, pictures)
 
 
 class _TrainingBatches(Dataset[Batch | PatchloomError]):
-    """Step -> Batch. One worker makes a whole batch, so that a replacement cannot be an image that it already has."""
+    """Data set of batches by step. One worker makes a whole batch, so that no replacement repeats an image in it."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
         try:
             return self._batch(*divmod(step, self.steps))
         except PatchloomError as error:
-            # Returned, because a DataLoader puts a traceback into the message of what a worker raises.
+            # Returned, because a DataLoader puts a traceback into the message of an exception of a worker.
             return error
 
     def _batch(self, epoch: int, step: int) -> Batch:
@@ -239,7 +239,7 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
         start = (step * self.world + self.rank) * self.batch_size
         end = (step + 1) * self.world * self.batch_size
         mine = range(start, start + self.batch_size)
-        # Replacements lie after the global batch, every process with its own stride, so that none takes another's.
+        # Replacements come after the global batch, with a stride per process, so that no two processes take the same.
         spare = range(end + self.rank, end + n - self.world * self.batch_size, self.world)
         views: list[Any] = []
         truths: list[Any] = []
@@ -280,8 +280,8 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
             shared = self.world > 1
             by, fewer = (f" by process {self.rank}", ", or use fewer processes") if shared else ("", "")
             raise PatchloomError(
-                f"nothing in {self.source.name} could be read{by}, beginning with {unreadable[0]}: mend what "
-                f"patchloom check names{fewer}"
+                f"nothing in {self.source.name} could be read{by}, beginning with {unreadable[0]}: repair "
+                f"the files that patchloom check lists{fewer}"
             )
         batch = _stack(views, indices, unreadable)._replace(truths=tuple(truths))
         if not draws:

@@ -1,4 +1,4 @@
-"""What a source holds, as far as it matters downstream: its words, and how its items become an encoder's pictures."""
+"""Modality of a source: the names of its items, and how they become the input pictures of an encoder."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from patchloom.sizes import PatchSize
 
 
 class Modality:
-    """Images: what is read is a picture already.
+    """Image modality: items are pictures already.
 
-    Another modality overrides what differs, so that no other code asks for it; `patchloom.audio.recordings` is one.
+    Another modality overrides what differs, so that no other code has to distinguish them; see
+    `patchloom.audio.recordings`.
 
     Attributes:
-        item, noun, an_item: what one and several of its items are called, and one with its article.
-        values: what a picture is made of.
-        raw: the control without an encoder, which is given ``pictured``.
-        error, flat: names of the measure of a reconstruction, and of its simplest baseline.
-        blank: how an item is of which nothing can be learnt.
-        if_few: what to do where there are few, after a colon; "" where nothing is known.
-        resizable: whether a part of a picture, enlarged or reduced, is still such an item.
-        top_down: whether the first row of a picture is drawn at its top.
-        axes: a sentence on the axes and colours of a picture that is drawn; "" where nobody needs one.
-        column_seconds: what a column of a picture lasts; 0 where columns are no time.
-        own_size: height and width that every picture has, and why; None where pictures are cut to any size.
+        item, noun, an_item: names of one and of several items, and of one with its article.
+        values: name of the values of a picture.
+        raw: name of the control without an encoder, whose input is ``pictured``.
+        error, flat: names of the reconstruction error, and of its simplest baseline.
+        blank: description of an item from which nothing can be learnt.
+        if_few: advice for small data sets, after a colon; "" if there is none.
+        resizable: whether an enlarged or reduced part of a picture is still a valid item.
+        top_down: whether the first row of a picture is displayed at the top.
+        axes: a sentence on the axes and colours of a displayed picture; "" if none is needed.
+        column_seconds: duration of a column of a picture; 0 if columns are not time.
+        own_size: height and width of every picture, and why; None if pictures can be cut to any size.
     """
 
     item: str = "image"
@@ -42,7 +43,7 @@ class Modality:
     flat: str = "mean colour"
     blank: str = "of one colour"
     if_few: str = (
-        ": begin with weights that timm publishes (--init timm:NAME), and compare with them (patchloom evaluate knn "
+        ": start from public weights of timm (--init timm:NAME), and compare with them (patchloom evaluate knn "
         "timm:NAME)"
     )
     resizable: bool = True
@@ -61,49 +62,49 @@ class Modality:
         return None
 
     def words(self, template: str) -> str:
-        """A text with {item}, {an_item}, {noun} and {values} filled in; {Noun} and such are capitalised."""
+        """Fill in {item}, {an_item}, {noun} and {values} in a text; {Noun} and the like are capitalised."""
         words = {"item": self.item, "an_item": self.an_item, "noun": self.noun, "values": self.values}
         return template.format(**words, **{name.capitalize(): word.capitalize() for name, word in words.items()})
 
     def counted(self, n: int) -> str:
-        """A number of items, as "1 image" or "1,000 images"."""
+        """Return a number of items in words, such as "1 image" or "1,000 images"."""
         return f"{n:,} {self.item if n == 1 else self.noun}"
 
     def plain(self) -> dict[str, Any] | None:
-        """How items become pictures, as plain values; None where they are pictures."""
+        """Return the settings that turn items into pictures, as plain values; None if items are pictures."""
         return None
 
     def preparation(self) -> dict[str, Any]:
-        """What is done to an item before the pixels are normalised, for the card of a file of vectors."""
+        """Return the preprocessing of an item before normalisation, for the card of a file of vectors."""
         return {"crop": "the largest at the centre of that shape", "resize": "bicubic, antialiased"}
 
     def check_patches(self, patch: PatchSize) -> None:
         """Refuse patches that do not divide pictures of `own_size`."""
 
     def with_channels(self, item: Tensor, channels: int) -> Tensor:
-        """What a source read, with as many channels."""
+        """Convert an item that a source read to ``channels`` channels."""
         return to_channels(item, channels)
 
     def centre(self, size: tuple[int, int], native: bool = False, name: str = "") -> Callable[..., tuple[Tensor, ...]]:
-        """What cuts the middle out of an item of ``name``, whose picture has to be of ``size`` (h, w)."""
+        """Return a centre crop for pictures of ``size`` (h, w); ``name`` is that of the source, for errors."""
         return CentreCrop(size, native)
 
     def cut(self, crop: Any, noise: Sequence[Tensor] = (), **excerpts: Any) -> Any:
-        """What cuts an item at random for training: ``crop``, which cuts images, or what stands for it."""
+        """Return the random crop for training: ``crop`` for images, or its counterpart for other items."""
         return crop
 
     def pictures(self, items: Tensor) -> Tensor:
-        """The pictures [b c h w] of items that were cut, on their device."""
+        """Convert cropped items to pictures [b c h w], on their device."""
         return items
 
     def random(self, b: int, channels: int, size: tuple[int, int]) -> Tensor:
-        """Items of noise, for steps of which only the cost matters; ``size`` (h, w) is that of their pictures."""
+        """Draw items of noise, for measuring the cost of steps; ``size`` (h, w) is that of their pictures."""
         return torch.randint(256, (b, channels, *size), dtype=torch.uint8)
 
     def colours(
         self, pictures: Tensor, mean: Sequence[float], std: Sequence[float]
     ) -> tuple[Tensor, Sequence[float], Sequence[float]]:
-        """Normalised pictures [b c h w] as they are drawn, and the mean and deviation that they have then."""
+        """Prepare normalised pictures [b c h w] for display; return them with their mean and standard deviation."""
         return pictures, mean, std
 
 

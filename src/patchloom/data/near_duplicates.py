@@ -1,4 +1,4 @@
-"""Whether images whose names are neighbours look alike, as frames of one film do: a cheap check of a few pairs."""
+"""Detection of near-copies among images with neighbouring names, such as frames of a film, from a few pairs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from patchloom.data.splits import PARENT, group_names
 from patchloom.errors import PatchloomError
 
 _PAIRS = 64
-_SECONDS = 4.0  # large images take long to decode: fewer pairs, but at least `_FEWEST`, are looked at then
+_SECONDS = 4.0  # time limit: if decoding is slow, fewer pairs are compared, but at least `_FEWEST`
 _FEWEST = 12
-_LOOKED = 4096  # neighbours: where each has a folder of its own, none can be compared
-_SORTED = 100_000  # of more names the order of the source is taken
-_TRIED = 20_000  # names with which patterns are tried
-_SIDE = 16  # of a thumbnail
-# Frames of CamVid, a second apart: 78 % of the neighbours are closer than 95 % of other pairs, and than 0.8. CIFAR-10,
-# photographs of raccoons, drawn shapes: 4 % to 11 % are closer than 95 % of others, hardly one than 0.8.
+_LOOKED = 4096  # most neighbours tried: if each lies in a separate folder, none can be compared
+_SORTED = 100_000  # most names that are sorted; above that, the order of the source is used
+_TRIED = 20_000  # names on which patterns are tried
+_SIDE = 16  # side of a thumbnail
+# In frames of CamVid, a second apart, 78 % of the neighbours have a correlation above 0.8, and above that of 95 % of
+# other pairs. In CIFAR-10, photographs of raccoons and synthetic shapes, 4 % to 11 % are above 95 % of other pairs, and
+# hardly any is above 0.8.
 _CLOSE = 0.8
 _MANY = 0.3
-# what names of frames begin with: all before the last _ or -, or before the last number; of tiles, named by row and
-# column: all before the first _ or -, or up to the first number; of one film: all but the number's last two digits
+# Common parts of names. Frames: all before the last _ or -, or before the last number. Tiles, named by row and column:
+# all before the first _ or -, or up to the first number. One film: all but the number's last two digits.
 _PATTERNS = (
     *(r"^(.*)_", r"^(.*)-", r"^(.*?)\d+\D*$", PARENT),
     *(r"^([^/_]+)_", r"^(.*/[^/_]+)_", r"^([^/-]+)-", r"^(.*/[^/-]+)-"),
@@ -39,22 +40,22 @@ _PATTERNS = (
 )
 
 
-# what several images are of, with its number, in names of files
+# words for a subject of several images, with a number, in names of files
 _WHOLES = re.compile(
     r"(?<![A-Za-z])(slide|patient|subject|case|donor|specimen|animal|video|clip|film|sequence|seq|scene|scan|volume|wsi)"
     r"[-_ ]?\d",
     re.IGNORECASE,
 )
-_NAMED = 0.5  # the share of the names that must have such a word
+_NAMED = 0.5  # share of the names that must have such a word
 
 
 class NearCopies(NamedTuple):
-    """Neighbours in name that look alike.
+    """Near-copies among images with neighbouring names.
 
     Attributes:
-        close: how many pairs of neighbours do.
-        pairs: how many were looked at.
-        group: a value of ``--group`` that keeps them together; None if none was found.
+        close: number of pairs that look alike.
+        pairs: number of pairs that were compared.
+        group: value of ``--group`` that keeps them together; None if none was found.
         groups: names of those groups.
     """
 
@@ -64,13 +65,13 @@ class NearCopies(NamedTuple):
     groups: tuple[str, ...]
 
     def sentence(self) -> str:
-        """What was found, and what to do."""
+        """Return a warning, with a remedy."""
         said = (
-            f"neighbours in name are near copies ({self.close} of {self.pairs} pairs that were looked at), as frames "
-            "of one film are: held-out images then say little about new ones"
+            f"neighbours in name are near copies ({self.close} of {self.pairs} pairs compared), like frames of one "
+            "film: held-out images then say little about new ones"
         )
         if self.group is None:
-            return f"{said}. --group keeps together what a pattern finds in the names."
+            return f"{said}. --group PATTERN keeps images together by a pattern in their names."
         some = ", ".join(self.groups[:4]) + ", ..." * (len(self.groups) > 4)
         return (
             f"{said}. --group {shlex.quote(self.group)} keeps them together, in {len(self.groups):,} groups ({some})."
@@ -78,10 +79,10 @@ class NearCopies(NamedTuple):
 
 
 def near_copies(source: Source, seed: int = 0) -> NearCopies | None:
-    """Look at up to 64 pairs of neighbours in name; None if they look no more alike than other images do.
+    """Compare up to 64 pairs of neighbours in name; return None if they look no more alike than other images do.
 
-    Thumbnails are compared by their correlation. Images in groups, and such without names, are not looked at. Nor are
-    recordings: two of one speaker or one word are alike in loudness, and far from copies.
+    Thumbnails are compared by their correlation. Images in groups or without names are not compared. Nor are
+    recordings: two of one speaker or one word are similar in loudness, but far from copies.
     """
     n = len(source)
     if n < _FEWEST or not source.modality.resizable or source.groups is not None or source.place(0) is None:
@@ -122,9 +123,7 @@ def near_copies(source: Source, seed: int = 0) -> NearCopies | None:
 
 
 def group_in_names(source: Source) -> str | None:
-    """Return a value of ``--group`` by a word in most names that tells what several images are of, such as
-    patient12.
-    """
+    """Return a value of ``--group`` from a word in most names for a subject of several images, such as patient12."""
     n = len(source)
     if n == 0 or source.place(0) is None:
         return None
@@ -137,12 +136,12 @@ def group_in_names(source: Source) -> str | None:
 
 
 def parted_wholes(train: Source, test: Source, remedy: str = "") -> str:
-    """Return a sentence on patients, slides or the like, by names of files, with images in both sources; or ""."""
+    """Return a warning about patients, slides or the like with images in both sources, by names of files; or ""."""
     if (group := group_in_names(train)) is None or test.place(0) is None:
         return ""
     there = Counter(group_names(train, group))
     both = sorted({*group_names(test, group)} & {*there} - {""}, key=lambda name: _by_number(name))
-    if not both or sum(there.values()) < 2 * len(there):  # each image is of another one
+    if not both or sum(there.values()) < 2 * len(there):  # each image is of another subject
         return ""
     some = ", ".join(both[:4]) + ", ..." * (len(both) > 4)
     return (
@@ -152,7 +151,7 @@ def parted_wholes(train: Source, test: Source, remedy: str = "") -> str:
 
 
 def _by_number(name: str) -> list[tuple[int, int | str]]:
-    """A key by which frame 9 comes before frame 10."""
+    """Return a sort key that puts frame 9 before frame 10."""
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -161,7 +160,7 @@ def _folder(source: Source, i: int) -> str:
 
 
 def _thumbnail(image: Tensor) -> Tensor:
-    """Grey values [_SIDE²] of zero mean and unit length; zeros of an image of one colour."""
+    """Return grey values [_SIDE²] of zero mean and unit length; zeros for an image of one colour."""
     step = max(1, min(image.shape[1:]) // (4 * _SIDE))
     grey = image[:, ::step, ::step].float().mean(0)
     small = F.interpolate(grey[None, None], (_SIDE, _SIDE), mode="area").flatten()
@@ -172,7 +171,7 @@ def _thumbnail(image: Tensor) -> Tensor:
 def _pattern(
     source: Source, close: list[tuple[int, int]], rng: np.random.Generator
 ) -> tuple[str | None, tuple[str, ...]]:
-    """The first of `_PATTERNS` that keeps close pairs together and still parts the images, and its groups."""
+    """Return the first of `_PATTERNS` that keeps close pairs together and still splits the images, and its groups."""
     n = len(source)
     some = np.arange(n) if n <= _TRIED else np.sort(rng.permutation(n)[:_TRIED])
     tried, pairs = source.subset(some), source.subset(np.array(close).flatten())

@@ -1,4 +1,4 @@
-"""Read every image or recording of a source once: size, format, statistics, broken files and copies.
+"""Survey of a source: sizes, formats, statistics, broken files and copies, from reading every item once.
 
 About forty bytes are stored per image, so that a source of a million images needs little memory.
 """
@@ -30,7 +30,7 @@ from patchloom.errors import PatchloomError
 from patchloom.system.hardware import cores
 
 _EACH = 64  # images in a part, at most
-_SILENT = 2**15 // 1000  # largest distance of the samples of a silent recording from their middle
+_SILENT = 2**15 // 1000  # largest deviation of the samples of a silent recording from their middle
 _ROW = np.dtype(
     [
         ("index", np.int64),
@@ -46,18 +46,18 @@ _ROW = np.dtype(
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What was found by reading the images of a source, or its recordings.
+    """Results of reading the images or recordings of a source.
 
     Attributes:
-        source: the images.
+        source: source of the images.
         rows: one for each image that could be read, in the order of the source: its index, height, width and channels,
-            whether it is deep (more than 8 bits) and flat (of one colour), and the digest of its pixels. Of a recording
-            the width is its samples at the rate at which it is read, and it is flat if it is silent.
-        moments: of the pixels, by number of channels.
-        kinds: number of readable files by PIL's format and mode, such as "PNG RGB"; by suffix where PIL knows neither.
+            whether it is deep (more than 8 bits) and flat (of one colour), and the digest of its pixels. For a
+            recording, the width is its number of samples at the rate at which it is read, and flat means silent.
+        moments: moments of the pixels, by number of channels.
+        kinds: number of readable files by PIL's format and mode, such as "PNG RGB"; by suffix if PIL knows neither.
         broken: index and reason of the images that could not be read.
-        noticed: what reading made of some of them, such as laying an alpha channel over white.
-        heads: number of readable files of sound by their kind, rate and channels.
+        noticed: conversions of images when they were read, such as compositing an alpha channel over white.
+        heads: number of readable sound files by kind, rate and channels.
     """
 
     source: Source
@@ -84,7 +84,7 @@ class Survey:
         return tuple(sorted(tuple(group.tolist()) for group in groups))
 
     def name(self, i: int) -> str:
-        """Name of image i, with bytes that are no UTF-8 escaped for the terminal."""
+        """Return the name of image i, with bytes that are not UTF-8 escaped for the terminal."""
         return self.source.describe(i).encode("utf-8", "backslashreplace").decode()
 
     @property
@@ -98,18 +98,18 @@ class Survey:
         return self.rows["index"][self.rows["flat"]].tolist()
 
     def shared_with(self, other: Survey) -> list[tuple[int, int]]:
-        """Images with the same pixels in another survey: pairs of an index here, and the first such index there."""
+        """Find images with the same pixels in another survey: pairs of an index here, and the first such one there."""
         there, first = np.unique(other.rows["digest"], return_index=True)
         mine = self.rows[np.isin(self.rows["digest"], there)]
         place: np.ndarray | list[int] = first[np.searchsorted(there, mine["digest"])] if len(mine) else []
         return list(zip(mine["index"].tolist(), other.rows["index"][place].tolist(), strict=True))
 
     def smaller_than(self, height: float, width: float) -> int:
-        """How many images have fewer pixels in height or in width."""
+        """Return the number of images with fewer pixels in height or in width."""
         return int(((self.rows["height"] < height) | (self.rows["width"] < width)).sum())
 
     def examples(self) -> dict[int, str]:
-        """For each number of channels the name of the first image, and how many others there are."""
+        """Return by number of channels the name of the first image, and the number of others."""
         found = {}
         for channels in sorted(self.moments):
             those = self.rows["index"][self.rows["channels"] == channels]
@@ -118,7 +118,7 @@ class Survey:
         return found
 
     def stats(self, channels: int) -> Stats:
-        """As `statistics_of`, but of all images that were read; grey counts for each of `channels`."""
+        """Return the statistics of `statistics_of` for all images that were read; grey counts for each channel."""
         moments = Moments(channels)
         for part in self.moments.values():
             moments.join(part)
@@ -128,7 +128,7 @@ class Survey:
 
 
 def survey(source: Source, max_images: int | None = None, workers: int | None = None) -> Survey:
-    """Read and decode the images or recordings of a source, and record what they are like."""
+    """Read and decode the images or recordings of a source, and record their properties."""
     n = len(source)
     indices = range(n) if max_images is None or max_images >= n else sample_indices(n, max_images, seed=0)
     if source.in_memory or len(indices) < _EACH:
@@ -150,7 +150,7 @@ def survey(source: Source, max_images: int | None = None, workers: int | None = 
                 moments.setdefault(channels, Moments(channels)).join(some)
             kinds.update(part.kinds)
             heads.update(part.heads)
-            broken += [(i, sys.intern(reason)) for i, reason in part.broken]  # a thousand files have few reasons
+            broken += [(i, sys.intern(reason)) for i, reason in part.broken]  # many files share a few reasons
             waiting.advance(len(part.rows) + len(part.broken))
     whole = np.concatenate([*rows, np.empty(0, _ROW)])
     found = Survey(source, whole, moments, dict(kinds.most_common()), tuple(broken), noticed, dict(heads.most_common()))
@@ -162,7 +162,7 @@ def survey(source: Source, max_images: int | None = None, workers: int | None = 
 
 @dataclass(frozen=True)
 class _Part:
-    """What some consecutive images are like. No NamedTuple, into which a DataLoader would look to pin tensors."""
+    """Properties of some consecutive images. Not a NamedTuple: a DataLoader would search it for tensors to pin."""
 
     rows: np.ndarray
     moments: dict[int, Moments]
@@ -173,7 +173,7 @@ class _Part:
 
 
 class _Parts(Dataset[_Part]):
-    """Number of a part -> `_Part`."""
+    """Data set that maps the number of a part to a `_Part`."""
 
     def __init__(self, source: Source, indices: Sequence[int], each: int) -> None:
         self.source, self.indices, self.each = source, indices, each
@@ -215,14 +215,14 @@ def _row(i: int, image: Tensor) -> tuple[int | bool | bytes, ...]:
     digest.update(pixels.data)
     c, h, w = image.shape
     if image.dtype == torch.int16:
-        samples = pixels.astype(np.int32)  # a constant offset (DC) is no sound
+        samples = pixels.astype(np.int32)  # a constant offset (DC) is silent
         return i, h, w, c, False, bool(samples.max() - samples.min() <= 2 * _SILENT), digest.digest()
     flat = bool((pixels[0] == pixels[0, 0]).all() and (pixels == pixels[0, 0]).all())
     return i, h, w, c, image.dtype != torch.uint8, flat, digest.digest()
 
 
 def _kind(path: Path) -> str:
-    """Format and mode from the file's header, such as "PNG RGB", or the suffix."""
+    """Return format and mode from the file's header, such as "PNG RGB", or the suffix."""
     try:
         with silence_decoders(), open_pillow(path) as image:
             return f"{image.format} {image.mode}"

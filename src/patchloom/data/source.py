@@ -1,4 +1,4 @@
-"""What a source of images or recordings is: the interface that all of them implement, and the subset of one."""
+"""Interface of all sources of images or recordings, and subsets of a source."""
 
 from __future__ import annotations
 
@@ -24,62 +24,62 @@ CONTENT = np.dtype("V16")  # the hash of an image's content
 
 
 class Source(ABC):
-    """A finite, ordered collection of images, or of recordings, which become images of their spectrum.
+    """Finite, ordered collection of images, or of recordings, which become pictures of their spectrum.
 
     Attributes:
-        name: what the user typed.
-        classes: names of the classes, () without labels.
+        name: name as the user typed it.
+        classes: names of the classes; () without labels.
         labels: int64 [n], -1 for images without a label, or None if no image has one.
-        no_labels: why there are none, where that is known.
-        to_label: what gives such images labels.
-        groups: int64 [n], equal for images that no split may part, such as frames of one video; None: any may be.
-        in_memory: reading an image decodes nothing.
-        sound: how its recordings become pictures; None: it holds images.
-        noise: recordings of it, int16 [1 1 n] each, which training may add to others.
+        no_labels: reason why there are no labels, if it is known.
+        to_label: advice on how to give such images labels.
+        groups: int64 [n], equal for images that must stay in one split, such as frames of one video; None: no groups.
+        in_memory: whether reading an image needs no decoding.
+        sound: how recordings become pictures; None for images.
+        noise: recordings of noise, int16 [1 1 n] each, which training may add to others.
     """
 
     name: str
     classes: tuple[str, ...] = ()
     labels: np.ndarray | None = None
     no_labels: str = ""
-    to_label: str = "put each class's images in a sub-folder of its own"
+    to_label: str = "put the images of each class in a separate sub-folder"
     groups: np.ndarray | None = None
     in_memory: bool = False
     sound: Sound | None = None
     noise: tuple[Tensor, ...] = ()
-    _contents: np.ndarray | None = None  # of `contents_on_disc`
+    _contents: np.ndarray | None = None  # cached by `contents_on_disc`
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def read(self, i: int) -> Tensor:
-        """Image i: uint8 [c h w], or float32 [c h w] in [0, 1]. Do not write into it.
+        """Read image i: uint8 [c h w], or float32 [c h w] in [0, 1], which must not be modified.
 
-        Recording i: int16 [1 1 n], mono, at the rate of ``sound``, as long as it is.
+        A recording is int16 [1 1 n], mono, at the rate of ``sound``, in its full length.
         """
 
     @property
     def modality(self) -> Modality:
-        """What its items are, and how they become pictures."""
+        """Modality of the items: their names, and how they become pictures."""
         return modality_of(self.sound)
 
     @property
     def noun(self) -> str:
-        """What its items are called: images or recordings."""
+        """Plural name of the items: images or recordings."""
         return self.modality.noun
 
     def cut(self, crop: Any, **excerpts: Any) -> Any:
-        """What cuts its items at random for training.
+        """Return the random crop of the items for training.
 
         Args:
-            crop: cuts images, for which it is returned.
-            excerpts: options of `RandomExcerpt`, which cuts recordings and adds the ``noise`` to them.
+            crop: random crop for images, for which it is returned.
+            excerpts: options of `RandomExcerpt`, which crops recordings and adds the ``noise`` to them.
         """
         return self.modality.cut(crop, self.noise, **excerpts)
 
     def heard_as(self, sound: Sound | None) -> Source:
-        """The same recordings, read and made into pictures as another `Sound` says; with None of images the same."""
+        """Return the same recordings with another `Sound` for their pictures; with None, images unchanged."""
         if sound is None:
             return self
         if self.sound is None:
@@ -93,37 +93,37 @@ class Source(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """16 hex digits that change when the content does."""
+        """Return 16 hex digits that change when the content does."""
 
     def stamp(self) -> str | None:
-        """16 hex digits that change whenever any pixel may have changed, for caches; None if changes cannot be noticed.
+        """Return 16 hex digits that change whenever a pixel may have changed, for caches; None if that is unknown.
 
         Stricter than `fingerprint`, which stays the same when a folder is moved, or copied with its modification times.
         """
         return self.fingerprint()
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
-        """A hash of each image, `CONTENT` [n], equal for exact copies and only for them."""
+        """Return a hash of each image, `CONTENT` [n], equal for exact copies only; None if there are no hashes."""
         return None
 
     def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
-        """The order of the images in one epoch: a random permutation, int64 [n]."""
+        """Draw the order of the images in one epoch: a random permutation, int64 [n]."""
         return rng.permutation(len(self) if chosen is None else len(chosen))
 
     def describe(self, i: int) -> str:
-        """Name of image i in messages: its path, or its number."""
+        """Return the name of image i for messages: its path or its number."""
         return f"{self.name} #{i}"
 
     def place(self, i: int) -> str | None:
-        """Path of image i within what was given, with forward slashes; None if it is no file and has no name."""
+        """Return the path of image i within the source, with forward slashes; None if it has none."""
         return None
 
     def column(self, name: str) -> Sequence[str] | None:
-        """What a table of images says of each in the column ``name``, [n]; None if there is no such column."""
+        """Return the values [n] in the column ``name`` of a table of images; None if there is no such column."""
         return None
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> Source:
-        """Only these images, in this order."""
+        """Return only these images, in this order."""
         return Subset(self, indices)
 
 
@@ -145,7 +145,7 @@ class Subset(Source):
         return self.source.read(int(self.indices[i]))
 
     def _heard_as(self, sound: Sound) -> Source:
-        heard = copy(self)  # with the groups that it has by now
+        heard = copy(self)  # keeps groups that were assigned later
         heard.source, heard.sound = self.source.heard_as(sound), sound
         return heard
 
@@ -175,13 +175,13 @@ class Subset(Source):
 
 @dataclass(frozen=True)
 class Data:
-    """What `open_data` returns.
+    """Data opened by `open_data`.
 
     Attributes:
         train: training images.
         test: test images, if the data brings its own.
-        notes: a line for each thing that was left out or taken otherwise than its name says: how many, which, why.
-        others: splits that are neither trained on nor the test, such as val, by their names.
+        notes: a line on each kind of file that was left out or read in an unexpected way: how many, which, and why.
+        others: splits used neither for training nor as the test, such as val, by name.
     """
 
     train: Source
@@ -190,14 +190,14 @@ class Data:
     others: Mapping[str, Source] = field(default_factory=dict)
 
     def heard_as(self, sound: Sound | None) -> Data:
-        """The same recordings by another `Sound`, as `Source.heard_as`."""
+        """Return the same recordings with another `Sound`, see `Source.heard_as`."""
         test = None if self.test is None else self.test.heard_as(sound)
         others = {name: source.heard_as(sound) for name, source in self.others.items()}
         return replace(self, train=self.train.heard_as(sound), test=test, others=others)
 
 
 def note_on_splits(train: str, test: str, left: Mapping[str, str], move: str) -> str:
-    """A sentence on a data set with splits that are neither trained on nor the test."""
+    """Return a sentence on splits of a data set that are used neither for training nor as the test."""
     places = " and ".join(f"{name} ({size})" for name, size in left.items())
     are, them = ("is", "it") if len(left) == 1 else ("are", "them")
     taken = f"{train} is trained on, {test} is the test, and" if test else f"{train} is trained on, and"
@@ -216,7 +216,7 @@ def in_classes(source: Source, classes: tuple[str, ...]) -> Source:
 
 
 def digest(parts: Iterable[str]) -> str:
-    """16 hex digits of a sequence of strings."""
+    """Return 16 hex digits that identify a sequence of strings."""
     total = hashlib.sha256()
     for part in parts:
         total.update(part.encode("utf-8", "surrogateescape") + b"\0")
@@ -224,10 +224,10 @@ def digest(parts: Iterable[str]) -> str:
 
 
 def stamp_of_files(paths: Iterable[str | os.PathLike[str]]) -> str:
-    """16 hex digits that change when a file is written, replaced or touched, even if its modification time is set back.
+    """Return 16 hex digits that change when a file is written, replaced or touched, even if its mtime is set back.
 
-    The files are not read: inode, size, mtime and ctime are compared. Of a file's name only the suffix counts, by which
-    its format is recognised.
+    The files are not read: inode, size, mtime and ctime are compared. Of a file's name only the suffix counts, which
+    determines its format.
     """
     return digest(map(_state, paths))
 

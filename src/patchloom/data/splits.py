@@ -1,6 +1,6 @@
-"""Splitting a source: held-out and test images, stratified, with exact copies kept out of both parts.
+"""Splits of a source: held-out and test images, stratified, with exact copies of these in neither part.
 
-Where the images are in groups (`Source.groups`), a split takes whole groups.
+If the images are in groups (`Source.groups`), a split takes whole groups.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from patchloom.data.sources.files import Files
 from patchloom.errors import PatchloomError
 
 MAX_HELD_OUT = 2000
-_USUAL, _LEAST, _MOST = 0.05, 64, 0.2  # a share; images that say something; the largest share of a small set
+_USUAL, _LEAST, _MOST = 0.05, 64, 0.2  # default share; fewest images for a useful measure; largest share of a small set
 
 
 def default_held_out_share(n: int, noun: str = "images") -> tuple[float, str]:
-    """Which share of ``n`` images is held out where nobody says, and why.
+    """Return the default share of ``n`` images to hold out, and the reason.
 
-    It is 5 %, or as much more as makes 64 images, of which a share is known to within 12 %; but a fifth at most.
+    It is 5 %, or the share of 64 images if that is more, but at most a fifth. With 64 images, a proportion is known to
+    within 12 %.
     """
     usual, most = round(_USUAL * n), round(_MOST * n)
     if usual >= min(_LEAST, most):
-        return _USUAL, f"of {n:,} {noun}, the usual" + f"; {MAX_HELD_OUT:,} at most" * (usual > MAX_HELD_OUT)
+        return _USUAL, f"the default for {n:,} {noun}" + f"; {MAX_HELD_OUT:,} at most" * (usual > MAX_HELD_OUT)
     if most >= _LEAST:
         return _LEAST / n, f"{_LEAST} of {n:,} {noun}, since fewer say little"
     return _MOST, f"a fifth of {n:,} {noun}, since fewer say little"
@@ -41,7 +42,7 @@ def hold_out(
     *,
     exact: bool = True,
 ) -> tuple[Source, Source]:
-    """Split a source into (training, held-out) images, stratified by label where there are labels.
+    """Split a source into (training, held-out) images, stratified by label if there are labels.
 
     Exact copies of held-out images are in neither part. Both parts are in the source's order.
     """
@@ -50,7 +51,7 @@ def hold_out(
 
 
 def split_for_test(source: Source, share: float = 0.2, seed: int = 0) -> tuple[Source, Source]:
-    """Split data without test images of its own into (training, test), stratified by label.
+    """Split data that has no test images into (training, test), stratified by label.
 
     Exact copies of test images are in neither part.
     """
@@ -58,7 +59,7 @@ def split_for_test(source: Source, share: float = 0.2, seed: int = 0) -> tuple[S
 
 
 def split_off(source: Source, second: np.ndarray, copies: np.ndarray) -> tuple[Source, Source]:
-    """(all other images, the images ``second``); the images ``copies`` are in neither. Both are indices, int64 [n]."""
+    """Split into (all other images, the images ``second``); ``copies`` are in neither. Both are indices, int64 [n]."""
     rest = np.setdiff1d(np.arange(len(source)), np.concatenate([second, copies]))
     return source.subset(rest), source.subset(second)
 
@@ -66,16 +67,19 @@ def split_off(source: Source, second: np.ndarray, copies: np.ndarray) -> tuple[S
 def choose_indices(
     source: Source, count: int, seed: int, known: np.ndarray | None = None, *, exact: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw ``count`` images, at least 1 and never all, stratified by label where there are labels.
+    """Draw ``count`` images, at least 1 and never all, stratified by label if there are labels.
 
-    Of images in groups, whole groups are drawn, as many as make ``count`` images at most, or else the smallest one.
+    If the images are in groups, whole groups are drawn, with at most ``count`` images, or else the smallest group.
 
     Args:
-        source: images.
-        count: how many to draw.
-        seed: of the draw.
+        source: source of the images.
+        count: number of images to draw.
+        seed: random seed of the draw.
         known: contents [m] to avoid while there are others; fewer than ``count`` may be drawn then.
-        exact: look for exact copies, where the source knows its contents.
+        exact: whether to look for exact copies, if the source knows its contents.
+
+    Returns:
+        Indices of the drawn images and of their exact copies, int64, sorted.
     """
     n = len(source)
     if n < 2:
@@ -92,7 +96,7 @@ def choose_indices(
         raise PatchloomError(
             f"the {n} files of {source.name} are copies of one {source.noun[:-1]}, or none could be read: add others"
         )
-    candidates = np.sort(first)  # one of each content: all images, where there are no copies
+    candidates = np.sort(first)  # one of each content: all images, if there are no copies
     if known is not None:
         new = candidates[~np.isin(contents[candidates], known)]
         candidates = new if len(new) else candidates
@@ -109,12 +113,12 @@ def _whole_groups(
     seed: int,
     known: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As `choose_indices`, of a source whose images are in groups; ``labels`` [n], ``contents`` [n]."""
+    """Choose indices as in `choose_indices`, for a source with groups; ``labels`` [n], ``contents`` [n]."""
     assert source.groups is not None
     if len(np.unique(source.groups)) < 2:
         raise PatchloomError(
-            f"the images of {source.name} are one group, which no split parts: give another --group, or @group= behind "
-            "a table to have none"
+            f"all images of {source.name} are in one group, which cannot be split: give another --group, or none, as "
+            "@group= after the name of a table"
         )
     seen = np.zeros(len(labels), bool) if known is None or contents is None else np.isin(contents, known)
     chosen = pick_groups(labels, source.groups, count, seed, seen)
@@ -125,7 +129,7 @@ def _whole_groups(
     if len(chosen) + len(copies) == len(labels):
         raise PatchloomError(
             f"all images of {source.name} are copies of those in one group, so nothing would be left to train on: "
-            "group them otherwise"
+            "give another --group"
         )
     return chosen, copies
 
@@ -133,15 +137,15 @@ def _whole_groups(
 def pick_groups(
     labels: np.ndarray, groups: np.ndarray, count: int, seed: int, seen: np.ndarray | None = None
 ) -> np.ndarray:
-    """Draw whole groups of images, stratified by their commonest label, as many as make ``count`` images at most.
+    """Draw whole groups of images, stratified by their commonest label, with at most ``count`` images in total.
 
-    If none is so small, it is the smallest one.
+    If no group is that small, the smallest one is drawn.
 
     Args:
-        labels: [n].
-        groups: [n], two or more of them; never all are drawn.
-        count: how many images to draw.
-        seed: of the draw.
+        labels: labels [n].
+        groups: groups [n], at least two of them; never all are drawn.
+        count: largest number of images to draw.
+        seed: random seed of the draw.
         seen: bool [n], images whose groups are avoided while there are others.
 
     Returns:
@@ -162,7 +166,7 @@ def pick_groups(
 
 
 def _commonest(labels: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """The commonest label of each group, [g], of ``labels`` [n] and ``group`` [n]."""
+    """Return the commonest label of each group, [g], from ``labels`` [n] and ``group`` [n]."""
     kinds, kind = np.unique(labels, return_inverse=True)
     counts = np.zeros((group.max() + 1, len(kinds)), np.int64)
     np.add.at(counts, (group, kind), 1)
@@ -178,7 +182,7 @@ def pick(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 def _turns(labels: np.ndarray, seed: int) -> np.ndarray:
-    """A random order of images with ``labels`` [n], int64 [n]: any beginning of it holds the labels in proportion."""
+    """Return a random order of images with ``labels`` [n], int64 [n]; any prefix has the labels in proportion."""
     rng = np.random.default_rng(seed)
     turn = np.empty(len(labels))
     for label in np.unique(labels):
@@ -189,22 +193,22 @@ def _turns(labels: np.ndarray, seed: int) -> np.ndarray:
     return np.argsort(turn, kind="stable")
 
 
-# Groups of images that no split may part, such as the frames of one video, by their paths or a column of a table.
+# Groups of images that must stay in one split, such as the frames of one video, by paths or a column of a table.
 
 
 PARENT = "parent"
 
 
 def with_groups(data: Data, group: str) -> Data:
-    """Data whose images are in groups, with a note that says how many there are."""
+    """Assign the images of data to groups, and add a note on the number of groups."""
     names, train = _several_names(data.train, group), copy(data.train)
     train.groups = _numbered(names)
     found, alone = np.unique([name for name in names if name]), names.count("")
     few = f" ({_some(found)})" if len(found) <= 5 else ""
-    notes = [f"--group {group}: {len(found):,} groups of {train.noun}{few}, which no split parts"]
+    notes = [f"--group {group}: {len(found):,} groups of {train.noun}{few}; each stays in one split"]
     if alone:
         of = f"of {len(names):,} {train.noun}"
-        notes.append(f"--group {group}: {alone:,} {of} are in no group, and count as one of their own each")
+        notes.append(f"--group {group}: {alone:,} {of} are in no group, and count as a group each")
     if data.test is not None and data.test.place(0) is not None:
         if both := np.intersect1d(group_names(data.test, group), found).tolist():
             notes.append(
@@ -215,20 +219,20 @@ def with_groups(data: Data, group: str) -> Data:
 
 
 def without_groups(source: Source) -> Source:
-    """The same images, which a split may part as it likes."""
+    """Return the same images without groups."""
     free = source.subset(np.arange(len(source)))
     free.groups = None
     return free
 
 
 def splittable(source: Source) -> Source:
-    """The same images; `without_groups` where all are one group, for a choice that has to be made on some of them."""
+    """Return the same images, but `without_groups` if all are in one group, for choices that have to split them."""
     one = source.groups is not None and len(np.unique(source.groups)) < 2
     return without_groups(source) if one else source
 
 
 def group_names(source: Source, group: str) -> list[str]:
-    """The name of each image's group; "" for an image in none."""
+    """Return the name of each image's group; "" for an image in none."""
     if (column := source.column(group)) is not None:
         return list(column)
     pattern = _expression(group)
@@ -240,7 +244,7 @@ def group_names(source: Source, group: str) -> list[str]:
 
 
 def _several_names(source: Source, group: str) -> list[str]:
-    """As `group_names`, of images that a split can part."""
+    """Return `group_names`, and refuse groups that do not separate the images."""
     names = group_names(source, group)
     alone = names.count("")
     if alone == len(names):
@@ -252,13 +256,13 @@ def _several_names(source: Source, group: str) -> list[str]:
     if len({*names}) == 1:
         raise PatchloomError(
             f"--group {group} puts all {len(names):,} {source.noun} of {source.name} into one group, such as "
-            f"{source.place(0)}, so none could be held out: give a pattern that parts them"
+            f"{source.place(0)}, so none could be held out: give a pattern that separates them"
         )
     return names
 
 
 def _numbered(names: list[str]) -> np.ndarray:
-    """int64 [n], equal for equal names; "" makes a group of its own each time."""
+    """Number the names: int64 [n], equal for equal names; each "" is a separate group."""
     return np.unique([name or f"\0{i}" for i, name in enumerate(names)], return_inverse=True)[1].astype(np.int64)
 
 
@@ -272,7 +276,7 @@ def _expression(group: str) -> re.Pattern[str]:
         pattern = re.compile(group)
     except re.error as problem:
         raise PatchloomError(
-            f"--group {group} is no regular expression ({problem}): write one such as '^(.*)_', or parent"
+            f"--group {group} is not a regular expression ({problem}): write one such as '^(.*)_', or parent"
         ) from problem
     if pattern.groups > 1:
         raise PatchloomError(

@@ -22,8 +22,8 @@ from patchloom.data.source import Source
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 
-_PIXELS = 2**16  # summed at a time: their floats fit the processor's cache, and large images take a tenth of the time
-_LOOKED = 8  # images among which one with colours is looked for
+_PIXELS = 2**16  # summed at a time: their floats fit into the CPU cache, which is ten times faster for large images
+_LOOKED = 8  # images that are searched for colours
 _LEAST_STD = 1e-3  # otherwise images of one flat colour would be divided by 0
 
 
@@ -35,8 +35,8 @@ class Stats(NamedTuple):
         height, width: medians in pixels.
         sampled: number of images read.
         unreadable: names of images that could not be read.
-        noticed: sentences on what reading made of some of them.
-        sound: how recordings become pictures, with the mean and deviation of each row; None of images.
+        noticed: sentences on images that were converted when they were read.
+        sound: how recordings become pictures, with the mean and standard deviation of each row; None for images.
     """
 
     mean: tuple[float, ...]
@@ -50,7 +50,7 @@ class Stats(NamedTuple):
 
     @property
     def modality(self) -> Modality:
-        """What was measured."""
+        """Modality of the items."""
         return modality_of(self.sound)
 
 
@@ -69,20 +69,20 @@ class Moments:
             self.pixels += part.shape[1]
 
     def join(self, other: Moments) -> None:
-        """Add another one's sums, which has as many channels, or one: grey then counts in every channel."""
+        """Add the sums of another, which has as many channels, or one: grey then counts in every channel."""
         self.total += other.total
         self.squares += other.squares
         self.pixels += other.pixels
 
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Per channel, over all pixels, in [0, 1] units; the standard deviation is at least 0.001."""
+        """Return both per channel, over all pixels, in [0, 1] units; the standard deviation is at least 0.001."""
         mean = self.total / self.pixels
         std = np.sqrt(np.maximum(self.squares / self.pixels - mean**2, _LEAST_STD**2))
         return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def channels_of(source: Source, sample: int = 32, seed: int = 0) -> int:
-    """Number of channels of the images, from a random sample: 1 if all are grey, 3 if only some are."""
+    """Return the number of channels of the images, from a random sample: 1 if all are grey, 3 if only some are."""
     found: dict[int, str] = {}
     for i, image in sample_images(source, sample, seed, []):
         found.setdefault(image.shape[0], source.describe(i))
@@ -90,7 +90,7 @@ def channels_of(source: Source, sample: int = 32, seed: int = 0) -> int:
 
 
 def channels_for_all(found: Mapping[int, str], name: str) -> int:
-    """Number of channels to which all images are converted."""
+    """Return the number of channels to which all images are converted."""
     if len(found) > 1 and set(found) != {1, 3}:
         few, many = min(found), max(found)
         raise PatchloomError(
@@ -100,7 +100,7 @@ def channels_for_all(found: Mapping[int, str], name: str) -> int:
 
 
 def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int = 0) -> Stats:
-    """Statistics of a random sample of the images, converted to ``channels`` channels."""
+    """Return statistics of a random sample of the images, converted to ``channels`` channels."""
     moments = Moments(channels)
     unreadable: list[str] = []
     sizes: list[tuple[int, int]] = []
@@ -114,7 +114,7 @@ def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int =
 
 
 def statistics_of_recordings(source: Source, sound: Sound, sample: int = 1000, seed: int = 0) -> Stats:
-    """Statistics of a random sample of recordings, of each row of their pictures, by which these are standardised."""
+    """Return statistics of a random sample of recordings: per row of their pictures, for standardising these."""
     check_sound(sound)
     moments = Moments(sound.bins)
     unreadable: list[str] = []
@@ -129,7 +129,7 @@ def statistics_of_recordings(source: Source, sound: Sound, sample: int = 1000, s
 
 
 def unknown_stats(channels: int, sound: Sound | None = None) -> Stats:
-    """Statistics for steps of which nobody uses the numbers; ``sound`` of recordings."""
+    """Return placeholder statistics for steps whose results are not used; give ``sound`` for recordings."""
     if sound is None:
         return Stats((0.5,) * channels, (0.25,) * channels, 0, 0, 0, [])
     heard = replace(sound, mean=(0.0,) * sound.bins, std=(1.0,) * sound.bins)
@@ -137,7 +137,7 @@ def unknown_stats(channels: int, sound: Sound | None = None) -> Stats:
 
 
 def measure(source: Source, channels: int | Literal["auto"], sound: Sound, sample: int = 1000) -> tuple[int, Stats]:
-    """The number of channels, and statistics of a sample; of recordings those of their pictures by ``sound``."""
+    """Return the number of channels, and statistics of a sample; for recordings, of their pictures by ``sound``."""
     if source.sound is not None:
         return 1, statistics_of_recordings(source.heard_as(sound), sound, sample)
     found = channels_of(source)
@@ -168,9 +168,9 @@ def normalize(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[floa
 
 
 def variance_lost(source: Source, size: tuple[int, int], sample: int = 16, seed: int = 0) -> float:
-    """Share of the pixels' variance that is lost where images are reduced to cover ``size`` (h, w), in the mean.
+    """Return the mean share of the pixel variance that is lost when images are reduced to cover ``size`` (h, w).
 
-    Photographs lose less than a tenth, as what is in them is large; fine texture and thin lines vanish.
+    Photographs lose less than a tenth, since their content is large; fine texture and thin lines vanish.
     """
     lost = []
     for _, image in sample_images(source, sample, seed, []):
@@ -187,7 +187,7 @@ def _variance(image: Tensor) -> float:
 
 
 def dropped_colours(source: Source, channels: int) -> str:
-    """Return a sentence on colours that a model of ``channels`` channels does not see, from a few images; or ""."""
+    """Return a sentence on colours that a model of ``channels`` channels ignores, from a few images; or ""."""
     if channels != 1 or source.sound is not None:
         return ""
     for i in sample_indices(len(source), _LOOKED, seed=0):
@@ -202,7 +202,7 @@ def dropped_colours(source: Source, channels: int) -> str:
 
 
 def sample_indices(n: int, sample: int, seed: int) -> list[int]:
-    """Sorted indices of a random sample of ``n`` images, or of all of them if there are no more than ``sample``."""
+    """Return sorted indices of a random sample of ``n`` images, or of all if there are no more than ``sample``."""
     return sorted(np.random.default_rng(seed).permutation(n)[:sample].tolist())
 
 
@@ -211,7 +211,7 @@ def sample_images(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield (index, image) of a random sample, in order.
 
-    Names of unreadable ones are added to ``unreadable``, and what reading made of the others to ``noticed``.
+    Names of unreadable images are added to ``unreadable``, and conversions of the others to ``noticed``.
     """
     first, come = None, 0
     indices = sample_indices(len(source), sample, seed)

@@ -1,4 +1,4 @@
-"""Worker processes and threads that read images, and how they are ended."""
+"""Worker processes and threads that read images."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, Dataset
 from patchloom.errors import PatchloomError
 from patchloom.system.signals import leave_signals, starting_workers, worker_context
 
-# torch's words for a worker that was killed, or met the end of shared memory
+# torch's messages about a worker that was killed, or ran out of shared memory
 _LOST_WORKER = re.compile(r"DataLoader worker \(pid|bus error|shared memory|received 0 items of ancdata")
 
 _LOST = (
-    "a process that read images has died, perhaps since memory ran out (in a container: /dev/shm): run the same "
-    "command again, which goes on from the last checkpoint, and if it dies again, free memory"
+    "a process that read images has died, perhaps because memory ran out (in a container: /dev/shm): run the same "
+    "command again to continue from the last checkpoint; if it dies again, free memory"
 )
 
 _THREADS = 8
@@ -56,17 +56,17 @@ def _in_workers(made: Dataset[Any], numbers: Sequence[int], workers: int, pinned
         collate_fn=_unchanged,
         pin_memory=pinned,
         worker_init_fn=_begin_worker,
-        generator=torch.Generator(),  # or it would draw a number from torch's global stream
+        generator=torch.Generator(),  # otherwise it would draw a number from torch's global generator
         multiprocessing_context=worker_context() if workers else None,
     )
     try:
-        for one in _begun(loader):  # no name for it: the frame of an exception would keep the processes
+        for one in _begun(loader):  # not in a variable, which the frame of an exception would keep alive
             if isinstance(one, PatchloomError):
                 raise one
             yield one
     except RuntimeError as problem:
         raise lost_worker(problem) or problem from problem
-    except (ConnectionError, EOFError, FileNotFoundError) as problem:  # a tensor whose sender is gone
+    except (ConnectionError, EOFError, FileNotFoundError) as problem:  # a tensor whose sender has died
         if not workers:
             raise
         raise PatchloomError(_LOST) from problem
@@ -80,15 +80,15 @@ def _begun(loader: DataLoader[Any]) -> Iterator[Any]:
         if not loader.num_workers:
             raise
         raise PatchloomError(
-            f"the images cannot be sent to processes that read ({' '.join(str(problem).split())}): give --workers 0, "
-            "or define what they are made of in a module, outside of any function"
+            f"the images cannot be sent to worker processes ({' '.join(str(problem).split())}): give --workers 0, "
+            "or define their classes in a module, outside of any function"
         ) from problem
 
 
 def lost_worker(problem: BaseException) -> PatchloomError | None:
-    """The error to show for a worker process that died, if that is what ``problem``, raised by torch, says.
+    """Return the error to show if ``problem``, raised by torch, means that a worker process died; None otherwise.
 
-    torch raises it from a signal handler, wherever the program happens to be.
+    torch raises it from a signal handler, so at any place in the program.
     """
     if not isinstance(problem, RuntimeError) or not _LOST_WORKER.search(str(problem)):
         return None

@@ -1,4 +1,4 @@
-"""The interface of an experiment tracker, and the record of what it was sent."""
+"""Interface of an experiment tracker, and the record of data that was sent to it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FinalResult(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> FinalResult:
-        """Read a result from its JSON, which may be a stranger's: it names no file outside the folder of pictures.
+        """Read a result from its JSON, which may be untrusted, and refuse file names outside the folder of pictures.
 
         Raises:
             ValueError, TypeError: if it is damaged.
@@ -70,7 +70,7 @@ class FinalResult(NamedTuple):
         return {name: value for name, value in own.items() if math.isfinite(value)} | found
 
     def tags(self) -> dict[str, str]:
-        """Return the verdict in a few words and the rule that found it, by which runs can be filtered."""
+        """Return the verdict in a few words and its rule, for filtering runs."""
         health = Health.of(self.health) if self.health else None
         if health is None or health.rule is None:
             return {}
@@ -79,7 +79,7 @@ class FinalResult(NamedTuple):
 
 @dataclass
 class SentRecord:
-    """Record of what a tracker was sent; it lies in the run's folder, so that a resumed run continues there.
+    """Record of the data sent to a tracker; it lies in the run's folder, so that a resumed run continues there.
 
     Attributes:
         id: identifier of the run in the tracker; "" before it has one.
@@ -95,7 +95,7 @@ class SentRecord:
 
     @classmethod
     def read(cls, path: Path) -> SentRecord:
-        """Read a record; it is an empty one if there is no such file."""
+        """Read a record; return an empty one if there is no such file."""
         try:
             values = json.loads(path.read_text("utf-8"))
             defaults: dict[str, Any] = {one.name: one.default for one in fields(cls)}
@@ -108,7 +108,7 @@ class SentRecord:
 
 
 class Tracker(Logger):
-    """Experiment tracker: lightning-fabric's ``Logger`` with pictures, a final result, and a record of what was sent.
+    """Experiment tracker: lightning-fabric's ``Logger`` with pictures, a final result, and a record of sent data.
 
     A subclass opens the tracker's run in ``__init__``: a new one, whose identifier it puts into ``sent.id``, or the
     one that is named there. Any method may raise: the tracker is switched off then.
@@ -119,7 +119,7 @@ class Tracker(Logger):
 
     Attributes:
         logs: folder for the tracker's own files; it may not exist yet.
-        sent: record of what the tracker was sent.
+        sent: record of the data sent to the tracker.
         location: where users find the run, in a few words.
     """
 
@@ -152,7 +152,7 @@ class Tracker(Logger):
         """Discard what was logged after ``step``, if the tracker can: training repeats those steps."""
 
     def save(self) -> None:
-        """Write the record of what was sent."""
+        """Write the record of sent data."""
         self.folder.check_lock()
         write_whole(self._record, json.dumps(asdict(self.sent)) + "\n")
 
@@ -174,7 +174,7 @@ class Tracker(Logger):
             self.save()
 
     def send_rewind(self, step: int) -> None:
-        """Take later rows and pictures again, as training repeats them with another learning rate."""
+        """Accept later rows and pictures again: training repeats them with another learning rate."""
         self.sent.step, self.sent.images_step = min(self.sent.step, step), min(self.sent.images_step, step)
         self.rewind(step)
         self.save()

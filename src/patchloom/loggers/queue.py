@@ -1,4 +1,4 @@
-"""Sending to trackers in the background: training never waits for a tracker, and no tracker can end a run."""
+"""Background sending to trackers: training never waits for a tracker, and no tracker can end a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from patchloom.system.files import write_whole
 
 _START = 60.0  # seconds that training waits for trackers at its start; a slower one is sent everything later
 _END = 60.0  # seconds that each tracker has at the end to take the rest
-_RESULT = "ending.json"  # holds the `FinalResult` of a run with trackers, until it is trained on
+_RESULT = "ending.json"  # holds the `FinalResult` of a run with trackers, until training continues
 
 
 class Sender(threading.Thread):
@@ -67,8 +67,8 @@ class Sender(threading.Thread):
 class TrackerSet:
     """Trackers of a run, as a context manager that ends the run there on exit.
 
-    ``logs/NAME.json`` records what each was sent, so that a resumed run sends what is missing, and nothing twice. A
-    tracker that is new to the run is sent all rows.
+    ``logs/NAME.json`` records the data sent to each, so that a resumed run sends only missing data. A tracker that is
+    new to the run receives all rows.
 
     Args:
         names: names of the trackers; empty in all processes but the first.
@@ -111,12 +111,12 @@ class TrackerSet:
         self._send(partial(Tracker.send_row, row=dict(row)))
 
     def log_images(self, files: Sequence[Path], step: int) -> None:
-        """Send PNG files as they are now."""
+        """Send the current contents of PNG files."""
         if self._senders:
             self._send(partial(Tracker.send_images, images=_read_images(files), step=step))
 
     def rewind(self, step: int) -> None:
-        """Tell that training went back to ``step``."""
+        """Tell the trackers that training went back to ``step``."""
         self._send(partial(Tracker.send_rewind, step=step))
 
     def log_result(self, result: FinalResult) -> None:
@@ -130,14 +130,14 @@ class TrackerSet:
         self._send(partial(Tracker.send_result, result=result, images=_read_images(files)))
 
     def close(self, status: str) -> None:
-        """Wait until the trackers have taken what they were sent, a minute each at most, and end the run there."""
+        """Wait until the trackers have received everything, for up to a minute each, and end the run there."""
         self._send(lambda tracker: tracker.finalize(status))
         for one in self._senders:
             one.jobs.put(None)
             with StatusMessage(f"waiting for {one.name}"):
                 one.join(_END)
             if one.is_alive():
-                self.say(f"  {one.name} did not take all that it was sent within {_END:g} s; the rest is in the run")
+                self.say(f"  {one.name} did not receive everything within {_END:g} s; the rest is in the run")
         self._drop_failed()
         self._senders = []
 
@@ -153,7 +153,7 @@ class TrackerSet:
 
 
 def send_pending(names: Sequence[str], folder: RunFolder, say: Callable[[str], None] = print) -> None:
-    """Send trackers what they lack of a finished run, as after a kill at its end or a failure of the network.
+    """Send trackers the missing data of a finished run, as after a kill at its end or a failure of the network.
 
     Args:
         names: names of the trackers.
@@ -192,7 +192,7 @@ def _read_images(files: Sequence[Path]) -> dict[str, Image.Image]:
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by dotted name, but for those that are None."""
+    """Yield settings by dotted name, except those that are None."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{name}.")

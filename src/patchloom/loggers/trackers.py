@@ -159,7 +159,7 @@ class MLflow(Tracker):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         now = int(time.time() * 1000)
-        # dots, not slashes: its files would have the metric images and a folder of that name for images/apart
+        # dots, not slashes: with slashes, the file of a metric images and the folder of images/apart would collide
         names = {name: re.sub(r"[^\w\-. ]", "_", name.replace("/", ".")) for name in metrics}
         batch = [self.entities.Metric(names[name], value, now, step or 0) for name, value in metrics.items()]
         self.client.log_batch(self.sent.id, metrics=batch)
@@ -189,7 +189,7 @@ class MLflow(Tracker):
 class Trackio(Tracker):
     """Run of trackio, in its database on this machine (``TRACKIO_DIR``) or in the space ``TRACKIO_SPACE_ID``.
 
-    It identifies runs by name, so that a suffix makes the name unique. Nothing that was sent can be discarded there:
+    Runs are identified by name, so a suffix makes the name unique. Nothing that was sent can be discarded there:
     repeated steps have two values.
     """
 
@@ -200,7 +200,7 @@ class Trackio(Tracker):
         self.trackio, self.sent.id = trackio, self.sent.id or f"{self.name}-{uuid.uuid4().hex[:6]}"
         self.save()
         project = os.environ.get("TRACKIO_PROJECT", _PROJECT)
-        # no figures of the machine: they would be sent every 10 seconds
+        # no measurements of the machine: they would be sent every 10 seconds
         options = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
         self.run = trackio.init(project, self.sent.id, resume="allow", **options)
         self.location = f"trackio show --project {project}, run {self.sent.id}"
@@ -254,4 +254,4 @@ def _installed(name: str) -> bool:
     if name in sys.modules:
         return sys.modules[name] is not None
     spec = find_spec(name)
-    return spec is not None and spec.origin is not None  # a folder such as wandb/, left by a run, is no package
+    return spec is not None and spec.origin is not None  # a folder such as wandb/, left by a run, is not a package

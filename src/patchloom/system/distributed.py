@@ -1,6 +1,6 @@
-"""Collectives of the processes of one training, and the launching of these processes.
+"""Collectives of the processes of one training, and the launch of these processes.
 
-Every collective is the identity if there is a single process.
+With a single process, every collective is the identity.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _alone = False
 
 
 def world() -> int:
-    """How many processes train together."""
+    """Return the number of processes that train together."""
     if _alone:
         return 1
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -49,9 +49,9 @@ def world() -> int:
 
 @contextmanager
 def without_collectives() -> Iterator[None]:
-    """While entered, this process does as if it were the only one: what the others take no part in would wait for them.
+    """Disable collectives inside this block: they would wait for other processes, which take no part in it.
 
-    It has to end before anything that all of them do.
+    The block has to end before the next operation of all processes.
     """
     global _alone
     before, _alone = _alone, True
@@ -62,12 +62,12 @@ def without_collectives() -> Iterator[None]:
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
+    """Return the number of this process, from 0."""
     return dist.get_rank() if world() > 1 else 0
 
 
 def total(values: Tensor) -> Tensor:
-    """The sum of every process's ``values``, without gradient."""
+    """Return the sum of every process's ``values``, without gradient."""
     values = values.detach()
     if world() > 1:
         values = values.clone()
@@ -76,7 +76,7 @@ def total(values: Tensor) -> Tensor:
 
 
 def smallest(number: int) -> int:
-    """The smallest of every process's ``number``; no GPU is waited for."""
+    """Return the smallest ``number`` of all processes, without waiting for a GPU."""
     if world() == 1:
         return number
     found = torch.tensor(number)
@@ -85,12 +85,12 @@ def smallest(number: int) -> int:
 
 
 def any_process(flag: bool) -> bool:
-    """Whether it is true in any of the processes; all must ask."""
+    """Return whether ``flag`` is true in any process; all must call it."""
     return smallest(0 if flag else 1) == 0
 
 
 def wait_for_all() -> None:
-    """Wait until every process is here: a week if need be, where other waiting ends after half an hour."""
+    """Wait until every process is here, for up to a week; other collectives end after half an hour."""
     if world() > 1:
         dist.barrier(group=_patient(dist.group.WORLD))
 
@@ -102,14 +102,14 @@ def _patient(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 @cache
 def _of_cpus(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """The processes of ``group``, joined for what is on CPUs."""
+    """Return a group of the processes of ``group`` for tensors on CPUs."""
     return group if dist.get_backend(group) == "gloo" else cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
 
 
 def gathered(values: Tensor) -> Tensor:
-    """Every process's ``values`` [b ...], one below the other in the order of the ranks [world*b ...], no gradient.
+    """Return every process's ``values`` [b ...], concatenated in the order of ranks [world*b ...], without gradient.
 
-    b must be the same in all of them, as everywhere here: the training loop sees to it (`smallest`).
+    b must be the same in all of them, as everywhere here; the training loop ensures it (`smallest`).
     """
     values = values.detach().contiguous()
     if world() == 1:
@@ -120,7 +120,7 @@ def gathered(values: Tensor) -> Tensor:
 
 
 def collected(values: list[T]) -> list[T]:
-    """Every process's list, one after the other in the order of the ranks."""
+    """Return every process's list, concatenated in the order of the ranks."""
     if world() == 1:
         return values
     parts: list[list[T]] = [[] for _ in range(world())]
@@ -129,16 +129,16 @@ def collected(values: list[T]) -> list[T]:
 
 
 def broadcast_buffers(buffers: Iterable[Tensor]) -> None:
-    """Give every process the first one's values, in place: statistics of a BatchNorm are each process's own."""
+    """Give every process the first one's values, in place: each process has its own BatchNorm statistics."""
     if world() > 1:
         for buffer in buffers:
             dist.broadcast(buffer, 0)
 
 
 def cores_here() -> Cores:
-    """Cores of this machine that the processes of this training may use, and how many these are. All must ask at once.
+    """Return the cores of this machine that this training's processes here may use, and their number. All must call it.
 
-    They are counted, since each process may have cores of its own (SLURM), or all of them the same.
+    Cores are counted, since each process may have its own (SLURM), or all of them the same.
     """
     here = platform.node()
     known = [(own, count) for machine, own, count in collected([(here, own_cores(), cores())]) if machine == here]
@@ -149,13 +149,13 @@ def cores_here() -> Cores:
 
 
 class Shared(torch.Generator):
-    """A generator that every process of a training seeds alike.
+    """Random generator that every process of a training seeds alike.
 
-    What is drawn with it is drawn for the images of all processes, and each process takes the rows of its own. So what
-    happens to an image does not depend on how many processes there are.
+    Numbers are drawn for the images of all processes, and each process takes the rows of its images. So the numbers of
+    an image do not depend on the number of processes.
 
     Args:
-        device: where it draws. A GPU draws other numbers from a seed than a CPU does, and has nothing to wait for.
+        device: device on which it draws. From one seed, a GPU draws other numbers than a CPU; no transfer is needed.
     """
 
     def __new__(cls, device: torch.device | str = "cpu") -> Shared:
@@ -172,8 +172,9 @@ def draw(
     device: torch.device | str,
     *bounds: int,
 ) -> Tensor:
-    """Random numbers of ``shape`` (an image a row), where ``generator`` lives: from a seed on the CPU, every machine
-    makes the same.
+    """Draw random numbers of ``shape`` (one row per image) on the device of ``generator``.
+
+    On the CPU, a seed gives the same numbers on every machine.
     """
     at = generator.device if generator is not None else device
     if not isinstance(generator, Shared):
@@ -184,7 +185,7 @@ def draw(
 
 
 def averaged(values: Tensor) -> Tensor:
-    """The mean of every process's ``values``, through which gradients flow back to all of them."""
+    """Return the mean of every process's ``values``, through which gradients flow back to all of them."""
     return _Averaged.apply(values) if world() > 1 else values
 
 
@@ -195,7 +196,7 @@ class _Averaged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        # each process's loss depends on everybody's values, so everybody's gradients add up
+        # each process's loss depends on the values of all, so the gradients of all are added
         return total(gradient) / world()
 
 
@@ -256,7 +257,7 @@ def share_batch_norms(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def gathered_weights(task: nn.Module) -> Iterator[None]:
-    """While entered, a task whose weights are in parts has them whole. Every process must enter."""
+    """Gather the sharded weights of a task inside this block. Every process must enter it."""
     if not isinstance(task, FSDPModule):
         yield
         return
@@ -268,16 +269,16 @@ def gathered_weights(task: nn.Module) -> Iterator[None]:
 
 
 def first_decides(decide: Callable[[], T]) -> T:
-    """What ``decide`` gives in the first process, in all of them."""
+    """Return the result of ``decide`` in the first process to all of them."""
     if world() == 1:
         return decide()
     answer: Any = None
     problem: Exception | None = None
-    wait_for_all()  # all together, they make what they wait by
+    wait_for_all()  # all processes together create the group for waiting
     if rank() == 0:
         try:
             answer = decide()
-        except Exception as error:  # of whatever kind, the others must not wait for an answer
+        except Exception as error:  # after any exception, the others must not wait for an answer
             problem = error
     wait_for_all()  # the first may have to read all of the images
     shared = [answer, None if problem is None else str(problem)]
@@ -291,7 +292,7 @@ def first_decides(decide: Callable[[], T]) -> T:
 
 
 def raise_together(problem: PatchloomError | None) -> None:
-    """Raise the problem of any process in all of them, once each has come here with its own or with None."""
+    """Raise the problem of any process in all of them, once each has called this with its own or with None."""
     try:
         wait_for_all()  # patiently, as others may still be at work
         found = [one for one in collected([None if problem is None else str(problem)]) if one is not None]
@@ -306,25 +307,25 @@ def raise_together(problem: PatchloomError | None) -> None:
 
 
 def refused_by_all(reason: str) -> PatchloomError:
-    """The error that every process raises at the same place, so that the first one alone says it."""
+    """Return the error that every process raises at the same place, and that only the first one reports."""
     return PatchloomError(reason) if rank() == 0 else AlreadyReported(reason)
 
 
 _LOST = re.compile(r"connection|gloo|nccl|socket|timed? ?out|broken pipe|store", re.IGNORECASE)
 LOST = (
-    "another process has died, so this one stops, too: see what was printed before this, then run the same command "
-    "again, which goes on from there"
+    "another process has died, so this one stops, too: see the messages before this, then run the same command again "
+    "to continue"
 )
 
 
 def is_peer_death(problem: BaseException) -> bool:
-    """Whether ``problem`` means that another process has died."""
+    """Return whether ``problem`` means that another process has died."""
     return world() > 1 and isinstance(problem, RuntimeError) and bool(_LOST.search(str(problem)))
 
 
 @contextmanager
 def explain_peer_death() -> Iterator[None]:
-    """While entered, what means that another process has died is raised as a `PatchloomError`."""
+    """Raise exceptions which mean that another process has died as a `PatchloomError`, inside this block."""
     try:
         yield
     except RuntimeError as problem:
@@ -336,17 +337,18 @@ def explain_peer_death() -> Iterator[None]:
 # Launching: Fabric starts the processes of one machine; torchrun, `fabric run` or SLURM those of several machines.
 
 
-# what `fabric run` passes to its scripts; torchrun, which it starts, passes the same in its own way
+# variables that `fabric run` passes to its scripts; torchrun, which it starts, passes the same in its own way
 _FABRIC_RUN = ("LT_CLI_USED", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "LT_STRATEGY", "LT_PRECISION")
-# Seconds before the interpreter ends. A thread of gloo may still hold a finished piece of work, and in it a Python
-# object; if it lets go while the interpreter ends, CPython before 3.14 aborts (PyTorch's pull request 179291).
+# Seconds to wait before the interpreter ends. A thread of gloo may still hold a finished piece of work, and in it a
+# Python object; if that is released while the interpreter ends, CPython before 3.14 aborts (PyTorch pull request
+# 179291).
 _LEAVING = 0.5
 
 
 def launch(device: str, devices: int | str = "auto", strategy: str = "auto") -> Fabric:
     """Start ``devices`` processes here, or join those that torchrun, ``fabric run`` or SLURM started."""
     check_device(device)
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # we say ourselves what is used
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # patchloom reports the devices itself
     given = {name: os.environ.pop(name) for name in _FABRIC_RUN if name in os.environ}
     if given.get("LT_PRECISION"):
         raise PatchloomError("give --precision to patchloom, not to fabric run")
@@ -364,26 +366,26 @@ def launch(device: str, devices: int | str = "auto", strategy: str = "auto") -> 
         with StatusMessage("waiting for the other processes"):
             fabric.launch()
     except KeyboardInterrupt:
-        _kill(others)  # now: they wait for this process, and would tell at length that it is gone
+        _kill(others)  # at once: otherwise they would wait for this process, and print long errors about its end
         raise
-    except (ValueError, RuntimeError) as problem:  # what the launcher refuses
+    except (ValueError, RuntimeError) as problem:  # the launcher's errors
         reason = " ".join(str(problem).split())
         raise PatchloomError(f"{nodes * devices} processes cannot be started together: {reason}") from problem
     return fabric
 
 
 def launch_once(device: str, devices: int | str = "auto") -> None:
-    """Start or join processes as `launch` does, unless they are together already or this one is the only one."""
+    """Start or join processes like `launch`, unless they are joined already or this one is the only one."""
     if world() == 1 and (launched_processes() > 1 or devices not in ("auto", 1)):
         launch(device, devices)
 
 
 def _leave(started: list[subprocess.Popen[bytes]]) -> None:
-    """End the processes that this one started, at its own end."""
+    """End the processes that this one started when it ends itself."""
     others = started[:]
     started.clear()  # Lightning watches this list, and would kill this process since others ended with an exit code
     time.sleep(_LEAVING)
-    _kill(others)  # whatever they may wait for will not come
+    _kill(others)  # they may wait for messages that will not come
 
 
 def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
@@ -430,7 +432,7 @@ def _started(devices: int | str) -> tuple[int, int]:
 
 
 def _shard(task: nn.Module, mesh: Any) -> nn.Module:
-    # One unit: its weights are gathered once a step, and what a step leaves behind (weights, gradients, moments,
-    # teacher) is in parts. Units inside would need every use of a weight to pass through a forward.
+    # One unit: its weights are gathered once a step, and between steps all is sharded (weights, gradients, moments,
+    # teacher). Nested units would need every use of a weight to pass through a forward.
     fully_shard(task, mesh=mesh["data_parallel"])
     return task

@@ -1,4 +1,4 @@
-"""Where files are kept, and how they are written: a crash leaves the old one or the new one, never half of one."""
+"""Locations of files, and atomic writing: a crash leaves the old file or the new one, never half of one."""
 
 import contextlib
 import errno
@@ -15,24 +15,24 @@ import yaml
 
 from patchloom.errors import PatchloomError, closest_word
 
-# what the user can mend: no room, no permission, a disc that is read-only or gives errors
+# errors that the user can fix: no space, no permission, a disc that is read-only or faulty
 _MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ESTALE)
-# a name that no file can have, or that is of another kind than was meant
+# errors of a name that no file can have, or that names another kind of file
 _NAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
-_LARGE = 2**28  # bytes that a disc may need seconds for
+_LARGE = 2**28  # bytes that a disc may take seconds to write
 _SEAL = hashlib.sha256().digest_size
-# ValueError: letters that no name can have; RecursionError: a name a thousand folders deep
+# ValueError: characters that no name can have; RecursionError: a name a thousand folders deep
 _REFUSALS = (OSError, ValueError, RecursionError)
-# what is written has such a name until it is whole; until November 2026 it ended with the number of a process
-# the last one is what safetensors writes, beside the file that it is to become
+# temporary names of files that are being written; until November 2026 they ended with the number of a process
+# the last one is that of safetensors
 _BESIDE = re.compile(r"\..+\.([0-9a-f]{32}|[0-9]+)|\.tmp[0-9A-Za-z]{6}")
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """YAML of plain values, in which no key stands twice and nothing stands for another part of the file."""
+    """Loader for YAML of plain values, without repeated keys and without aliases."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):  # a few lines of these stand for more than fits into memory
+        if self.check_event(yaml.AliasEvent):  # a few lines of aliases can expand to more than fits into memory
             event = self.peek_event()
             raise yaml.MarkedYAMLError(
                 None, None, f"*{event.anchor} repeats another part: write it out", event.start_mark
@@ -49,12 +49,12 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def read_yaml(text: str | bytes) -> Any:
-    """Return the plain values in a YAML text that anybody may have written."""
+    """Return the plain values in an untrusted YAML text."""
     return yaml.load(text, _PlainLoader)  # which is a SafeLoader
 
 
 def cache_root() -> Path:
-    """Where what can be made again is kept: ``$XDG_CACHE_HOME/patchloom`` or ``~/.cache/patchloom``."""
+    """Return the folder of caches: ``$XDG_CACHE_HOME/patchloom`` or ``~/.cache/patchloom``."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "patchloom"
 
@@ -62,9 +62,9 @@ def cache_root() -> Path:
 def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> None:
     """Write ``content`` beside ``path``, flush it to the disc, and rename it into place.
 
-    Any number of processes may do so at once, of several machines and containers, too: the last one to end wins.
+    Any number of processes may do so at once, also on several machines or in containers: the last one to finish wins.
     """
-    # not the number of this process: containers that share a disc have the same numbers
+    # not the number of this process: containers that share a disc may use equal numbers
     unfinished = path.parent / f".{path.name[:50]}.{uuid.uuid4().hex}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
             unfinished.write_bytes(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
         _flush(unfinished)
         os.replace(unfinished, path)
-        _flush(path.parent)  # else a power cut could undo the renaming
+        _flush(path.parent)  # otherwise a power cut could undo the renaming
     except BaseException as problem:  # Ctrl-C among them
         try:
             _remove(unfinished)
@@ -86,7 +86,7 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
 
 
 def move_whole(path: Path, to: Path) -> None:
-    """Rename what `write_whole` wrote, to another place on the same disc, where it appears whole or not at all."""
+    """Rename a file of `write_whole` to another place on the same disc, where it appears whole or not at all."""
     try:
         os.replace(path, to)
         _flush(to.parent)
@@ -95,9 +95,9 @@ def move_whole(path: Path, to: Path) -> None:
 
 
 def run_interruptibly(work: Callable[[], object]) -> None:
-    """Do in a thread what may last long where no signal is heard, such as the writing of a large file.
+    """Run ``work`` in a thread, since it may last long without noticing signals, as when writing a large file.
 
-    So Ctrl-C acts at once; the thread then ends with the program, or with its work, whatever becomes of that.
+    Ctrl-C then acts at once; the thread ends with the program, or with its work.
     """
     problems: list[BaseException] = []
 
@@ -116,18 +116,18 @@ def run_interruptibly(work: Callable[[], object]) -> None:
 
 
 def add_checksum(content: bytes) -> bytes:
-    """``content`` behind its checksum, for `strip_checksum`."""
+    """Return ``content`` after its checksum, for `strip_checksum`."""
     return hashlib.sha256(content).digest() + content
 
 
 def strip_checksum(content: bytes) -> bytes | None:
-    """What `add_checksum` was given; None if a single bit is another one."""
+    """Return the content that was given to `add_checksum`; None if a single bit has changed."""
     seal, content = content[:_SEAL], content[_SEAL:]
     return content if hashlib.sha256(content).digest() == seal else None
 
 
 def append(path: Path, text: str) -> None:
-    """Add ``text`` to the end of a file."""
+    """Append ``text`` to a file."""
     try:
         with open(path, "a", encoding="utf-8", errors="surrogateescape", opener=no_link) as file:
             file.write(text)
@@ -136,17 +136,17 @@ def append(path: Path, text: str) -> None:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a file that is written in place, as ``opener`` of `open`; never what a link leads to.
+    """Open a file to write in place, as ``opener`` of `open`, and refuse links.
 
-    A folder may come from a stranger, whose links would lead to files of the user's.
+    The folder may be untrusted, and its links could lead to other files of the user.
     """
     if os.path.islink(path):
-        raise PatchloomError(f"{path} is a link, through which nothing is written: put the file itself there")
+        raise PatchloomError(f"{path} is a link, and links are not written to: replace it by the file itself")
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def similar(path: Path) -> Path | None:
-    """What lies in the folder of a ``path`` that does not exist, and may have been meant by it."""
+    """Return a path with a similar name in the same folder if ``path`` does not exist; None if there is none."""
     with contextlib.suppress(*_REFUSALS):
         beside = [] if path.exists() else [one.name for one in path.parent.iterdir() if one.name[0] != "."]
         if near := closest_word(path.name, beside, cutoff=0.75):
@@ -155,7 +155,7 @@ def similar(path: Path) -> Path | None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, where they are not there."""
+    """Create a folder and its parents if they do not exist."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except _REFUSALS as problem:
@@ -163,28 +163,28 @@ def make_folder(path: Path) -> None:
 
 
 def size_in_words(count: float) -> str:
-    """Bytes, such as "1.2 GB" or "34.0 MB"."""
+    """Format a number of bytes, such as "1.2 GB" or "34.0 MB"."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
 
 def write_error(path: object, problem: Exception) -> PatchloomError:
-    """The sentence about a file that could not be written."""
+    """Return the error for a file that could not be written."""
     why = getattr(problem, "strerror", None) or problem
     return PatchloomError(f"{path} could not be written ({why}): choose another folder, or free space")
 
 
 def disk_error(problem: Exception) -> PatchloomError | None:
-    """The sentence about what the disc has refused; None where it is not at fault."""
+    """Return the error for an operation that the disc has refused; None if it is not at fault."""
     if not isinstance(problem, OSError) or problem.errno not in (*_MENDABLE, *_NAMED):
         return None
     name, why = str(problem.filename or "a file"), problem.strerror or problem
     if problem.errno in _NAMED:
-        return PatchloomError(f"{name[:100]} is no path that can be used here ({why}): give another one")
+        return PatchloomError(f"{name[:100]} cannot be used as a path here ({why}): give another one")
     return PatchloomError(f"{name} could not be read or written ({why}): choose another folder, or free space")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what `write_whole` had begun in ``folder`` when its process was killed; no other may be writing there."""
+    """Remove unfinished files of killed processes (see `write_whole`) in ``folder``; nothing may be writing there."""
     for path in folder.glob(".*"):
         if _BESIDE.fullmatch(path.name):
             with contextlib.suppress(OSError):

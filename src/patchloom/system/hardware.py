@@ -1,8 +1,8 @@
-"""What this machine does best: measured, kept in a file for a while, and chosen by.
+"""Measurements of this machine, cached in a file, and choices that depend on them.
 
-Every figure is the ratio of two ways of doing the same work, timed in turns, so that what else the machine is doing
-slows both. It may not slow both alike, so a figure has the date and the load with which it was measured: one of a busy
-machine is measured again soon, and never replaces one of an idle machine.
+Every figure is the ratio of two implementations of the same work, timed alternately, so that other programs slow both.
+They may not slow both equally, so a figure has the date and the load with which it was measured: one of a busy machine
+is measured again soon, and never replaces one of an idle machine.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from patchloom.system.files import cache_root, write_whole
 from patchloom.system.signals import end_with_parent, leave_signals, starting_workers
 
 _ROUNDS = 5
-_BUSY = 0.15  # share of our cores that others use, from which on a machine is busy
-_BUSY_LOAD = 0.5  # the same by the load of the last minute, where there is no better
+_BUSY = 0.15  # share of our cores used by others above which a machine is busy
+_BUSY_LOAD = 0.5  # the same for the load average of the last minute, if nothing better is known
 _LASTS, _LASTS_BUSY = 14 * 86400.0, 600.0  # seconds after which a figure is measured again
-_SMALLEST, _LONG = 128, 0.5  # rows of the first product that is tried; seconds that one may take
+_SMALLEST, _LONG = 128, 0.5  # rows of the first product that is tried; seconds that a product may take
 
 
 class Figure(float):
-    """A figure of this machine.
+    """Measured figure of this machine.
 
     Attributes:
-        at: seconds since 1970 when it was measured; 0 if that is not known.
+        at: time of measurement in seconds since 1970; 0 if it is not known.
         load: share of our cores that others used meanwhile.
-        tried: when the machine was last found busy, so that the figure was kept; 0 if never.
+        tried: time of the last measurement that was discarded because the machine was busy; 0 if there was none.
     """
 
     at: float = 0.0
@@ -59,7 +59,7 @@ class Figure(float):
 
     @classmethod
     def of(cls, found: Any) -> Figure | None:
-        """Return the figure that the file has; None of anything else. An older version wrote the number alone."""
+        """Return the figure that the file has; None for anything else. An older version wrote only the number."""
         values = found if isinstance(found, dict) else {"value": found}
         if "value" not in values or not all(isinstance(one, int | float) for one in values.values()):
             return None
@@ -68,7 +68,7 @@ class Figure(float):
         return figure
 
     def plain(self) -> dict[str, float]:
-        """Return what the file has of it."""
+        """Return the figure in the form of the file."""
         return {"value": float(self), "at": round(self.at), "load": round(self.load, 2), "tried": round(self.tried)}
 
     @property
@@ -77,13 +77,13 @@ class Figure(float):
         return self.load > _BUSY
 
     def lasts(self) -> bool:
-        """Return whether it need not be measured again yet."""
+        """Return whether the figure need not be measured again yet."""
         now = time.time()
         return abs(now - self.at) < (_LASTS_BUSY if self.busy else _LASTS) or abs(now - self.tried) < _LASTS_BUSY
 
 
 def when(figure: float) -> str:
-    """Return when a figure was measured, as the end of a reason; "" if that is not known."""
+    """Return the date of a figure, as the end of a reason; "" if it is not known."""
     if not isinstance(figure, Figure) or not figure.at:
         return ""
     return f", measured on {date.fromtimestamp(figure.at)}" + " while the machine was busy" * figure.busy
@@ -92,7 +92,7 @@ def when(figure: float) -> str:
 def cached_figure(
     name: str, measure: Callable[[], float], device: str = "cpu", again: bool = False, threads: int | None = None
 ) -> Figure:
-    """A figure of this machine: the one of an earlier time, or ``measure()``, which is then kept."""
+    """Return a figure of this machine: an earlier one, or the result of ``measure()``, which is then cached."""
     key, known = _key(name, device, threads), _read()
     before = Figure.of(known.get(key))
     if before is not None and before.lasts() and not again:
@@ -101,7 +101,7 @@ def cached_figure(
         others = BackgroundLoad()
         figure = Figure(f"{measure():.4g}")
         figure.at, figure.load = time.time(), others.share()
-    if figure.busy and before is not None and before.at and not again:  # the earlier one is as good, or better
+    if figure.busy and before is not None and before.at and not again:  # the earlier one is at least as good
         figure, before.tried = before, figure.at
     with contextlib.suppress(PatchloomError):  # a read-only disc costs another measurement, and nothing else
         write_whole(_file(), json.dumps(known | {key: figure.plain()}, indent=1, sort_keys=True) + "\n")
@@ -109,7 +109,7 @@ def cached_figure(
 
 
 class BackgroundLoad:
-    """What other programs do on our cores, from now on."""
+    """Load by other programs on our cores, from now on."""
 
     def __init__(self) -> None:
         self.begun = time.perf_counter(), _worked(), time.process_time()
@@ -119,14 +119,14 @@ class BackgroundLoad:
         (begun, before, own), now = self.begun, _worked()
         if before is None or now is None:
             with contextlib.suppress(OSError, AttributeError):
-                return float(os.getloadavg()[0] > _BUSY_LOAD * cores() + 1)  # we ourselves are one of them
+                return float(os.getloadavg()[0] > _BUSY_LOAD * cores() + 1)  # this process is one of them
             return 0.0
         passed = (time.perf_counter() - begun) * len(own_cores())
         return min(1.0, max(0.0, now - before - (time.process_time() - own)) / passed)
 
 
 def _worked() -> float | None:
-    """Return the seconds that our cores have worked since the system began; None where that is not told."""
+    """Return the seconds that our cores have worked since the system started; None if that is unknown."""
     names = {f"cpu{number}" for number in own_cores()}
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text("ascii").splitlines()]
@@ -157,7 +157,7 @@ def _read() -> dict[str, Any]:
 
 @cache
 def _called(device: str) -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     name = processor("model name") if device == "cpu" else ""
@@ -166,7 +166,7 @@ def _called(device: str) -> str:
 
 @cache
 def processor(what: str) -> str:
-    """What Linux tells about the processor under a heading, such as "flags"; nothing elsewhere."""
+    """Return a field of Linux's description of the processor, such as "flags"; "" on other systems."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if line.startswith(what):
@@ -175,7 +175,7 @@ def processor(what: str) -> str:
 
 
 def seconds_of(ways: Mapping[Any, Callable[[], Any]], device: str = "cpu", rounds: int = _ROUNDS) -> dict[Any, Any]:
-    """Seconds of every round of each way of doing something, in turns, after a round that does not count."""
+    """Time several implementations, interleaved, after a warm-up round; return the seconds of each round by name."""
     seconds: dict[Any, list[float]] = {name: [] for name in ways}
     for round_ in range(rounds + 1):
         for name, way in ways.items():
@@ -189,18 +189,18 @@ def seconds_of(ways: Mapping[Any, Callable[[], Any]], device: str = "cpu", round
 
 
 def median_seconds(ways: Mapping[Any, Callable[[], Any]], device: str = "cpu", rounds: int = _ROUNDS) -> dict[Any, Any]:
-    """The medians of `seconds_of`."""
+    """Return the medians of `seconds_of`."""
     return {name: statistics.median(values) for name, values in seconds_of(ways, device, rounds).items()}
 
 
 def synchronize(device: str) -> None:
-    """Let the device finish what it was given."""
+    """Wait until the device has finished its work."""
     if device != "cpu":
         getattr(torch, device).synchronize()
 
 
 def product(device: str, dtype: str, size: int) -> Callable[[], Tensor]:
-    """What multiplies two size x size matrices: 2 size³ operations."""
+    """Return a function that multiplies two size x size matrices: 2 size³ operations."""
     one, two = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
     return lambda: one @ two
 
@@ -211,9 +211,9 @@ def product_rates(
     rounds: int = _ROUNDS,
     dtypes: Sequence[str] = ("float32", "bfloat16"),
 ) -> dict[str, float]:
-    """Floating-point operations a second of products of two matrices of ``size`` rows, by dtype.
+    """Return the floating-point operations per second of products of matrices of ``size`` rows, by dtype.
 
-    Rows are fewer for a dtype that the device has no instructions for, which would take minutes.
+    Fewer rows are used for a dtype for which the device has no instructions, which would take minutes.
     """
     most = size or (2048 if device == "cpu" else 8192)
     sizes = {dtype: _affordable(device, dtype, most) for dtype in dtypes}
@@ -222,7 +222,7 @@ def product_rates(
 
 
 def _affordable(device: str, dtype: str, most: int) -> int:
-    """Rows up to ``most`` of matrices whose product takes no more than about half a second."""
+    """Return the rows, up to ``most``, of matrices whose product takes no more than about half a second."""
 
     size = min(_SMALLEST, most)
     while size < most and 8 * median_seconds({"": product(device, dtype, size)}, device, rounds=1)[""] <= _LONG:
@@ -231,7 +231,7 @@ def _affordable(device: str, dtype: str, most: int) -> int:
 
 
 def bfloat16_gain() -> Figure:
-    """How many times faster this CPU multiplies bfloat16 matrices than float32 ones."""
+    """Measure the speed-up of products of bfloat16 matrices over float32 ones on this CPU."""
 
     def gain() -> float:
         rates = product_rates("cpu", 1024)
@@ -241,13 +241,13 @@ def bfloat16_gain() -> Figure:
 
 
 def bfloat16_pays() -> tuple[bool, str]:
-    """Whether training on this CPU in bfloat16 is clearly faster than in float32, and why."""
+    """Return whether training on this CPU is clearly faster in bfloat16 than in float32, and the reason."""
     gain = bfloat16_gain()
     return gain > 1.2, f"bfloat16 products are ×{gain:.2g} as fast here{when(gain)}"
 
 
 def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int) -> Figure:
-    """How many times faster attention is with the fused kernel than with an explicit softmax, there and back."""
+    """Measure the speed-up of fused attention over an explicit softmax, forward and backward."""
 
     def fused(packed: Tensor) -> Tensor:
         q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
@@ -260,11 +260,11 @@ def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int) -> F
 def attention_gain(
     name: str, attend: Callable[[Tensor], Tensor], device: str, dtype: str, heads: int, tokens: int, side: int
 ) -> Figure:
-    """How many times faster a form of attention is than an explicit softmax, there and back.
+    """Measure the speed-up of a form of attention over an explicit softmax, forward and backward.
 
     Args:
-        name: of the form.
-        attend: it: from queries, keys and values [b n 3 h d] to [b n h d].
+        name: name of the form.
+        attend: function from queries, keys and values [b n 3 h d] to [b n h d].
         device, dtype, heads, tokens, side: as in `fused_gain`.
     """
     images = max(1, min(64, 2_000_000 // (heads * tokens * max(side, tokens))))
@@ -293,9 +293,9 @@ def attention_gain(
 
 
 def best_threads() -> Figure:
-    """Threads with which this CPU multiplies fastest: all that torch would take, or fewer where these are too many.
+    """Return the number of threads with which this CPU multiplies fastest: torch's default, or fewer.
 
-    They are where a container may use less than the cores that it sees: no more are tried than it may.
+    A container may be allowed fewer cores than it sees: no more threads are tried than it may use.
     """
     usual, all_threads = torch.get_num_threads(), min(torch.get_num_threads(), cores())
     counts = [all_threads]
@@ -317,7 +317,7 @@ def best_threads() -> Figure:
         finally:
             torch.set_num_threads(usual)
         least = min(seconds.values())
-        # fewer must be clearly faster: what runs beside us now may be gone later
+        # fewer must be clearly faster: other programs that run now may end later
         return next(count for count in counts if seconds[str(count)] <= 1.1 * least)
 
     return cached_figure("best number of threads", best) if all_threads > 1 else Figure(1)
@@ -326,7 +326,7 @@ def best_threads() -> Figure:
 def compile_gain(
     device: str, dtype: str, model: str, kernels: str, threads: int, measure: Callable[[], float] | None = None
 ) -> Figure | None:
-    """How many times faster a step is with compiled blocks, by an earlier ``measure``; None: it was never measured."""
+    """Measure the speed-up of a step by compiled blocks; without ``measure``, return the cached figure, or None."""
     name = f"compiled over eager, {dtype}, {model}, {kernels} kernels"
     if measure is None:
         return Figure.of(_read().get(_key(name, device, threads)))
@@ -334,30 +334,30 @@ def compile_gain(
 
 
 def own_cores() -> set[int]:
-    """Return the numbers of the cores on which this process may run; a control group may give it the time of fewer."""
+    """Return the numbers of the cores on which this process may run; a control group may limit it to fewer."""
     affinity = getattr(os, "sched_getaffinity", None)
     return affinity(0) if affinity else set(range(cores()))
 
 
 def cores() -> int:
-    """Return how many cores this process may use: of its affinity, and of the quota of its control group."""
+    """Return the number of cores that this process may use, by its affinity and the quota of its control group."""
     return joblib.cpu_count()
 
 
 class Cores(NamedTuple):
-    """Cores of this machine that processes with the same work share, and how many processes these are."""
+    """Cores of this machine that processes with the same work share, and the number of these processes."""
 
     there: int
     processes: int = 1
 
     @property
     def each(self) -> int:
-        """Those that each process can count on."""
+        """Cores that each process can count on."""
         return max(1, self.there // self.processes)
 
 
 def choose_workers(device: str, here: Cores, least: int = 0) -> tuple[int, str]:
-    """Processes that read images for one that computes, and why so many."""
+    """Return the number of worker processes for one that computes, and the reason."""
     shared = f", since {here.processes} processes share {here.there}" if here.processes > 1 else ""
     if here.each == 1:
         return max(least, 0 if device == "cpu" else 1), f"there is one core{' each' if shared else ''}{shared}"
@@ -367,13 +367,13 @@ def choose_workers(device: str, here: Cores, least: int = 0) -> tuple[int, str]:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not there."""
+    """Refuse a device that is not available."""
     if device != "cpu" and not getattr(torch, device).is_available():
         raise PatchloomError(f"there is no {device} device here: use --device cpu, or auto")
 
 
 def usable_device(name: str) -> torch.device:
-    """The device of that name; auto is a GPU where there is one."""
+    """Return the device of that name; auto is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -383,12 +383,12 @@ def usable_device(name: str) -> torch.device:
         raise PatchloomError(f"the device {name} cannot be used here: choose auto or cpu") from problem
 
 
-# How much memory there is, how much work needs, and what to say where it is too little.
+# Available memory, the memory that work needs, and errors if it is too little.
 
 
 # glibc's numbers for mallopt: trim, top pad, and the number of allocations that may be mapped
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
-# torch's and numpy's words on a CPU, and those of its own allocator
+# messages of torch and numpy on a CPU, and of the allocator
 _NO_MEMORY = re.compile(r"allocate memory|enough memory|unable to allocate|bad_alloc|out of memory", re.IGNORECASE)
 _WANTED = re.compile(r"allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)", re.IGNORECASE)
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
@@ -396,9 +396,9 @@ _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 def keep_freed_memory() -> bool:
-    """Let freed memory stay with this process (glibc on Linux): each step asks for the same again.
+    """Keep freed memory in this process (glibc on Linux): each step needs the same memory again.
 
-    Otherwise the kernel takes large tensors' memory back, and clears it page by page when it is asked for anew, which
+    Otherwise the kernel takes large tensors' memory back, and clears it page by page when it is allocated again, which
     cost a tenth of a training step. The peak does not grow; after it, the memory is kept until the process ends.
     """
     if platform.libc_ver()[0] != "glibc":
@@ -408,7 +408,7 @@ def keep_freed_memory() -> bool:
 
 
 def peak_memory(work: Callable[..., None], device: str, *arguments: Any) -> float | None:
-    """GiB that ``work(*arguments)`` needs at its peak beyond what this process held; None where that is unknown."""
+    """Return the GiB that ``work(*arguments)`` needs at its peak beyond those in use before; None if unknown."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         work(*arguments)
@@ -416,19 +416,19 @@ def peak_memory(work: Callable[..., None], device: str, *arguments: Any) -> floa
     if device != "cpu" or not Path("/proc/self/clear_refs").exists():
         return None
     before = resident()
-    Path("/proc/self/clear_refs").write_text("5")  # else the peak would be that of the imports
+    Path("/proc/self/clear_refs").write_text("5")  # otherwise the peak would be that of the imports
     work(*arguments)
     return (resident(peak=True) - before) / 2**30
 
 
 def peak_in_subprocess(work: Callable[..., None], device: str, *arguments: Any) -> float | None:
-    """`peak_memory` in a process of its own."""
+    """Measure `peak_memory` in a separate process."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_peak, args=(sender, work, device, *arguments))
     with starting_workers():
         process.start()
-    sender.close()  # else the end of the process would go unnoticed
+    sender.close()  # otherwise the end of the process would go unnoticed
     try:
         found = receiver.recv()
     except EOFError:
@@ -439,8 +439,8 @@ def peak_in_subprocess(work: Callable[..., None], device: str, *arguments: Any) 
     process.join()
     if process.exitcode:
         raise PatchloomError(
-            f"the process that measured how much memory is needed has died ({process.exitcode}), perhaps since there "
-            "is too little: lower --batch_size"
+            f"the process that measured how much memory is needed has died ({process.exitcode}), perhaps because "
+            "there is too little: lower --batch_size"
         )
     if isinstance(found, Exception):
         raise found
@@ -452,12 +452,12 @@ def _send_peak(sender: Connection, work: Callable[..., None], device: str, *argu
     end_with_parent()
     try:
         sender.send(peak_memory(work, device, *arguments))
-    except Exception as problem:  # it is for the process that asked
+    except Exception as problem:  # raised by the process that asked
         sender.send(problem)
 
 
 def memory(device: str) -> tuple[float, float]:
-    """GiB in use, and GiB that there are: of the GPU; or on a CPU of this process, and of what it may have."""
+    """Return GiB in use and in all: of the GPU, or on a CPU by this process, and those that it may use."""
     if device == "cuda":
         free, there = torch.cuda.mem_get_info()
         return (there - free) / 2**30, there / 2**30
@@ -470,7 +470,7 @@ def memory(device: str) -> tuple[float, float]:
 
 
 def free_memory(device: str) -> float:
-    """GiB that nothing uses now: of the GPU; or on a CPU of what this process may have."""
+    """Return the GiB that are unused now: of the GPU, or on a CPU of those that this process may use."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0] / 2**30
     used, there = memory("cpu")
@@ -482,7 +482,7 @@ def free_memory(device: str) -> float:
 
 
 def _groups() -> list[tuple[int, int]]:
-    """Bytes that each control group of this process may have, and those that it has; of Linux, both kinds of groups."""
+    """Return (limit, use) in bytes of each control group of this process, for both versions of Linux's groups."""
     found = []
     for line in _lines(Path("/proc/self/cgroup")):
         _, kinds, place = line.split(":", 2)
@@ -498,7 +498,7 @@ def _groups() -> list[tuple[int, int]]:
                 files = re.search(
                     r"^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE
                 )
-                used = int((folder / now).read_text()) - (int(files[1]) if files else 0)  # which the system gives back
+                used = int((folder / now).read_text()) - (int(files[1]) if files else 0)  # without the file cache
                 found.append((int((folder / limit).read_text()), used))
     return found
 
@@ -511,12 +511,12 @@ def _lines(path: Path) -> list[str]:
 
 
 class MemoryGuard(TorchFunctionMode):
-    """While entered, building a net that cannot be trained in this machine's memory is refused.
+    """Context that refuses to build a net that cannot be trained in this machine's memory.
 
-    Linux gives out more memory than it has, and kills a process that then uses it: no exception would ever be seen.
+    Linux gives out more memory than it has, and kills a process that then uses it: no exception would be raised.
 
     Args:
-        copies: how many times a weight is in memory: 4 with its gradient and two moments.
+        copies: number of copies of a weight in memory: 4 with its gradient and two moments.
     """
 
     def __init__(self, copies: int):
@@ -540,20 +540,20 @@ class MemoryGuard(TorchFunctionMode):
 
     def _refusal(self) -> PatchloomError:
         return PatchloomError(
-            f"a model of these sizes cannot be trained in the {self.there:.1f} GiB of memory that there are: choose a "
-            "smaller --model, smaller patches, or smaller heads and decoders"
+            f"a model of these sizes cannot be trained in the {self.there:.1f} GiB of memory here: choose a smaller "
+            "--model, smaller patches, or smaller heads and decoders"
         )
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors made while entered, fake ones (`FakeTensorMode`) as if they were real.
+    """Context that counts the bytes of tensors made in it, fake ones (`FakeTensorMode`) as if they were real.
 
-    Workspaces that kernels allocate for themselves are not seen. Convolutions are given one: a copy of all that they
-    read and write, as oneDNN makes for its own layouts.
+    Workspaces that kernels allocate themselves are not seen. For convolutions, one is assumed: a copy of all inputs and
+    outputs, as oneDNN makes for its own layouts.
 
     Attributes:
-        now: bytes of those that are still alive.
-        peak: the most that were alive together.
+        now: bytes of tensors that are alive.
+        peak: largest number of bytes that were alive together.
     """
 
     def __init__(self) -> None:
@@ -589,7 +589,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def memory_shortage(problem: BaseException) -> str | None:
-    """If ``problem`` says that there is too little memory: how much was in use, and how much more was asked for."""
+    """Return how much memory was in use and requested if ``problem`` says that there was too little; otherwise None."""
     on_gpu = isinstance(problem, torch.OutOfMemoryError)
     if not (on_gpu or isinstance(problem, MemoryError) or _NO_MEMORY.search(str(problem))):
         return None
@@ -597,11 +597,11 @@ def memory_shortage(problem: BaseException) -> str | None:
     need = f"{used:.1f} GiB of {there:.1f} were in use"
     if wanted := _WANTED.search(str(problem)):
         more = float(wanted[1]) * _UNITS[wanted[2].lower()] / 2**30
-        need += f", and {more:.2g} GiB more were asked for" if more >= 0.01 else ", and a little more was asked for"
+        need += f", and {more:.2g} GiB more were requested" if more >= 0.01 else ", and a little more was requested"
     return need
 
 
 def resident(peak: bool = False) -> float:
-    """Bytes of this process in memory, now or at its peak; 0 where that is unknown (not on Linux)."""
+    """Return the bytes of this process in memory, now or at its peak; 0 if that is unknown (not on Linux)."""
     found = re.search(rf"{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB", "\n".join(_lines(Path("/proc/self/status"))))
     return 1024.0 * int(found[1]) if found else 0.0

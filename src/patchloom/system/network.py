@@ -1,4 +1,4 @@
-"""Whether a hub of weights answers, found out in seconds: the libraries try again for more than a minute."""
+"""Quick check whether a hub of weights answers: the libraries retry for more than a minute."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 from huggingface_hub import constants
 
 ANSWERS_WITHIN = 2.0  # seconds
-_why = [""]  # why the cache alone is to be used, in words
+_why = [""]  # reasons for using only the cache
 
 
 def why_offline() -> str:
-    """Why nothing can be fetched from the hub, in words; "" if it can, as far as a connection tells."""
+    """Return the reason why nothing can be fetched from the hub; "" if it accepts a connection."""
     if constants.HF_HUB_OFFLINE:
         return _why[-1] or "HF_HUB_OFFLINE is set"
     hub = urlsplit(constants.ENDPOINT)
@@ -29,7 +29,7 @@ def why_offline() -> str:
 
 
 def accepts_connections(host: str, port: int) -> bool:
-    """Whether a connection is made within `ANSWERS_WITHIN` seconds, the look-up of the name included."""
+    """Return whether a connection is made within `ANSWERS_WITHIN` seconds, including the look-up of the name."""
     found: list[bool] = []
 
     def ask() -> None:
@@ -39,7 +39,7 @@ def accepts_connections(host: str, port: int) -> bool:
         except (OSError, UnicodeError):  # UnicodeError: a name that no host can have
             found.append(False)
 
-    asking = Thread(target=ask, daemon=True)  # looking up a name has no time limit of its own
+    asking = Thread(target=ask, daemon=True)  # looking up a name has no time limit
     asking.start()
     asking.join(ANSWERS_WITHIN)
     return found == [True]
@@ -47,7 +47,7 @@ def accepts_connections(host: str, port: int) -> bool:
 
 @contextmanager
 def from_cache_alone(alone: bool, why: str = "") -> Iterator[None]:
-    """While entered and ``alone``, the hub's library takes what it has on the disc, or fails at once, and says why."""
+    """If ``alone``, make the hub's library use only its cache inside this block, and fail at once without a file."""
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = before or alone
     _why.append("" if before else why)

@@ -1,7 +1,7 @@
-"""Signals that ask for an end: the main process acts upon them, and the processes that it starts leave them to it.
+"""Signals that request a stop: the main process handles them, and the processes that it starts ignore them.
 
-``timeout``, systemd, SLURM and a terminal that is closed send theirs to all processes of a run at once. If those that
-read images ended by it, training could not go on to its checkpoint.
+``timeout``, systemd, SLURM and a closed terminal send theirs to all processes of a run at once. If these ended the
+worker processes, training could not continue to its checkpoint.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
-# Ctrl-C; what `timeout`, systemd, SLURM and `docker stop` send; and what a terminal that is closed sends (no Windows)
+# Ctrl-C; the signal of `timeout`, systemd, SLURM and `docker stop`; and that of a closed terminal (not on Windows)
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-ENDS_WITH_STDIN = "PATCHLOOM_ENDS_WITH_STDIN"  # in the environment of a process that another one started
-_SAME = 1.0  # seconds: `timeout` sends its signal to a process, and once more to its group; keys begin to repeat
-_HELD = 5.0  # seconds for which a key may be held before it means that there is no time
-_LATER = 0.05  # seconds
+ENDS_WITH_STDIN = "PATCHLOOM_ENDS_WITH_STDIN"  # environment variable: the process stops when its standard input closes
+_SAME = 1.0  # seconds for which a signal counts as repeated: `timeout` signals a process, then its group; keys repeat
+_HELD = 5.0  # seconds for which a key may be held before it counts as a second Ctrl-C
+_LATER = 0.05  # seconds before a lost signal is sent again
 
 
 class Stop:
-    """While entered, Ctrl-C, SIGTERM and SIGHUP only set ``asked``; Ctrl-C a second time acts at once.
+    """Context in which Ctrl-C, SIGTERM and SIGHUP only set ``asked``; a second Ctrl-C acts at once.
 
-    The others do not: programs send them, more than once where one program forwards what another one has sent to all,
-    and have SIGKILL if they must. One that the process was begun to ignore, as by nohup, stays ignored. What comes
-    within a second of the last one is the same one: a key that is held, or a launcher that repeats it.
+    A second SIGTERM or SIGHUP does not: programs send these more than once, for example when one forwards a signal that
+    another has sent to all, and they can send SIGKILL. A signal that was ignored at the start of the process, as by
+    nohup, stays ignored. A signal within a second of the last one counts as the same: a held key, or a launcher that
+    repeats it.
 
     Args:
-        words: are shown on a terminal when the first one comes.
+        words: message that is shown on a terminal at the first signal.
     """
 
     def __init__(self, words: str = "") -> None:
@@ -50,7 +51,7 @@ class Stop:
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():  # handlers can be set nowhere else
             for number in SIGNALS:
-                # a shell begins whatever it runs in the background with Ctrl-C ignored
+                # a shell starts background jobs with Ctrl-C ignored
                 if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._ask)
             outer = getattr(self._before[signal.SIGINT], "__self__", None)
@@ -73,12 +74,12 @@ class Stop:
         if not self.asked:
             self.asked = True
             if self.words and os.isatty(2):
-                os.write(2, f"\n{self.words}\n".encode())  # print is not to be interrupted by itself
+                os.write(2, f"\n{self.words}\n".encode())  # print cannot be called again while it is interrupted
         elif not same:
             raise KeyboardInterrupt
 
     def _is_the_same(self) -> bool:
-        """Whether the signal that has come only repeats the last one."""
+        """Return whether the signal only repeats the last one."""
         came = self._arrivals.last()
         same = came - self._last < _SAME and came - self._first < _HELD
         self._first, self._last = self._first if same else came, came
@@ -86,7 +87,7 @@ class Stop:
 
 
 class StopAtOnce(Stop):
-    """While entered, each of these signals raises KeyboardInterrupt, and sets ``asked``."""
+    """Context in which each of these signals raises KeyboardInterrupt, and sets ``asked``."""
 
     def __enter__(self) -> StopAtOnce:
         self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
@@ -103,13 +104,13 @@ class StopAtOnce(Stop):
             raise KeyboardInterrupt
 
     def _unraisable(self, lost: sys.UnraisableHookArgs) -> None:
-        """Where it came amid a fork or a finaliser, from which nothing is raised, it comes again a little later."""
+        """Send the signal again a little later if it came during a fork or in a finaliser, which cannot raise."""
         if not (self._before and issubclass(lost.exc_type, KeyboardInterrupt)):
             self._hook(lost)
             return
         self._last = -math.inf
         main = threading.main_thread().ident
-        assert main is not None  # it has been started
+        assert main is not None  # the main thread has been started
 
         def again() -> None:
             if self._before:
@@ -119,12 +120,12 @@ class StopAtOnce(Stop):
 
 
 class _Arrivals:
-    """When the last signal came.
+    """Arrival time of the last signal.
 
-    Python calls its handlers between two of its own instructions, and one of them can be a whole backward pass: a
-    second signal right after the first may be handled seconds later. But the system's handler writes into a file at
-    once, and the file knows when it was written to. (It is one in memory, as Linux has them; elsewhere the time of
-    handling has to do. A pipe would not do: Linux does not keep its times.)
+    Python calls its handlers between two bytecode instructions, and one of these can be a whole backward pass: a second
+    signal right after the first may be handled seconds later. But the system's handler writes into a file at once, and
+    the file has a modification time. (It is a file in memory, which only Linux has; elsewhere the time of handling is
+    used. A pipe would not work: Linux does not keep its times.)
     """
 
     def __init__(self) -> None:
@@ -132,32 +133,32 @@ class _Arrivals:
         self._known, self._size = -math.inf, 0
 
     def begin(self) -> None:
-        """From now on, keep the times; in the main thread alone."""
+        """Start recording the times; only in the main thread."""
         if hasattr(os, "memfd_create"):
             self._file = os.memfd_create("signals")
             os.set_blocking(self._file, False)
             self._before = signal.set_wakeup_fd(self._file, warn_on_full_buffer=False)
 
     def end(self) -> None:
-        """Leave things as they were."""
+        """Restore the previous state."""
         if self._file is not None:
             signal.set_wakeup_fd(self._before, warn_on_full_buffer=False)
             file, self._file = self._file, None
             os.close(file)
 
     def last(self) -> float:
-        """The time of the last one, on the clock of `time.monotonic`; now, where it is not known."""
+        """Return the time of the last signal, on the clock of `time.monotonic`; now if it is not known."""
         now, wall = time.monotonic(), time.time()
         if self._file is None:
             return now
         found = os.fstat(self._file)
-        if found.st_size != self._size:  # else it was written to before the handler of another one looked
+        if found.st_size != self._size:  # otherwise the handler of an earlier signal has read this time
             self._size, self._known = found.st_size, now - max(0.0, wall - found.st_mtime)
         return self._known
 
 
 class _Worker(multiprocessing.Process):
-    """A process that leaves signals to the main one, so that what shall end it is SIGKILL."""
+    """Process that leaves signals to the main one, so that it is ended by SIGKILL."""
 
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> Any:
@@ -167,7 +168,7 @@ class _Worker(multiprocessing.Process):
 
 
 def worker_context() -> BaseContext:
-    """For multiprocessing: its processes can be ended although they ignore signals."""
+    """Return a context for multiprocessing whose processes can be ended although they ignore signals."""
     context: Any = copy.copy(multiprocessing.get_context())
     context.Process = _Worker
     return context
@@ -175,7 +176,7 @@ def worker_context() -> BaseContext:
 
 @contextmanager
 def starting_workers() -> Iterator[None]:
-    """While entered, processes are started to which no signal comes before `leave_signals`."""
+    """Block signals in processes that are started inside this block, until `leave_signals`."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -187,7 +188,7 @@ def starting_workers() -> Iterator[None]:
 
 
 def leave_signals() -> None:
-    """In a process that the main one has started: leave it to that one what to do about signals."""
+    """Ignore signals in a process that the main one has started, and leave them to that one."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
@@ -195,9 +196,9 @@ def leave_signals() -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it ends, whatever ended that one."""
+    """End this process when its parent ends, for any reason."""
     parent = multiprocessing.parent_process()
-    assert parent is not None  # of a worker
+    assert parent is not None  # a worker has one
 
     def end() -> None:
         parent.join()
@@ -207,9 +208,9 @@ def end_with_parent() -> None:
 
 
 def stop_with_parent() -> None:
-    """Ask this process to stop, as SIGTERM does, when the one that started it ends, whatever ended that one.
+    """Ask this process to stop, as SIGTERM does, when its parent ends, for any reason.
 
-    Only where that one asks for it by `ENDS_WITH_STDIN`: standard input is a pipe from it then, and ends with it.
+    The parent requests this by `ENDS_WITH_STDIN`: standard input is then a pipe from it, which closes with it.
     """
     if not os.environ.pop(ENDS_WITH_STDIN, ""):
         return
@@ -223,5 +224,5 @@ def stop_with_parent() -> None:
 
 
 def discard_output() -> None:
-    """Let what is printed go nowhere: the terminal was closed, or the reader of a pipe went away."""
+    """Discard printed output: the terminal was closed, or the reader of a pipe has ended."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -51,7 +51,7 @@ def test_torchvision_sets(tmp_path, monkeypatch):
     assert data.train.fingerprint() != data.test.fingerprint()
 
 
-def test_sets_are_kept_where_all_that_is_fetched_is(tmp_path, monkeypatch):
+def test_downloads_are_stored_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torchvision.datasets, "SVHN", FakeSet)
     assert open_data("svhn").train.dataset.root == tmp_path / "patchloom"

@@ -18,7 +18,7 @@ from patchloom.errors import PatchloomError
 
 @pytest.fixture
 def folders(draw, tmp_path, monkeypatch):
-    """Two folders with files of the same names; one has a test split and classes, the other other classes."""
+    """Two folders with equal file names: one has a test split and classes, the other has other classes."""
     for name in ("train/cat/1.png", "train/dog/1.png", "train/dog/2.png", "test/dog/1.png"):
         draw(f"a/{name}")
     for name in ("dog/1.png", "owl/1.png"):
@@ -52,7 +52,7 @@ def test_labels_of_some_only(folders, draw):
     draw("c/1.png")
     data = open_data(["c", "b"])
     assert data.train.labels.tolist() == [-1, 0, 1]
-    assert data.notes == ("c: images without labels, beside others that have some",)
+    assert data.notes == ("c: images without labels, combined with others that have some",)
     assert open_data(["c", "a/test"]).train.labels is None
 
 
@@ -74,7 +74,7 @@ def test_the_order_mixes_the_parts_and_is_drawn(folders):
     chosen = np.array([42, 1, 7, 0])
     assert sorted(train.order(np.random.default_rng(0), chosen).tolist()) == [0, 1, 2, 3]
     first = [train.order(np.random.default_rng(seed))[0] for seed in range(2000)]
-    assert np.bincount(first, minlength=43).min() > 10  # each is as likely: about 46 of 2,000
+    assert np.bincount(first, minlength=43).min() > 10  # all are equally likely: about 46 of 2,000
 
 
 def test_fingerprint_and_stamp(folders):
@@ -97,7 +97,7 @@ def test_no_image_twice(folders):
             open_data(names)
 
 
-def test_commas_part_a_text_but_no_path_address_or_pattern(folders, draw):
+def test_commas_split_a_text_but_no_path_address_or_pattern(folders, draw):
     assert len(open_data("a,b").train) == 5 and len(open_data("a/, shapes:3 ").train) == 6
     draw("x,y/1.png")
     assert len(open_data("x,y").train) == 1
@@ -122,14 +122,14 @@ def test_no_name(folders, nothing):
             function(nothing)
 
 
-def test_they_are_found_again_from_anywhere(folders, monkeypatch):
+def test_absolute_names(folders, monkeypatch):
     kept = absolute_name("a,shapes:3,b")
     assert kept == [str(folders / "a"), "shapes:3", str(folders / "b")] and absolute_name(["a"]) == str(folders / "a")
     monkeypatch.chdir("/")
     assert len(open_data(kept).train) == 8 and absolute_name(kept) == kept
 
 
-def test_groups_of_the_parts_stay_apart(folders, tmp_path):
+def test_groups_of_the_sources_are_distinct(folders, tmp_path):
     (tmp_path / "m.csv").write_text("path,group\na/train/cat/1.png,x\na/train/dog/1.png,x\n")
     groups = open_data(["m.csv", "b"]).train.groups
     assert groups[0] == groups[1] and len(set(groups.tolist())) == 3

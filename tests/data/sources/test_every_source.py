@@ -1,4 +1,4 @@
-"""What holds for every kind of source, whatever was typed."""
+"""Properties of all kinds of sources."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PER_CLASS = 5
 
 
 class Kind(NamedTuple):
-    """A kind of source of the ten images in ``images/cat`` and ``images/dog``.
+    """Kind of source with the ten images in ``images/cat`` and ``images/dog``.
 
     Attributes:
-        make: writes what is typed, and returns it: a relative path, a pattern, or several.
-        labels: it has them.
+        make: function that writes the data and returns its name: a relative path, a pattern, or several.
+        labels: whether it has labels.
         file: an image among its files, if it reads these one by one, and not a container of them.
     """
 
@@ -95,7 +95,7 @@ KINDS = {
 
 
 @pytest.fixture
-def here(draw, tmp_path, monkeypatch):
+def folder(draw, tmp_path, monkeypatch):
     for kind in ("cat", "dog"):
         for number in range(PER_CLASS):
             draw(f"images/{kind}/{number}.png")
@@ -104,7 +104,7 @@ def here(draw, tmp_path, monkeypatch):
 
 
 @pytest.fixture(params=KINDS)
-def kind(request, here):
+def kind(request, folder):
     return KINDS[request.param]
 
 
@@ -137,9 +137,9 @@ def test_names_and_parts(kind):
     assert places == {None} or (len(places) == 10 and part.place(0) == source.place(7))
 
 
-def test_nothing_is_said_where_nothing_is_left_out(kind):
+def test_no_notes_if_nothing_is_left_out(kind):
     notes = open_data(kind.make()).notes
-    assert all("columns taken" in note for note in notes)
+    assert all("columns used" in note for note in notes)
 
 
 def test_the_fingerprint_follows_the_content(kind):
@@ -157,7 +157,7 @@ def test_the_fingerprint_follows_the_content(kind):
     assert changed.fingerprint() != before[0] and changed.stamp() != before[1]
 
 
-def test_a_file_that_vanishes_costs_its_image_alone(kind):
+def test_a_missing_file_costs_only_its_image(kind):
     source = open_data(kind.make()).train
     if kind.file is None:
         return
@@ -172,8 +172,8 @@ def test_a_file_that_vanishes_costs_its_image_alone(kind):
     assert len(np.unique(source.contents())) == 10
 
 
-def test_what_does_not_exist_is_said_in_a_sentence(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the Hub is asked five times where there is no network
+def test_missing_data_is_an_error_of_one_sentence(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # without a network, the Hub is asked five times
     typed = kind.make()
     for one in [typed] if isinstance(typed, str) else typed:
         place = one.partition("@")[0].removeprefix("hf:").partition("/")[0]
@@ -183,7 +183,7 @@ def test_what_does_not_exist_is_said_in_a_sentence(kind, tmp_path, monkeypatch):
     assert "\n" not in str(caught.value) and (":" in str(caught.value))
 
 
-def test_its_lasting_name_is_found_from_anywhere(kind, monkeypatch, tmp_path):
+def test_the_absolute_name_works_from_any_folder(kind, monkeypatch, tmp_path):
     kept = absolute_name(kind.make())
     before = open_data(kept).train
     elsewhere = tmp_path / "else" / "where"
@@ -193,7 +193,7 @@ def test_its_lasting_name_is_found_from_anywhere(kind, monkeypatch, tmp_path):
     assert absolute_name(kept) == kept and again.fingerprint() == before.fingerprint() and again.name == before.name
 
 
-def test_contents_tell_copies_and_splits_avoid_them(kind, here):
+def test_contents_identify_copies_and_splits_avoid_them(kind, folder):
     shutil.copy("images/dog/0.png", "images/dog/1.png")
     source = open_data(kind.make()).train
     contents = source.contents()

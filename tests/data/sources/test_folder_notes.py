@@ -1,4 +1,4 @@
-"""Whatever a folder holds and a run does not read, or takes otherwise than its name says, is said in a line."""
+"""Notes on files and splits of a folder that a run does not read, or reads in an unexpected way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from patchloom.evaluate.features import only_labelled
 
 @pytest.fixture
 def without_extras(monkeypatch):
-    """As where neither pillow-heif nor pydicom is installed."""
+    """Neither pillow-heif nor pydicom is installed."""
     monkeypatch.setattr(scandir, "IMAGE_SUFFIXES", decode.IMAGE_SUFFIXES - set(decode.EXTRAS))
 
 
@@ -26,7 +26,7 @@ def holding(draw, **counts):
             draw(f"{folder}/{folder}{i}.png")
 
 
-def test_nothing_is_said_of_what_is_all_used(tmp_path, draw):
+def test_no_notes_if_all_files_are_used(tmp_path, draw):
     holding(draw, train=4, test=2)
     (tmp_path / "README.md").touch()
     assert open_data(tmp_path).notes == ()
@@ -60,7 +60,7 @@ def test_splits_in_another_folder(tmp_path, draw):
                 draw(f"images/{folder}/{kind}/{i}.png")
     data = open_data(tmp_path)
     assert data.train.classes == data.test.classes == ("a", "b") and (len(data.train), len(data.test)) == (10, 6)
-    assert data.notes == ("images/valid (6) is the test, as no folder is called so",)
+    assert data.notes == ("images/valid (6) is the test, since no folder is called test",)
     draw("samples/1.png")
     draw("images/2.png")
     data = open_data(tmp_path)
@@ -68,14 +68,14 @@ def test_splits_in_another_folder(tmp_path, draw):
     assert "Of 18 images" in data.notes[0] and "images itself (1) and other folders (1) are neither" in data.notes[0]
 
 
-def test_splits_in_several_folders_are_none(tmp_path, draw):
+def test_splits_in_several_folders_are_not_used(tmp_path, draw):
     for kind in "bottle", "cable":
         for split in "train", "test":
             draw(f"{kind}/{split}/{kind}{split}.png")
     data = open_data(tmp_path)
     assert data.test is None and data.train.classes == ("bottle", "cable") and len(data.train) == 4
     assert data.notes == (
-        "Train and test within other folders are taken for no splits: all are trained on (bottle, cable)",
+        "Train and test within several folders are not used as splits: all are trained on (bottle, cable)",
     )
 
 
@@ -104,7 +104,7 @@ def test_a_folder_with_nothing_else_says_what_to_install(tmp_path, without_extra
         open_data(tmp_path)
 
 
-def test_one_class_folder_is_told_from_none(tmp_path, draw):
+def test_one_class_folder_and_none_have_different_reasons(tmp_path, draw):
     draw("cat/1.png")
     with pytest.raises(
         PatchloomError, match=r"labels are the names of sub-folders, and there is only one \(cat\), so put"
@@ -117,11 +117,11 @@ def test_one_class_folder_is_told_from_none(tmp_path, draw):
         only_labelled(open_data(tmp_path).train)
     draw("train/3.png")
     draw("test/3.png")
-    with pytest.raises(PatchloomError, match="has no labels: put each class's images in a sub-folder of its own$"):
+    with pytest.raises(PatchloomError, match="has no labels: put the images of each class in a separate sub-folder$"):
         only_labelled(open_data(tmp_path).train)
 
 
-def test_names_that_are_no_text_can_be_printed(tmp_path, draw, capsys):
+def test_names_that_are_not_unicode_can_be_printed(tmp_path, draw, capsys):
     if sys.platform == "darwin":
         pytest.skip("its file systems take no such names")
     draw("1.png")

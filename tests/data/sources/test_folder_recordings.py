@@ -1,4 +1,4 @@
-"""A folder of recordings is one of images in all else: splits, classes, lists, tables, patterns, groups."""
+"""Folders of recordings work like folders of images: splits, classes, lists, tables, patterns, groups."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_splits(tmp_path, record):
     assert {name: len(part) for name, part in data.others.items()} == {"val": 4}
 
 
-def test_masks_are_not_looked_for_among_recordings(tmp_path, record):
+def test_recordings_are_never_label_maps(tmp_path, record):
     for i in range(4):
         record(f"images/{i}.wav"), record(f"masks/{i}.wav")
     assert len(open_data(tmp_path).train) == 8
@@ -75,7 +75,7 @@ def test_every_form(tmp_path, record, form):
         assert train.classes == ("no", "yes") and train.labels.tolist() == [0, 0, 1, 1]
 
 
-def test_the_same_recordings_by_another_spec(tmp_path, record):
+def test_other_sound_settings(tmp_path, record):
     for word in ("no", "yes"):
         for i in range(4):
             record(f"{word}/{i}.wav")
@@ -98,7 +98,7 @@ def test_images_have_no_sound(draw, tmp_path):
         data.heard_as(Sound())
 
 
-def test_a_few_of_the_other_kind_lie_beside(tmp_path, record, draw):
+def test_a_few_files_of_the_other_kind_are_left_out(tmp_path, record, draw):
     for i in range(150):
         record(f"{i}.wav", seconds=0.01)
     draw("cover.jpg")

@@ -10,7 +10,7 @@ from patchloom.runs.folder import data_slug
 
 
 @pytest.fixture
-def here(draw, tmp_path, monkeypatch):
+def folder(draw, tmp_path, monkeypatch):
     for name in ("p/1.png", "p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png", "q/frames_2.png", "q/other.png"):
         draw(name) if name.endswith("png") else draw("x.png").rename(
             draw(name.replace("jpeg", "png")).with_suffix(".jpeg")
@@ -21,7 +21,7 @@ def here(draw, tmp_path, monkeypatch):
     return tmp_path
 
 
-def found(data):
+def paths_of(data):
     train = open_data(data).train
     return sorted(os.path.relpath(train.describe(i)) for i in range(len(train)))
 
@@ -39,18 +39,18 @@ def found(data):
         ("?", ["p/1.png", "p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png", "q/frames_2.png", "q/other.png"]),
     ],
 )
-def test_a_pattern_is_like_a_list_of_its_files(here, pattern, files):
+def test_a_pattern_is_like_a_list_of_its_files(folder, pattern, files):
     data = open_data(pattern)
-    assert found(pattern) == files and data.train.labels is None and data.test is None
-    assert found(str(here / pattern)) == files and data.train.name == pattern
+    assert paths_of(pattern) == files and data.train.labels is None and data.test is None
+    assert paths_of(str(folder / pattern)) == files and data.train.name == pattern
 
 
-def test_what_is_left_out_is_said(here):
+def test_notes_on_files_that_are_left_out(folder):
     data = open_data("p/*")
-    assert found("p/*") == ["p/1.png"]
+    assert paths_of("p/*") == ["p/1.png"]
     assert data.notes == (
-        "p/*: 1 files that are no images are left out",
-        "p/*: 1 folders are left out, since files match, too: ** takes what lies in them",
+        "p/*: 1 files that are not images are left out",
+        "p/*: 1 folders are left out, since files match, too: use ** for the files in them",
     )
     assert open_data("p/*.png").notes == ()
     for pattern, match in (("p/*.tif", "no file matches p/\\*.tif"), ("p/*.md", "1 paths and no image")):
@@ -58,38 +58,38 @@ def test_what_is_left_out_is_said(here):
             open_data(pattern)
 
 
-def test_files_that_a_shell_made_of_a_pattern(here):
+def test_a_pattern_expanded_by_a_shell(folder):
     words = ["q/frames_1.png", "q/frames_2.png"]
-    assert found(words) == words and open_data(words).train.name == "2 image files"
-    assert found(["q/frames_1.png", "p/1.png"]) == ["p/1.png", "q/frames_1.png"]
-    assert found(["q/frames_*.png", "p/a"]) == ["p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png", "q/frames_2.png"]
-    assert found(["q/frames_1.png", "p"]) == ["p/1.png", "p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png"]
+    assert paths_of(words) == words and open_data(words).train.name == "2 image files"
+    assert paths_of(["q/frames_1.png", "p/1.png"]) == ["p/1.png", "q/frames_1.png"]
+    assert paths_of(["q/frames_*.png", "p/a"]) == ["p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png", "q/frames_2.png"]
+    assert paths_of(["q/frames_1.png", "p"]) == ["p/1.png", "p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png"]
     with pytest.raises(PatchloomError, match=r"gone.png \(and 1 more of 3\) does not exist"):
         open_data(["q/other.png", "gone.png", "away.png"])
     with pytest.raises(PatchloomError, match="single image"):
         open_data("q/other.png")
 
 
-def test_it_lasts(here, monkeypatch):
-    (here / "odd [dir]").mkdir()
-    (here / "odd [dir]" / "1.png").write_bytes((here / "p/1.png").read_bytes())
-    kept = {here: absolute_name("q/frames_*.png"), here / "p": absolute_name("p/**/*.png")}
-    monkeypatch.chdir(here / "odd [dir]")
+def test_absolute_patterns(folder, monkeypatch):
+    (folder / "odd [dir]").mkdir()
+    (folder / "odd [dir]" / "1.png").write_bytes((folder / "p/1.png").read_bytes())
+    kept = {folder: absolute_name("q/frames_*.png"), folder / "p": absolute_name("p/**/*.png")}
+    monkeypatch.chdir(folder / "odd [dir]")
     odd = absolute_name("*.png")
     monkeypatch.chdir("/")
     assert [len(open_data(one).train) for one in (*kept.values(), odd)] == [2, 2, 1]
     assert absolute_name(odd) == odd and absolute_name("~/x*.png").startswith(os.path.expanduser("~"))
 
 
-def test_a_file_whose_name_looks_like_a_pattern_is_itself(here, draw):
+def test_a_file_whose_name_looks_like_a_pattern_is_itself(folder, draw):
     draw("r[1]/1.png")
-    assert found("r[1]") == ["r[1]/1.png"] and absolute_name("r[1]") == str(here / "r[1]")
+    assert paths_of("r[1]") == ["r[1]/1.png"] and absolute_name("r[1]") == str(folder / "r[1]")
 
 
-def test_the_fingerprint_follows_the_files(here):
+def test_the_fingerprint_follows_the_files(folder):
     first = open_data("q/*.png").train.fingerprint()
     assert open_data("q/*.png").train.fingerprint() == first
-    (here / "q/new.png").write_bytes((here / "p/1.png").read_bytes())
+    (folder / "q/new.png").write_bytes((folder / "p/1.png").read_bytes())
     assert open_data("q/*.png").train.fingerprint() != first
 
 
@@ -106,5 +106,5 @@ def test_the_fingerprint_follows_the_files(here):
         ("/x/m.csv@path=left", "m.csv"),
     ],
 )
-def test_what_the_folder_of_a_run_is_called(data, name):
+def test_names_of_run_folders(data, name):
     assert data_slug(data) == name

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face give the same images and words as files do."""
+"""Data sets of Hugging Face give the same images and messages as files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def png(i: int) -> bytes:
 
 
 def made(numbers, labels=None, names=("cat", "dog"), **columns):
-    """Images PIXELS[numbers], or the bytes or None that stand there; labels alternate."""
+    """Data set of PIXELS[number] for each number, or of given bytes or None; labels alternate."""
     images = [
         None if one is None else {"bytes": one if isinstance(one, bytes) else png(one), "path": None} for one in numbers
     ]
@@ -63,7 +63,7 @@ def assert_holds(source, numbers):
 
 
 @pytest.mark.parametrize("store", [parquet, saved])
-def test_every_sample_is_the_image_that_was_put_in(tmp_path, store):
+def test_samples_are_the_stored_images(tmp_path, store):
     name = store(tmp_path / "set", train=made(range(8), [0, 1, None, -1, 1, 1, 0, 0]), validation=made([9, 8]))
     data = open_data(name)
     assert_holds(data.train, range(8))
@@ -78,7 +78,7 @@ def test_every_sample_is_the_image_that_was_put_in(tmp_path, store):
 
 
 @pytest.mark.parametrize("store", [parquet, saved])
-def test_other_content_has_another_fingerprint_and_is_what_is_read(tmp_path, store):
+def test_changed_content_is_read_and_has_another_fingerprint(tmp_path, store):
     name = store(tmp_path / "set", train=made(range(4)))
     before = open_data(name).train
     told = before.fingerprint(), before.stamp()
@@ -126,7 +126,7 @@ def test_one_split_is_the_training_data(tmp_path):
 
 def test_columns_are_found_by_their_type(tmp_path):
     other = (datasets.Image(), {"bytes": png(0), "path": None})
-    with pytest.raises(PatchloomError, match="columns picture, kind, mask, and not one of images, or several"):
+    with pytest.raises(PatchloomError, match="columns picture, kind, mask, but no single column of images"):
         open_data(saved(tmp_path / "masks", train=made([1, 2], mask=other)))
     data = open_data(saved(tmp_path / "both", train=made([1, 2], image=other)))
     assert torch.equal(data.train.read(1), torch.from_numpy(PIXELS[0]).permute(2, 0, 1))
@@ -134,7 +134,7 @@ def test_columns_are_found_by_their_type(tmp_path):
     assert open_data(saved(tmp_path / "fine", train=made([1, 2], fine=fine))).train.labels is None
     data = open_data(saved(tmp_path / "label", train=made([1, 2], label=fine)))
     assert data.train.classes == ("a", "b", "c") and data.train.labels.tolist() == [2, 2]
-    with pytest.raises(PatchloomError, match="columns kind, and not one of images"):
+    with pytest.raises(PatchloomError, match="columns kind, but no single column of images"):
         open_data(saved(tmp_path / "none", train=made([1]).remove_columns("picture")))
     with pytest.raises(PatchloomError, match="other classes in test than in train"):
         open_data(saved(tmp_path / "names", train=made([1]), test=made([1], names=("x", "y"))))
@@ -160,7 +160,7 @@ def test_contents_are_those_of_the_same_files(tmp_path, store):
     assert (found[:4] == files[[0, 1, 2, 1]]).all() and len(np.unique(found)) == 5, "no image is no copy of another"
 
 
-def test_broken_images_are_named_and_give_way(tmp_path):
+def test_broken_images_are_named_and_replaced(tmp_path):
     name = saved(tmp_path / "set", train=made([0, png(1)[:70], b"no image", b"", 4]))
     source = open_data(name).train
     for i in (1, 2, 3):

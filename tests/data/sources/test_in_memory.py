@@ -1,4 +1,4 @@
-"""Images that a program gives: the same pixels and labels as from files, whatever holds them."""
+"""Images given as Python objects: the same pixels and labels as from files, for every type of container."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABELS = [i % 3 for i in range(12)]
 
 
 class Drawn(Dataset):
-    """Images by number, as ``form`` makes them of uint8 [h w c]."""
+    """Images by number, converted by ``form`` from uint8 [h w c]."""
 
     def __init__(self, form=lambda pixels, i: pixels, n=12):
         self.form, self.n = form, n
@@ -99,7 +99,7 @@ def test_floats_grey_images_and_deep_ones():
     assert open_data(grey > 100).train.read(0).unique().tolist() == [0, 255]
 
 
-def test_an_image_that_is_turned_stays_as_the_program_has_it(tmp_path):
+def test_a_rotated_image_is_not_modified(tmp_path):
     exif = Image.Exif()
     exif[274] = 6
     Image.fromarray(PIXELS[0]).save(tmp_path / "turned.png", exif=exif)
@@ -115,7 +115,7 @@ def test_words_are_labels_and_some_images_have_none():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Files of two classes, as torchvision's ImageFolder has them."""
+    """Files of two classes in the layout of torchvision's ImageFolder."""
     root = tmp_path_factory.mktemp("folder")
     for i, pixels in enumerate(PIXELS):
         path = root / ("dog" if i % 2 else "cat") / f"{i:02}.png"
@@ -124,7 +124,7 @@ def folder(tmp_path_factory):
     return root
 
 
-def test_labels_of_a_dataset_come_without_its_items(folder, monkeypatch):
+def test_labels_of_a_dataset_without_reading_items(folder, monkeypatch):
     read = []
     plain = ImageFolder.__getitem__
     monkeypatch.setattr(ImageFolder, "__getitem__", lambda self, i: read.append(i) or plain(self, i))
@@ -151,7 +151,7 @@ def test_paths_of_files(folder, monkeypatch):
         assert Path(found.describe(0)) == paths[0]
     labelled = open_data([(path, path.parent.name) for path in paths]).train
     assert labelled.classes == ("cat", "dog") and labelled.labels.tolist() == [0] * 6 + [1] * 6
-    refuse([*paths[:2], PIXELS[0]], "list[0] is a path and list[2] is none")
+    refuse([*paths[:2], PIXELS[0]], "list[0] is a path and list[2] is not")
     refuse([(folder / "nowhere.png", 1)], "none of the 1 files of the list exists")
     refuse([(paths[0], 1), (folder, 0)], "is a folder among image files")
 
@@ -161,7 +161,10 @@ def test_splits():
     assert data.test.classes == data.train.classes == ("a", "b", "c") and data.test.labels.tolist() == [2, 0]
     assert absolute_name({"train": PIXELS, "test": PIXELS[:3]}) == "12 images given in Python"
     refuse({"training": PIXELS}, "has the key train")
-    refuse({"train": [(PIXELS[0], "a"), (PIXELS[1], "b")], "test": [(PIXELS[0], "d")]}, "the class d, which those")
+    refuse(
+        {"train": [(PIXELS[0], "a"), (PIXELS[1], "b")], "test": [(PIXELS[0], "d")]},
+        "the class d, which the training images lack",
+    )
 
 
 def test_a_split_for_validation():
@@ -172,7 +175,7 @@ def test_a_split_for_validation():
     assert data.others["validation"].labels.tolist() == [-1]  # a class that is not trained on
 
 
-def test_what_is_open_already():
+def test_sources_that_are_open_already():
     first = open_data(PIXELS)
     assert open_data(first) is first and open_data(first.train).train is first.train
     part = first.train.subset([3, 4])
@@ -208,14 +211,14 @@ def test_processes_read_them(form, workers):
     assert all(torch.equal(a.views[0], b.views[0]) for a, b in zip(batches, expected, strict=True))
 
 
-def test_what_cannot_be_sent_to_processes_is_refused():
+def test_objects_that_cannot_be_sent_to_workers_are_refused():
     source = open_data(Drawn(lambda pixels, i: pixels)).train  # a lambda
     with pytest.raises((pickle.PicklingError, AttributeError)):
         pickle.dumps(source)
     before = multiprocessing.get_start_method()
     multiprocessing.set_start_method("spawn", force=True)
     try:
-        with pytest.raises(PatchloomError, match="cannot be sent to processes that read.*give --workers 0"):
+        with pytest.raises(PatchloomError, match="cannot be sent to worker processes.*give --workers 0"):
             next(training_batches(source, RandomCrop((8, 8)), 4, 0, 0, 3, 1))
     finally:
         multiprocessing.set_start_method(before, force=True)
@@ -242,25 +245,25 @@ def refuse(data, said: str) -> None:
 
 REFUSED = {
     "nothing": ([], "the list of images is empty"),
-    "a number": (5, "an object of type int is no set of images: give a folder"),
-    "none": (None, "an object of type NoneType is no set of images"),
-    "bytes": (b"abc", "an object of type bytes is no set of images"),
+    "a number": (5, "an object of type int is not a set of images: give a folder"),
+    "none": (None, "an object of type NoneType is not a set of images"),
+    "bytes": (b"abc", "an object of type bytes is not a set of images"),
     "a generator": ((one for one in PIXELS), "the images of a generator come in one order"),
     "a stream": (Endless(), "the images of a Endless come in one order"),
     "a loader": (DataLoader(Drawn()), "give its dataset, as loader.dataset"),
     "one image": (Image.fromarray(PIXELS[0]), "that is a single image"),
     "one array": (PIXELS[0], "an array [9 11 3] looks like one image"),
     "one tensor": (torch.zeros(3, 64, 64), "an array [3 64 64] looks like one image"),
-    "two dimensions": (np.zeros((64, 64), np.uint8), "an array [64 64] is no set of images"),
-    "no length": (Dataset(), "an object of type Dataset is no set of images"),
-    "a length that fails": (NoLength(), "this NoLength does not tell its length"),
-    "five dimensions": (np.zeros((2, 3, 4, 5, 6), np.uint8), "is no set of images"),
-    "words": (["a.png", 5], "list[0] is a path and list[1] is none"),
-    "numbers": ([1, 2, 3], "list[0] is of type int, and no image"),
-    "none inside": ([PIXELS[0], None], "list[1] is of type NoneType, and no image"),
+    "two dimensions": (np.zeros((64, 64), np.uint8), "an array [64 64] is not a set of images"),
+    "no length": (Dataset(), "an object of type Dataset is not a set of images"),
+    "a length that fails": (NoLength(), "this NoLength has no length"),
+    "five dimensions": (np.zeros((2, 3, 4, 5, 6), np.uint8), "is not a set of images"),
+    "words": (["a.png", 5], "list[0] is a path and list[1] is not"),
+    "numbers": ([1, 2, 3], "list[0] is of type int, not an image"),
+    "none inside": ([PIXELS[0], None], "list[1] is of type NoneType, not an image"),
     "vectors": ([np.zeros(7), np.zeros(7)], "is an array [7]: give [h w], [h w c] or [c h w]"),
-    "a cube": (np.zeros((2, 8, 8, 8), np.uint8), "channels cannot be told from rows and columns"),
-    "a flat one": ([np.zeros((3, 64, 3), np.uint8)], "channels cannot be told from rows and columns"),
+    "a cube": (np.zeros((2, 8, 8, 8), np.uint8), "channels cannot be distinguished from rows and columns"),
+    "a flat one": ([np.zeros((3, 64, 3), np.uint8)], "channels cannot be distinguished from rows and columns"),
     "both": ([np.zeros((3, 8, 8)), np.zeros((8, 8, 3))], "[3 8 8] with channels first and [8 8 3] with channels last"),
     "large floats": (PIXELS.astype(np.float32), "its values run from 0 to 255; scale"),
     "normalised": (
@@ -269,18 +272,18 @@ REFUSED = {
     ),
     "large numbers": (PIXELS.astype(np.int64), "values of type int64 are not supported"),
     "mixed labels": ([(PIXELS[0], 1), (PIXELS[1], "cat")], "some labels are numbers and some are words, such as cat"),
-    "chance": (Drawn(lambda pixels, i: np.random.permutation(pixels.ravel()).reshape(9, 11, 3)), "leave random"),
+    "chance": (Drawn(lambda pixels, i: np.random.permutation(pixels.ravel()).reshape(9, 11, 3)), "remove random"),
     "all broken": (Drawn(lambda pixels, i: 1 / 0), "Drawn[11] cannot be read as an image: division by zero"),
     "batches": (Drawn(lambda pixels, i: PIXELS[:4]), "an image of this Drawn is an array [4 9 11 3]"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_set_of_images_gets_one_sentence(case):
+def test_other_objects_are_refused_in_one_sentence(case):
     refuse(*REFUSED[case])
 
 
-def test_its_name_leads_nowhere(tmp_path, monkeypatch):
+def test_objects_cannot_be_opened_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = absolute_name(PIXELS)
     assert (
@@ -296,6 +299,6 @@ def test_its_name_leads_nowhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("given", [list(PIXELS), Drawn()])
-def test_how_images_of_a_program_get_labels(given):
+def test_advice_on_labels(given):
     with pytest.raises(PatchloomError, match="has no labels: give tuples of an image and its label, or dicts"):
         features.only_labelled(open_data(given).train.subset([0, 1]))

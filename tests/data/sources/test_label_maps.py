@@ -132,15 +132,15 @@ def test_names_alone_decide(tmp_path: Path) -> None:
         "StillsRaw/{}.png LabeledApproved/{}_L.png",
     ],
 )
-def test_half_of_the_rule_is_said_and_keeps_the_images(tmp_path: Path, classes: str) -> None:
-    """Neither a class called mask is lost, nor a folder of label maps without a word for it trained on unsaid."""
+def test_possible_label_maps_stay_with_a_note(tmp_path: Path, classes: str) -> None:
+    """A class called mask stays, and a folder of label maps without a word for them is trained on with a note."""
     for i in range(4):
         for form in classes.split():
             photo(tmp_path / form.format(i))
     data = open_data(tmp_path)
     assert len(data.train) == 4 * len(classes.split()) and len(data.train.classes) == len(classes.split())
     (note,) = data.notes
-    assert note.startswith("4 files are taken for images and may be label maps (") and "masks/" in note
+    assert note.startswith("4 files are used as images and may be label maps (") and "masks/" in note
     assert Path(classes.split()["mask" not in classes].format(0)).parts[0] in note
 
 
@@ -197,8 +197,8 @@ def test_classes_within_the_images_are_found(tmp_path: Path) -> None:
     assert train.classes == ("cat", "dog") and train.labels is not None and train.labels.tolist() == [0] * 4 + [1] * 4
 
 
-def test_one_file_an_object(tmp_path: Path) -> None:
-    """As in the cells of the Data Science Bowl: ID/images/ID.png and ID/masks/ANY.png."""
+def test_one_file_per_object(tmp_path: Path) -> None:
+    """The layout of cells in the Data Science Bowl: ID/images/ID.png and ID/masks/ANY.png."""
     for i in range(12):
         photo(tmp_path / f"cell{i}" / "images" / f"cell{i}.png")
         for part in range(3):
@@ -206,7 +206,7 @@ def test_one_file_an_object(tmp_path: Path) -> None:
     assert len(open_data(tmp_path).train) == 12
 
 
-def test_splits_within_and_without(tmp_path: Path) -> None:
+def test_splits_inside_and_outside(tmp_path: Path) -> None:
     for split, count in {"train": 5, "val": 3, "test": 4}.items():
         for i in range(count):
             photo(tmp_path / "a" / "images" / split / f"{split}{i}.jpg")

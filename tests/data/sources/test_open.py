@@ -145,7 +145,7 @@ def test_fingerprint_follows_the_content(tmp_path, draw):
 
 
 def test_the_fingerprint_of_files_is_made_of_these_parts(tmp_path, draw):
-    """Runs are resumed by it, so it must stay what it is."""
+    """Runs are resumed by the fingerprint, so it must never change."""
     for name in ("b/2.png", "a/é.png", "a/1.JPG", "b/c/1.png"):
         draw(name.replace("JPG", "png")).rename(tmp_path / name)
     strange = os.fsdecode(b"a/\xff.png")
@@ -178,7 +178,7 @@ def test_paths_are_relative_to_the_folder_however_it_is_written(tmp_path, draw, 
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)))
-def test_names_in_one_block(names):
+def test_packed_strings(names):
     kept = pickle.loads(pickle.dumps(PackedStrings(names)))
     assert list(kept) == names == [kept[i] for i in range(len(kept))]
     with pytest.raises(IndexError):

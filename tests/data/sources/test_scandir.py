@@ -1,4 +1,4 @@
-"""The files of a folder: hidden files and the folders of runs are left out."""
+"""Listing of a folder: hidden files and the folders of runs are left out."""
 
 import pytest
 from PIL import Image
@@ -17,13 +17,13 @@ def test_hidden_files_are_skipped_and_names_need_not_be_text(tmp_path):
 
 @pytest.mark.parametrize("split", ["", "train/"])
 @pytest.mark.parametrize("files", [("requested.yaml", "config.yaml"), ("compare.yaml", "comparison.csv")])
-def test_pictures_of_a_run_are_no_data(tmp_path, split, files):
+def test_pictures_of_a_run_are_not_data(tmp_path, split, files):
     for path in ("a.png", f"{split}b.png", "test/c.png" if split else "c.png", "runs/own/pictures/1.png"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(tmp_path / path)
     before = open_data(tmp_path)
     for file in files:
-        assert open_data(tmp_path).notes == before.notes  # one of the two files alone is no run
+        assert open_data(tmp_path).notes == before.notes  # one of the two files alone does not make a run
         (tmp_path / "runs" / "own" / file).write_text("")
     after = open_data(tmp_path)
     assert len(after.train) == (1 if split else 3)

@@ -26,8 +26,8 @@ def test_seeds_numbers_and_sizes_differ():
     assert Shapes(1, size=40).read(0).shape == (3, 40, 40)
 
 
-def test_the_images_stay_what_they_are():
-    """Runs that were begun with an earlier version go on with the same images, whose fingerprint is the same."""
+def test_images_never_change():
+    """Runs that began with an earlier version continue with the same images, which have the same fingerprint."""
     shapes = Shapes(10)
     assert shapes.labels.tolist() == [7, 4, 3, 0, 1, 2, 8, 6, 5, 9]
     assert shapes.read(0).double().mean((1, 2)).tolist() == pytest.approx([26.287, 120.449, 228.965], abs=0.01)
@@ -63,8 +63,8 @@ def test_mask_and_box_agree_with_the_picture(size):
             assert np.linalg.norm(np.median(picture[~mask], 0) - colour) > 60
 
 
-def test_masks_tell_the_classes_apart():
-    """Area over squared diameter, from the mask alone, orders the classes as their geometry says."""
+def test_masks_distinguish_the_classes():
+    """Area over squared diameter of the masks orders the classes according to their geometry."""
     shapes = Shapes(500)
     fill = {name: [] for name in SHAPES}
     for i in range(500):

@@ -1,4 +1,4 @@
-"""Synthetic recordings: the same from a seed on every machine and at every rate, and told apart by order alone."""
+"""Synthetic recordings: the same from a seed on every machine and at every rate; classes differ only in order."""
 
 import pickle
 from dataclasses import replace
@@ -28,8 +28,8 @@ def test_a_recording_depends_on_seed_and_number_only():
     assert one.read(0) is one.read(0)
 
 
-def test_the_recordings_stay_what_they_are():
-    """Runs that were begun with an earlier version go on with the same recordings, whose fingerprint is the same."""
+def test_recordings_never_change():
+    """Runs that began with an earlier version continue with the same recordings, which have the same fingerprint."""
     tones = Tones(12)
     assert tones.labels.tolist() == [4, 11, 6, 8, 3, 2, 1, 7, 9, 10, 5, 0]
     wave = tones.read(0).double()
@@ -58,8 +58,8 @@ def test_another_rate_gives_the_same_sounds():
     assert Tones(2).heard_as(replace(Sound(), rate=1000)).read(1).shape == (1, 1, 1000)
 
 
-def test_glides_go_the_way_they_are_called_and_sounds_come_in_the_order_of_the_name(monkeypatch):
-    monkeypatch.setattr(sources_tones, "_LENGTH", (0.14, 0.14))  # long enough to be looked at in two parts
+def test_glides_and_the_order_of_sounds_match_the_class(monkeypatch):
+    monkeypatch.setattr(sources_tones, "_LENGTH", (0.14, 0.14))  # long enough to be split into two parts
     right, alike = [], []
     for number in range(40):
         rise, fall, hum, again = (
@@ -73,18 +73,18 @@ def test_glides_go_the_way_they_are_called_and_sounds_come_in_the_order_of_the_n
 
 
 def start_of(wave: np.ndarray) -> np.ndarray:
-    """A tenth of a second from where something begins that is louder than the background."""
+    """Return a tenth of a second from the onset of a sound that is louder than the background."""
     return wave[np.flatnonzero(np.abs(wave) > 0.2 * np.abs(wave).max())[0] :][:1600].astype(float)
 
 
 def period(wave: np.ndarray) -> int:
-    """Of a voice, in samples: the lag at which it is most like itself."""
+    """Return the period of a voice in samples: the lag with the highest autocorrelation."""
     whole = np.correlate(wave, wave, "full")[len(wave) - 1 :]
     return 40 + int(np.argmax(whole[40:300] / np.arange(len(wave), 0, -1)[40:300]))
 
 
 def test_raw_features_hardly_help():
-    """Chance is 8.3 %: what is in a recording tells nothing, and where it is hardly more."""
+    """Chance is 8.3 %: classifiers of raw pictures and spectra are hardly better."""
     train, test = Tones(360), Tones(240, first=2**40)
 
     def rows(tones):

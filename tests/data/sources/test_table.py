@@ -62,18 +62,18 @@ def test_one_column_with_and_without_a_header(table, tmp_path):
     assert names(open_data(table(*IMAGES)).train, tmp_path) == IMAGES
 
 
-def test_without_a_header_the_images_tell_the_columns(table, tmp_path):
+def test_without_a_header_images_identify_the_columns(table, tmp_path):
     for lines in (rows("aabbab"), [f"{label},{name}" for name, label in zip(IMAGES, "aabbab", strict=True)]):
         train = open_data(table(*lines)).train
         assert names(train, tmp_path) == IMAGES and train.labels.tolist() == [0, 0, 1, 1, 0, 1]
-    refused(table(*rows("aabbab", "xxxxxx")), "m.csv does not name its 3 columns: write a first line")
+    refused(table(*rows("aabbab", "xxxxxx")), "m.csv does not name its 3 columns: add a header line")
 
 
 def test_a_column_of_images_with_a_strange_name_is_found_and_two_are_not_guessed(table, tmp_path):
     train = open_data(table("frame,left", *rows("abcdef"))).train
     assert names(train, tmp_path) == IMAGES and train.labels is None and train.column("left")[2] == "c"
     two = table("left,right", *rows(reversed(IMAGES)))
-    refused(two, "columns left and right, and each could be the path: say which, as .*m.csv@path=left")
+    refused(two, "columns left and right, and each could be the path: choose one, as .*m.csv@path=left")
     assert names(open_data(f"{two}@path=right").train, tmp_path) == IMAGES[::-1]
 
 
@@ -140,7 +140,7 @@ def test_strange_headers(table):
     refused(table("id,species", "1,cat") + "@path=id", "none of the 1 files.*first is 1")
     refused(table("path,x,x", *rows("aabbab", "aabbab")), "two columns called 'x'")
     refused(table("path,label", *rows("aabbab")) + "@label=kind", "has no column kind: it has path, label")
-    refused(table("path,label", *rows("aabbab")) + "@kind=label", "after @ stand path, label, split, group")
+    refused(table("path,label", *rows("aabbab")) + "@kind=label", "after @, write path, label, split, group")
     refused(table(*IMAGES, name="list.txt") + "@path=x", "plain list, which has no columns")
 
 
@@ -164,14 +164,16 @@ def test_a_column_called_group_and_any_other_by_name(table):
     assert open_data(f"{path}@group=").train.groups is None
 
 
-def test_what_is_missing_is_said_in_terms_of_columns(table):
+def test_advice_names_columns(table):
     path = table("image,right,day", *rows(IMAGES, "aabbcc"))
     for name, asked in (
         (path, f"{path}@"),
         (f"{path}@path=right", f"{path}@path=right,"),
         (f"{path}@label=", f"{path}@"),
     ):
-        with pytest.raises(PatchloomError, match=f"has no labels: say which column holds them, {asked}label=COLUMN$"):
+        with pytest.raises(
+            PatchloomError, match=f"has no labels: name the column that holds them, {asked}label=COLUMN$"
+        ):
             features.only_labelled(open_data(name).train.subset([0, 1]))
     with pytest.raises(PatchloomError, match=r"--group dya matches no .*: give a column \(right, day\), a regular"):
         open_data(path, group="dya")

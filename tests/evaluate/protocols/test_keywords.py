@@ -185,8 +185,8 @@ def test_a_plain_folder_of_words(run: Path, commands: Path, tmp_path: Path, caps
 
 def test_wrong_pairs_are_refused_in_a_sentence(run: Path, commands: Path, tiny_encoder: Path) -> None:
     for options, said in (
-        ({"words": "yes,nope"}, "has no folder of the word nope"),
-        ({"words": None}, "of the ten words that are told apart where nobody says which"),
+        ({"words": "yes,nope"}, "has no folder for the word nope"),
+        ({"words": None}, "of the default ten words"),
         ({"flip": True}, "--flip is for images, and "),
         ({"group": "parent"}, "keywords takes the parts that the data has: leave --group away"),
         ({"labels": 0.0}, "--labels must be a share above 0"),

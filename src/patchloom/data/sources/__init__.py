@@ -1,1 +1,1 @@
-"""Kinds of sources, one file each; `open` chooses between them by what the user typed."""
+"""Kinds of sources, one file each; `open` chooses one by what the user typed."""

@@ -1,4 +1,4 @@
-"""Data sets by name: drawn shapes, synthetic recordings, scikit-learn's digits, and what torchvision downloads."""
+"""Built-in data sets: synthetic shapes and recordings, scikit-learn's digits, and downloads by torchvision."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ BUILTIN = ("shapes", "tones", "digits", *FETCHED)
 _TEST = 2**40
 
 
-# by name: the class, how many training and test ones there are, and what they are
+# by name: the class, the default numbers of training and test items, and the name of the items
 _MADE = {"shapes": (Shapes, 5000, 2000, "images"), "tones": (Tones, 5000, 1000, "recordings")}
 
 
 class Digits(Source):
-    """Some of scikit-learn's 1,797 handwritten digits: uint8 [1 8 8]."""
+    """Handwritten digits, some of scikit-learn's 1,797: uint8 [1 8 8]."""
 
     name = "digits"
     classes = tuple("0123456789")
@@ -69,7 +69,7 @@ class Digits(Source):
 
 
 class Torchvision(Source):
-    """One split of a torchvision data set."""
+    """Split of a torchvision data set."""
 
     def __init__(self, name: str, split: str, dataset: Any) -> None:
         self.name, self.split, self.dataset = name, split, dataset
@@ -88,7 +88,7 @@ class Torchvision(Source):
             raise Unreadable(f"{self.describe(i)} cannot be read as an image: {error}") from error
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
-        """Hashes of the pixels where they are in memory, otherwise of the files, where torchvision names them."""
+        """Return hashes of the pixels if they are in memory, otherwise of the files, if torchvision names them."""
         if (pixels := self._pixels()) is not None:
             return contents_of(PIXEL_KIND, ([one] for one in pixels[... if chosen is None else chosen]))
         files = self._files()
@@ -117,7 +117,7 @@ class Torchvision(Source):
 
 
 def is_builtin(data: str) -> bool:
-    """Whether ``data`` is the name of a data set of this file."""
+    """Return whether ``data`` is the name of a data set of this file."""
     return data == "digits" or data.partition(":")[0] in _MADE or data.partition("@")[0] in FETCHED
 
 
@@ -158,9 +158,9 @@ def _download(name: str, dataset: str, folder: Path, arguments: dict[str, Any], 
     if not fetch:
         try:
             return getattr(torchvision.datasets, dataset)(root=folder, download=False, **arguments)
-        except Exception as error:  # what is missing or damaged there raises many kinds
+        except Exception as error:  # missing or damaged files raise many kinds of exceptions
             raise PatchloomError(
-                f"{name} is not in {folder}, and is only downloaded for who types it: name it as the data"
+                f"{name} is not in {folder}, and is downloaded only if you type its name: give it as the data"
             ) from error
     try:
         folder.mkdir(parents=True, exist_ok=True)

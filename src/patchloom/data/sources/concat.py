@@ -1,4 +1,4 @@
-"""Several sources as one: folders, lists, names and shards, one behind the other."""
+"""Concatenation of several sources: folders, lists, names and shards."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from patchloom.errors import PatchloomError
 
 
 class ConcatSource(Source):
-    """Several sources, one behind the other. Classes of the same name are one class.
+    """Several sources, concatenated. Classes of the same name are one class.
 
     Args:
-        name: what the user typed.
-        sources: the parts.
-        classes: names of the classes, those of all parts among them; () without labels.
+        name: name as the user typed it.
+        sources: sources to concatenate.
+        classes: names of the classes, including those of all sources; () without labels.
     """
 
     def __init__(self, name: str, sources: Sequence[Source], classes: tuple[str, ...] = ()) -> None:
@@ -43,7 +43,7 @@ class ConcatSource(Source):
         return self.sources[part], int(i - (self.ends[part - 1] if part else 0))
 
     def _in_each(self, chosen: np.ndarray | None) -> list[tuple[Source, np.ndarray | None, np.ndarray]]:
-        """For each part (it, the images of it among ``chosen``, their places in ``chosen``); None stands for all."""
+        """Return (source, its images among ``chosen``, their places in ``chosen``) for each source; None means all."""
         starts = [0, *self.ends[:-1].tolist()]
         if chosen is None:
             return [(one, None, np.arange(a, a + len(one))) for one, a in zip(self.sources, starts, strict=True)]
@@ -56,14 +56,14 @@ class ConcatSource(Source):
         return source.read(inside)
 
     def _heard_as(self, sound: Sound) -> Source:
-        heard = copy(self)  # with the groups that it has by now
+        heard = copy(self)  # keeps groups that were assigned later
         heard.sources, heard.sound = tuple(source.heard_as(sound) for source in self.sources), sound
         return heard
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
         parts = [(source.contents(some), places) for source, some, places in self._in_each(chosen)]
         found = [contents for contents, _ in parts if contents is not None]
-        if len(found) < len(parts):  # copies would be found in a part of the images only
+        if len(found) < len(parts):  # copies would only be found among some of the images
             return None
         contents = np.concatenate(found)
         ordered = np.empty_like(contents)
@@ -71,7 +71,7 @@ class ConcatSource(Source):
         return ordered
 
     def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
-        """The parts' own orders, mixed at random: uniform where theirs are."""
+        """Draw the sources' own orders, mixed at random: uniform if theirs are."""
         parts = [places[source.order(rng, some)] for source, some, places in self._in_each(chosen)]
         turn = rng.permutation(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
         mixed = np.empty(len(turn), np.int64)
@@ -109,7 +109,7 @@ def open_concat(names: Sequence[str | Path], name: str, open_one: Callable[[str 
 
 
 def concat_data(parts: Sequence[Data], name: str) -> Data:
-    """Several sources that are open already as one, called ``name``."""
+    """Combine several opened sources into one, called ``name``."""
     if len(parts) == 1:
         return parts[0]
     training = [part.train for part in parts]
@@ -117,18 +117,20 @@ def concat_data(parts: Sequence[Data], name: str) -> Data:
     if len(kinds) > 1:
         raise PatchloomError(
             f"{kinds['recordings']} holds recordings and {kinds['images']} holds images: an encoder learns from one "
-            "kind, so name data of one kind"
+            "kind: give only images, or only recordings"
         )
     classes = tuple(dict.fromkeys(word for source in training for word in source.classes))
     notes = [note for part in parts for note in part.notes]
     with_labels = [source for source in training if source.labels is not None]
     if with_labels and len(with_labels) < len(training):
         without = [source.name for source in training if source.labels is None]
-        notes.append(f"{_said(without)}: images without labels, beside others that have some")
+        notes.append(f"{_joined(without)}: images without labels, combined with others that have some")
     tests = [part.test for part in parts if part.test is not None]
     if tests and len(tests) < len(parts):
         without = [part.train.name for part in parts if part.test is None]
-        notes.append(f"{_said(without)}: no test images; those of {_said([test.name for test in tests])} are the test")
+        notes.append(
+            f"{_joined(without)}: no test images; those of {_joined([test.name for test in tests])} are the test"
+        )
     test = ConcatSource(name, tests, classes) if tests else None
     others: dict[str, list[Source]] = {}
     for split, source in (each for part in parts for each in part.others.items()):
@@ -138,12 +140,12 @@ def concat_data(parts: Sequence[Data], name: str) -> Data:
 
 
 def join_names(names: Sequence[str | Path]) -> str:
-    """What several sources are called together."""
+    """Return a common name for several sources."""
     return ",".join(map(str, names)) if len(names) <= 3 else f"{os.fspath(names[0])} and {len(names) - 1:,} more"
 
 
 def split_commas(name: str) -> list[str]:
-    """The parts of a text between commas that are in no braces: ``a,b-{0,1}`` has two."""
+    """Split a text at commas outside of braces: ``a,b-{0,1}`` has two parts."""
     parts, depth = [""], 0
     for letter in name:
         depth += (letter == "{") - (letter == "}")
@@ -154,7 +156,7 @@ def split_commas(name: str) -> list[str]:
     return [part for part in map(str.strip, parts) if part]
 
 
-def _said(names: Sequence[str]) -> str:
+def _joined(names: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
@@ -162,12 +164,12 @@ def _labels(source: Source, classes: tuple[str, ...]) -> np.ndarray:
     if source.labels is None:
         return np.full(len(source), -1, np.int64)
     number = {word: i for i, word in enumerate(classes)}
-    # the last is for images without a label, which is -1
+    # the last entry is for images without a label (-1)
     return np.array([*(number[word] for word in source.classes), -1], np.int64)[source.labels]
 
 
 def _groups(sources: Sequence[Source]) -> np.ndarray:
-    """Those of the sources, apart from each other; images of a source without any are groups of their own."""
+    """Return the groups of all sources, different in each; an image of a source without groups is a group."""
     found: list[np.ndarray] = []
     start = 0
     for source in sources:

@@ -1,4 +1,4 @@
-"""Files of images or recordings, wherever their paths come from."""
+"""Files of images or recordings, given by their paths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from patchloom.data.source import Source, digest, stamp_of_files
 
 
 class PackedStrings(Sequence[str]):
-    """Strings in one block of bytes: small for a million paths, and shared with forked worker processes."""
+    """Strings in one block of bytes: compact for a million paths, and shared with forked worker processes."""
 
     def __init__(self, names: Sequence[str]) -> None:
         lengths = (len(name.encode("utf-8", "surrogateescape")) for name in names)
@@ -28,7 +28,7 @@ class PackedStrings(Sequence[str]):
 
     @classmethod
     def of(cls, letters: bytes, ends: np.ndarray) -> PackedStrings:
-        """From all strings joined, in UTF-8, and the offset of the end of each, int64 [n]."""
+        """Create from all strings joined, in UTF-8, and the offset of the end of each, int64 [n]."""
         names = cls.__new__(cls)
         names.letters, names.ends = letters, ends
         return names
@@ -42,21 +42,21 @@ class PackedStrings(Sequence[str]):
             yield self.letters[start:end].decode("utf-8", "surrogateescape")
             start = end
 
-    def __getitem__(self, i: int) -> str:  # type: ignore[override]  # slices are never asked for
+    def __getitem__(self, i: int) -> str:  # type: ignore[override]  # slices are not supported
         if not 0 <= i < len(self.ends):
             raise IndexError(i)
         return self.letters[self.ends[i - 1] if i else 0 : self.ends[i]].decode("utf-8", "surrogateescape")
 
     def under(self, prefix: str) -> range:
-        """The places of those that begin with ``prefix``, which is not empty; all must be sorted."""
+        """Return the indices of strings that begin with ``prefix``, which is not empty; all must be sorted."""
         return range(bisect_left(self, prefix), bisect_left(self, prefix[:-1] + chr(ord(prefix[-1]) + 1)))
 
     def where(self, kept: np.ndarray, cut: int = 0) -> PackedStrings:
-        """Some of them, without their first bytes.
+        """Return some of the strings, without their first bytes.
 
         Args:
-            kept: bool [n].
-            cut: number of bytes.
+            kept: bool [n], strings to return.
+            cut: number of bytes to remove from the beginning of each.
         """
         lengths = np.diff(self.ends, prepend=0)
         starts = self.ends - lengths
@@ -71,14 +71,14 @@ class Files(Source):
     """Files of images, or of recordings.
 
     Args:
-        name: what the user typed.
-        root: folder to which the paths are relative.
-        paths: of the files; absolute ones are allowed.
+        name: name as the user typed it.
+        root: folder that the paths are relative to.
+        paths: paths of the files; absolute ones are allowed.
         classes: names of the classes.
         labels: int64 [n], indices into ``classes``, -1 for none.
-        columns: what else a table says of each file, [n] by name.
-        sound: as which recordings are read; None: the files are images.
-        groups: int64 [n], as in `Source`.
+        columns: other columns of a table, [n] by name.
+        sound: settings with which recordings are read; None for images.
+        groups: int64 [n], see `Source`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Files(Source):
         return self.columns.get(name)
 
     def fingerprint(self) -> str:
-        """Of relative paths, sizes, modification times and labels, so that moving the folder does not change it."""
+        """Return a digest of relative paths, sizes, mtimes and labels; moving the folder does not change it."""
         return digest(chain(self.classes, self._states()))
 
     def _states(self) -> Iterator[str]:

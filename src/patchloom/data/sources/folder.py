@@ -1,4 +1,4 @@
-"""A folder of images or recordings: its splits, its classes, and what in it is not taken for an image."""
+"""Folders of images or recordings: their splits, their classes, and files that are left out."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _TEST = ("test", "testing", *TEST_SPLITS[1:], "valid")  # in order of preference
 
 @dataclass(frozen=True)
 class _Part:
-    """Images of a folder, or recordings.
+    """Images or recordings of a folder.
 
     Attributes:
-        root: to which the paths are relative.
-        paths: of the images.
-        where: what notes call the folder, relative to the one that the user gave, with a slash at the end; "" for that.
-        sound: as which recordings are read; None for images.
+        root: folder that the paths are relative to.
+        paths: paths of the images.
+        where: name of the folder in notes, relative to the user's folder, with a trailing slash; "" for that folder.
+        sound: settings with which recordings are read; None for images.
     """
 
     root: Path
@@ -46,12 +46,12 @@ class _Part:
 
     @property
     def only_folder(self) -> str:
-        """The first-level sub-folder in which all images lie; "" if there is none."""
+        """First-level sub-folder that holds all images; "" if there is none."""
         top, slash, _ = self.paths[0].partition("/") if len(self) else ("", "", "")
         return top if slash and len(self.paths.under(f"{top}/")) == len(self) else ""
 
     def inside(self, folder: str) -> _Part:
-        """What lies in a first-level sub-folder."""
+        """Return the images in a first-level sub-folder."""
         kept = np.zeros(len(self), bool)
         there = self.paths.under(f"{folder}/")
         kept[there.start : there.stop] = True
@@ -63,10 +63,10 @@ def open_folder(folder: Path, name: str) -> Data:
     """Open a folder of images or recordings, at any depth.
 
     Hidden files are skipped; a folder that links reach twice is read once. Sub-folders ``train`` and one of ``test``,
-    ``val``, ``validation`` are the splits, also where they lie in another, as ``images/train`` does. Of several for the
-    test the first is taken, and the others are left out. Label maps are left out, too. First-level sub-folders are
+    ``val``, ``validation`` are the splits, also inside another folder, as in ``images/train``. Of several that could be
+    the test, the first is used, and the others are left out. Label maps are left out, too. First-level sub-folders are
     classes if at least two of them hold images and no image lies beside them. A test split with images directly in it
-    has no labels, whatever the training split has.
+    has no labels, even if the training split has some.
     """
     if any((folder / case(word)).is_dir() for word in _TRAIN for case in (str.lower, str.title, str.upper)):
         with os.scandir(folder) as entries:  # only now: there may be a million files
@@ -98,21 +98,21 @@ def open_folder(folder: Path, name: str) -> Data:
         return _of_splits(name, parts, _splits(inside), elsewhere, [*notes, *others])
     if split_within:
         where = limit_examples(split_within, len(split_within))
-        notes.append(f"Train and test within other folders are taken for no splits: all are trained on ({where})")
+        notes.append(f"Train and test within several folders are not used as splits: all are trained on ({where})")
     if len(paths) < len(listed.paths) and whole.only_folder:
         whole = whole.inside(whole.only_folder)
     return Data(_source(name, whole), None, (*notes, *others))
 
 
 def _splits(folders: Iterable[str]) -> tuple[str, str] | None:
-    """Which of some folders are for training and for the test, if there are both."""
+    """Return the folders for training and for the test among some folders; None unless there are both."""
     known = {folder.lower(): folder for folder in folders}
     train, test = (next((known[word] for word in words if word in known), None) for words in (_TRAIN, _TEST))
     return None if train is None or test is None else (train, test)
 
 
 def _split_here(folder: Path, name: str, children: list[str], splits: tuple[str, str], files: list[str]) -> Data:
-    """A folder in which the splits lie. Each is listed by itself, since links may lead from one into another."""
+    """Open a folder that holds the splits. Each is listed separately, since links may lead from one to another."""
     here, notes = {"": list_names(files)}, []
     for child in children:
         here[f"{child}/"], of_runs = without_runs(folder / child, list_files(folder / child), f"{child}/")
@@ -143,7 +143,7 @@ def _of_splits(
     elsewhere: Mapping[str, int],
     notes: list[str],
 ) -> Data:
-    """Data from the folders that stand side by side."""
+    """Return the data of splits in folders side by side."""
     assert splits is not None
     train, test = (parts[split] for split in splits)
     left = {part.where.rstrip("/"): len(part) for child, part in parts.items() if child not in splits}
@@ -155,13 +155,13 @@ def _of_splits(
         sentence = note_on_splits(trained, tested, counts, f"move {{}} into {splits[0]}")
         notes = [f"Of {total:,} {modality_of(train.sound).noun}, {sentence}", *notes]
     elif splits[1].lower() not in _TEST[:2]:
-        notes = [f"{tested} is the test, as no folder is called so", *notes]
+        notes = [f"{tested} is the test, since no folder is called test", *notes]
     source = _source(name, train)
     others = {}
     for child, part in parts.items():
         if child not in splits and len(part) and child.lower() in (*_TRAIN, *_TEST):
             tops = {path.split("/")[0] for path in part.paths if "/" in path}
-            # classes that are not trained on are no reason to refuse what is neither trained on nor the test
+            # unknown classes are allowed in splits that are used neither for training nor as the test
             others[child] = _test_source(name, part, child, source.classes if tops <= set(source.classes) else ())
     return Data(source, _test_source(name, test, splits[1], source.classes), tuple(notes), others)
 
@@ -187,7 +187,7 @@ def _test_source(name: str, part: _Part, split: str, classes: tuple[str, ...]) -
     if strange:
         raise PatchloomError(
             f"{name} has the class {strange[0]} in {split} but not in train: "
-            "name the class folders of both alike, or take that one out"
+            "give the class folders the same names in both, or remove that one"
         )
     return Files(name, part.root, paths, classes, _labels(paths, classes), sound=part.sound)
 

@@ -1,4 +1,4 @@
-"""Files of images or recordings, by a pattern of paths or one by one, as a shell leaves them of one without quotes."""
+"""Files of images or recordings, given by a pattern or one by one, as a shell expands an unquoted pattern."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from patchloom.errors import PatchloomError
 
 
 def is_pattern(name: str) -> bool:
-    """Whether this is a pattern of paths: it has ``*``, ``?`` or ``[``, or braces that stand for several words."""
+    """Return whether a name is a pattern of paths: it has ``*``, ``?`` or ``[``, or braces with alternatives."""
     return glob.has_magic(name) or len(expand_braces(name)) > 1
 
 
 def absolute_pattern(name: str) -> str:
-    """The pattern as it can be used from any working directory, whose own name is no pattern."""
+    """Make a pattern absolute; the working directory's own name is escaped."""
     path = os.path.expanduser(name)
     return path if os.path.isabs(path) else os.path.join(glob.escape(os.getcwd()), path)
 
 
 def matches(pattern: str) -> list[str]:
-    """Sorted paths that match: ``**`` stands for folders of any depth, braces for words, as in a shell."""
+    """Return the sorted paths that match: ``**`` matches folders of any depth, braces give alternatives."""
     each = (sorted(glob.iglob(one, recursive=True)) for one in expand_braces(os.path.expanduser(pattern)))
     found = list(dict.fromkeys(os.path.normpath(path) for some in each for path in some))
     if not found:
@@ -39,24 +39,24 @@ def matches(pattern: str) -> list[str]:
 
 
 def open_images(paths: Sequence[str], name: str) -> Data:
-    """The images or recordings among ``paths``, like a list of them. Others, and folders, are left out, with a note."""
+    """Open the images or recordings among ``paths``. Other files, and folders, are left out, with a note."""
     files = [path for path in paths if os.path.isfile(path)]
     kinds, sound, notes = select_kind({"": list_names(files)}, name)
     images = set(kinds[""].paths)
     found = [path for path in files if path in images]
     folders = sum(map(os.path.isdir, paths))
     if not found:
-        raise PatchloomError(f"{name} stands for {len(paths):,} paths and no image: {endings()}")
+        raise PatchloomError(f"{name} matches {len(paths):,} paths and no image: {endings()}")
     if others := sum(some.count for some in kinds[""].others.values()):
-        notes.append(f"{name}: {others:,} files that are no {modality_of(sound).noun} are left out")
+        notes.append(f"{name}: {others:,} files that are not {modality_of(sound).noun} are left out")
     if folders and not re.search(r"\*\*", name):
-        notes.append(f"{name}: {folders:,} folders are left out, since files match, too: ** takes what lies in them")
+        notes.append(f"{name}: {folders:,} folders are left out, since files match, too: use ** for the files in them")
     root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in found])
     source = Files(name, Path(root), [os.path.relpath(path, root) for path in found], sound=sound)
-    source.no_labels = "files that are named one by one, or by a pattern, have none"
+    source.no_labels = "files given one by one, or by a pattern, have none"
     return Data(source, None, tuple(notes))
 
 
 def is_single(name: str) -> bool:
-    """Whether this is the name of a single image or recording."""
+    """Return whether this is the name of a single image or recording."""
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES | SOUND

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 _BEGIN = "hf:"
 _STORED = (".parquet", ".arrow")
 _SAVED = ("dataset_dict.json", "state.json")
-_CONFIGURED = ("README.md", ".huggingface.yaml")  # where the library looks for addresses of files
+_CONFIGURED = ("README.md", ".huggingface.yaml")  # files in which the library looks for addresses
 
 
 class Hub(Source):
-    """The images of one split of a map-style data set, or, where it has none, its recordings.
+    """Images of one split of a map-style data set, or, if it has none, its recordings.
 
     Args:
-        name: what the user typed.
+        name: name as the user typed it.
         split: name of the split.
-        dataset: of the library datasets.
-        state: a digest of the files, or of the hub's version, from which the data set was made.
+        dataset: data set of the library datasets.
+        state: digest of the files, or of the hub's version, that the data set was made from.
     """
 
     def __init__(self, name: str, split: str, dataset: Dataset, state: str) -> None:
@@ -49,10 +49,10 @@ class Hub(Source):
             kind, self.sound = Audio, Sound()
         if column is None:
             raise PatchloomError(
-                f"{name} has the columns {', '.join(dataset.column_names)}, and not one of images, or several that are "
-                "not called image: store them as datasets.Image(), and recordings as datasets.Audio()"
+                f"{name} has the columns {', '.join(dataset.column_names)}, but no single column of images, nor one "
+                "called image: store images as datasets.Image(), and recordings as datasets.Audio()"
             )
-        # undecoded, so that images are decoded, and refused, by the same code as from any other source
+        # not decoded here, so that images are decoded and checked by the same code as in other sources
         self.image_column = column
         self.images = dataset.select_columns([column]).cast_column(column, kind(decode=False))
         label = _column(dataset, ClassLabel, "label")
@@ -79,14 +79,14 @@ class Hub(Source):
         return [stored] if isinstance(stored, bytes) else pieces_of_file(stored)
 
     def stored(self, i: int) -> str | bytes:
-        """Path of image i, or the bytes of its file."""
+        """Return the path of image i, or the bytes of its file."""
         return stored_file(self.images, self.image_column, i, self.describe(i))
 
     def describe(self, i: int) -> str:
         return f"{self.name} {self.split} #{i}"
 
     def fingerprint(self) -> str:
-        """Of the state of the files (or the hub's version), the split and the labels."""
+        """Return a digest of the state of the files (or the hub's version), the split and the labels."""
         return digest(
             [self.state, self.split, str(len(self)), str(None if self.labels is None else self.labels.tolist())]
         )
@@ -99,10 +99,10 @@ class Hub(Source):
 
 
 def stored_file(dataset: Dataset, column: str, i: int, name: str) -> str | bytes:
-    """Path of the file in row i of a column that is not decoded, or the bytes of its file."""
+    """Return the path of the file in row i of a column that is not decoded, or the bytes of the file."""
     try:
         image = dataset[i][column]
-    except Exception as error:  # pyarrow's own, on files that are damaged
+    except Exception as error:  # pyarrow has its own exceptions for damaged files
         raise Unreadable(f"{name} cannot be read: {error_line(error)}") from error
     if image is None or image["bytes"] is None and image["path"] is None:
         raise Unreadable(f"{name} has no image")
@@ -111,14 +111,15 @@ def stored_file(dataset: Dataset, column: str, i: int, name: str) -> str | bytes
 
 
 def is_hub(name: str) -> bool:
-    """Whether the user typed a Hugging Face data set: ``hf:...``, but not an address ``hf://...``."""
+    """Return whether the user typed a Hugging Face data set: ``hf:...``, but not an address ``hf://...``."""
     return name.startswith(_BEGIN) and not name.startswith(f"{_BEGIN}//")
 
 
 def hub_folder(name: str) -> bool:
-    """Whether this is a folder of this machine that holds data alone, and not a name on the hub.
+    """Return whether this is a local folder that holds only data, and not a name on the hub.
 
-    With a card or a script beside the data, the library would fetch what that names, or run it.
+    If there is a data set card or a script beside the data, the library would fetch the files that the card names, or
+    run the script.
     """
     folder = Path(_parts(name)[0]).expanduser()
     return folder.is_dir() and not any(
@@ -127,7 +128,7 @@ def hub_folder(name: str) -> bool:
 
 
 def absolute_hub_name(name: str) -> str:
-    """The name with an absolute folder, if it names one."""
+    """Return the name with an absolute folder, if it names a folder."""
     place, config = _parts(name)
     here = str(Path(place).absolute()) if Path(place).exists() else place
     return f"{_BEGIN}{here}{'@' if config else ''}{config or ''}"
@@ -155,13 +156,13 @@ def open_hub(name: str) -> Data:
     sizes = {split: f"{len(rows):,}" for split, rows in splits.items()}
     trained, last = ("" if split is None else f"{split} ({sizes.pop(split)})" for split in (first, second))
     notes = (note_on_splits(trained, last, sizes, "join {} with train by concatenate_datasets"),) if sizes else ()
-    # others of other columns are no reason to refuse what is trained on
+    # other splits may have other columns; these are skipped
     alike = [split for split in sizes if splits[split].features == splits[first].features]
     return Data(train, test, notes, {split: source(split) for split in alike})
 
 
 def splits_of(name: str) -> tuple[dict[str, Dataset], Callable[[str], str]]:
-    """The splits of a data set, named as by `open_hub`, and what gives the state of each for `Hub`."""
+    """Return the splits of a data set, named as in `open_hub`, and a function with the state of each for `Hub`."""
     place, config = _parts(name)
     try:
         import datasets
@@ -192,7 +193,7 @@ def splits_of(name: str) -> tuple[dict[str, Dataset], Callable[[str], str]]:
 
 
 def _parts(name: str) -> tuple[str, str | None]:
-    """Folder or name, and configuration."""
+    """Return folder or name, and configuration."""
     place = name.removeprefix(_BEGIN)
     if "@" not in place or Path(place).expanduser().is_dir():
         return place, None
@@ -201,6 +202,6 @@ def _parts(name: str) -> tuple[str, str | None]:
 
 
 def _column(dataset: Dataset, kind: type, name: str) -> str | None:
-    """The only column of a type, or of several the one with this name."""
+    """Return the only column of a type, or among several the one with this name."""
     found = [column for column, feature in dataset.features.items() if isinstance(feature, kind)]
     return found[0] if len(found) == 1 else name if name in found else None

@@ -1,6 +1,6 @@
-"""Images that a program gives as objects: arrays, tensors, PIL images, paths, or a torch Dataset.
+"""Images given as Python objects: arrays, tensors, PIL images, paths, or a torch Dataset.
 
-Their name leads nowhere (`object_name`): only who has the object can open them again.
+They cannot be opened again by their name (`object_name`), only by giving the same object.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from patchloom.data.sources.files import Files
 from patchloom.data.sources.media_type import detect_sound
 from patchloom.errors import PatchloomError
 
-# One item of a list or Dataset that a program gives: its image, its label, and which axis of an array is which.
+# Items of a list or Dataset: image, label, and the order of an array's axes.
 
 
 KINDS = (
     "give a folder, a list of paths, arrays or PIL images, an array [n h w c] or [n c h w], or a Dataset with a length"
 )
-ImageObject = np.ndarray | Tensor | Image.Image  # an image as programs have it
-_SAMPLED_ITEMS = 16  # items by which all are judged
+ImageObject = np.ndarray | Tensor | Image.Image  # an image in memory
+_SAMPLED_ITEMS = 16  # items that are checked on opening
 _LABEL_HINT = "give tuples of an image and its label, or dicts with the keys image and label"
 
 
 def image_of(item: Any) -> Any:
-    """The image of an item: the first of a tuple, the one called ``image`` in a dict, or the item itself."""
+    """Return the image of an item: the first of a tuple, the one called ``image`` in a dict, or the item itself."""
     if isinstance(item, Mapping):
         return item["image"] if "image" in item else next(iter(item.values()), None)
     if isinstance(item, tuple | list):
@@ -49,7 +49,7 @@ def image_of(item: Any) -> Any:
 
 
 def label_of(item: Any) -> int | str | None:
-    """The label of an item, a whole number or a word: the second of a tuple, the one called ``label`` in a dict."""
+    """Return an item's label, a whole number or a word: the second of a tuple, the one called ``label`` in a dict."""
     found = None
     if isinstance(item, Mapping):
         found = item.get("label")
@@ -61,7 +61,7 @@ def label_of(item: Any) -> int | str | None:
 
 
 def encode_labels(labels: Sequence[int | str | None]) -> tuple[tuple[str, ...], np.ndarray | None]:
-    """Names of the classes, and the labels as their numbers, int64 [n], -1 for none. Words are sorted."""
+    """Return the names of the classes, and the labels as their numbers, int64 [n], -1 for none. Words are sorted."""
     known = {label for label in labels if label is not None}
     if not known:
         return (), None
@@ -75,26 +75,26 @@ def encode_labels(labels: Sequence[int | str | None]) -> tuple[tuple[str, ...], 
 
 
 def to_image_object(image: Any, name: str) -> ImageObject:
-    """An image in memory, as programs have it; ``name`` is for the error."""
+    """Check that an object is an image, and load it into memory; ``name`` is for the error."""
     if isinstance(image, Tensor):
         return image.detach().cpu()
     if isinstance(image, Image.Image):
         try:
-            image.load()  # a file that is still open cannot be shared by processes that read
+            image.load()  # worker processes cannot share a file that is still open
         except Exception as error:  # decoders raise nearly anything
             raise Unreadable(f"{name} cannot be read as an image: {error}") from error
         return image
     if isinstance(image, np.ndarray) and image.dtype.kind not in "OUS":
         return image
-    raise PatchloomError(f"{name} is of type {type(image).__name__}, and no image: {KINDS}")
+    raise PatchloomError(f"{name} is of type {type(image).__name__}, not an image: {KINDS}")
 
 
 def is_channels_first(images: Iterable[ImageObject], kind: str) -> bool:
-    """Whether arrays are [c h w], and not [h w c]: there are fewer channels than pixels on either side.
+    """Return whether arrays are [c h w], and not [h w c]: there are fewer channels than pixels on either side.
 
     Args:
-        images: in memory; PIL's and arrays [h w] say nothing about it.
-        kind: what the program calls all of them, for the error.
+        images: images in memory; PIL images and arrays [h w] are ignored.
+        kind: name of the collection, for the error.
     """
     shapes = dict.fromkeys(tuple(one.shape) for one in images if not isinstance(one, Image.Image))
     for shape in shapes:
@@ -106,34 +106,32 @@ def is_channels_first(images: Iterable[ImageObject], kind: str) -> bool:
     unclear = next((shape for shape, fit in fits.items() if not any(fit)), None)
     if unclear:
         raise PatchloomError(
-            f"an image of this {kind} is an array {format_shape(unclear)}, in which channels cannot be told from "
-            f"rows and "
-            "columns: give fewer channels than pixels on a side, or PIL images"
+            f"an image of this {kind} is an array {format_shape(unclear)}, whose channels cannot be distinguished from "
+            "rows and columns: give fewer channels than pixels on a side, or PIL images"
         )
     if len(set(fits.values())) > 1:
         one, other = (next(shape for shape, fit in fits.items() if fit[0] is first) for first in (True, False))
         raise PatchloomError(
             f"this {kind} has images {format_shape(one)} with channels first and {format_shape(other)} with channels "
-            f"last: turn all "
-            "into one of them"
+            "last: convert all to one of them"
         )
     return any(first for first, _ in fits.values())
 
 
 def format_shape(shape: Sequence[int]) -> str:
-    """A shape in messages."""
+    """Format a shape for messages."""
     return f"[{' '.join(map(str, shape))}]"
 
 
 def to_image_tensor(image: Any, first: bool, name: str) -> Tensor:
-    """An image as a tensor [c h w], uint8, or float32 in [0, 1]."""
+    """Convert an image to a tensor [c h w], uint8, or float32 in [0, 1]."""
     try:
         picture = to_image_object(image, name)
         if isinstance(picture, Image.Image):
             deep = picture.mode == "F" or picture.mode.startswith("I;16")
             if picture.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9):
                 record_conversion("turned")
-            upright = ImageOps.exif_transpose(picture)  # a copy: the program's own stays as it is
+            upright = ImageOps.exif_transpose(picture)  # a copy: the caller's image is not changed
             return from_array(np.asarray(upright)) if deep else from_pil(upright)
         if isinstance(picture, Tensor):
             picture = (picture.float() if picture.dtype == torch.bfloat16 else picture).numpy()
@@ -147,13 +145,13 @@ def to_image_tensor(image: Any, first: bool, name: str) -> Tensor:
 
 
 def fingerprint_images(source: Source, contents: np.ndarray) -> str:
-    """A fingerprint of images and their labels, from the contents of all images or of a sample."""
+    """Return a fingerprint of images and their labels, from the contents of all images or of a sample."""
     labels = [] if source.labels is None else source.labels.tolist()
     return digest([str(len(source)), contents.tobytes().hex(), *source.classes, *map(str, labels)])
 
 
 def read_or_refuse(source: Source, i: int) -> Tensor:
-    """Image i, one of those that are looked at before all others."""
+    """Read image i, one of those that are checked on opening."""
     try:
         return source.read(i)
     except Unreadable as problem:
@@ -161,7 +159,7 @@ def read_or_refuse(source: Source, i: int) -> Tensor:
 
 
 def pixels_of(source: Source, i: int) -> list[np.ndarray | bytes]:
-    """The pixels [h w c] of image i, to be hashed; what it is called if it cannot be read."""
+    """Return the pixels [h w c] of image i, to be hashed; its name if it cannot be read."""
     try:
         return [np.ascontiguousarray(source.read(i).permute(1, 2, 0).numpy())]
     except Unreadable:
@@ -169,27 +167,27 @@ def pixels_of(source: Source, i: int) -> list[np.ndarray | bytes]:
 
 
 def evenly_spaced(n: int, count: int) -> list[int]:
-    """Up to ``count`` of n indices, evenly spread."""
+    """Return up to ``count`` of n indices, evenly spaced."""
     return np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(int)).tolist()
 
 
-# A torch Dataset, or another object that gives an image by its number.
+# A torch Dataset, or another object with images by index.
 
 
-_LABELS = ("targets", "labels", "_labels")  # as torchvision calls them
-_SAMPLED = 64  # items whose pixels make the fingerprint
+_LABELS = ("targets", "labels", "_labels")  # names in torchvision
+_SAMPLED = 64  # items whose pixels are hashed for the fingerprint
 _PAUSE = 10  # seconds between two lines of progress
 
 
 class DatasetSource(Source):
-    """The images of a torch Dataset, or of any object with ``__len__`` and ``__getitem__``.
+    """Images of a torch Dataset, or of any object with ``__len__`` and ``__getitem__``.
 
-    Its labels are its attribute ``targets``, as torchvision has it. Where there is none, and items have labels, all
-    items are read once for them.
+    Labels are its attribute ``targets``, as in torchvision. If there is none, and items have labels, all items are read
+    once for these.
 
     Args:
-        name: as `object_name` says it.
-        dataset: whose items are an image each, alone or with a label.
+        name: name, see `object_name`.
+        dataset: data set whose items are an image each, alone or with a label.
     """
 
     def __init__(self, name: str, dataset: Any) -> None:
@@ -210,12 +208,12 @@ class DatasetSource(Source):
         for i in items:
             if not torch.equal(read_or_refuse(self, i), read_or_refuse(self, i)):
                 raise PatchloomError(
-                    f"{self.describe(i)} is another image whenever it is read, so a run could not be resumed: leave "
-                    "random transforms out of the dataset, since patchloom crops and flips by itself"
+                    f"{self.describe(i)} differs each time it is read, so a run could not be resumed: remove random "
+                    "transforms from the dataset; patchloom crops and flips the images"
                 )
-        self.classes, self.labels = _labels_told(dataset) or ((), None)
+        self.classes, self.labels = _stored_labels(dataset) or ((), None)
         if self.labels is None and any(label_of(item) is not None for item in items.values()):
-            self.classes, self.labels = encode_labels([*self._labels_read()])
+            self.classes, self.labels = encode_labels([*self._labels_of_items()])
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -224,20 +222,20 @@ class DatasetSource(Source):
         return to_image_tensor(image_of(self._item(i)), self.first, self.describe(i))
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
-        """Hashes of the files where the dataset names them, as torchvision's do; else all items would be made."""
+        """Return hashes of the files if the dataset names them, as torchvision's do; otherwise None, to save time."""
         files = getattr(self.dataset, "samples", None)
         if not (isinstance(files, list) and len(files) == len(self) and isinstance(image_of(files[0]), str)):
             return None
         return contents_on_disc(self, lambda i: pieces_of_file(image_of(files[i])), chosen)
 
     def stamp(self) -> None:
-        """None: what becomes of an item between two readings cannot be noticed."""
+        """Return None: changes of an item cannot be noticed."""
 
     def describe(self, i: int) -> str:
         return f"{self.kind}[{i}]"
 
     def fingerprint(self) -> str:
-        """Of a sample of the images, their number and the labels: for more, all of them would have to be made."""
+        """Return a digest of a sample of the images, their number and the labels; all images would take too long."""
         return self._fingerprint
 
     @cached_property
@@ -253,27 +251,27 @@ class DatasetSource(Source):
             reason = " ".join(str(error).split()) or type(error).__name__
             raise Unreadable(f"{self.describe(i)} cannot be read as an image: {reason}") from error
 
-    def _labels_read(self) -> Iterator[int | str | None]:
+    def _labels_of_items(self) -> Iterator[int | str | None]:
         reported = time.monotonic()
         for i in range(len(self)):
             try:
                 yield label_of(self._item(i))
-            except Unreadable:  # which training reports
+            except Unreadable:  # reported by training
                 yield None
             if time.monotonic() - reported > _PAUSE:
                 print(
-                    f"  {i + 1:,} of {len(self):,} items are read for their labels, which no targets tell", flush=True
+                    f"  {i + 1:,} of {len(self):,} items read for their labels: the dataset has no targets", flush=True
                 )
                 reported = time.monotonic()
 
 
-def _labels_told(dataset: Any) -> tuple[tuple[str, ...], np.ndarray] | None:
-    """Names of the classes and labels [n] that a dataset tells without making items; None if it does not."""
+def _stored_labels(dataset: Any) -> tuple[tuple[str, ...], np.ndarray] | None:
+    """Return class names and labels [n] that a dataset has without making items; None if it has none."""
     if isinstance(dataset, TorchSubset):
-        classes, labels = _labels_told(dataset.dataset) or ((), None)
+        classes, labels = _stored_labels(dataset.dataset) or ((), None)
         return None if labels is None else (classes, labels[np.asarray(dataset.indices, dtype=np.int64)])
     if isinstance(dataset, ConcatDataset):
-        each = [_labels_told(one) for one in dataset.datasets]
+        each = [_stored_labels(one) for one in dataset.datasets]
         parts = [one for one in each if one is not None]
         if len(parts) < len(each) or len({classes for classes, _ in parts}) > 1:
             return None
@@ -289,7 +287,7 @@ def _labels_told(dataset: Any) -> tuple[tuple[str, ...], np.ndarray] | None:
     return None
 
 
-# what verbs take for images in Python: a name or a path, or objects
+# data as the verbs take it in Python: names, paths or objects
 DataLike = (
     str | os.PathLike[str] | Source | Data | Dataset[Any] | np.ndarray | Tensor | Sequence[Any] | Mapping[str, Any]
 )
@@ -298,14 +296,14 @@ _GIVEN = re.compile(r"[\d,]+ images? given in Python")
 
 
 def is_object(data: DataLike) -> bool:
-    """Whether images are given as an object, and not by names or paths."""
+    """Return whether images are given as an object, and not by names or paths."""
     if isinstance(data, list | tuple) and data:
         return not all(isinstance(one, str | os.PathLike) for one in data)
     return not isinstance(data, str | os.PathLike)
 
 
 def object_name(data: DataLike) -> str:
-    """What images that are given as an object are called, in a run's settings, too."""
+    """Return the name of images that are given as an object, also used in a run's settings."""
     if isinstance(data, Data):
         data = data.train
     elif isinstance(data, Mapping):
@@ -315,7 +313,7 @@ def object_name(data: DataLike) -> str:
 
 
 def is_object_name(name: Any) -> bool:
-    """Whether this, of whatever a run's settings call its images, is a `object_name`."""
+    """Return whether the name of images in a run's settings is an `object_name`."""
     return isinstance(name, str) and _GIVEN.fullmatch(name) is not None
 
 
@@ -323,7 +321,7 @@ def open_objects(data: DataLike) -> Data:
     """Open images that are given as an object.
 
     Args:
-        data: arrays or tensors [h w], [h w c] or [c h w] in a list, or all in one array with n in front; PIL images;
+        data: arrays or tensors [h w], [h w c] or [c h w] in a list, or all in one array with n first; PIL images;
             paths; a Dataset; or a dict of the splits train, test and val. Each item may also be a tuple of an image
             and a label, or a dict with the keys image and label.
     """
@@ -347,36 +345,36 @@ def _split(data: Mapping[str, Any], names: Iterable[str]) -> Any:
 
 
 def _as_named(test: Source, train: Source) -> Source:
-    """Test images whose labels mean what those of the training images do."""
+    """Return the test images with labels numbered like those of the training images."""
     if test.labels is None or not train.classes:
         return test
     strange = [
         test.classes[i] for i in np.unique(test.labels[test.labels >= 0]) if test.classes[i] not in train.classes
     ]
     if strange:
-        raise PatchloomError(f"the test images have the class {strange[0]}, which those of train lack: take it out")
+        raise PatchloomError(f"the test images have the class {strange[0]}, which the training images lack: remove it")
     return in_classes(test, train.classes)
 
 
 def _sized(data: Any) -> Any:
-    """The object, if its images can be counted, and taken in any order."""
+    """Return the object if its images can be counted and read in any order."""
     kind = type(data).__name__
     if isinstance(data, DataLoader):
-        raise PatchloomError(f"a {kind} gives batches in an order of its own: give its dataset, as loader.dataset")
+        raise PatchloomError(f"a {kind} chooses batches and order itself: give its dataset, as loader.dataset")
     if isinstance(data, IterableDataset | Iterator):
         raise PatchloomError(
-            f"the images of a {kind} come in one order, and a run has to read any of them at any time: give a list, or "
-            "a Dataset with __len__ and __getitem__"
+            f"the images of a {kind} come in one order, and a run needs random access: give a list, or a Dataset with "
+            "__len__ and __getitem__"
         )
     if isinstance(data, Image.Image):
         raise PatchloomError("that is a single image: give a list of images")
     if isinstance(data, bytes | bytearray) or not (isinstance(data, Sized | Source) and hasattr(data, "__getitem__")):
         if not isinstance(data, Source):
-            raise PatchloomError(f"an object of type {kind} is no set of images: {KINDS}")
+            raise PatchloomError(f"an object of type {kind} is not a set of images: {KINDS}")
     try:
         len(data)
     except (TypeError, NotImplementedError) as problem:  # an array without dimensions, and torch's own Dataset
-        raise PatchloomError(f"this {kind} does not tell its length: {KINDS}") from problem
+        raise PatchloomError(f"this {kind} has no length: {KINDS}") from problem
     return data
 
 
@@ -397,12 +395,12 @@ def _source(data: Any, name: str) -> Source:
         return _files(data, name)
     if any(paths):
         path, other = paths.index(True), paths.index(False)
-        raise PatchloomError(f"{kind}[{path}] is a path and {kind}[{other}] is none: give paths alone, or images alone")
+        raise PatchloomError(f"{kind}[{path}] is a path and {kind}[{other}] is not: give only paths, or only images")
     return InMemorySource(name, data, kind)
 
 
 def _rows(array: np.ndarray | Tensor) -> np.ndarray | Tensor:
-    """An array of images, n in front."""
+    """Return an array of images if its first axis is n."""
     shape = tuple(array.shape)
     if len(shape) == 3 and min(shape[0], shape[-1]) <= 4:
         raise PatchloomError(
@@ -410,7 +408,7 @@ def _rows(array: np.ndarray | Tensor) -> np.ndarray | Tensor:
         )
     if len(shape) not in (3, 4):
         raise PatchloomError(
-            f"an array {format_shape(shape)} is no set of images: give [n h w], [n h w c] or [n c h w]"
+            f"an array {format_shape(shape)} is not a set of images: give [n h w], [n h w c] or [n c h w]"
         )
     return array
 
@@ -418,7 +416,7 @@ def _rows(array: np.ndarray | Tensor) -> np.ndarray | Tensor:
 def _files(data: Sequence[Any], name: str) -> Files:
     paths = [os.path.abspath(os.path.expanduser(image_of(item))) for item in data]
     if folder := next((path for path in paths if os.path.isdir(path)), None):
-        raise PatchloomError(f"{folder} is a folder among image files: give folders alone, or files alone")
+        raise PatchloomError(f"{folder} is a folder among image files: give only folders, or only files")
     if not any(map(os.path.isfile, paths)):
         raise PatchloomError(f"none of the {len(paths):,} files of the list exists: the first is {paths[0]}")
     labels = encode_labels([label_of(item) for item in data])
@@ -429,9 +427,9 @@ class InMemorySource(Source):
     """Images in memory.
 
     Args:
-        name: as `object_name` says it.
-        items: an array with n in front, or a list of images, each alone or with a label.
-        kind: what the program calls it, for messages.
+        name: name, see `object_name`.
+        items: array with n first, or list of images, each alone or with a label.
+        kind: name of the collection, for messages.
     """
 
     in_memory = True
@@ -445,7 +443,7 @@ class InMemorySource(Source):
             self.images = [to_image_object(image_of(item), self.describe(i)) for i, item in enumerate(items)]
             self.classes, self.labels = encode_labels([label_of(item) for item in items])
         self.first = is_channels_first(self.images if isinstance(self.images, list) else self.images[:1], kind)
-        for i in evenly_spaced(len(self), _SAMPLED_ITEMS):  # what is wrong with all of them is said at once
+        for i in evenly_spaced(len(self), _SAMPLED_ITEMS):  # an error that all images have is raised at once
             read_or_refuse(self, i)
 
     def __len__(self) -> int:
@@ -463,5 +461,5 @@ class InMemorySource(Source):
         return f"{self.kind}[{i}]"
 
     def fingerprint(self) -> str:
-        """Of the pixels and labels, in whatever kind of array they are."""
+        """Return a digest of the pixels and labels, independent of the type of the array."""
         return fingerprint_images(self, self.contents())

@@ -1,7 +1,7 @@
 """Label maps among images, by name: ``masks/`` beside ``images/``, ``a_mask.png`` beside ``a.png``.
 
 A word such as ``mask`` marks a file: in the name of a folder, or at either end of the file's own name. A marked file is
-a label map if an unmarked image has the rest of its name, or if its folder lies beside a folder of images.
+a label map if an unmarked image has the same name without that word, or if its folder lies beside a folder of images.
 Pre-training leaves label maps out; segmentation pairs them with their images.
 """
 
@@ -33,7 +33,7 @@ _IMAGES = (
     r"|orig|raw|sat"
 )
 _PARTS = "train training val valid validation dev test testing".split()
-# a whole word, or one that is joined to that of a part, as in trainannot
+# a whole word, or one that is joined to the name of a split, as in trainannot
 _WHOLE = rf"(?:(?<![a-z])|{'|'.join(f'(?<={part})' for part in _PARTS)})(?:{{}})(?:(?![a-z])|(?={'|'.join(_PARTS)}))"
 _MAP_WORD, _IMAGE_WORD = (re.compile(_WHOLE.format(words)) for words in (_MAPS, _IMAGES))
 _CAPITALS = re.compile(r"(?<=[a-z])(?=[A-Z])")  # SegmentationClass
@@ -41,17 +41,17 @@ _MAP_ENDS = re.compile(
     rf"^(?:{_MAPS})(?:[ _.-]+|(?=\d)|$)|(?:[ _.-](?:{_MAPS}|colou?r|L))+(?:[ _-]?\d+)?$", re.IGNORECASE
 )
 _IMAGE_ENDS = re.compile(rf"^(?:{_IMAGES})(?:[ _.-]+|(?=\d)|$)|[ _.-](?:{_IMAGES})$", re.IGNORECASE)
-# parts of these words, for a quick look at all paths at once
+# parts of these words, for a quick search of all paths at once
 _TRACES = [*b"mask label anno gt truth seg semantic panoptic instance trimap matte _l. -l. .l.".split(), b" l."]
 
 
 class Folder(NamedTuple):
-    """Reading of the path of a folder.
+    """Interpretation of the path of a folder.
 
     Attributes:
-        maps: whether a word for label maps is in it.
-        top: path as far as the first name with such a word, or else with one for images; "" without either.
-        rest: its names in small letters, without such words.
+        maps: whether it contains a word for label maps.
+        top: path up to the first name with such a word, or else with one for images; "" without either.
+        rest: its names in lower case, without such words.
     """
 
     maps: bool
@@ -60,7 +60,7 @@ class Folder(NamedTuple):
 
 
 def read_folders(folders: Iterable[str]) -> dict[str, Folder]:
-    """Read the paths of folders. One that holds both images and label maps in sub-folders says nothing itself."""
+    """Interpret the paths of folders. The name of one with both images and label maps in sub-folders is ignored."""
     levels = {folder: _prefixes(folder) for folder in folders}
     words = {path: _words(path.rpartition("/")[2]) for paths in levels.values() for path in paths}
     said = [{path for path, word in words.items() if kind.search(word)} for kind in (_MAP_WORD, _IMAGE_WORD)]
@@ -69,7 +69,7 @@ def read_folders(folders: Iterable[str]) -> dict[str, Folder]:
     found = {}
     for folder, paths in levels.items():
         maps, images = (next((path for path in paths if path in some and path not in both), "") for some in said)
-        found[folder] = Folder(bool(maps), maps or images, tuple(_rest(words[path]) for path in paths))
+        found[folder] = Folder(bool(maps), maps or images, tuple(_other_words(words[path]) for path in paths))
     return found
 
 
@@ -79,22 +79,22 @@ def _words(name: str) -> str:
 
 
 @lru_cache(maxsize=2**16)
-def _rest(words: str) -> str:
+def _other_words(words: str) -> str:
     return " ".join(re.split(r"[ _.-]+", _IMAGE_WORD.sub("", _MAP_WORD.sub("", words)))).strip()
 
 
 def _prefixes(path: str) -> list[str]:
-    """Return ``a``, ``a/b`` and ``a/b/c`` for the last."""
+    """Return the path and all folders above it: ``a``, ``a/b`` and ``a/b/c`` for ``a/b/c``."""
     return [*accumulate(path.split("/"), "{}/{}".format)]
 
 
 def is_map_name(name: str) -> bool:
-    """Whether a word for label maps is in the name of a folder or a column."""
+    """Return whether the name of a folder or a column contains a word for label maps."""
     return _MAP_WORD.search(_words(name)) is not None
 
 
 def marked_paths(paths: Iterable[str], folders: Mapping[str, Folder]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the files in marked folders, each with the folder's `Folder.top`, and those marked by their own names."""
+    """Return the files in marked folders, each with its `Folder.top`, and the files marked by their own names."""
     by_folder, by_name = {}, {}
     for path in paths:
         folder, _, name = path.rpartition("/")
@@ -112,17 +112,17 @@ def partners(
     part: Callable[[str], str | None] = lambda word: None,
     ignore_parts: bool = False,
 ) -> dict[str, list[str]]:
-    """Find the images of which files may be the label maps.
+    """Find for each marked file the images that it may be the label map of.
 
-    The rest of the folder's name agrees, and the file's name without the words. For a folder of label maps without any
-    such image, other names of that folder will do: ``stills/a.png`` for ``labels/a.png``.
+    Their folders and file names must agree, apart from the words. If no file of a folder of label maps has such an
+    image, the folder of the images may have any name: ``stills/a.png`` for ``labels/a.png``.
 
     Args:
         marked: paths, each with `Folder.top` if the folder marks it, else with "".
         images: paths that are not marked.
-        folders: the readings of all folders.
-        part: the part of the data that a word such as ``val`` stands for, in which both have to agree.
-        ignore_parts: let images of all parts have their label maps together.
+        folders: interpretations of all folders.
+        part: function that returns the split meant by a word such as ``val``; file and image must be of one split.
+        ignore_parts: whether the splits need not agree.
     """
     depths = {top.count("/") for top in marked.values() if top}
 
@@ -132,7 +132,7 @@ def partners(
         said = next(filter(None, map(part, rest)), "")
         return "" if ignore_parts else said, tuple(word for word in rest if word and not part(word))
 
-    def beside(folder: str, depth: int) -> Hashable:
+    def neighbours(folder: str, depth: int) -> Hashable:
         names = folder.split("/")
         return place(folder)[0], depth, *names[:depth], *names[depth + 1 :]
 
@@ -143,7 +143,7 @@ def partners(
         core = _IMAGE_ENDS.sub("", short)
         yield [*((place(folder), one) for one in exact), (place(folder), core, "core")]
         if top := marked[path]:
-            yield [(beside(folder, top.count("/")), one) for one in exact]
+            yield [(neighbours(folder, top.count("/")), one) for one in exact]
 
     asked = {path: [*keys(path)] for path in marked}
     wanted = {key for stages in asked.values() for stage in stages for key in stage}
@@ -151,7 +151,7 @@ def partners(
     for image in images:
         folder, name = _folder_and_stem(image)
         own: list[Hashable] = [(place(folder), name), (place(folder), _IMAGE_ENDS.sub("", name), "core")]
-        own += [(beside(folder, depth), name) for depth in depths if depth < len(folders[folder].rest)]
+        own += [(neighbours(folder, depth), name) for depth in depths if depth < len(folders[folder].rest)]
         for key in own:
             if key in wanted:
                 found.setdefault(key, []).append(image)
@@ -172,11 +172,11 @@ def without_label_maps(root: Path, listings: Mapping[str, Listing]) -> tuple[dic
     """Leave label maps out of the images.
 
     Args:
-        root: the folder.
-        listings: of its sub-folders, by their names with a slash; or of itself, by "".
+        root: path of the folder.
+        listings: listings of its sub-folders, by name with a trailing slash; or of the folder itself, by "".
 
     Returns:
-        The images left in each, and notes: on the label maps, and on files that may be some and stay.
+        The remaining images of each, and notes on the label maps, and on files that may be label maps but stay.
     """
     everything = {before: listed.paths for before, listed in listings.items()}
     inside = {before + folder for before, listed in listings.items() for folder in listed.folders}
@@ -202,14 +202,14 @@ def without_label_maps(root: Path, listings: Mapping[str, Listing]) -> tuple[dic
         shown = limit_examples(sorted(doubtful)[:MAX_EXAMPLES], len(doubtful))
         files = "1 file is" if len(doubtful) == 1 else f"{len(doubtful):,} files are"
         notes.append(
-            f"{files} taken for images and may be label maps ({shown}): if so, put them into masks/ beside images/, "
-            "each with the name of its image, or elsewhere"
+            f"{files} used as images and may be label maps ({shown}): if so, move them to masks/ beside images/, each "
+            "with the name of its image, or elsewhere"
         )
     return everything, notes
 
 
 def _label_maps(paths: list[str]) -> tuple[set[str], set[str]]:
-    """Return the label maps, and files that may be some: marked without an image, or named as images and not marked."""
+    """Return the label maps, and possible ones: marked files without an image, and unmarked files named like images."""
     folders = read_folders({path.rpartition("/")[0] for path in paths})
     by_folder, by_name = marked_paths(paths, folders)
     unmarked = [path for path in paths if path not in by_folder and path not in by_name]
@@ -225,12 +225,12 @@ def _label_maps(paths: list[str]) -> tuple[set[str], set[str]]:
 
 
 def _named_alike(found: Mapping[str, list[str]]) -> set[str]:
-    """Return the files with an image; images of several folders are those of classes that are numbered alike."""
+    """Return the files with images in exactly one folder: in several, files are numbered alike in each class."""
     return {path for path, images in found.items() if len({image.rpartition("/")[0] for image in images}) == 1}
 
 
 def _mostly(tops: Mapping[str, str], named: set[str]) -> set[str]:
-    """Return the files of those folders in which at least half of the files have an image."""
+    """Return the files of the folders in which at least half of the files have an image."""
     balance: Counter[str] = Counter()
     for path, top in tops.items():
         balance[top] += 1 if path in named else -1
@@ -238,7 +238,7 @@ def _mostly(tops: Mapping[str, str], named: set[str]) -> set[str]:
 
 
 def _only_neighbours(paths: list[str], of_images: set[str]) -> dict[str, str]:
-    """Return the files of each folder that lies alone beside a folder of images, with that folder."""
+    """Return the files of each folder that is the only one beside a folder of images, with that folder."""
     children: dict[str, set[str]] = {top.rpartition("/")[0]: set() for top in of_images}
     above = {folder: _prefixes(folder) for folder in {path.rpartition("/")[0] for path in paths}}
     for folder in chain.from_iterable(above.values()):

@@ -1,4 +1,4 @@
-"""Images or recordings: of which kind files are, and what is done where both lie together."""
+"""Media type of files: images or recordings, and the choice between them in folders with both."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from patchloom.data.sources.files import PackedStrings
 from patchloom.data.sources.scandir import Listing
 from patchloom.errors import PatchloomError
 
-_BESIDE = 0.01  # a share of the files, below which those of the other kind lie beside, as a cover does
+_BESIDE = 0.01  # share of the files below which those of the other kind are left out, such as a cover picture
 
 
 def select_kind(listings: Mapping[str, Listing], name: str) -> tuple[dict[str, Listing], Sound | None, list[str]]:
-    """What some folders hold, of one kind."""
+    """Select one kind of files in some folders; return their listings, settings for recordings, and notes."""
     images = {before: listed.paths for before, listed in listings.items()}
     recordings = {before: listed.recordings for before, listed in listings.items()}
     counts = [sum(map(len, kind.values())) for kind in (images, recordings)]
@@ -40,7 +40,7 @@ def select_kind(listings: Mapping[str, Listing], name: str) -> tuple[dict[str, L
 
 
 def detect_sound(paths: Iterable[str], name: str) -> Sound | None:
-    """As which listed files are read, by their endings: None for images."""
+    """Return settings for recordings if the listed files are such, by their suffixes; None for images."""
     kinds: list[list[str]] = [[], []]
     for path in paths:
         suffix = os.path.splitext(path)[1].lower()
@@ -69,6 +69,6 @@ def _both(
         f"{count:,} {kind}{'s'[: count != 1]}" for count, kind in zip(counts, ("image", "recording"), strict=True)
     ]
     return PatchloomError(
-        f"{name} holds {numbers[0]} ({pictures}) and {numbers[1]} ({sounds}): an encoder learns from one kind, so keep "
-        "the two in folders of their own, and name one of them"
+        f"{name} holds {numbers[0]} ({pictures}) and {numbers[1]} ({sounds}): an encoder learns from one kind: put the "
+        "two into separate folders, and give one of them"
     )

@@ -1,4 +1,4 @@
-"""Choosing the source by what the user typed."""
+"""Choice of the source by what the user typed."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ from patchloom.system.files import similar
 
 @validate_arguments
 def open_data(data: DataLike, seed: int = 0, *, group: str | None = None) -> Data:
-    """Open images or recordings by a path, an address or a name, by several of them, or as an object of a program.
+    """Open images or recordings by a path, an address, a name or several of these, or as an object in Python.
 
     Args:
         data: a folder of images, or of recordings (see `SOUND_SUFFIXES`), also in Speech Commands' layout; a text file
             or a table (CSV, TSV) that lists them; a pattern of their paths; the name of built-in data (see `BUILTIN`);
             shards, as a pattern of paths, an address for fsspec, or a ``pipe:`` command, which is run; or a Hugging
-            Face data set, as ``hf:NAME`` or ``hf:FOLDER``. A built-in name wins over a folder of that name: write
-            ``./shapes``, or give a `Path`, for the folder. Several are a list, or one text with commas between them;
-            files may be given one by one. For objects, see `open_objects`.
-        seed: of the built-in shapes.
-        group: which images no split may part, as `patchloom.data.splits.with_groups` takes it.
+            Face data set, as ``hf:NAME`` or ``hf:FOLDER``. A built-in name takes precedence over a folder of that
+            name: for the folder, write ``./shapes``, or give a `Path`. Give several as a list, or as one text with
+            commas between them; files may be given one by one. For objects, see `open_objects`.
+        seed: random seed of built-in synthetic data.
+        group: groups of images that must stay in one split, see `patchloom.data.splits.with_groups`.
 
     Raises:
-        PatchloomError: no such data, no images in it, or no such groups.
+        PatchloomError: if there is no such data, it holds no images, or there are no such groups.
     """
     return _open(data, seed, group, fetch=True)
 
 
 def open_stored(data: DataLike, of: str, instead: str, *, group: str | None = None) -> Data:
-    """Open data that a file names, such as a run's configuration, from the files of this machine alone.
+    """Open data that a file names, such as a run's configuration, using only files of this machine.
 
-    A stranger may have written the file: no command is run and nothing is fetched for a name that nobody typed.
+    The file may be untrusted: for a name that the user has not typed, no command is run and nothing is fetched.
     """
     for name in [] if is_object(data) else map(str, split_names(data)):
         found = untyped(name)
         if found is not None:
-            kind = "what a command gives" if PIPE in found.lower() else f"{found[:80]}, which is not on this machine"
+            kind = "a command" if PIPE in found.lower() else f"{found[:80]}, which is not on this machine"
             raise PatchloomError(
-                f"{of} names {kind}: commands are run, and addresses are opened, only for who types it: {instead}"
+                f"{of} names {kind}; commands are run, and addresses opened, only if you type them: {instead}"
             )
     return _open(data, 0, group, fetch=False)
 
 
 def untyped(name: str) -> str | None:
-    """The first thing in a name that is opened only for who types it; None if all of it is on this machine."""
+    """Return the first part of a name that may only be opened if the user types it; None if all of it is local."""
     found = find_remote(name)
     return name if found is None and is_hub(name) and not hub_folder(name) else found
 
@@ -78,9 +78,9 @@ def _open(data: DataLike, seed: int, group: str | None, fetch: bool) -> Data:
 
 
 def absolute_name(data: DataLike) -> str | list[str]:
-    """``data`` as it can be opened from any working directory: paths and patterns of them become absolute.
+    """Make ``data`` independent of the working directory: paths and patterns become absolute.
 
-    Commands stay as they are, because which of their words are paths is unknown. Objects have a `object_name`.
+    Commands are not changed, because it is unknown which of their words are paths. Objects become their `object_name`.
     """
     if is_object(data):
         return object_name(data)
@@ -89,16 +89,16 @@ def absolute_name(data: DataLike) -> str | list[str]:
 
 
 def split_names(data: DataLike) -> list[str | Path]:
-    """The names in what the user typed."""
+    """Return the names in what the user typed."""
     if not isinstance(data, str | os.PathLike):
-        names = [plain_path(name) for name in cast(Sequence[PathLike], data)]  # what is an object has no names
+        names = [plain_path(name) for name in cast(Sequence[PathLike], data)]  # objects have no names
         if names and all(str(name).strip() for name in names):
             return names
         raise PatchloomError("the data has no name: give a folder of images, a list file, or shapes")
     name = os.fspath(data)
     if not name.strip():
         raise PatchloomError("the data has no name: give a folder of images, a list file, or shapes")
-    # commas may be in a path, in an address, and in what stands behind @
+    # commas may also be in a path, in an address, and after @
     whole = not isinstance(data, str) or is_address(name) or "@" in name or is_object_name(name)
     whole = whole or os.path.exists(os.path.expanduser(name))
     parts = [] if whole else split_commas(name)
@@ -106,11 +106,11 @@ def split_names(data: DataLike) -> list[str | Path]:
 
 
 def _open_each(names: Sequence[str | Path], seed: int, fetch: bool) -> Data:
-    """Image files among several names become one list, and each of the others a source of its own."""
+    """Open several names: the image files among them as one list, and each other name as a separate source."""
     images = [name for name in map(str, names) if is_single(name) and _may_be_file(name)]
     if missing := [path for path in images if not os.path.isfile(os.path.expanduser(path))]:
         others = f" (and {len(missing) - 1:,} more of {len(images):,})" if len(missing) > 1 else ""
-        raise PatchloomError(f"{missing[0]}{others} does not exist: give paths of images that are there")
+        raise PatchloomError(f"{missing[0]}{others} does not exist: give paths of existing images")
     if len(images) == len(names):
         return open_images([os.path.expanduser(path) for path in images], f"{len(images):,} image files")
     some = set(images)
@@ -122,7 +122,7 @@ def _open_each(names: Sequence[str | Path], seed: int, fetch: bool) -> Data:
 
 
 def _may_be_file(name: str) -> bool:
-    """Whether a name stands for one file, and not for a folder, a pattern or something elsewhere."""
+    """Return whether a name is that of one file, and not of a folder, a pattern or a remote source."""
     elsewhere = is_address(name) or is_hub(name) or is_builtin(name)
     return os.path.isfile(name) or not (os.path.isdir(name) or is_pattern(name) or elsewhere)
 
@@ -164,7 +164,7 @@ def _open_one(data: str | Path, seed: int, fetch: bool) -> Data:
 
 
 def _open_pattern(name: str, seed: int, fetch: bool) -> Data:
-    """Folders, if a pattern stands for these alone; shards, likewise; otherwise the images among what matches."""
+    """Open a pattern: as folders or as shards if it matches only these, otherwise as the images among the matches."""
     found = matches(name)
     if all(map(os.path.isdir, found)):
         return open_concat([*map(Path, found)], name, partial(_open_one, seed=seed, fetch=fetch))

@@ -1,4 +1,4 @@
-"""The files of a folder at any depth."""
+"""Listing of the files of a folder, at any depth."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _RUNS = ("requested.yaml", "config.yaml"), ("compare.yaml", "comparison.csv")  #
 
 @dataclass(frozen=True)
 class UnreadFiles:
-    """The files of one suffix that are not read.
+    """Files of one suffix that are not read.
 
     Attributes:
-        count: of the files.
-        examples: paths of the first of them.
+        count: number of files.
+        examples: paths of the first files.
     """
 
     count: int
@@ -32,13 +32,13 @@ class UnreadFiles:
 
 @dataclass(frozen=True)
 class Listing:
-    """What lies in a folder. All paths are relative to it, with forward slashes.
+    """Contents of a folder. All paths are relative to it, with forward slashes.
 
     Attributes:
-        paths: of the images, sorted.
-        folders: all of them, the folder itself, "", among them.
+        paths: paths of the images, sorted.
+        folders: all folders, including the folder itself, "".
         others: files that are not read, by suffix ("" without one).
-        recordings: their paths, sorted.
+        recordings: paths of the recordings, sorted.
     """
 
     paths: PackedStrings
@@ -49,7 +49,7 @@ class Listing:
 
 def list_files(root: Path) -> Listing:
     """List a folder. Hidden files are skipped, and a folder that links reach twice is read once."""
-    found = _Found()
+    found = _Collector()
     folders: list[str] = []
     seen: set[str] = set()
     start = len(os.path.join(root, ""))
@@ -69,15 +69,15 @@ def list_files(root: Path) -> Listing:
 
 
 def list_names(names: Iterable[str]) -> Listing:
-    """The listing of some files in one folder, by their names alone."""
-    found = _Found()
+    """List some files in one folder, by their names alone."""
+    found = _Collector()
     for name in sorted(names):
         found.add(name)
     return found.listing([""])
 
 
-class _Found:
-    """Parts files by what they are. Of those that are not read it counts each suffix, and keeps the first."""
+class _Collector:
+    """Files by type. Of files that are not read, each suffix is counted, and the first ones are kept."""
 
     def __init__(self) -> None:
         self._images: list[str] = []
@@ -104,16 +104,16 @@ class _Found:
 
 
 def images_in(root: Path, name: str) -> PackedStrings:
-    """Sorted paths of the images under a folder, as `list_files` finds them."""
+    """Return the sorted paths of the images under a folder, as `list_files` finds them."""
     return some_images(list_files(root), name).paths
 
 
 def some_images(listed: Listing, name: str) -> Listing:
-    """The same listing, if there are images in it."""
+    """Return the same listing if it has images; refuse it otherwise."""
     if len(listed.paths):
         return listed
     if len(listed.recordings):
-        raise PatchloomError(f"{name} holds {len(listed.recordings):,} recordings and no images: name others")
+        raise PatchloomError(f"{name} holds {len(listed.recordings):,} recordings and no images: give other data")
     if not listed.others:
         raise PatchloomError(f"{name} is an empty folder: put images into it, at any depth")
     common = sorted(listed.others, key=lambda suffix: (-listed.others[suffix].count, not suffix, suffix))[:5]
@@ -122,7 +122,7 @@ def some_images(listed: Listing, name: str) -> Listing:
 
 
 def without_runs(root: Path, listed: Listing, where: str = "") -> tuple[Listing, list[str]]:
-    """Leave out the files of runs and comparisons: their pictures are no data."""
+    """Leave out the files of runs and comparisons: their pictures are not data."""
     if ".yaml" not in listed.others:
         return listed, []
     found: list[str] = []
@@ -133,14 +133,14 @@ def without_runs(root: Path, listed: Listing, where: str = "") -> tuple[Listing,
     if not found:
         return listed, []
 
-    def kept(paths: PackedStrings) -> PackedStrings:
+    def outside_runs(paths: PackedStrings) -> PackedStrings:
         those = np.ones(len(paths), bool)
         for run in found:
             there = paths.under(f"{run}/") if run else range(len(paths))
             those[there.start : there.stop] = False
         return paths.where(those)
 
-    paths, recordings = kept(listed.paths), kept(listed.recordings)
+    paths, recordings = outside_runs(listed.paths), outside_runs(listed.recordings)
     folders = tuple(
         folder for folder in listed.folders if not any(f"{folder}/".startswith(f"{run}/") or not run for run in found)
     )
@@ -151,7 +151,7 @@ def without_runs(root: Path, listed: Listing, where: str = "") -> tuple[Listing,
 
 
 def note_on_others(listings: Mapping[str, Listing]) -> list[str]:
-    """A sentence on the files that look like images and are not read; none if there are no such files."""
+    """Return a sentence on files that look like images and are not read; an empty list if there are none."""
     counts: dict[str, int] = {}
     examples: list[str] = []
     for before, listed in listings.items():
@@ -171,13 +171,13 @@ def note_on_others(listings: Mapping[str, Listing]) -> list[str]:
 
 
 def endings() -> str:
-    """How the names of files that are read end."""
+    """Return a phrase that lists the suffixes of files that are read."""
     sound = f", and recordings in {', '.join(sorted(SOUND_SUFFIXES))}" if SOUND_SUFFIXES else ""
     return f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}{sound}"
 
 
 def count_files_were(count: int) -> str:
-    """As "12 files were"."""
+    """Return a number of files with its verb, such as "12 files were"."""
     return "1 file was" if count == 1 else f"{count:,} files were"
 
 

@@ -1,6 +1,6 @@
 """Shards: tar files of images and labels in WebDataset's layout, with random access.
 
-The index of a shard says which images it holds, and where. Remote shards are fetched whole into
+The index of a shard lists its images and their positions. Remote shards are fetched whole into
 ``cache_root()/shards/fetched``, a cache of bounded size: the least recently used file is removed first, and any file
 there may be deleted at any time.
 """
@@ -47,11 +47,11 @@ _FEW, _REMEMBERED = 4, 16
 _FORGOTTEN = 3600  # seconds after which a half-written file must be left over from a dead process
 _LOCKS = 64
 
-_asked: dict[str, int] = {}  # by address: how often this process has lately asked for parts of it
+_asked: dict[str, int] = {}  # by address: number of recent requests of this process for parts of it
 
 
 def open_shard(shard: Shard) -> BinaryIO:
-    """Open a shard, which is fetched if it is remote. The open file stays readable if it is deleted."""
+    """Open a shard, fetching it if it is remote. The open file stays readable if it is deleted."""
     try:
         return open(shard.address, "rb") if shard.local else _fetched(shard)
     except OSError as error:
@@ -59,9 +59,9 @@ def open_shard(shard: Shard) -> BinaryIO:
 
 
 def read_range(shard: Shard, start: int, size: int) -> bytes:
-    """``size`` bytes from offset ``start``, or fewer if the shard ends before.
+    """Read ``size`` bytes from offset ``start``, or fewer if the shard ends before.
 
-    The first few parts of a remote shard are fetched alone, so that a few images do not cost the whole shard.
+    The first few parts of a remote shard are fetched alone, so that a few images do not need the whole shard.
     """
     if not (shard.local or shard.pipe or cached_path(shard).exists()) and _seldom(shard.address):
         with contextlib.suppress(Exception):  # a server without range requests may still send the whole shard
@@ -75,7 +75,7 @@ def read_range(shard: Shard, start: int, size: int) -> bytes:
 
 
 def check_cache_room(shards: Iterable[Shard], together: int, name: str) -> None:
-    """Refuse shards that do not fit into the cache together, and would be fetched again and again."""
+    """Refuse shards that do not fit into the cache together and would be fetched again and again."""
     elsewhere = [shard for shard in shards if not shard.local]
     largest = sorted((shard.size for shard in elsewhere if not shard.pipe), reverse=True)[:together]
     needed = sum(largest) + sum(shard.size for shard in elsewhere if shard.pipe)
@@ -121,7 +121,7 @@ def _copied(shard: Shard, to: Path) -> BinaryIO:
         came = to.stat().st_size
         if shard.size and came != shard.size:  # a connection that broke, or a command that writes something else now
             raise ValueError(f"{came:,} bytes came instead of {shard.size:,}")
-    except Exception as error:  # each file system has exceptions of its own
+    except Exception as error:  # each file system has its own exceptions
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         to.unlink(missing_ok=True)
@@ -151,7 +151,7 @@ def _touched(place: Path) -> BinaryIO:
 
 
 def _room() -> float:
-    """Bytes that fetched shards may take."""
+    """Return the bytes that fetched shards may take."""
     text = os.environ.get(ROOM) or str(_ROOM)
     try:
         room = float(text)
@@ -180,7 +180,7 @@ def _make_room(place: Path) -> None:
 
 
 def _seldom(address: str) -> bool:
-    """Whether this is one of the first few recent requests for the shard."""
+    """Return whether this is one of the first few recent requests for the shard."""
     _asked[address] = _asked.pop(address, 0) + 1
     while len(_asked) > _REMEMBERED:
         del _asked[next(iter(_asked))]
@@ -190,19 +190,19 @@ def _seldom(address: str) -> bool:
 # The index of a shard: names, offsets, sizes and labels of its images.
 
 
-_FORMAT = "index 1"  # to be raised with changes of the code that makes an index
+_FORMAT = "index 1"  # increment when the code that makes an index changes
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The images in a shard.
+    """Images in a shard.
 
     Attributes:
-        names: of the members.
-        starts, sizes: offset and size of the images, in bytes.
-        labels: text of the label, or None.
-        size: of the shard, in bytes.
+        names: names of the members.
+        starts, sizes: offsets and sizes of the images, in bytes.
+        labels: text of each label, or None.
+        size: size of the shard, in bytes.
     """
 
     names: list[str]
@@ -213,7 +213,7 @@ class ShardIndex:
 
 
 def index_of(shard: Shard) -> ShardIndex:
-    """The index of a shard, from the cache or read from the shard."""
+    """Return the index of a shard, from the cache or read from the shard."""
     cached = cache_root() / "shards" / "index" / f"{digest([_FORMAT, shard.address, shard.state])}.json"
     try:
         return ShardIndex(**json.loads(cached.read_text("utf-8")))
@@ -226,7 +226,7 @@ def index_of(shard: Shard) -> ShardIndex:
 
 
 def read_index(file: BinaryIO, name: str) -> ShardIndex:
-    """The index of an open shard."""
+    """Read the index of an open shard."""
     samples: dict[str, list[tarfile.TarInfo]] = {}
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
@@ -234,14 +234,14 @@ def read_index(file: BinaryIO, name: str) -> ShardIndex:
                 if member.isfile() and not _base(member).startswith("."):
                     samples.setdefault(member.name.removesuffix(_suffix(member)), []).append(member)
             end = tar.offset
-    except Exception as error:  # tarfile's own, and whatever wrong numbers in a header lead to
+    except Exception as error:  # tarfile's own exceptions, and others from wrong numbers in a header
         file.seek(0)
         if file.read(8).startswith(_COMPRESSED):
             raise PatchloomError(
                 f"{name} is compressed, so that no sample can be read alone: unpack it, or give the command that does, "
                 "such as 'pipe:gzip -dc {000..012}.tar.gz'"
             ) from error
-        raise PatchloomError(f"{name} is no tar file, or is damaged ({error_line(error)}): make it again") from error
+        raise PatchloomError(f"{name} is not a tar file, or is damaged ({error_line(error)}): make it again") from error
     file.seek(end)
     rest = file.read(tarfile.RECORDSIZE)
     if not rest or rest.strip(b"\0"):  # tarfile stops silently where it finds no header
@@ -262,12 +262,12 @@ def _base(member: tarfile.TarInfo) -> str:
 
 
 def _suffix(member: tarfile.TarInfo) -> str:
-    """Suffix of a member from its first dot on; the name before it is that of the sample."""
+    """Return the suffix of a member from its first dot on; the name before it is that of the sample."""
     return member.name[len(member.name) - len(_base(member).partition(".")[2]) - 1 :] if "." in _base(member) else ""
 
 
 def _image(members: list[tarfile.TarInfo], shard: str) -> tarfile.TarInfo | None:
-    """The image of a sample: NAME.jpg and the like if there is one, else NAME.npy, else NAME.WORD.jpg and the like."""
+    """Return a sample's image: NAME.jpg or the like if there is one, else NAME.npy, else NAME.WORD.jpg or the like."""
     suffixes = [_suffix(member).lower() for member in members]
     kinds: list[list[tarfile.TarInfo]] = [[], [], []]
     for member, suffix in zip(members, suffixes, strict=True):
@@ -278,14 +278,14 @@ def _image(members: list[tarfile.TarInfo], shard: str) -> tarfile.TarInfo | None
     found = next(filter(None, kinds), [])
     if len(found) > 1:
         raise PatchloomError(
-            f"{shard} has several images in one sample ({found[0].name}, {found[1].name}): leave one, since names that "
-            "are alike up to their first dot make one sample"
+            f"{shard} has several images in one sample ({found[0].name}, {found[1].name}): keep one, since files with "
+            "the same name up to the first dot are one sample"
         )
     return found[0] if found else None
 
 
 def _label(file: BinaryIO, members: list[tarfile.TarInfo]) -> str | None:
-    """The text of NAME.cls; a number loses its leading zeros."""
+    """Return the text of NAME.cls; a number loses its leading zeros."""
     for member in members:
         if _suffix(member).lower() == ".cls":
             file.seek(member.offset_data)
@@ -294,16 +294,16 @@ def _label(file: BinaryIO, members: list[tarfile.TarInfo]) -> str | None:
     return None
 
 
-WINDOW = 8  # shards whose images are mixed with each other at any time
+WINDOW = 8  # number of shards whose images are mixed at any time
 
 
 class Shards(Source):
     """Images in tar files.
 
     Args:
-        name: what the user typed.
-        shards: the tar files.
-        names: of the images' members.
+        name: name as the user typed it.
+        shards: tar files.
+        names: names of the images' members.
         at: int64 [n 3], for each image the number of its shard, its offset and its size in bytes.
         classes: names of the classes.
         labels: int64 [n], indices into ``classes``, -1 for none.
@@ -335,10 +335,10 @@ class Shards(Source):
         return decode_image(content, self.describe(i))
 
     def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
-        """Shards in random order, with the images of each spread over the span of `WINDOW` shards.
+        """Draw shards in random order, with the images of each spread over the span of `WINDOW` shards.
 
-        So the images of `WINDOW` shards are mixed at any time, and only these have to be at hand. The span wraps around
-        the end of the epoch to its beginning. Up to `WINDOW` shards are shuffled uniformly.
+        Images of `WINDOW` shards are mixed at any time, and only these shards have to be available. The span wraps
+        around from the end of the epoch to its beginning. Up to `WINDOW` shards are shuffled uniformly.
         """
         shard = self.at[:, 0] if chosen is None else self.at[chosen, 0]
         count = len(self.shards)
@@ -346,7 +346,7 @@ class Shards(Source):
         return np.argsort(turn % count, kind="stable")
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
-        """Hashes of the images' bytes in the shards; None if shards would have to be fetched for it."""
+        """Return hashes of the images' bytes in the shards; None if shards would have to be fetched."""
         return contents_on_disc(self, self._pieces, chosen) if all(shard.local for shard in self.shards) else None
 
     def _pieces(self, i: int) -> list[bytes]:
@@ -360,7 +360,7 @@ class Shards(Source):
         return f"{self.shards[self.at[i, 0]].address.rpartition('/')[2]}/{self.names[i]}"
 
     def fingerprint(self) -> str:
-        """Of the index, of name, size and mtime of local shards, and of address and state of remote ones."""
+        """Return a digest of the index, of name, size and mtime of local shards, and of address and state of others."""
         paths = [Path(shard.address) for shard in self.shards if shard.local]
         here = [Files(self.name, path.parent, [path.name]).fingerprint() for path in paths]
         away = [f"{shard.address}\t{shard.state}" for shard in self.shards if not shard.local]
@@ -378,26 +378,26 @@ class Shards(Source):
 
 
 def is_shards(name: str) -> bool:
-    """Whether the user typed shards, and not a folder or a list."""
+    """Return whether the user typed shards, and not a folder or a list."""
     return is_address(name) or re.search(r"\.(tar|tgz|tar\.\w+)$", name) is not None
 
 
 def holds_shards(folder: Path) -> bool:
-    """Whether a folder holds tar files, and neither images nor folders."""
+    """Return whether a folder holds tar files, and neither images nor folders."""
     entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
     suffixes = {path.suffix.lower() for path in entries}
     return ".tar" in suffixes and not suffixes & IMAGE_SUFFIXES and not any(path.is_dir() for path in entries)
 
 
 def open_shards(pattern: str, name: str) -> Data:
-    """Open shards by a pattern."""
+    """Open the shards that a pattern matches."""
     return Data(_source(addresses_of(pattern), name, None), None)
 
 
 def open_shard_folder(folder: Path, name: str) -> Data:
     """Open all tar files of a folder; ``train-*.tar`` and ``test-*``, ``val-*`` or ``validation-*`` are splits.
 
-    Beside two of them, those of any other name are left out.
+    If there are two of these, shards of any other name are left out.
     """
     by_split: dict[str, list[str]] = {}
     for path in sorted(folder.absolute().glob("*.tar")):
@@ -416,7 +416,7 @@ def open_shard_folder(folder: Path, name: str) -> Data:
 
 
 def _source(addresses: list[str], name: str, classes: tuple[str, ...] | None) -> Shards:
-    """Index shards; with ``classes``, those of the training images, no other class may occur."""
+    """Index shards; if ``classes``, those of the training images, are given, no other class may occur."""
     shards = stat_shards(addresses)
     check_cache_room(shards, 2 * WINDOW, name)  # twice, because workers are at different places
     indices: list[ShardIndex] = []
@@ -433,7 +433,7 @@ def _source(addresses: list[str], name: str, classes: tuple[str, ...] | None) ->
         some = shards[0].address if len(shards) == 1 else f"the {len(shards)} shards of {name}"
         wanted = ", ".join(sorted(IMAGE_SUFFIXES))
         raise PatchloomError(
-            f"{some}: no sample has an image, which ends in {wanted}; recordings are read from folders, not from shards"
+            f"{some}: no sample has an image, with a suffix of {wanted}; recordings are read from folders, not shards"
         )
     numbers = np.repeat(np.arange(len(shards)), [len(index.names) for index in indices])
     starts = [start for index in indices for start in index.starts]
@@ -446,7 +446,7 @@ def _source(addresses: list[str], name: str, classes: tuple[str, ...] | None) ->
 def _labelled(
     texts: list[str | None], names: list[str], name: str, classes: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...], np.ndarray | None]:
-    """Classes and labels, int64 [n]; ``classes``: as in `_source`."""
+    """Return classes and labels, int64 [n]; ``classes`` as in `_source`."""
     words = {text for text in texts if text is not None}
     numbers = {word for word in words if word.isdecimal()}
     if numbers and numbers != words:

@@ -1,4 +1,4 @@
-"""Speech Commands' layout: a folder a word, and two lists that name the recordings of validation and test.
+"""Speech Commands' layout: one folder per word, and two lists that name the recordings of validation and test.
 
 Warden, "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition" (2018), section 5.
 """
@@ -22,13 +22,13 @@ VALIDATION_LIST, TEST_LIST, NOISE_FOLDER = "validation_list.txt", "testing_list.
 
 
 class SpeechCommands(NamedTuple):
-    """A folder of words, in three parts of the same classes, which are its words.
+    """Recordings of words in three parts, whose common classes are the words.
 
     Attributes:
-        train: what is in neither list.
-        validation, test: what the lists name; empty without a list.
-        noise: recordings of no word; None if there are none.
-        notes: a line for each thing that was left out.
+        train: recordings in neither list.
+        validation, test: recordings that the lists name; empty without a list.
+        noise: recordings without a word; None if there are none.
+        notes: a line on each kind of file that was left out.
     """
 
     train: Files
@@ -39,14 +39,14 @@ class SpeechCommands(NamedTuple):
 
 
 def is_speech_commands(folder: Path) -> bool:
-    """Whether a folder has Speech Commands' lists, or its noise."""
+    """Return whether a folder has the lists of Speech Commands, or its folder of noise."""
     if (folder / VALIDATION_LIST).is_file() and (folder / TEST_LIST).is_file():
         return True
-    return (folder / NOISE_FOLDER).is_dir() and not (folder / "train").is_dir()  # beside which it is only left out
+    return (folder / NOISE_FOLDER).is_dir() and not (folder / "train").is_dir()  # with train/, noise is left out
 
 
 def open_speech_commands(folder: Path, name: str) -> Data:
-    """Open a folder of words as any other data: the validation part is left out, and so is the noise."""
+    """Open a folder of words like other data: validation is another split, and the noise is left out."""
     found = read_speech_commands(folder, name)
     tested = f"what {TEST_LIST} names ({len(found.test):,})" if len(found.test) else ""
     notes = [*found.notes]
@@ -55,13 +55,13 @@ def open_speech_commands(folder: Path, name: str) -> Data:
         total = len(found.train) + len(found.validation) + len(found.test)
         notes.insert(0, f"Of {total:,} recordings, {note_on_splits(taken, tested, left, 'empty {}')}")
     if found.noise is not None:
-        notes.append(f"{NOISE_FOLDER} ({len(found.noise):,}) is left out: it is no word")
+        notes.append(f"{NOISE_FOLDER} ({len(found.noise):,}) is left out: it is not a word")
     others = {"val": found.validation} if len(found.validation) else {}
     return Data(found.train, found.test if len(found.test) else None, tuple(notes), others)
 
 
 def read_speech_commands(folder: Path, name: str) -> SpeechCommands:
-    """The three parts of a folder of words, and its noise."""
+    """Read the three parts of a folder of words, and its noise."""
     kinds, sound, notes = select_kind({"": list_files(folder)}, name)
     listed = kinds[""]
     if sound is None:
@@ -71,18 +71,18 @@ def read_speech_commands(folder: Path, name: str) -> SpeechCommands:
                 f"{name} holds recordings ({', '.join(sorted(unread))}), which are read by soundfile: "
                 f"{pip_install('audio')}"
             )
-        raise PatchloomError(f"{name} is laid out as Speech Commands, but holds no recordings: put a folder a word")
+        raise PatchloomError(f"{name} is laid out as Speech Commands, but holds no recordings: add a folder per word")
     paths = [*listed.paths]
     noise = [path for path in paths if path.startswith(f"{NOISE_FOLDER}/")]
     outside = [path for path in paths if "/" not in path]
     spoken = [path for path in paths if "/" in path and not path.startswith(f"{NOISE_FOLDER}/")]
     if outside:
         where = limit_examples(outside, len(outside))
-        notes.append(f"{len(outside):,} recordings were left out, which are in no folder of a word ({where})")
+        notes.append(f"{len(outside):,} recordings outside of the words' folders were left out ({where})")
     classes = tuple(sorted({path.partition("/")[0] for path in spoken}))
     named = {file: _listed(folder / file, name, set(spoken), notes) for file in (VALIDATION_LIST, TEST_LIST)}
     if both := named[VALIDATION_LIST] & named[TEST_LIST]:
-        raise PatchloomError(f"{name}: {VALIDATION_LIST} and {TEST_LIST} both name {min(both)}: take it out of one")
+        raise PatchloomError(f"{name}: {VALIDATION_LIST} and {TEST_LIST} both name {min(both)}: remove it from one")
 
     def part(kept: list[str]) -> Files:
         labels = np.array([classes.index(path.partition("/")[0]) for path in kept], np.int64)
@@ -99,20 +99,20 @@ def read_speech_commands(folder: Path, name: str) -> SpeechCommands:
 
 
 def _listed(file: Path, name: str, there: set[str], notes: list[str]) -> set[str]:
-    """The recordings that a list names, and that are ``there``; a note on others is added to ``notes``."""
+    """Return the recordings that a list names and that are ``there``; add a note on missing ones to ``notes``."""
     if not file.is_file():
         return set()
     lines = [line.strip().removeprefix("./") for line in file.read_text("utf-8-sig").splitlines()]
     wanted = [line for line in lines if line]
     missing = [line for line in wanted if line not in there]
     if not wanted:
-        raise PatchloomError(f"{name}: {file.name} names no recordings: write a path a line, as WORD/FILE.wav")
+        raise PatchloomError(f"{name}: {file.name} names no recordings: write one path per line, as WORD/FILE.wav")
     if len(missing) == len(wanted):
         raise PatchloomError(
-            f"{name}: none of the {len(wanted):,} recordings that {file.name} names is there, beginning with "
-            f"{missing[0]}: paths are relative to the folder, and must be written as the files are called"
+            f"{name}: none of the {len(wanted):,} recordings that {file.name} names exists, beginning with "
+            f"{missing[0]}: give paths relative to the folder, in the same upper and lower case as the files"
         )
     if missing:
         some = limit_examples(missing, len(missing))
-        notes.append(f"{len(missing):,} of {len(wanted):,} recordings that {file.name} names are not there ({some})")
+        notes.append(f"{len(missing):,} of {len(wanted):,} recordings that {file.name} names do not exist ({some})")
     return there.intersection(wanted)

@@ -1,4 +1,4 @@
-"""Synthetic images, drawn from a seed: one of ten shapes on a textured background with clutter."""
+"""Synthetic data from a random seed: images of ten shapes on textured backgrounds, and recordings of sounds."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class Annotation(NamedTuple):
 
 
 class Shapes(Source):
-    """Images uint8 [3 size size]; image i depends only on (seed, first + i, size).
+    """Synthetic images, uint8 [3 size size]; image i depends only on (seed, first + i, size).
 
     Ten consecutive images, from a multiple of ten, hold each class once. Images are drawn on first use and then stay in
     memory.
 
     Args:
         count: number of images.
-        seed: of an endless sequence of images.
+        seed: random seed of an endless sequence of images.
         size: height and width in pixels.
         first: index of the first image in that sequence.
-        name: what the user typed.
+        name: name as the user typed it.
     """
 
     classes = SHAPES
@@ -59,9 +59,9 @@ class Shapes(Source):
 
     def __init__(self, count: int, seed: int = 0, size: int = 64, first: int = 0, name: str = "shapes") -> None:
         if count < 1:
-            raise PatchloomError(f"shapes:{count} asks for no images: ask for at least 1, as in shapes:5000")
+            raise PatchloomError(f"shapes:{count} asks for no images: give at least 1, as in shapes:5000")
         if size < 16:
-            raise PatchloomError(f"shapes of {size} pixels cannot be told apart: ask for a size of at least 16")
+            raise PatchloomError(f"shapes of {size} pixels are too small to distinguish: give a size of at least 16")
         self.count, self.seed, self.size, self.first, self.name = count, seed, size, first, name
         numbers = np.arange(first, first + count)
         orders = {ten: _rng(_SHAPE_STREAM, seed, 1, ten).permutation(10) for ten in np.unique(numbers // 10)}
@@ -79,7 +79,7 @@ class Shapes(Source):
         return self._blocks[block][place].permute(2, 0, 1)
 
     def annotation(self, i: int) -> Annotation:
-        """Class, box and mask of image i; the mask has the pixels that the shape covers by half or more."""
+        """Return class, box and mask of image i; the mask has the pixels that the shape covers by half or more."""
         scene = self._scene(range(self.count)[i])
         mask = _distance([scene], self.size)[0] <= 0
         ys, xs = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
@@ -89,7 +89,7 @@ class Shapes(Source):
         return digest(["shapes 2", *map(str, (self.count, self.seed, self.size, self.first))])
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
-        """Hashes of (seed, size, number), from which the images follow; nothing is drawn."""
+        """Return hashes of (seed, size, number), which determine the images; nothing is drawn."""
         numbers = range(self.count) if chosen is None else chosen.tolist()
         about = f"shapes 2 {self.seed} {self.size}"
         return contents_of(DRAWN_KIND, ([f"{about} {self.first + i}".encode()] for i in numbers))
@@ -100,7 +100,7 @@ class Shapes(Source):
 
 
 class _Scene(NamedTuple):
-    """All random values of one image. Lengths in pixels, colours in [0, 1]."""
+    """Random values of one image. Lengths in pixels, colours in [0, 1]."""
 
     label: int
     place: np.ndarray  # [4]: x, y, radius, angle
@@ -120,7 +120,7 @@ def _imagine(rng: np.random.Generator, label: int, size: int) -> _Scene:
     x, y = rng.uniform(radius + 1, size - radius - 1, 2)
     ground = rng.random(3)
     second = np.clip(ground + rng.uniform(-_SPREAD, _SPREAD, 3), 0, 1)
-    # Of random colours the one whose distance from the background is nearest to _CONTRAST: the shape is easy to see,
+    # The random colour whose distance from the background is nearest to _CONTRAST: the shape is easy to see,
     # yet distances between the pixels of two images are dominated by the background's colour.
     colours = rng.random((_COLOURS, 3))
     apart = np.sqrt(np.minimum(((colours - ground) ** 2).sum(1), ((colours - second) ** 2).sum(1)))
@@ -146,13 +146,13 @@ def _imagine(rng: np.random.Generator, label: int, size: int) -> _Scene:
 
 
 def _grid(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pixel centres: x [1 1 size] and y [1 size 1]."""
+    """Return pixel centres: x [1 1 size] and y [1 size 1]."""
     line = np.arange(size, dtype=np.float32) + 0.5
     return line[None, None], line[None, :, None]
 
 
 def _columns(values: np.ndarray) -> list[np.ndarray]:
-    """Columns of [b k], as k arrays [b 1 1]."""
+    """Return the columns of [b k] as k arrays [b 1 1]."""
     return [column[:, None, None] for column in values.astype(np.float32).T]
 
 
@@ -166,7 +166,7 @@ def _fold(x: np.ndarray, y: np.ndarray, corners: int) -> tuple[np.ndarray, np.nd
 
 
 def _signed(label: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Signed distance to the edge of a shape of radius 1 at the origin, negative inside; exact near the edge."""
+    """Return the signed distance to the edge of a shape of radius 1 at 0, negative inside; exact near the edge."""
     match SHAPES[label]:
         case "disc":
             return np.hypot(x, y) - 0.9
@@ -195,7 +195,7 @@ def _signed(label: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _distance(scenes: list[_Scene], size: int) -> np.ndarray:
-    """Signed distance to each scene's shape, in pixels: float32 [b h w]."""
+    """Return the signed distance to each scene's shape, in pixels: float32 [b h w]."""
     px, py = _grid(size)
     out = np.empty((len(scenes), size, size), np.float32)
     labels = np.array([scene.label for scene in scenes])
@@ -254,35 +254,35 @@ def _draw(scenes: list[_Scene], size: int) -> np.ndarray:
 # Synthetic recordings, made from a seed: a hum, a hiss and a glide, whose order is the class.
 
 
-# What a recording holds tells no class: a fall is the pitches of a rise the other way round.
+# The pitches of a recording do not reveal its class: a fall is a rise reversed in time.
 TONES = tuple(" ".join(order) for glide in ("rise", "fall") for order in permutations(("hum", "hiss", glide)))
 
-_LENGTH = (0.06, 0.14)  # of a sound, in seconds
+_LENGTH = (0.06, 0.14)  # length of a sound in seconds
 _GAP = (-0.01, 0.12)  # seconds from the end of a sound to the next one
-_EDGES = (0.008, 0.05)  # seconds in which a sound comes and goes: they tell the direction of time
-_PITCH, _DETUNED = (90.0, 280.0), 1.4  # Hz of a voice, and by how much a sound of it is higher or lower at most
+_EDGES = (0.008, 0.05)  # seconds in which a sound rises and decays: they reveal the direction of time
+_PITCH, _DETUNED = (90.0, 280.0), 1.4  # Hz of a voice, and the largest factor between it and one of its sounds
 _GLIDE = (1.5, 2.1)  # the highest pitch of a glide over its lowest
-_BRIGHT = 0.85  # a harmonic's amplitude over that of the one below
+_BRIGHT = 0.85  # a harmonic's amplitude relative to that of the one below
 _FORMANTS, _WIDTH = ((350.0, 900.0), (1000.0, 2600.0)), 120.0  # Hz of a voice's resonances, and their bandwidth
-_LOUD, _HISS = (0.3, 1.0), 0.3  # amplitudes of sounds, and of a hiss beside the others
-_TONE_NOISE, _DULL = (0.001, 0.05), 0.95  # amplitude of the background, and its smoothing at most
+_LOUD, _HISS = (0.3, 1.0), 0.3  # amplitudes of sounds, and of a hiss relative to the others
+_TONE_NOISE, _DULL = (0.001, 0.05), 0.95  # amplitude of the background noise, and its strongest smoothing
 _LOUDEST, _FULL = 0.5, 2**15 - 1
-_TONE_STREAM = 0x70E5  # as `_SHAPE_STREAM`
+_TONE_STREAM = 0x70E5  # see `_SHAPE_STREAM`
 
 
 class Tones(Source):
-    """Recordings of one second, int16 [1 1 rate]; recording i depends only on (seed, first + i) and the rate.
+    """Synthetic recordings of one second, int16 [1 1 rate]; recording i depends only on (seed, first + i) and the rate.
 
-    Each has a voice of its own (pitch and timbre), which hums and glides, and a hiss; onset, lengths, loudness and
-    background are random. The class is the order of the three, and whether the pitch rises or falls: what is in a
-    recording, however it is counted, tells nothing of it. Twelve consecutive recordings, from a multiple of twelve,
-    hold each class once. They are made on first use and then stay in memory.
+    Each has its own voice (pitch and timbre), which hums and glides, and a hiss; onset, lengths, loudness and
+    background are random. The class is the order of the three sounds, and whether the pitch rises or falls. Statistics
+    that ignore the order in time carry no information about it. Twelve consecutive recordings, from a multiple of
+    twelve, hold each class once. They are made on first use and then stay in memory.
 
     Args:
         count: number of recordings.
-        seed: of an endless sequence of recordings.
+        seed: random seed of an endless sequence of recordings.
         first: index of the first recording in that sequence.
-        name: what the user typed.
+        name: name as the user typed it.
     """
 
     classes = TONES
@@ -290,7 +290,7 @@ class Tones(Source):
 
     def __init__(self, count: int, seed: int = 0, first: int = 0, name: str = "tones") -> None:
         if count < 1:
-            raise PatchloomError(f"tones:{count} asks for no recordings: ask for at least 1, as in tones:5000")
+            raise PatchloomError(f"tones:{count} asks for no recordings: give at least 1, as in tones:5000")
         self.count, self.seed, self.first, self.name, self.sound = count, seed, first, name, Sound()
         numbers, n = np.arange(first, first + count), len(TONES)
         orders = {block: _rng(_TONE_STREAM, seed, 1, block).permutation(n) for block in np.unique(numbers // n)}
@@ -303,7 +303,7 @@ class Tones(Source):
     def read(self, i: int) -> Tensor:
         i = range(self.count)[i]
         if i not in self._made:
-            assert self.labels is not None and self.sound is not None  # both are made with it
+            assert self.labels is not None and self.sound is not None  # both are set in __init__
             wave = _synthesised(self.seed, self.first + i, TONES[self.labels[i]].split(), self.sound.rate)
             self._made[i] = torch.from_numpy(wave)[None, None]
         return self._made[i]
@@ -319,16 +319,16 @@ class Tones(Source):
         return digest(["tones 1", *map(str, (self.count, self.seed, self.first))])
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
-        """Hashes of (seed, number), from which the recordings follow; nothing is made."""
+        """Return hashes of (seed, number), which determine the recordings; nothing is made."""
         numbers = range(self.count) if chosen is None else chosen.tolist()
         return contents_of(DRAWN_KIND, ([f"tones 1 {self.seed} {self.first + i}".encode()] for i in numbers))
 
 
 def _synthesised(seed: int, number: int, order: list[str], rate: int) -> np.ndarray:
-    """One second of the sounds in this ``order``, int16 [rate]."""
+    """Synthesise one second of the sounds in this ``order``, int16 [rate]."""
     from scipy.signal import lfilter  # takes long to import
 
-    # what is drawn from the first is the same at every rate
+    # draws from the first generator are the same at every rate
     rng, noise = (_rng(_TONE_STREAM, seed, kind, number) for kind in (0, 2))
     pitch, background = (np.exp(rng.uniform(*np.log(ends))) for ends in (_PITCH, _TONE_NOISE))
     ratio, dull, rough = rng.uniform(*_GLIDE), rng.uniform(0, _DULL), rng.uniform(-0.6, 0.6)

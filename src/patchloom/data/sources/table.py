@@ -1,4 +1,4 @@
-"""Images or recordings that a table lists: CSV or TSV, as spreadsheets and annotation tools write it."""
+"""Lists of images or recordings: tables (CSV, TSV) of spreadsheets and annotation tools, and plain text files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from patchloom.data.sources.files import Files
 from patchloom.data.sources.media_type import detect_sound
 from patchloom.errors import PatchloomError
 
-# What the columns of a table of images are: the path, and the label, the split and the group, where there are such.
+# Roles of the columns of a table: the path, and optionally label, split and group.
 
 
 _SAMPLED_ROWS = 100  # rows by which columns are recognised
@@ -28,40 +28,40 @@ _PATH_COLUMNS |= {f"{of}{what}" for of in ("image", "img") for what in ("path", 
 _LABELS = {"label", "class", "category", "target"}
 _LABELS |= {f"{of}{what}" for of in ("label", "class", "category") for what in ("name", "id")}
 _KNOWN = {"path": _PATH_COLUMNS, "label": _LABELS, "split": {"split", "subset", "set", "partition"}, "group": {"group"}}
-# what a split may be called, beside its usual name
+# other names of splits
 _SPLITS = {"training": "train", "testing": "test", "valid": "val", "dev": "val"}
 
 
 def split_choice(name: str) -> tuple[str, dict[str, str]]:
-    """File and columns of ``FILE@path=COLUMN,label=COLUMN``; a name that is no such thing comes back whole."""
+    """Return file and columns of ``FILE@path=COLUMN,label=COLUMN``; any other name is returned unchanged."""
     file, at, words = name.rpartition("@")
     if not at or "=" not in words or Path(name).expanduser().exists() or not Path(file).expanduser().is_file():
         return name, {}
     chosen = {role: column for role, _, column in (word.partition("=") for word in words.split(","))}
     for role in chosen:
         if role not in _KNOWN:
-            raise PatchloomError(f"{name} chooses a column for {role}: after @ stand {', '.join(_KNOWN)}, each with =")
+            raise PatchloomError(f"{name} chooses a column for {role}: after @, write {', '.join(_KNOWN)}, each with =")
     return file, chosen
 
 
 def describe_roles(roles: Mapping[str, str], names: Sequence[str], name: str) -> str:
-    """Which column was taken for what."""
+    """Return a sentence on the roles of the columns."""
     said = ", ".join(f"{role} from {column}" if role != column else role for role, column in roles.items())
     left = [column for column in names if column not in roles.values()]
     more = "" if "label" in roles else f" ({name.partition('@')[0]}@label=COLUMN takes one as the label)"
-    return f"{name}: columns taken: {said}" + (f"; not used: {join_some(left)}{more}" if left else "")
+    return f"{name}: columns used: {said}" + (f"; not used: {join_some(left)}{more}" if left else "")
 
 
 class ColumnRoles(NamedTuple):
-    """Finds out which column is what."""
+    """Assignment of columns to roles."""
 
     columns: Mapping[str, list[str]]
     file: Path
     name: str
     chosen: Mapping[str, str]
 
-    def found(self) -> dict[str, str]:
-        """Columns by role: path, and label, split and group where there are such."""
+    def assign(self) -> dict[str, str]:
+        """Return columns by role: path, and label, split and group if there are such columns."""
         for column in self.chosen.values():
             if column and column not in self.columns:
                 raise PatchloomError(f"{self.name} has no column {column}: it has {join_some(self.columns)}")
@@ -78,8 +78,8 @@ class ColumnRoles(NamedTuple):
                 candidates = [one for one in candidates if self._of_splits(one)]
             if len(candidates) > 1:
                 raise PatchloomError(
-                    f"{self.name} has the columns {' and '.join(candidates)}, and each could be the {role}: say which, "
-                    f"as {self._typed}@{role}={candidates[0]}"
+                    f"{self.name} has the columns {' and '.join(candidates)}, and each could be the {role}: choose "
+                    f"one, as {self._typed}@{role}={candidates[0]}"
                 )
             if candidates:
                 found[role] = candidates[0]
@@ -91,7 +91,7 @@ class ColumnRoles(NamedTuple):
         return self.name.partition("@")[0]
 
     def _of_images(self, candidates: list[str]) -> list[str]:
-        """The column of paths; several if that is unclear."""
+        """Return the column of paths; several if that is unclear."""
         if len(candidates) == 1:
             return candidates
         if len(candidates) > 1:
@@ -106,16 +106,16 @@ class ColumnRoles(NamedTuple):
         if not found:
             raise PatchloomError(
                 f"{self.name} has the columns {join_some(self.columns)}, and none is called path, file, image or "
-                f"filename: rename the one with the paths, or say which it is, as {self._typed}@path=COLUMN"
+                f"filename: rename the one with the paths, or name it as {self._typed}@path=COLUMN"
             )
         return found
 
     def _of_splits(self, column: str) -> bool:
-        """Whether a column has names of splits. One that is called split must have."""
+        """Return whether a column has names of splits. A column called split must have them."""
         strange = {split_of(word) for word in self.columns[column]} - {"", "train", *TEST_SPLITS}
         if strange and normalize_column(column) == "split":
             raise PatchloomError(
-                f"{self.name} has the split {min(strange)}: write train, val or test, or say that {column} is none, as "
+                f"{self.name} has the split {min(strange)}: write train, val or test, or ignore the column {column} by "
                 f"{self._typed}@split="
             )
         return not strange
@@ -124,7 +124,7 @@ class ColumnRoles(NamedTuple):
         return bool(cell) and (self.file.parent / cell).is_file()
 
     def _different(self, candidates: list[str]) -> list[str]:
-        """Of columns that tell the same classes, such as a number and a word, the first one with words."""
+        """Select one of several columns of the same classes, such as a number and a word: the first with words."""
         values = [self.columns[one] for one in candidates]
         if len(candidates) < 2 or len(set(zip(*values, strict=True))) > min(len(set(each)) for each in values):
             return candidates
@@ -150,11 +150,11 @@ _SUFFIXES = IMAGE_SUFFIXES | SOUND_SUFFIXES
 
 
 class SourceTable(NamedTuple):
-    """The cells of a table, and what its columns are.
+    """Cells of a table, and the names of its columns.
 
     Attributes:
         cells: rows of cells, all as long as ``names``.
-        names: of the columns; () if the file does not name them.
+        names: names of the columns; () if the file has none.
     """
 
     cells: list[list[str]]
@@ -162,10 +162,10 @@ class SourceTable(NamedTuple):
 
 
 def parse_table(lines: Sequence[str], file: Path) -> SourceTable | None:
-    """The table that the lines of a file are; None if they are a plain list of paths, perhaps with labels behind a tab.
+    """Parse the lines of a file as a table; return None for a plain list of paths, with or without tabs and labels.
 
-    A first row is a header if none of its cells is an image, and one has a name that is usual for paths, or those below
-    it are images. Without one, a table has commas or semicolons.
+    A first row is a header if none of its cells is an image, and one of them is a common name for paths, or cells below
+    are images. A table without a header is recognised by commas or semicolons.
     """
 
     def is_image(cell: str) -> bool:
@@ -185,7 +185,7 @@ def parse_table(lines: Sequence[str], file: Path) -> SourceTable | None:
     if any(os.path.isfile(os.path.join(file.parent, line.strip())) for line in lines[:_SAMPLED_ROWS] if line.strip()):
         return None
     for delimiter, first in head:
-        if delimiter == "\t" and len(first) == 2:  # a path that is not there, and its label
+        if delimiter == "\t" and len(first) == 2:  # a missing path, and its label
             continue
         below = _rows(lines[1:_SAMPLED_ROWS], delimiter, 0, file)
         if any(map(is_image, first)):
@@ -204,8 +204,8 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
         twice = next(one for one in names if names.count(one) > 1)
         raise PatchloomError(f"{name} has two columns called {twice!r}: rename one")
     columns = {column: [row[i] for row in table.cells] for i, column in enumerate(names)}
-    roles = ColumnRoles(columns, file, name, chosen).found()
-    kept, notes = _kept(columns[roles["path"]], file, name)
+    roles = ColumnRoles(columns, file, name, chosen).assign()
+    kept, notes = _existing_rows(columns[roles["path"]], file, name)
     columns = {column: [values[i] for i in kept] for column, values in columns.items()}
     words = columns[roles["label"]] if "label" in roles else []
     splits = [split_of(word) for word in columns[roles["split"]]] if "split" in roles else [""] * len(kept)
@@ -225,14 +225,14 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
             each = [columns[roles["group"]][i] or f"\0{i}" for i in chosen]  # an empty cell is a group of its own
             groups = np.unique(each, return_inverse=True)[1].astype(np.int64)
         found = Files(name, file.parent, paths, classes, labels, told, sound, groups)
-        found.to_label = f"say which column holds them, {asked}label=COLUMN"
+        found.to_label = f"name the column that holds them, {asked}label=COLUMN"
         return found
 
     for i in test if classes else []:
         if words[i] and words[i] not in number:
             raise PatchloomError(
                 f"{name} has the class {words[i]} in test images but not in training images: give both the same "
-                "classes, or take that one out"
+                "classes, or remove that one"
             )
     notes = [describe_roles(roles, names, name), *notes, *said]
     split_off = {split: files(rows) for split, rows in others.items()}
@@ -240,7 +240,7 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
 
 
 def _rows(lines: Sequence[str], delimiter: str, width: int, file: Path) -> list[list[str]]:
-    """Rows of stripped cells without empty rows; ``width`` cells each, unless that is 0."""
+    """Return rows of stripped cells without empty rows; ``width`` cells each, unless that is 0."""
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
     rows: list[list[str]] = []
     try:
@@ -261,19 +261,19 @@ def _rows(lines: Sequence[str], delimiter: str, width: int, file: Path) -> list[
 
 
 def _unnamed(table: SourceTable, name: str) -> tuple[str, ...]:
-    """Names for the columns of a table without a header: the one of images is the path, another one the label."""
+    """Return names for the columns of a table without a header: the images are the path, another column the label."""
     width = len(table.cells[0])
     suffixes = [os.path.splitext(cell)[1].lower() in _SUFFIXES for cell in table.cells[0]]
     if width > 2 or sum(suffixes) > 1:
         raise PatchloomError(
-            f"{name} does not name its {width} columns: write a first line that does, such as "
+            f"{name} does not name its {width} columns: add a header line, such as "
             f"{','.join(['path', 'label', 'split', 'group', '...'][: max(2, width)])}"
         )
     return ("label", "path") if suffixes[1] else ("path", "label")
 
 
-def _kept(paths: list[str], file: Path, name: str) -> tuple[list[int], list[str]]:
-    """The rows whose files exist, each file once; and what is to be said of the others."""
+def _existing_rows(paths: list[str], file: Path, name: str) -> tuple[list[int], list[str]]:
+    """Return the rows whose files exist, each file once, and notes on the others."""
     rows: list[int] = []
     missing: list[str] = []
     seen: set[str] = set()
@@ -302,7 +302,7 @@ def _kept(paths: list[str], file: Path, name: str) -> tuple[list[int], list[str]
 
 
 def none_exists(count: int, name: str, file: Path, first: str) -> PatchloomError:
-    """What to say where no listed file exists."""
+    """Return the error for a list none of whose files exists."""
     return PatchloomError(
         f"none of the {count} files listed in {name} exists: paths are relative to {file.parent}, and the first is "
         f"{first}"
@@ -310,19 +310,19 @@ def none_exists(count: int, name: str, file: Path, first: str) -> PatchloomError
 
 
 def missing_files(missing: Sequence[str], count: int, name: str) -> str:
-    """That some listed files do not exist, for a note."""
+    """Return a note on listed files that do not exist."""
     return f"{name}: {len(missing):,} of {count:,} listed files do not exist ({join_some(missing)})"
 
 
 def _parts(splits: list[str], name: str) -> tuple[list[int], list[int], dict[str, list[int]], list[str]]:
-    """The rows of training images, of test images and of each other split, and what is to be said of others."""
+    """Return the rows of training images, of test images and of each other split, and notes on the latter."""
     there = dict.fromkeys(splits)
     second = next((one for one in TEST_SPLITS if one in there), None)
     if second is not None and "train" not in there:
         if len(there) > 1:
             raise PatchloomError(
-                f"{name} has rows of the split {second} and none of train: write train beside the images to train on, "
-                "or put @split= behind the name to use all rows"
+                f"{name} has rows of the split {second} and none of train: mark the images to train on as train, or "
+                "add @split= to the name to use all rows"
             )
         return list(range(len(splits))), [], {}, [f"{name}: all rows are of the split {second}, and all are used"]
     if second is None:
@@ -339,7 +339,7 @@ def _ordered(words: set[str]) -> tuple[str, ...]:
     return tuple(sorted(words, key=lambda word: (int(word) if numbers else 0, word)))
 
 
-# Images or recordings that a text file lists.
+# Text files that list images or recordings.
 
 
 def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) -> Data:
@@ -351,7 +351,7 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) ->
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise PatchloomError(
-            f"{name} is not text: give a folder of images, or a text file with a path a line"
+            f"{name} is not text: give a folder of images, or a text file with one path per line"
         ) from error
     table = parse_table(lines, file)
     if table is not None:
@@ -361,7 +361,7 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) ->
     rows = [line.partition("\t") for line in map(str.strip, lines) if line and not line.startswith("#")]
     paths, words = [row[0].strip() for row in rows], [row[2].strip() for row in rows]
     if not paths:
-        raise PatchloomError(f"{name} lists no images: write a path a line, relative to the folder of {file.name}")
+        raise PatchloomError(f"{name} lists no images: write one path per line, relative to the folder of {file.name}")
     missing = [path for path in paths if not (file.parent / path).is_file()]
     if len(missing) == len(paths):
         raise none_exists(len(paths), name, file, paths[0])

@@ -1,4 +1,4 @@
-"""Addresses of shards: expanding patterns, and the state of each shard."""
+"""Addresses of shards: expansion of patterns, and the state of each shard."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from patchloom.errors import PatchloomError, one_line
 
 PIPE = "pipe:"
 _FILE = re.compile(r"file:///(?!.*://)")  # an address that is a path
-_MOST = 10**6  # names that braces may stand for
-_DEEPEST = 50  # braces within each other
+_MOST = 10**6  # largest number of names that braces may expand to
+_DEEPEST = 50  # nested braces
 # names that file systems give to a property that changes with the content, the most reliable first
 _VERSION_KEYS = (
     "etag",
@@ -40,13 +40,13 @@ _VERSION_KEYS = (
 
 @dataclass(frozen=True)
 class Shard:
-    """One tar file.
+    """Tar file, local or remote.
 
     Attributes:
         address: an absolute path, an address for fsspec, or a ``pipe:`` command.
-        state: what is known of the content: size, and an etag, checksum or modification time.
+        state: known properties of the content: size, and an etag, checksum or modification time.
         size: in bytes, 0 if unknown.
-        certain: whether another content would surely have another state.
+        certain: whether other content is certain to have another state.
     """
 
     address: str
@@ -66,14 +66,14 @@ class Shard:
 
 
 def is_address(name: str) -> bool:
-    """Whether this is an address for fsspec or a shell command, and not a path."""
+    """Return whether this is an address for fsspec or a shell command, and not a path."""
     return name.startswith(PIPE) or "://" in name
 
 
 def find_remote(name: str) -> str | None:
-    """The first thing in a name that is no file of this machine: a command, or an address.
+    """Return the first part of a name that is not a local file: a command, or an address.
 
-    Braces are expanded before anything is judged, and every part between commas is, since a list may be split there.
+    Braces are expanded first, and each part between commas is checked, since a list may be split there.
     """
     for whole in expand_braces(name):
         for one in {whole.strip(), *map(str.strip, whole.split(","))}:
@@ -91,22 +91,22 @@ def addresses_of(pattern: str) -> list[str]:
 
 
 def stat_shards(addresses: Iterable[str]) -> list[Shard]:
-    """The shards at the addresses, with their present state."""
+    """Return the shards at the addresses, with their current state."""
     return list(in_threads(_state, addresses))
 
 
 def connect(address: str) -> tuple[Any, str]:
-    """File system and path of an address, to be used at once: forked processes cannot share connections."""
+    """Return file system and path of an address, for immediate use: forked processes cannot share connections."""
     try:
         return url_to_fs(address)
     except ImportError as error:
         raise PatchloomError(f"{address} needs another package ({error}): install it with pip") from error
-    except Exception as error:  # each file system has exceptions of its own
+    except Exception as error:  # each file system has its own exceptions
         raise _unreachable(address, error) from error
 
 
 def error_line(error: BaseException) -> str:
-    """The message of an exception in one line."""
+    """Return the message of an exception in one line."""
     if isinstance(error, FileNotFoundError) and error.errno is None:  # fsspec's, which repeats the address
         return (
             f"nothing was found there ({error_line(error.__cause__)})" if error.__cause__ else "nothing was found there"
@@ -139,7 +139,7 @@ def _expanded(pattern: str, within: int) -> list[str]:
 
 
 def _group(pattern: str, at: int) -> tuple[int, int, list[str]] | None:
-    """The first braces from ``at`` on that are closed: where they begin and end, and what stands between commas."""
+    """Return the first closed braces from ``at`` on: where they begin and end, and the parts between commas."""
     depth, cuts = 0, list[int]()
     for place in range(at, len(pattern)):
         letter = pattern[place]
@@ -183,7 +183,7 @@ def _remote(address: str) -> list[str]:
         return [address]
     try:
         found = sorted(fs.glob(path))
-    except Exception as error:  # each file system has exceptions of its own
+    except Exception as error:  # each file system has its own exceptions
         raise _unreachable(address, error) from error
     before, here, after = address.partition(path)
     if not (found and here):
@@ -196,13 +196,13 @@ def _state(address: str) -> Shard:
         return Shard(address, "", 0, certain=False)
     if os.path.isabs(address):
         if not os.path.isfile(address):
-            raise PatchloomError(f"{address} is no file: check the folder, and the numbers in the pattern")
+            raise PatchloomError(f"{address} is not a file: check the folder, and the numbers in the pattern")
         return Shard(address, stamp_of_files([address]), os.path.getsize(address), certain=True)
     fs, path = connect(address)
     try:
         fs.invalidate_cache()
         info = {key.lower().replace("-", "_"): value for key, value in fs.info(path).items()}
-    except Exception as error:  # each file system has exceptions of its own
+    except Exception as error:  # each file system has its own exceptions
         raise _unreachable(address, error) from error
     if info.get("type") == "directory":
         raise PatchloomError(f"{address} is a folder: name the shards in it, as {address.rstrip('/')}/*.tar")
