@@ -53,10 +53,10 @@ def pace(images=100, seconds=1.0, data=1000.0):
 
 def test_the_limit_is_what_is_slower():
     apart = Bench(replace(settings_for(), workers=2), {"float32": 1e12}, ())
-    assert apart.limit(pace(data=400.0)).startswith("model (data could give ×4")
+    assert apart.limit(pace(data=400.0)).startswith("model (reading is ×4")
     assert apart.limit(pace(data=50.0)) == "data, by ×2.0: raise --workers, or use --cache"
     together = Bench(replace(settings_for(), workers=0), {"float32": 1e12}, ())
-    assert together.limit(pace(data=300.0)) == "model (25% of the time for reading)"
+    assert together.limit(pace(data=300.0)) == "model (reading takes 25% of the time)"
     assert together.limit(pace(data=50.0)).startswith("data")
     assert apart.share(pace()) == pytest.approx(100 * 2e9 / 1e12)
 

@@ -147,7 +147,7 @@ def test_what_the_command_prints(mixed, capsys, caplog, tmp_path, monkeypatch):
     assert cells["channels"] == "1 (3), 3 (5)" and cells["depth"] == "8 bits (7), deeper (1)"
     assert "7 of 15 images cannot be read:" in printed and "decompression bomb" in printed
     assert f"{root}/a.png = {root}/e.bmp = {root}/g.png; {root}/b.png = {root}/f.png" in printed
-    assert f"1 of 15 images can teach nothing, being of one colour ({root}/flat.png)." in printed
+    assert f"1 of 15 images are of one colour, so nothing can be learnt from them ({root}/flat.png)." in printed
     assert "5 different images are few" in printed and "38% are copies" in printed
     assert "different scales" in printed
     lines = [line.split("\t") for line in out.read_text().splitlines()]
@@ -167,7 +167,7 @@ def test_only_the_first_broken_files_are_printed(tmp_path, capsys):
     assert "1,000 of 1,004 images cannot be read:" in told
     assert sum(line.startswith(f"  {folder}") for line in told.splitlines()) == 10
     assert "  and 990 more" in told and len((tmp_path / "broken").read_text().splitlines()) == 1000
-    assert "It would stop: " in told  # too many failures in a row for training
+    assert "It would fail: " in told  # too many failures in a row for training
 
 
 def test_test_images_that_are_trained_on(tmp_path):
@@ -184,8 +184,8 @@ def test_test_images_that_are_trained_on(tmp_path):
     ]
     said = "\n".join(done.sentences())
     pair = f"{tmp_path}/test/x/copy.png = {tmp_path}/train/x/0.png"
-    assert f"2 of 8 test images could be known by heart, being in train, too ({pair};" in said
-    assert f"train: 1 of 7 images can go, as copies of others ({tmp_path}/train/x/0.png =" in said
+    assert f"2 of 8 test images also occur in the training set ({pair};" in said
+    assert f"train: 1 of 7 images are copies of others ({tmp_path}/train/x/0.png =" in said
     rows = {row[0]: row[1:] for row in done.table()}
     assert rows[""] == ("train", "test") and rows["images"] == ("7", "8")
     assert rows["classes"] == ("x (3), y (4)", "2 of 4 images each")
@@ -260,20 +260,20 @@ def test_time_is_that_of_the_slower_or_of_both():
     assert turns.total == pytest.approx(50)
     proposal = replace(quick("shapes:64").proposal, estimate=replace(apart, steps=1000))
     said = " ".join(proposal.sentences())
-    assert "about 5 min 0 s" in said and "make it 8 min 20 s" in said
+    assert "about 5 min 0 s" in said and "up to 8 min 20 s" in said
     assert "each of 0.200 s (0.100 to 0.900) while 0.300 s go into reading. Estimated from 3 steps" in said
-    assert "Reading is what takes longest" in said and "more than there is" in said
+    assert "Reading is the bottleneck" in said and "That is too much" in said
     assert "or --cache 400 can" in said
     assert "or --cache whole can" in " ".join(replace(proposal, fixed_size=True).sentences())
     room = replace(apart, memory=1.0, seconds=(0.4,))
     said = " ".join(replace(proposal, estimate=room).sentences())
-    assert "Reading is what takes longest" not in said and "more than there is" not in said
+    assert "Reading is the bottleneck" not in said and "That is too much" not in said
 
 
 def test_small_images(tmp_path):
     for i in range(20):
         Image.fromarray(noise(*((40, 40) if i else (30, 30)))).save(tmp_path / f"{i}.png")
-    assert "1 of 20 images would be enlarged, being smaller than 40x40." in quick(tmp_path).sentences()
+    assert "1 of 20 images are smaller than 40x40, and would be enlarged." in quick(tmp_path).sentences()
     assert any("20 of 20 images would be blurred" in line for line in quick(tmp_path, img_size=96).sentences())
     assert not any("would be" in line for line in quick(tmp_path, img_size=24).sentences())
 

@@ -49,8 +49,8 @@ def test_what_a_survey_finds(mixed):
         "silent": "1",
     }
     assert advice_on_lengths(found, Sound()) == [
-        "5 of 20 recordings are shorter than 1 s, and are padded with silence; 11 of 20 are longer, and 1 s of each are"
-        " heard at a time: --seconds sets it."
+        "5 of 20 recordings are shorter than 1 s, and are padded with silence; 11 of 20 are longer, and are cut to 1 s "
+        "at a time: --seconds sets the length."
     ]
     assert advice_on_lengths(survey(open_data(mixed / "no").train.subset([0]), workers=0), Sound()) == []
 
@@ -67,8 +67,8 @@ def test_check_says_nothing_of_pixels_or_images(mixed):
     assert said.table()[:3] == [("", "train"), ("recordings", "21"), ("classes", "no (12), yes (9)")]
     lines = said.sentences()
     assert not [line for line in lines if "image" in line or "pixel" in line or "colour" in line]
-    assert any(line.startswith("1 of 21 recordings can teach nothing, being silent (") for line in lines)
-    assert any(line.startswith("2 of 21 recordings can go, as copies of others (") for line in lines)
+    assert any(line.startswith("1 of 21 recordings are silent, so nothing can be learnt from them (") for line in lines)
+    assert any(line.startswith("2 of 21 recordings are copies of others (") for line in lines)
     assert any(line.startswith("4 of 20 recordings have another rate, and are resampled (") for line in lines)
     assert "18 different recordings are few to learn from." in lines
 

@@ -62,7 +62,7 @@ def test_a_name_is_a_verb_and_a_module(first):
 
 SLIPS = {
     "pretrain": [
-        (("shapes",), {"model.depth": 2}, "--model.depth is given in Python as model={'name': ..., 'depth': ...}"),
+        (("shapes",), {"model.depth": 2}, "--model.depth is written in Python as model={'name': ..., 'depth': ...}"),
         (("shapes",), {"epoch": 3}, "there is no option --epoch; did you mean --epochs?"),
         (("shapes",), {"epochs": "many"}, "--epochs cannot be many: it takes a number or auto"),
         (("shapes",), {"epochs": True}, "--epochs cannot be True: it takes a number or auto"),

@@ -364,7 +364,7 @@ def test_check_proposes_it(images, monkeypatch):
 def test_effective_epochs_count_crops_that_an_encoder_is_given():
     task = {name: resolved(name, model="nano")[1] for name in ("mae-vit-b", "extrema-vit-s", "restore-vit-b")}
     assert effective(task["mae-vit-b"], 100) == effective(task["extrema-vit-s"], 100) == ""
-    given = "effective epochs 1,000: of a crop of 320x320 the encoder is given 224x224, once in a step"
+    given = "effective epochs 1,000: a step uses 224x224 of each crop of 320x320"
     assert effective(task["restore-vit-b"], 1000) == given
     own = request("digits", {"name": "extrema", "crop": "own"}, {"recipe": "extrema-vit-s"})
     assert own.task["crop"] == "own"

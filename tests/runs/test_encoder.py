@@ -97,7 +97,7 @@ def test_a_run_without_a_checkpoint_has_no_encoder(stopped):
 def test_a_finished_run_whose_encoder_is_gone_is_no_stopped_one(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     (tmp_path / "run" / "encoder.safetensors").unlink()
-    with pytest.raises(PatchloomError, match="it was there when the run had finished; .* delete summary.txt"):
+    with pytest.raises(PatchloomError, match="the run has finished, .* delete summary.txt"):
         patchloom.load_encoder(tmp_path / "run")
 
 
@@ -109,16 +109,16 @@ def test_a_path_beside_the_run_is_answered_with_the_run(stopped, monkeypatch):
         f"2 runs are in it ({stopped.name}, zebra), so give one of them, such as {stopped}"
     )
     for part in ("checkpoints", "checkpoints/last.safetensors", "config.yaml"):
-        assert suggest_run(stopped / part) == f"it is a part of the run {stopped}, so give {stopped}"
+        assert suggest_run(stopped / part) == f"it is part of the run {stopped}, so give {stopped}"
     assert suggest_run(runs / "zebre") == f"did you mean {runs / 'zebra'}?"
     monkeypatch.chdir(runs.parent)
     assert suggest_run("zebra") == f"did you mean {Path('runs') / 'zebra'}?"
     assert suggest_run(runs.parent / "elsewhere" / "zebra") == suggest_run("\0") == suggest_run("x" * 5000) == ""
 
     for said in (patchloom.load_encoder, lambda path: export(path), lambda path: evaluate("knn", path, "digits")):
-        with pytest.raises(PatchloomError, match=f"it is a part of the run {stopped}, so give {stopped}"):
+        with pytest.raises(PatchloomError, match=f"it is part of the run {stopped}, so give {stopped}"):
             said(stopped / "checkpoints" / "last.safetensors")
-    with pytest.raises(PatchloomError, match="is not the folder of a run: it is a part of the run"):
+    with pytest.raises(PatchloomError, match="is not the folder of a run: it is part of the run"):
         evaluate("positions", stopped / "checkpoints" / "last.safetensors", "digits")
 
 

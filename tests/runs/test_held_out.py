@@ -82,7 +82,7 @@ def test_noise_that_was_known_by_heart_is_not_held_out(tmp_path, parts, capsys):
     folder = more(tmp_path / "noise", range(64), 16)
     one = pretrain(folder, out=tmp_path / "one", **options | {"epochs": 150, "blr": 1e-2}).folder
     with open(one / "metrics.csv", newline="") as file:
-        assert float(list(csv.DictReader(file))[-1]["position_accuracy"]) > 0.95, "known by heart"
+        assert float(list(csv.DictReader(file))[-1]["position_accuracy"]) > 0.95, "memorised"
     frozen = options | {"from_run": str(one), "epochs": 1, "blr": 1e-9}
     pretrain(folder, out=tmp_path / "seed", seed=1, **frozen)
     pretrain(more(folder, range(64, 100), 16), out=tmp_path / "grown", **frozen)
@@ -91,7 +91,7 @@ def test_noise_that_was_known_by_heart_is_not_held_out(tmp_path, parts, capsys):
         noise = 3 * (1 / 3 * 2 / 3 / (3 * len(held))) ** 0.5  # three of four places are asked for: chance is a third
         assert abs(measured(tmp_path / run)[-1] - 1 / 3) < noise
     assert "held-out images" in (tmp_path / "seed" / "summary.txt").read_text()
-    assert "known by heart" not in capsys.readouterr().out
+    assert "memorised" not in capsys.readouterr().out
 
 
 def test_a_chain_of_runs_never_holds_out_what_one_of_them_trained_on(images, tmp_path, parts, capsys):
@@ -109,8 +109,10 @@ def test_a_chain_of_runs_never_holds_out_what_one_of_them_trained_on(images, tmp
     capsys.readouterr()
     pretrain(images, from_run=str(tmp_path / "third"), seed=5, out=tmp_path / "fourth", **QUICK)
     assert parts[3] == parts[2], "no others are left"
-    new = f"not 12 are held out: all others are copies, or the weights of {tmp_path / 'third'} were trained on them"
-    assert len(held3) < 12 and new in capsys.readouterr().out
+    new = (
+        f"of 12 images are held out: the others are copies, or the weights of {tmp_path / 'third'} were trained on them"
+    )
+    assert len(held3) < 12 and f"only {len(held3)} {new}" in capsys.readouterr().out
 
 
 def test_if_all_images_were_trained_on_every_line_says_so(images, first, tmp_path, capsys):
@@ -122,7 +124,7 @@ def test_if_all_images_were_trained_on_every_line_says_so(images, first, tmp_pat
     run = pretrain(some, from_run=str(first), out=tmp_path / "run", **QUICK)
     told = capsys.readouterr().out
     doubt = f"the weights of {first}, with which it began, were trained on them"
-    assert f"the images of the measures were held out of this run, but {doubt}" in told
+    assert f"the validation images were held out of this run, but {doubt}" in told
     assert f"10 images that the weights of {first} were trained on" in run.summary
     assert f"The test images were held out of this run, but {doubt}" in told
     assert NEW not in told and "held-out images" not in told + run.summary
@@ -142,8 +144,8 @@ def test_every_protocol_of_the_end_says_it(images, first, tmp_path, monkeypatch,
     pretrain(images, from_run=str(first), out=tmp_path / "new", **QUICK)
     pretrain(images, from_run=str(older(first, tmp_path / "old")), out=tmp_path / "unknown", **QUICK)
     assert stories[0] == (
-        "The test images are the held-out ones: they were not trained on here, and no exact copy of them for the "
-        f"weights of {first}, with which the run began."
+        f"The test images are the held-out ones: neither this run nor the weights of {first}, with which it began, "
+        "were trained on them or on exact copies."
     )
     assert "held out of this run, but the weights of" in stories[1] and "may have been trained on them" in stories[1]
     # test images of the data's own
@@ -247,7 +249,7 @@ def test_files_that_were_written_anew_are_not_taken_for_new_images(images, first
     assert choose_held_out(asked, anew)[0].doubt == "unknown"
     other = tmp_path / "other"  # elsewhere they may well be others: then it is only said what is known
     found = choose_held_out(replace(asked, data=str(other)), anew)[0]
-    assert found.doubt == "" and f"no exact copy of them for the weights of {first}" in found.sentence("They")
+    assert found.doubt == "" and f"neither this run nor the weights of {first}" in found.sentence("They")
 
 
 @pytest.fixture
@@ -263,7 +265,7 @@ def copied(images, tmp_path):
 
 def test_copies_of_held_out_images_are_not_trained_on(copied, tmp_path, parts, capsys):
     run = pretrain(copied, out=tmp_path / "run", **QUICK).folder
-    assert "72 images to train on, 24 held out, 24 left out as exact copies of those" in capsys.readouterr().out
+    assert "72 images to train on, 24 held out, 24 exact copies of those left out" in capsys.readouterr().out
     ((training, held),) = parts
     assert not training & held and (len(training), len(held)) == (36, 24)
     # going on: the very same images, and no file is read to find them
@@ -310,7 +312,7 @@ def test_positions_are_asked_of_what_was_stored(images, first, tmp_path):
     task = {"name": "droppos", "position_mask_ratio": 0.5}
     run = pretrain(images, from_run=str(first), out=tmp_path / "run", seed=9, **QUICK | {"task": task}).folder
     report = positions(run, images, EvalSettings(device="cpu"))
-    assert "they were not trained on here, and no exact copy of them" in report.protocol and report.n_test == 12
+    assert "neither this run nor the weights of" in report.protocol and report.n_test == 12
     old = older(run, tmp_path / "old")
     assert "may have been trained on them" in positions(old, images, EvalSettings(device="cpu")).protocol
 

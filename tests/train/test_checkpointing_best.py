@@ -83,7 +83,7 @@ def test_measures_that_are_no_numbers_are_counted_through_a_checkpoint_and_never
     best, _ = compared([float("nan"), float("nan")])
     best.choose(ended=True)
     again = TrainState.of(TrainState(best=best).plain(), {}).best
-    assert again == best == BestMeasure(failed=2) and again.hopeless(Settings("", patience=2))
+    assert again == best == BestMeasure(failed=2) and again.out_of_patience(Settings("", patience=2))
     kept, _ = compared([float("nan"), 0.1])
     kept.choose(ended=False)
     assert not kept.chosen
@@ -93,25 +93,25 @@ def test_measures_that_are_no_numbers_are_counted_through_a_checkpoint_and_never
 
 def test_patience_counts_measures_in_a_row():
     best, _ = compared([0.3, 0.2, 0.1])
-    assert best.hopeless(Settings("", patience=2)) and not best.hopeless(Settings("", patience=3))
-    assert not best.hopeless(Settings(""))
+    assert best.out_of_patience(Settings("", patience=2)) and not best.out_of_patience(Settings("", patience=3))
+    assert not best.out_of_patience(Settings(""))
 
 
 def test_what_is_said_of_it():
     settings = Settings("", patience=2, epochs=20)
     assert describe_best(BestMeasure(0.5, 30, 2), 50, 100, settings) == (
-        "The run stopped after epoch 10 of 20, since 2 measures in a row were not better (--patience 2); these are the "
+        "The run stopped early after epoch 10 of 20: no improvement in 2 evaluations (--patience 2). These are the "
         "weights of its best measure, at epoch 6 of 20."
     )
     assert "at epoch 0 of 20, before the first step, not of its last step (" in describe_best(
         BestMeasure(0.5, 0, 1), 100, 100, settings
     )
-    assert "at epoch 20 of 20, which was its last (" in describe_best(BestMeasure(0.5, 100, 0), 100, 100, settings)
+    assert "at epoch 20 of 20, its last step (" in describe_best(BestMeasure(0.5, 100, 0), 100, 100, settings)
     assert describe_best(BestMeasure(failed=2), 50, 100, settings) == (
-        "The run stopped after epoch 10 of 20, and none of its held-out measures was a number, so that --patience 2 "
-        "had no best one to keep: these are its last weights."
+        "The run stopped after epoch 10 of 20. None of its held-out measures was a number, so --patience 2 found no "
+        "best one: these are its last weights."
     )
-    assert "The run ended after epoch 20 of 20, and none " in describe_best(BestMeasure(failed=1), 100, 100, settings)
+    assert "The run ended after epoch 20 of 20. None " in describe_best(BestMeasure(failed=1), 100, 100, settings)
 
 
 def test_a_patience_of_none_is_refused(tmp_path):
@@ -154,7 +154,7 @@ def test_it_stops_and_its_encoder_is_the_best_one(plain):
 
 
 def test_its_end_and_its_card_say_so(plain):
-    said = re.compile(r"The run stopped after epoch [\d.]+ of 8, since 2 measures in a row were not better")
+    said = re.compile(r"The run stopped early after epoch [\d.]+ of 8: no improvement in 2 evaluations")
     assert said.search((plain.out / "summary.txt").read_text())
     assert said.match(read_encoder_card(plain.out / "encoder.safetensors").note)
     held_out = (plain.out / "summary.txt").read_text()
@@ -226,7 +226,7 @@ def test_a_run_without_a_number_ends_with_its_last_weights_and_goes_on_from_ther
     assert 0 < about["step"] < about["steps"]
     tensors, encoder = load_file(out / "checkpoints" / "last.safetensors"), load_file(out / "encoder.safetensors")
     assert all(torch.equal(value, tensors[f"encoder.{name}"]) for name, value in encoder.items())
-    said = "none of its held-out measures was a number, so that --patience 1 had no best one to keep"
+    said = "None of its held-out measures was a number, so --patience 1 found no best one"
     assert said in " ".join((out / "log.txt").read_text().split())
 
     ended = kept(out)

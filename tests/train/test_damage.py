@@ -107,7 +107,7 @@ def test_a_run_goes_on_from_before_and_ends_as_ever(whole, run, capfd):
     last.write_bytes(last.read_bytes()[:-1])
     code, out, _ = told(typed(whole.images, run, TASK), capfd)
     said = " ".join(out.split())
-    assert code == 0 and f"the checkpoint {last} is damaged" in said and "the one before it is used" in said
+    assert code == 0 and f"the checkpoint {last} is damaged" in said and "using the one before it" in said
     assert left_behind(run) == whole.content
 
 

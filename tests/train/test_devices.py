@@ -82,7 +82,7 @@ def test_several_processes_train_what_one_trains(case, world, strategy, images, 
     out = tmp_path / "run"
     ended, ranks = run_together(images, out, world, CASES[case] | PLAIN | {"strategy": strategy})
     check(ended, ranks, out, alone(case))
-    assert f"{world} processes ({strategy}) with {16 // world} images of a step each" in (out / "log.txt").read_text()
+    assert f"{world} processes ({strategy}), {16 // world} images per step each" in (out / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(("first", "then", "strategies"), [(2, 1, "dd"), (2, 4, "df"), (4, 2, "fd")])
@@ -117,7 +117,7 @@ def test_processes_that_cannot_share_a_batch_are_told(images, tmp_path):
     ended, _ = run_together(images, tmp_path / "run", 3, {"task": "mae"})
     assert [one.code for one in ended] == [2, 2, 2]
     assert [one.told for one in ended] == [
-        "patchloom: 16 images a step cannot be shared evenly by 3 processes: use --batch_size 15 or 18, or another "
+        "patchloom: 16 images per step cannot be shared evenly by 3 processes: use --batch_size 15 or 18, or another "
         "number of processes\n",
         "",
         "",
@@ -151,7 +151,7 @@ def test_launchers(launcher, images, tmp_path):
     process = launched(launcher, images, tmp_path / "run")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert out.count("mae on ") == 1 and "2 processes (ddp) with 8 images of a step each" in out
+    assert out.count("mae on ") == 1 and "2 processes (ddp), 8 images per step each" in out
     assert (tmp_path / "run" / "summary.txt").exists()
 
 
@@ -161,7 +161,7 @@ def test_torchrun_on_several_machines(images, tmp_path):
     machines = [launched("two machines", images, tmp_path / "run", machine, port) for machine in range(2)]
     (out, err), (other, _) = [process.communicate(timeout=300) for process in machines]
     assert [process.returncode for process in machines] == [0, 0], err
-    assert "2 processes (ddp) with 8 images of a step each" in out and "mae on " not in other
+    assert "2 processes (ddp), 8 images per step each" in out and "mae on " not in other
     assert (tmp_path / "run" / "summary.txt").exists()
 
 

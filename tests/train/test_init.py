@@ -116,7 +116,7 @@ def test_the_command_line_says_from(images, earlier, begun, tmp_path, capsys):
     assert main(["pretrain", str(images), *words]) == 0
     assert torch.equal(begun[0]["encoder.cls_token"], weights(earlier)["encoder.cls_token"])
     assert main(["pretrain", str(images), *words, "--init", "timm:vit_tiny_patch16_224"]) == 2
-    assert "--from and --init both say with which weights to begin" in capsys.readouterr().err
+    assert "--from and --init both set the initial weights" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

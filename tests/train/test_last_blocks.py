@@ -116,7 +116,7 @@ def test_two_processes_train_what_one_trains(strategy, images, earlier, alone, t
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"train_blocks": 1}, "without --init they would stay random: give --init timm:NAME, a file or a run"),
+        ({"train_blocks": 1}, "random without --init: give --init timm:NAME"),
         ({"train_blocks": -1, "init": "x"}, "--train_blocks must be 0 or more, not -1"),
         ({"train_blocks": 1.5, "init": "x"}, "train_blocks cannot be 1.5"),
         ({"train_blocks": True, "init": "x"}, "train_blocks cannot be True"),

@@ -38,7 +38,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(queue, "tracker_class", {"tensorboard": Noting}.__getitem__)
     monkeypatch.setattr(training, "_SAVE_EVERY", 0.0)
     monkeypatch.setattr(metrics, "drawing_steps", lambda steps, measured, *_: {0, LAST} & {0, *measured})
-    monkeypatch.setattr(BestMeasure, "hopeless", lambda self, settings: seen[-1] == LAST - 1)
+    monkeypatch.setattr(BestMeasure, "out_of_patience", lambda self, settings: seen[-1] == LAST - 1)
     monkeypatch.setattr(Planner, "forecast", lambda self, plan: None)  # its trial steps are none of the training
     monkeypatch.setattr(task_class("mae"), "forward", forward)
     return start

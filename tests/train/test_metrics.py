@@ -264,8 +264,8 @@ def test_a_run_shows_its_latest_measure_and_after_resuming_at_once(tmp_path, mon
         assert measured in (latest, earlier), "the line before the measure has the one before"
     assert seen[begun][:2] == (11, at[6]), "what was measured before the stop is shown at once"
     assert f"Resuming after step 11 of 24. The last measure: {at[6]} (mean colour" in after
-    assert "Resuming" not in before and "not known yet" in seen[0][2] and "left" in seen[begun][2]
-    assert "not known" not in seen[begun][2], "the pace of the start before"
+    assert "Resuming" not in before and "unknown" in seen[0][2] and "left" in seen[begun][2]
+    assert "unknown" not in seen[begun][2], "the pace of the start before"
     assert seen[-1][2].startswith("trained in ")
 
 

@@ -109,7 +109,7 @@ def test_sizes_for_patches_that_are_not_square():
     given = {"device": "cpu", "patch_size": (40, 1)}
     settings, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, **given), 900, 3, STATS)
     assert (settings.img_size, settings.encoder_spec().grid) == ((80, 96), (2, 96))
-    with pytest.raises(PatchloomError, match="a Swin takes square patches, and these are 40x1 pixels: give their side"):
+    with pytest.raises(PatchloomError, match="--patch_size 40x1: a Swin needs square patches"):
         resolve(Settings("x", {"name": "mae"}, {"name": "swin-nano"}, **given), 900, 3, STATS)
 
 

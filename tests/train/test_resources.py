@@ -247,9 +247,7 @@ def test_too_little_memory(tmp_path, capfd):
     held = int(re.search(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
     with limited(resource.RLIMIT_AS, held + (1 << 30)):
         said = refused(typed(folder, tmp_path / "run", TASK | more), capfd)
-    assert re.search(
-        r"steps of 150 images need more memory than there is \(\d\.\d GiB of \d+\.\d were in use, and", said
-    )
+    assert re.search(r"out of memory at 150 images per step \(\d\.\d GiB of \d+\.\d were in use, and", said)
     assert "GiB more were asked for" in said and "halve --batch_size and double --accumulate" in said
 
 

@@ -140,7 +140,7 @@ def test_a_finished_run_is_trained_on_by_a_new_schedule(images, finished, capsys
     capsys.readouterr()
     pretrain(images, "extrema", out=six, **SMALL | {"epochs": 6})
     assert "is finished" in capsys.readouterr().out
-    with pytest.raises(PatchloomError, match="trained on to 6 epochs"):
+    with pytest.raises(PatchloomError, match="trained for 6 epochs"):
         pretrain(images, "extrema", out=six, **SMALL | {"epochs": 2})
     with pytest.raises(PatchloomError, match="blr"):
         pretrain(images, "extrema", out=six, **SMALL | {"epochs": 12, "blr": 1e-3})
@@ -188,7 +188,7 @@ def test_images_that_have_moved_are_the_same_ones(images, tmp_path, monkeypatch,
     assert RunFolder(tmp_path / "plain").read_config().data == str(moved)
     other = moved.rename(tmp_path / "other")
     (other / "0.png").unlink()
-    with pytest.raises(PatchloomError, match=r"that were trained on, \d+ are in") as refused:
+    with pytest.raises(PatchloomError, match=r"has \d+ of the \d+ training images") as refused:
         pretrain(other, "mae", out=tmp_path / "run", **given)
     assert "data: was" in str(refused.value)
 
