@@ -1,4 +1,4 @@
-"""``check``: every number against numpy's, every fault found and named, and a proposal that pretrain takes."""
+"""``check``: statistics against numpy, reported faults, and a proposal that pretrain accepts."""
 
 import os
 import shlex
@@ -32,7 +32,7 @@ def noise(*shape, dtype=np.uint8):
 
 
 def bomb():
-    """The head of a PNG of 60,000 x 60,000 pixels."""
+    """Return the header of a PNG of 60,000 x 60,000 pixels."""
 
     def chunk(name, body):
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
@@ -48,7 +48,7 @@ def whole_jpeg(path):
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    """Eight images that can be read, of four kinds and five sizes, seven that cannot, and a loop of links."""
+    """Folder of eight readable images in four formats and five sizes, seven unreadable ones, and a loop of links."""
     root = tmp_path_factory.mktemp("mixed")
     (root / "deep").mkdir()
     arrays = {"a.png": noise(20, 30, 3), "b.png": noise(24, 16), "c.npy": noise(20, 30, 3), "flat.png": noise(1, 1, 3)}
@@ -98,7 +98,7 @@ def named(found, indices, root):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_there_agrees_with_numpy(mixed, workers, monkeypatch):
+def test_statistics_agree_with_numpy(mixed, workers, monkeypatch):
     monkeypatch.setattr("patchloom.data.scan._EACH", 4)  # several parts, and so few are not read in one process
     root, arrays = mixed
     found = survey(open_data(root).train, workers=workers)
@@ -132,7 +132,7 @@ def test_depth_size_and_shape_belong_to_the_pixels(tmp_path):
     assert [named(found, group, tmp_path) for group in found.copies] == [["a.npy", "b.npy"]]
 
 
-def test_what_the_command_prints(mixed, capsys, caplog, tmp_path, monkeypatch):
+def test_printed_report(mixed, capsys, caplog, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     root, arrays = mixed
     out = tmp_path / "lists" / "broken.tsv"
@@ -170,7 +170,7 @@ def test_only_the_first_broken_files_are_printed(tmp_path, capsys):
     assert "It would fail: " in told  # too many failures in a row for training
 
 
-def test_test_images_that_are_trained_on(tmp_path):
+def test_test_images_among_training_images(tmp_path):
     for place in ("train/x", "train/y", "test/x", "test/y"):
         (tmp_path / place).mkdir(parents=True)
         for i in range(3):
@@ -213,7 +213,7 @@ def test_a_sample_is_fixed_and_counted_as_such():
 
 
 @pytest.mark.parametrize("data", ["shapes:300", "photos"])
-def test_the_command_makes_what_was_proposed(data, tmp_path):
+def test_the_proposed_command_trains_the_proposed_run(data, tmp_path):
     if data == "photos":
         data = str(tmp_path / "my photos")
         os.mkdir(data)
@@ -240,7 +240,7 @@ def test_the_estimate(capsys):
     assert "18 steps in 3 epochs" in told  # 64 - 13 held out, in batches of 8
 
 
-def test_what_was_read_is_told_even_if_no_step_can_be_made(monkeypatch, capsys):
+def test_results_are_reported_even_if_no_step_is_possible(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
 
     def full(*asked):
@@ -294,7 +294,7 @@ def test_crops_at_native_scale_are_proposed_where_images_are_large(tmp_path):
     assert not any("--crop_scale native" in line for line in small.sentences())
 
 
-def test_names_that_are_no_text(tmp_path, capfdbinary):
+def test_names_that_are_not_utf_8(tmp_path, capfdbinary):
     name = os.path.join(os.fsencode(tmp_path), b"bad\xff.png")
     with open(name, "wb") as file:
         file.write(b"no image")
@@ -318,7 +318,7 @@ def failed(capsys, *words):
     return told.err
 
 
-def test_what_cannot_be_used_gets_one_sentence(tmp_path, capsys):
+def test_invalid_input_gets_a_one_line_message(tmp_path, capsys):
     assert "empty folder" in failed(capsys, tmp_path)
     assert "nowhere does not exist" in failed(capsys, "nowhere")
     assert "did you mean droppos" in failed(capsys, "shapes", "--task", "dropos")
@@ -342,11 +342,11 @@ def test_channels_of_both_splits_must_go_together(tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
-def test_a_device_that_is_not_there(capsys):
+def test_a_missing_device(capsys):
     assert "no cuda device" in failed(capsys, "shapes:64", "--device", "cuda")
 
 
 def test_the_crops_are_the_tasks():
-    """What is advised to be kept is enough for the canvas of restore, which is larger than its images."""
+    """The proposed cache is large enough for the canvas of restore, which is larger than its images."""
     done = check("shapes:64", task="restore", img_size=32, patch_size=8, batch_size=8, epochs=1, device="cpu")
     assert done.proposal.estimate.side == 46

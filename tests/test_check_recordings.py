@@ -1,4 +1,4 @@
-"""What a survey of recordings finds and what ``check`` says of it: lengths, rates, broken and silent files, copies."""
+"""``check`` on recordings: lengths, sampling rates, broken and silent files, copies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytest.importorskip("soundfile")
 
 @pytest.fixture
 def mixed(tmp_path, record):
-    """Two words of recordings of several kinds; a silent one, two copies and a broken one among them."""
+    """Recordings of two words in several formats, with a silent one, two copies and a broken one."""
     for i in range(12):
         record(f"no/{i}.wav", seconds=1 + i / 100)
     for i in range(3):
@@ -33,7 +33,7 @@ def mixed(tmp_path, record):
     return tmp_path
 
 
-def test_what_a_survey_finds(mixed):
+def test_survey_of_recordings(mixed):
     found = survey(open_data(mixed).train, workers=0)
     assert len(found.rows) == 20 and [found.name(i) for i in found.flat] == [str(mixed / "yes" / "silent.wav")]
     ((broken, reason),) = found.broken
@@ -79,7 +79,7 @@ def test_neighbours_in_name_are_not_compared(mixed, tmp_path):
     assert np.unique(source.contents()).size == 19
 
 
-def test_a_constant_offset_is_no_sound(tmp_path, record):
+def test_a_constant_offset_is_silence(tmp_path, record):
     import soundfile
 
     record("a.wav")

@@ -97,7 +97,7 @@ class Effect(NamedTuple):
         return self.share <= -least and self.share + math.sqrt(2) * (self.high - self.share) < 0
 
     def plain(self) -> dict[str, Any]:
-        """As values for JSON: what is not finite is None."""
+        """Return values for JSON, with None for numbers that are not finite."""
         numbers = {name: finite_or_none(getattr(self, name)) for name in ("share", "low", "high")}
         return {**numbers, "n": self.n, "level": self.level.name.lower()}
 
@@ -234,7 +234,7 @@ class MeasureResult:
         return f"{self.name} {self.show()}, {called} {self.show(self.baselines[self.to_beat])}"
 
     def plain(self) -> dict[str, Any]:
-        """As values for JSON: what is not finite is None."""
+        """Return values for JSON, with None for numbers that are not finite."""
         numbers = {name: finite_or_none(getattr(self, name)) for name in ("value", "low", "high")}
         return {
             "name": self.name, "unit": self.unit, "form": self.form, **numbers, "n": self.n,
@@ -456,7 +456,7 @@ class Difference:
         }.get(self.claim, f"{self.claim.value}{several}")
 
     def plain(self) -> dict[str, Any]:
-        """As values for JSON."""
+        """Return values for JSON."""
         names = ("control", "low", "high", "n", "trainings", "trained", "unit", "noun")
         values = {name: getattr(self, name) for name in names}
         return {**values, "difference": self.value, "claim": self.claim.value}

@@ -1,4 +1,4 @@
-"""What is called held out is new to the weights: of this run, and of all those before it."""
+"""Held-out images are new to the weights of a run and of all runs before it."""
 
 import csv
 import hashlib
@@ -38,7 +38,7 @@ NEW = "which were never trained on"
 
 
 def more(folder: Path, numbers: range, side: int = 32) -> Path:
-    """Images of noise, each number another one."""
+    """Add images of noise to a folder, a different one for each number."""
     folder.mkdir(parents=True, exist_ok=True)
     for i in numbers:
         pixels = np.random.default_rng(1000 + i).integers(0, 256, (side, side, 3), dtype=np.uint8)
@@ -52,7 +52,7 @@ def contents(paths) -> set[bytes]:
 
 @pytest.fixture
 def parts(monkeypatch):
-    """Of each run the digests of the files to train on and of those that are held out, taken from what it uses."""
+    """Digests of the training and held-out files of each run, recorded while it runs."""
     found, train = [], pretraining.train
 
     def noted(fabric, task, source, *given):
@@ -74,8 +74,8 @@ def measured(run: Path) -> list[float]:
         return [float(row["held_out"]) for row in csv.DictReader(file) if row["held_out"]]
 
 
-def test_noise_that_was_known_by_heart_is_not_held_out(tmp_path, parts, capsys):
-    """Positions in noise can be learnt by heart only: what is found in new noise is chance."""
+def test_memorised_noise_is_not_held_out(tmp_path, parts, capsys):
+    """Positions in noise can only be memorised, so accuracy on new noise is chance."""
     still = {"name": "droppos", "mask_ratio": 0.0, "position_mask_ratio": 0.75}
     options = SMALL | {"img_size": 16, "batch_size": 32, "held_out": 0.25, "crop_scale": 1.0, "flip": False}
     options |= {"model": {"name": "nano", "embed_dim": 64, "depth": 2, "num_heads": 2}, "task": still}
@@ -132,7 +132,7 @@ def test_if_all_images_were_trained_on_every_line_says_so(images, first, tmp_pat
     assert f"the weights of {run.folder}, with which it began, were trained on them" in capsys.readouterr().out
 
 
-def test_every_protocol_of_the_end_says_it(images, first, tmp_path, monkeypatch, capsys):
+def test_final_evaluation_states_whether_images_are_new(images, first, tmp_path, monkeypatch, capsys):
     stories = []
     compare = frozen.compare_frozen
 
@@ -164,7 +164,7 @@ def test_every_protocol_of_the_end_says_it(images, first, tmp_path, monkeypatch,
 
 
 def older(run: Path, to: Path) -> Path:
-    """A run as a version left it that noted neither its held-out images nor what it trained on."""
+    """Copy a run without the files that older versions did not write: held-out split and training record."""
     shutil.copytree(run, to)
     (to / "trained_on.bin").unlink()
     found = yaml.safe_load((to / "data.yaml").read_text())
@@ -195,12 +195,12 @@ def test_a_run_of_an_older_version(images, first, tmp_path, parts, capsys):
 
 
 def trained_on(run: Path) -> list[int]:
-    """The numbers of the images that a run trained on, of 60."""
+    """Return the indices of the images, of 60, that a run trained on."""
     return np.setdiff1d(np.arange(60), RunFolder(run).read_data()["held_out"]).tolist()
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_an_encoder_of_ours_is_known_by_what_lies_beside_it(known, images, first, tmp_path, parts, capsys):
+def test_an_encoder_has_the_record_beside_it(known, images, first, tmp_path, parts, capsys):
     moved = tmp_path / "moved"
     shutil.copytree(first, moved)
     file = moved / "encoder.safetensors"
@@ -217,7 +217,7 @@ def test_an_encoder_of_ours_is_known_by_what_lies_beside_it(known, images, first
 
 
 def test_images_without_contents(images, first, tmp_path):
-    """Nobody can tell what a command gives without running it; that it is the same as before, one can."""
+    """The contents of a command's output are unknown without running it; that they are unchanged is known."""
     with tarfile.open(tmp_path / "all.tar", "w") as tar:
         tar.add(images, ".")
     data = f"pipe:cat {tmp_path / 'all.tar'}"
@@ -240,7 +240,7 @@ def test_images_without_contents(images, first, tmp_path):
     assert "exact copies among the images were not looked for" in (again.folder / "log.txt").read_text()
 
 
-def test_files_that_were_written_anew_are_not_taken_for_new_images(images, first, tmp_path):
+def test_rewritten_files_do_not_count_as_new_images(images, first, tmp_path):
     asked = Settings(str(images), from_run=str(first), seed=1)
     copy = shutil.copytree(images, tmp_path / "copy")
     for path in sorted(copy.rglob("*.png")):
@@ -254,7 +254,7 @@ def test_files_that_were_written_anew_are_not_taken_for_new_images(images, first
 
 @pytest.fixture
 def copied(images, tmp_path):
-    """Every image twice, half of them by a link."""
+    """Folder with every image twice, half of the copies as links."""
     folder = tmp_path / "copied"
     shutil.copytree(images, folder)
     for i, path in enumerate(sorted(folder.rglob("*.png"))):
@@ -275,7 +275,7 @@ def test_copies_of_held_out_images_are_not_trained_on(copied, tmp_path, parts, c
     assert parts[1] == parts[0] and not (Path(os.environ["XDG_CACHE_HOME"]) / "patchloom" / "contents").exists()
 
 
-def test_kept_images_are_split_alike(copied, tmp_path, parts):
+def test_cached_images_have_the_same_split(copied, tmp_path, parts):
     pretrain(copied, out=tmp_path / "files", **QUICK)
     pretrain(copied, out=tmp_path / "kept", cache="whole", **QUICK)
     assert parts[0] == parts[1]
@@ -306,7 +306,7 @@ def test_pictures_of_a_run_whose_folder_has_grown_show_what_it_did_not_train_on(
     assert before == parts[0][1] and not after & parts[0][0] and len(after) == 18
 
 
-def test_positions_are_asked_of_what_was_stored(images, first, tmp_path):
+def test_positions_are_evaluated_on_the_stored_split(images, first, tmp_path):
     from patchloom.evaluate.protocols.positions import positions
 
     task = {"name": "droppos", "position_mask_ratio": 0.5}
@@ -318,7 +318,7 @@ def test_positions_are_asked_of_what_was_stored(images, first, tmp_path):
 
 
 def films(folder: Path) -> Path:
-    """Four films of nine frames each, all of noise."""
+    """Four films of nine frames of noise each."""
     for film in range(4):
         for path in more(folder / "new", range(100 * film, 100 * film + 9)).iterdir():
             path.rename(folder / f"film{film}_{path.name}")
@@ -348,7 +348,7 @@ def test_a_run_holds_out_whole_groups_and_goes_on_with_them(tmp_path, parts, cap
     assert contents(source.describe(i) for i in found.indices) <= before | contents((folder / "new").iterdir())
 
 
-def test_how_many_are_held_out():
+def test_number_of_held_out_images():
     shares = {n: default_held_out_share(n)[0] for n in (2, 10, 40, 300, 320, 367, 1279, 1280, 1437, 5000, 50_000)}
     counts = {n: held_out_count(Settings("x"), Sized(n)) for n in shares}
     assert counts == {
@@ -398,7 +398,7 @@ def test_several_folders_resume_from_any_working_directory(tmp_path, parts, monk
     assert [contents(one.describe(i) for i in range(len(one))) for one in shown] == [parts[0][1]] * 2
 
 
-def test_neighbours_that_are_near_copies_are_told_at_the_start(tmp_path, capsys):
+def test_near_copies_are_reported_at_the_start(tmp_path, capsys):
     for film in range(3):
         ends = [np.random.default_rng([film, end]).integers(0, 256, (4, 4, 3), dtype=np.uint8) for end in (0, 1)]
         for frame in range(15):

@@ -1,4 +1,4 @@
-"""Updates that are not finite are not made; where they go on, the run goes back, and at last it stops."""
+"""Updates that are not finite are skipped; after several, the run goes back, and in the end it stops."""
 
 import csv
 import math
@@ -26,7 +26,7 @@ def saved_after_each_update(monkeypatch):
 
 
 def spoil(monkeypatch, name, which, how=math.nan):
-    """Have a task's loss be ``how`` at the steps (from 0) for which ``which`` is true; the steps that were seen."""
+    """Set a task's loss to ``how`` at the steps (from 0) where ``which`` is true, and return the list of steps."""
     seen = []
     whole = task_class(name).forward
 
@@ -63,7 +63,7 @@ def test_one_bad_step_is_skipped_and_named(images, tmp_path, monkeypatch, capsys
 
 
 def test_a_skipped_step_leaves_no_trace(images, tmp_path, monkeypatch):
-    """The loss is spoilt after the forward pass, which has changed running statistics by then."""
+    """The loss is changed after the forward pass, which has updated the running statistics by then."""
     spoil(monkeypatch, "lut", lambda step, _: step == 0)
     update, save, states = Stepper.update, training.save_checkpoint, []
 
@@ -101,11 +101,11 @@ def test_several_in_a_row_go_back_to_the_last_good_checkpoint_with_a_lower_rate(
     usual = {int(row["step"]): float(row["lr"]) for row in rows(plain) if row["lr"]}
     for step, rate in rates.items():
         assert rate == pytest.approx(usual[step] * (0.5 if step > 9 else 1), rel=1e-5)
-    # a checkpoint that is no number's neighbour is never the one to go back to
+    # the run never goes back to a checkpoint next to a skipped update
     assert len((tmp_path / "run" / "skipped.txt").read_text().splitlines()) == 5
 
 
-def test_after_three_setbacks_a_sentence(images, tmp_path, monkeypatch):
+def test_three_setbacks_end_the_run(images, tmp_path, monkeypatch):
     seen = spoil(monkeypatch, "mae", lambda step, count: step >= 9)
     with pytest.raises(PatchloomError, match="no longer finite after 14 steps, though .* halved 3 times: .* --blr"):
         pretrain(images, "mae", out=tmp_path / "run", **SMALL)

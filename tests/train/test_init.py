@@ -1,4 +1,4 @@
-"""Runs that begin with the weights of another run, or with public ones."""
+"""Runs that start from the weights of another run, or from public ones."""
 
 import csv
 
@@ -26,7 +26,7 @@ def earlier(images, tmp_path_factory):
 
 @pytest.fixture
 def begun(monkeypatch):
-    """The state of each run's task before its first step."""
+    """States of each run's task before its first step."""
     states, train = [], training.train
 
     def noted(fabric, task, *given):

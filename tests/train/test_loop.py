@@ -1,4 +1,4 @@
-"""Whole runs on a handful of images: what must not be lost, believed or mistaken."""
+"""Whole runs on a few images."""
 
 from pathlib import Path
 

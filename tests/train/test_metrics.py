@@ -1,4 +1,4 @@
-"""What a run prints while it trains: the right time left, the latest measure, at a rhythm that suits the reader."""
+"""Printed progress of a run: time left, latest measure, and intervals."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("quick_probe")
 
 
 class Clock:
-    """Seconds that only pass when they are added."""
+    """Clock that only advances when seconds are added."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -107,7 +107,7 @@ def test_a_name_is_printed_as_it_is(folder, clock, monkeypatch):
 
 
 def test_a_notebook_gets_plain_lines(folder, clock, monkeypatch):
-    """The stdout of Jupyter is no terminal."""
+    """Stdout of Jupyter, which is no terminal."""
     out = io.StringIO()
     reporter = reporter_on(out, folder, clock, monkeypatch)
     reporter.say("begun")
@@ -118,7 +118,7 @@ def test_a_notebook_gets_plain_lines(folder, clock, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "value"), [("FORCE_COLOR", "1"), ("TERM", "dumb")])
-def test_what_cannot_take_a_line_back_is_no_terminal(name, value, folder, clock, monkeypatch):
+def test_an_output_without_cursor_control_is_no_terminal(name, value, folder, clock, monkeypatch):
     out = io.StringIO() if name == "FORCE_COLOR" else Screen()
     reporter = reporter_on(out, folder, clock, monkeypatch)
     monkeypatch.setenv(name, value)
@@ -231,7 +231,7 @@ def values(run):
 
 
 def test_a_run_shows_its_latest_measure_and_after_resuming_at_once(tmp_path, monkeypatch, capsys):
-    """At every update the line is made, and names what the last row with a measure holds."""
+    """The progress line is built at every update, and shows the last measure of the rows."""
     images, run, seen = draw_images(tmp_path / "images"), tmp_path / "run", []
     line = metrics.progress_line
 

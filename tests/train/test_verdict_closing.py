@@ -1,4 +1,4 @@
-"""The closing sentence: its words follow the size of the effect and the interval; what disagrees is said."""
+"""The closing sentence follows the size of the effect and its interval, and states disagreements."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ AGREEMENT = {"to_beat": "on other images", "higher_is_better": True, "form": ".3
 
 
 def measure(name, value, baselines, n=200, noise=0.01, **how):
-    """One whose images differ by ±``noise``, so that means are exact."""
+    """Return a measure whose images differ by ±``noise``, so that means are exact."""
     apart = noise * torch.tensor([1.0, -1.0]).repeat(n)[:n]
     apart = apart - apart.mean()
     return Measure(name, value + apart, {key: torch.full((n,), one) for key, one in baselines.items()}, **how)
@@ -82,7 +82,7 @@ def test_figure_and_interval_are_printed():
     assert "on 200 images that the weights of runs/old were trained on" in known
 
 
-def test_where_two_baselines_disagree_it_is_said():
+def test_disagreeing_baselines_are_reported():
     flat = closing_sentence(error(0.973, 1.1, 0.934), None, NEW)
     assert "that beats blurred copy, but not mean colour (0.934), which has information that the encoder lacks" in flat
     blurred = closing_sentence(error(0.973, 0.934, 1.1), None, NEW)

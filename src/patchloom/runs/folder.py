@@ -319,7 +319,7 @@ class RunFolder:
         return found
 
     def read_stats(self) -> Stats:
-        """Return the statistics of the training data, as far as they are stored."""
+        """Return the stored statistics of the training data."""
         found = self.read_data()
         numbers = tuple(found["mean"]), tuple(found["std"]), found["height"], found["width"], found["sampled"]
         return Stats(*numbers, [], sound=sound_from(found.get("sound")))

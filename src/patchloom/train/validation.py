@@ -41,7 +41,7 @@ class Validation:
         task: the task.
         card: mean, std and sizes of the input.
         held_out: held-out images; labelled ones are also kNN queries.
-        training: training images, at most ``knn_gallery`` of which form the kNN gallery.
+        training: training images; up to ``knn_gallery`` labelled ones form the kNN gallery.
         settings: seed of the random draws, the same at every evaluation; batch size and workers.
         doubt: whether the held-out images may be known to the initial weights (`patchloom.runs.held_out.HeldOut`).
     """
