@@ -108,7 +108,7 @@ class Effect(NamedTuple):
             ends = number_of(values["low"], -math.inf), number_of(values["high"], math.inf)
             return Effect(number_of(values["share"], math.nan), *ends, count_of(values["n"]))
         except (KeyError, TypeError) as problem:
-            raise ValueError(f"no effect: {problem}") from problem
+            raise ValueError(f"invalid effect: {problem}") from problem
 
     def text(self) -> str:
         """Format as "46 % [44, 48]", with decimals if the interval is narrow."""
@@ -269,7 +269,7 @@ class MeasureResult:
                 {text_of(name): number_of(one, math.nan) for name, one in values["outputs"].items()},
             )
         except (KeyError, TypeError, AttributeError) as problem:
-            raise ValueError(f"no result of a measure: {problem}") from problem
+            raise ValueError(f"invalid result of a measure: {problem}") from problem
 
 
 def result_or_none(values: Any) -> MeasureResult | None:
@@ -290,21 +290,21 @@ def number_of(value: Any, missing: float) -> float:
     if value is None:
         return missing
     if not conforms(value, float):
-        raise ValueError(f"{str(value)[:40]!r} is no number")
+        raise ValueError(f"{str(value)[:40]!r} is not a number")
     return float(value)
 
 
 def count_of(value: Any) -> int:
     """Read a number of images from a file."""
     if not conforms(value, int) or value < 0:
-        raise ValueError(f"{str(value)[:40]!r} is no number of images")
+        raise ValueError(f"{str(value)[:40]!r} is not a number of images")
     return int(value)
 
 
 def text_of(value: Any) -> str:
     """Read a name from a file: one line of limited length."""
     if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
-        raise ValueError(f"{str(value)[:40]!r} is no name")
+        raise ValueError(f"{str(value)[:40]!r} is not a name")
     return value
 
 
@@ -321,7 +321,7 @@ def wilson(share: float, n: int, z: float = Z) -> tuple[float, float]:
     It covers the variation over test images, not over seeds.
     """
     if n < 1:
-        raise ValueError("a share of no trials has no interval")
+        raise ValueError("an interval needs at least one trial")
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
     return max(0.0, middle - reach), min(1.0, middle + reach)
@@ -477,7 +477,7 @@ class Difference:
                 noun=str(values.get("noun", "images")),
             )
         except (KeyError, TypeError) as problem:
-            raise ValueError(f"no difference: {problem}") from problem
+            raise ValueError(f"invalid difference: {problem}") from problem
 
     def _units(self) -> str:
         return "points" if self.unit == "%" else self.unit
@@ -513,7 +513,7 @@ def difference(
     sides = [np.atleast_2d(np.asarray(side, dtype=np.float64)) for side in (one, other)]
     k, seeds = sides[0].shape[1], max(map(len, sides))
     if sides[1].shape[1] != k:
-        raise ValueError(f"{k} and {sides[1].shape[1]} images are not the same")
+        raise ValueError(f"the two sides have {k} and {sides[1].shape[1]} images, which are not the same")
     gains = sides[0].mean(0) - sides[1].mean(0)
     if values is None:
         results = [side.mean(1) for side in sides]

@@ -110,7 +110,7 @@ def scaled_seconds(
     repeats the timing, so that preparing kernels for a new number of images does not count.
     """
     few = min(n, few)
-    first = _seconds(work, few)  # with the loading of what is needed
+    first = _seconds(work, few)  # includes one-time loading
     if few == n:
         return first
     least = _seconds(work, few)

@@ -25,7 +25,7 @@ from patchloom.nets.checkpoints.format import checksum
 from patchloom.system.files import remove_leftovers, run_interruptibly, write_error, write_whole
 
 _OPTIMIZER = "optimizer."
-_BEST = "best/"  # weights of the best measure, where a run keeps them; no module has such a name
+_BEST = "best/"  # prefix of the best weights; no module has such a name
 _LARGE = 2**28  # bytes whose writing takes seconds
 
 
@@ -75,7 +75,7 @@ class Checkpoints:
     def __init__(self, folder: Path, check: Callable[[], None] = lambda: None):
         self.check = check
         self.last, self.before = folder / "last.safetensors", folder / "before.safetensors"
-        self._sound = True  # whether `last` may take the place of `before`
+        self._sound = True  # whether `last` is intact and may replace `before`
 
     def there(self) -> bool:
         """Return whether there is a checkpoint."""

@@ -36,9 +36,9 @@ def read_checksummed(path: Path) -> dict[str, Any]:
         values = read_yaml(text)
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as problem:
         why = getattr(problem, "problem", None) or type(problem).__name__
-        raise PatchloomError(f"{path} cannot be read ({why}): is it whole?") from problem
+        raise PatchloomError(f"{path} cannot be read ({why}): restore it from a copy") from problem
     if not isinstance(values, dict):
-        raise PatchloomError(f"{path} is not a list of settings: is it whole?")
+        raise PatchloomError(f"{path} has no settings: restore it from a copy")
     return values
 
 

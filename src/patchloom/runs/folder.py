@@ -141,7 +141,7 @@ class RunFolder:
                 raise PatchloomError(
                     f"{self.path} {finished} with other settings ({'; '.join(different[:_NAMED])}{more}): for a new "
                     f"run, give another folder with --out or delete this one (--from {self.path} begins with its "
-                    "weights); to go on with this one, repeat its settings"
+                    "weights); to resume it, repeat its settings"
                 )
             if not self.config.exists() and self.checkpoints.there():  # the values of auto are lost
                 raise PatchloomError(
@@ -221,7 +221,7 @@ class RunFolder:
         write_checksummed(self.path / "data.yaml", found)
         write_record(record, self.trained_on)
         write_checksummed(self.reasons, reasons)
-        write_checksummed(self.config, settings.plain(), f"# What auto became, and why:\n{notes}\n")
+        write_checksummed(self.config, settings.plain(), f"# Values of auto, with reasons:\n{notes}\n")
 
     def kept_end(self, epochs: float) -> Path:
         """Return the folder for a copy of the run of ``epochs`` epochs, once it is trained longer."""
@@ -308,7 +308,7 @@ class RunFolder:
         path = self.path / "data.yaml"
         found = read_checksummed(path)
         if missing := {"mean", "std", "height", "width", "sampled", "fingerprint"} - found.keys():
-            raise PatchloomError(f"{path} lacks {min(missing)}: is it whole?")
+            raise PatchloomError(f"{path} lacks {min(missing)}: restore it from a copy")
         try:
             for name, hint in _MEASURED.items():
                 if name in found and not conforms(found[name], hint):

@@ -67,4 +67,6 @@ def digest_of_record(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except OSError as problem:
-        raise PatchloomError(f"{path} cannot be read ({problem.strerror or problem}): is it whole?") from problem
+        raise PatchloomError(
+            f"{path} cannot be read ({problem.strerror or problem}): restore it from a copy"
+        ) from problem

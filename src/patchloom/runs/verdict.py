@@ -124,7 +124,7 @@ class Health:
                 return health
             noun = text_of(values["noun"])
             if noun not in ("images", "recordings"):
-                raise ValueError(f"there are no {noun}")
+                raise ValueError(f"{noun!r} is neither images nor recordings")
             health = replace(
                 health,
                 rule=Rule(values["rule"]),
@@ -136,7 +136,7 @@ class Health:
             str(health)  # raises if its words lack a value
             return replace(health, words=("", ""))
         except (KeyError, TypeError, AttributeError) as problem:
-            raise ValueError(f"no verdict: {problem}") from problem
+            raise ValueError(f"invalid verdict: {problem}") from problem
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, float | str]:
@@ -185,7 +185,7 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
         case Rule.SAME_OUTPUTS:
             found = ", ".join(f"{name} {value:.2f}" for name, value in measure.outputs.items())
             said = (
-                f"the teacher gives all {health.noun} nearly the same output ({found}), so that agreement with it "
+                f"the teacher gives all {health.noun} nearly the same output ({found}), so agreement with it "
                 "means little"
             )
             better = "yet by kNN the features separate classes better than an untrained encoder's"
@@ -245,7 +245,7 @@ def _then(health: Health, rule: Rule) -> str:
             return f"hold out more {health.noun} (--held_out), or {_longer(health)}"
         case Rule.STANDS_STILL:
             now = f"smaller patches (--patch_size), a lower --blr (now {f['blr']:g}), or another --task"
-            return f"look at the pictures, and at your data; {now}"
+            return f"look at the pictures and at your data; try {now}"
         case Rule.NOT_CLEAR if "batch_size" in a:
             return f"{_longer(health)}, or with a larger --batch_size"
         case Rule.NO_GAIN_IN_CLASSES:
@@ -285,5 +285,5 @@ def _counted(n: int, items: str) -> str:
 
 def _number(value: float | str) -> float:
     if isinstance(value, str):
-        raise ValueError(f"{value!r} stands where a number is expected")
+        raise ValueError(f"{value!r} is not a number")
     return value

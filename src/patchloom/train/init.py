@@ -134,7 +134,7 @@ class Start:
     def _statistics(self, weights: Weights) -> list[str]:
         """Return a sentence on the normalisation with which public weights were trained, if it is known."""
         name = self.asked.model["name"]
-        how = f"here they are by --normalization {self.asked.normalization}"
+        how = f"this run uses --normalization {self.asked.normalization}"
         if weights.program is not None:
             theirs = statistics_in_words(*weights.program.statistics)
             return [f"{weights.program.name} normalises images by {theirs}; {how}."]
@@ -151,14 +151,14 @@ class Start:
             self.sentences += inherit(foreign, task, own_task, str(self.asked.init))
         if self.asked.from_run is None:
             return
-        assert self.run is not None  # read with from_run
+        assert self.run is not None  # set with from_run
         if not same_task(self.run.task["name"], self.asked.task["name"]):
             return
         # a frozen teacher is set by the new settings, not by the old run
         left = (_ENCODER, *(f"{name}." for name, one in task.named_modules() if isinstance(one, FrozenTeacher)))
         source = {name: weight for name, weight in self.checkpoint[0].items() if not name.startswith(left)}
         own = {name: weight for name, weight in task.state_dict().items() if not name.startswith(left)}
-        own |= {name: one for name, one in task.named_buffers() if name in source}  # positions that a decoder keeps
+        own |= {name: one for name, one in task.named_buffers() if name in source}  # stored positions of a decoder
         fits = {name: source[name] for name in own if name in source and source[name].shape == own[name].shape}
         task.load_state_dict(fits, strict=False)
         if not own and not source:

@@ -307,7 +307,7 @@ def pretrain(
         if start is not None:
             start.load_task_weights(pretext)
             plan = plan.with_chosen(pretext)
-            # the task alone knows how large its crops are
+            # only the task knows the size of its crops
             first_decides(lambda: plan.settings.check_cache(pretext.augment.size))
 
         # ---- print the plan

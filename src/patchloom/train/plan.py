@@ -102,7 +102,7 @@ class Planner:
             task = prepare_task(found.settings, found.stats)
             found.settings.check_cache(task.augment.size)
             if self._elsewhere() and (why := self._other_images()):
-                raise PatchloomError(f"{problem}. Of the images: {why}") from None
+                raise PatchloomError(f"{problem}. Images: {why}") from None
             raise
 
     def longer(self) -> bool:
@@ -145,7 +145,7 @@ class Planner:
         if self.longer() or asked.epochs == now.epochs:
             scaled: dict[str, Any] = (
                 {"warmup_epochs": begun.get("warmup_epochs", "auto")} if asked.recipe else {}
-            )  # with the epochs
+            )  # scaled with the epochs
             return replace(asked, **first, **scaled)
         if (end := folder.last_end()) is not None and asked.epochs != "auto":
             raise PatchloomError(

@@ -53,7 +53,7 @@ def default_device() -> tuple[str, str]:
 def default_threads(device: str) -> tuple[int, str]:
     """Choose the number of threads with the fastest matrix products."""
     if device != "cpu":
-        return torch.get_num_threads(), "the device does the work"
+        return torch.get_num_threads(), "training runs on the GPU"
     best, there = best_threads(), cores()
     of = "there is one core" if there == 1 else f"fastest matrix products, of {there} cores{when(best)}"
     return round(best), of
@@ -111,7 +111,7 @@ _SAMPLES = {"cpu": 200_000, "gpu": 20_000_000}
 _MAX_EPOCHS = 1600
 _LEAST_FOR_UPDATES = 32  # smallest batch size that is chosen to get more updates
 
-# Measured (benchmarks/README.md): with few, large patches, positions on `shapes` can be learnt within minutes.
+# Measured (benchmarks/README.md): with few large patches, positions on `shapes` are learnt within minutes.
 _SMALLEST = 4  # image side in pixels: two patches of two
 _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
 _USUAL_SCALE = 0.2  # smallest area of a crop, as in MAE

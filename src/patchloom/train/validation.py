@@ -62,7 +62,7 @@ class Validation:
         self.size, self.k = input_size(task.encoder), settings.knn_k
         self.gallery = None
         if has_labels(held_out) and count_classes(training) > 1:
-            assert training.labels is not None  # of several classes
+            assert training.labels is not None  # there are several classes
             with_label = np.flatnonzero(training.labels >= 0)
             order = np.random.default_rng(self.seed).permutation(with_label)
             self.gallery = training.subset(order[: settings.knn_gallery])
@@ -95,7 +95,7 @@ class Validation:
             if name in _BESIDE_UNTRAINED:
                 row[f"{name}:untrained"] = untrained
             elif name in ("knn", "instance_knn"):
-                assert pixels is not None  # the kNN has a gallery
+                assert pixels is not None  # there is a kNN column
                 row |= {f"{name}:untrained": untrained, f"{name}:raw pixels": pixels}
         return row
 
