@@ -124,7 +124,7 @@ class Bench(Displayable):
 
     def table(self) -> list[tuple[str, ...]]:
         """Return a heading, and a row for each of the paces."""
-        heading = "task", "s a step", "range", "images/s", "GFLOP/image", "of peak", "GiB", "data images/s", "limit"
+        heading = "task", "s/step", "range", "images/s", "GFLOP/image", "of peak", "GiB", "data images/s", "limit"
         rows: list[tuple[str, ...]] = [heading]
         for pace in self.paces:
             seconds = f"{statistics.median(pace.seconds):.3f}", f"{min(pace.seconds):.3f}-{max(pace.seconds):.3f}"

@@ -51,23 +51,22 @@ class Settings:
         model: encoder: ``name`` and overrides of timm's sizes.
         img_size: height and width in pixels.
         patch_size: side of a patch in pixels; 40x1 is rows x columns.
-        positions: position embeddings: sincos (fixed sine-cosine), sincos-learned (initialised as sincos), learned
-            (initialised at random), random (fixed) or none.
+        positions: position embeddings: sincos, sincos-learned (starts as sincos), learned (starts random), random or
+            none. sincos and random stay fixed.
         channels: number of channels; greyscale and colour are converted into each other.
         epochs: passes over the training images; 0.5 is half a pass.
-        minutes: training time instead of epochs. The number of epochs follows from a timing before the run and is
-            stored, so that a resumed run keeps it.
+        minutes: training time instead of epochs; the number of epochs follows from a timing before the run. It is
+            stored, so a resumed run keeps it.
         batch_size: images per step, over all devices.
         accumulate: steps per update, whose gradients are accumulated.
         blr: base learning rate; the peak is blr · (images per update) / 256.
         weight_decay: weight decay of AdamW, without biases, norms and positions; auto: 0.05, for extrema 0.1.
         betas: decay rates of AdamW's two moments; DeiT and MP3 use [0.9, 0.999].
         warmup_epochs: epochs of linear warm-up to the peak learning rate.
-        halve_every: updates between halvings of the learning rate, after a warm-up at a tenth of the peak (MP3's speech
-            models); 0: linear warm-up and cosine decay to 0.
+        halve_every: updates between halvings of the learning rate (MP3's speech models); 0: cosine decay to 0. With
+            halvings, the warm-up is constant at a tenth of the peak.
         clip: largest gradient norm; 0 switches clipping off.
-        crop_scale: smallest area of a random crop, as a fraction of the image; native: crops at about the image's own
-            scale.
+        crop_scale: smallest area of a random crop, as a fraction of the image; native: crops at the image's own scale.
         flip: random horizontal flips. Switch them off if left and right matter.
         randaugment: magnitude of RandAugment, up to 10 (DeiT and MP3: 9); 0 switches it off.
         randaugment_std: standard deviation of that magnitude.
@@ -78,12 +77,11 @@ class Settings:
         held_out: fraction of images held out for validation, at most 2,000 images; auto: 5 %, more for small data sets.
         knn_k: number of neighbours for the kNN accuracy during training, with labels only (ExtreMA: 200).
         knn_gallery: largest number of training images to search for neighbours (ExtreMA: a tenth of ImageNet).
-        group: images that are held out together, such as frames of one video: parent (by folder), a column of a table,
-            or a regular expression whose parentheses capture the group in the path.
+        group: images held out together, such as frames of a video: parent (folder), a column of a table, or a regular
+            expression. The parentheses of the expression capture the group in the path.
         normalization: source of the mean and std of the channels: the data, or ImageNet.
         workers: processes that read images; 0 reads in the main process.
-        cache: cache of decoded training images on the disc: none, whole (full size), or a shorter side in pixels to
-            which larger images are resized.
+        cache: cache of decoded training images: none, whole (full size), or a shorter side in pixels for larger images.
         device: device for training; auto: a GPU if there is one.
         devices: processes per machine, with one device each; auto: as started by torchrun or SLURM, else 1.
         strategy: ddp, or fsdp, which shards weights, gradients and moments.
@@ -92,22 +90,19 @@ class Settings:
         teacher_precision: precision of teachers and of droppos's guide, which need no gradient: same as --precision, or
             bfloat16.
         attention: form of attention: torch's fused kernel, or an explicit softmax. Equal up to rounding.
-        kernels: implementation of attention: torch, or native kernels for bfloat16 on CPUs with AVX512-BF16, which are
-            compiled on first use.
+        kernels: attention kernels: torch, or native ones for bfloat16 on CPUs with AVX512-BF16, compiled on first use.
         compile: torch.compile for the transformer blocks.
         checkpointing: gradient checkpointing: less memory, and a third more time.
         threads: CPU threads per training process.
         from_run: folder of a run to take the initial weights from.
-        init: initial weights: timm:NAME, a run, a file of weights, or a published checkpoint; for unusual sizes, give
-            --model.
-        train_blocks: number of last encoder blocks to train, with the last norm; the rest of the weights from --init or
-            --from stays frozen. All blocks are trained if absent.
+        init: initial weights: timm:NAME, a run, a file, or a published checkpoint; for unusual sizes, give --model.
+        train_blocks: number of last blocks to train of an encoder from --init or --from; the other weights stay frozen. The
+            last norm is trained, too. All blocks are trained if absent.
         recipe: row of a paper's table, with defaults for settings that are not given; ``patchloom recipes`` lists them.
-        patience: evaluations without improvement before the run stops early and keeps its best weights. Without it,
-            the run keeps the last ones.
+        patience: evaluations without improvement before the run stops and keeps its best weights. Without it, the run
+            keeps its last weights.
         log: experiment trackers, any number of them: tensorboard, wandb, mlflow, trackio.
-        split_seed: random seed of the held-out split, to compare runs of several seeds on the same images; --seed if
-            absent.
+        split_seed: random seed of the held-out split, to compare runs of several seeds on the same images; else --seed.
         seed: random seed.
     """
 

@@ -254,8 +254,8 @@ def pretrain(
             images, an array, or a Dataset.
         task: name of a pretext task, ``FILE.py:CLASS``, or a class; or a dict of one of these as ``name``, and options.
         out: folder of the run; ``runs/DATA-TASK`` or ``runs/DATA-RECIPE`` if absent. An existing run is resumed.
-        dry_run: print the plan with its time, memory and disc space, and do not train. Only caches about this machine
-            and the images are written.
+        dry_run: plan of the run with its time, memory and disc space; nothing is trained. Only caches about this
+            machine and the images are written.
         settings: fields of `patchloom.runs.settings.Settings`, such as ``epochs=100``; ``model`` may be a name, or a
             dict of ``name`` and sizes.
 
