@@ -96,8 +96,8 @@ class Settings:
         threads: CPU threads per training process.
         from_run: folder of a run to take the initial weights from.
         init: initial weights: timm:NAME, a run, a file, or a published checkpoint; for unusual sizes, give --model.
-        train_blocks: number of last blocks to train of an encoder from --init or --from; the other weights stay frozen. The
-            last norm is trained, too. All blocks are trained if absent.
+        train_blocks: number of last blocks to train of an encoder from --init or --from; the other weights stay frozen.
+            The last norm is trained, too. All blocks are trained if absent.
         recipe: row of a paper's table, with defaults for settings that are not given; ``patchloom recipes`` lists them.
         patience: evaluations without improvement before the run stops and keeps its best weights. Without it, the run
             keeps its last weights.
