@@ -159,7 +159,7 @@ def bench(
     Args:
         data: images, as for pretrain.
         tasks: task names, separated by commas; all tasks without required options if absent.
-        model: nano, micro, mini, or a timm ViT. Here and below, auto is as for pretrain.
+        model: nano, micro, mini, or a timm ViT. The values of auto are those of pretrain.
         img_size: image side in pixels; 64x128 is height x width.
         patch_size: side of a patch in pixels; 40x1 is rows x columns.
         batch_size: images per step.

@@ -431,7 +431,7 @@ def check(
 
     Args:
         data: images, as for pretrain.
-        task: pretext task of the proposal; the options below, up to device, fix other settings of it.
+        task: pretext task of the proposal, which keeps all other given settings, too.
         images: largest number of images to read per split, drawn at random; all if absent.
         model: nano, micro, mini, or a timm ViT.
         img_size: image side in pixels; 64x128 is height x width.
