@@ -433,7 +433,7 @@ class Difference:
         if claim is Claim.ONCE:
             side = "ahead of" if self.value > 0 else "behind"
             return (
-                f"The encoder is {by} {side} {called} in this one training {self.interval()}; --seeds 3 shows whether "
+                f"The encoder is {by} {side} {called} in this one training {self.interval()}; --seeds 3 tells whether "
                 "that holds."
             )
         over = ""

@@ -30,7 +30,7 @@ class HeldOut(NamedTuple):
         doubt: "trained" if the initial weights, or those of a frozen teacher, were trained on some of them, because no
             others were left; "unknown" if that is not known; "" if they were not.
         start: name of those weights; "" for random ones.
-        looked: whether exact copies were searched.
+        looked: whether exact copies were searched for.
     """
 
     indices: np.ndarray
