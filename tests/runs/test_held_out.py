@@ -110,7 +110,7 @@ def test_a_chain_of_runs_never_holds_out_what_one_of_them_trained_on(images, tmp
     pretrain(images, from_run=str(tmp_path / "third"), seed=5, out=tmp_path / "fourth", **QUICK)
     assert parts[3] == parts[2], "no others are left"
     new = (
-        f"of 12 images are held out: the others are copies, or the weights of {tmp_path / 'third'} were trained on them"
+        f"of 12 images are held out: all others are copies, or the weights of {tmp_path / 'third'} were trained on them"
     )
     assert len(held3) < 12 and f"only {len(held3)} {new}" in capsys.readouterr().out
 

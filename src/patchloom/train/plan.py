@@ -297,7 +297,7 @@ def announce(
         say(f"  {held.sentence(f'the validation {whole.noun}')}")
     elif (start := held.start) and (more := held_out_count(asked, whole)) > len(held_out):
         say(
-            f"  only {len(held_out):,} of {more:,} {whole.noun} are held out: the others are copies, or the weights "
+            f"  only {len(held_out):,} of {more:,} {whole.noun} are held out: all others are copies, or the weights "
             f"of {start} were trained on them"
         )
     wide = max([20, *map(len, plan.reasons)])
