@@ -57,7 +57,7 @@ CASES = {
         signs(measure(0.2)),
         Verdict.HEALTHY,
         "error 0.200, blurred copy 0.400, 50% of the way",
-        "few labels",
+        "label a few",
     ),
     "with few labels": (
         signs(measure(0.2), classes=ClassResult(0.2, "untrained", 0.3, Level.UNKNOWN, Level.UNKNOWN, 20)),
