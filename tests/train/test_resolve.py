@@ -178,7 +178,7 @@ def test_auto_sizes_always_fit(side):
 
 def test_images_of_a_pixel_are_refused():
     stats = STATS._replace(height=1, width=300)
-    with pytest.raises(PatchloomError, match="1 pixel or fewer"):
+    with pytest.raises(PatchloomError, match="a side of 1 pixel or less"):
         resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu"), 900, 3, stats)
     asked = Settings("x", {"name": "mae"}, {"name": "auto"}, (32, 32), device="cpu")
     assert resolve(asked, 900, 3, stats)[0].patch_size == 4
@@ -189,8 +189,8 @@ def test_images_of_a_pixel_are_refused():
     [
         ({"epochs": 0}, "--epochs must be above 0"),
         ({"blr": -1.0}, "--blr must be above 0"),
-        ({"held_out": 1.5}, "--held_out is a share between 0 and 1"),
-        ({"crop_scale": 0.0}, "--crop_scale is a share"),
+        ({"held_out": 1.5}, "--held_out must be a fraction between 0 and 1"),
+        ({"crop_scale": 0.0}, "--crop_scale must be a fraction"),
         ({"img_size": (0, 32)}, "--img_size must be positive"),
         ({"patch_size": (40, 0)}, "--patch_size must be positive and 65536 or less, not 40x0"),
         ({"seed": -1}, "--seed must be 0 or more"),

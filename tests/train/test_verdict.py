@@ -191,13 +191,13 @@ CASES = {
     "up and down": (
         signs(measure(0.45), (0.9, 0.5, 0.6)),
         Verdict.NOT_LEARNING,
-        "from 0.500 back to 0.600",
+        "fell back from 0.500 to 0.600",
         "lower --blr",
     ),
     # of `mae` at 100 times its learning rate, on 80 of `shapes`, 600 updates
     "a hundredfold learning rate": (
         signs(measure(0.3766, 0.339, n=20, noise=0.1), (1.3034, 0.377477, 0.5230, 0.4432, 0.3907)),
-        *(Verdict.NOT_LEARNING, "from 0.377 back to 0.523", "lower --blr"),
+        *(Verdict.NOT_LEARNING, "fell back from 0.377 to 0.523", "lower --blr"),
     ),
     "went back": (
         signs(measure(0.5), setbacks=2),
