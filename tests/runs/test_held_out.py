@@ -74,7 +74,7 @@ def measured(run: Path) -> list[float]:
         return [float(row["held_out"]) for row in csv.DictReader(file) if row["held_out"]]
 
 
-def test_memorised_noise_is_not_held_out(tmp_path, parts, capsys):
+def test_training_noise_is_not_held_out(tmp_path, parts, capsys):
     """Positions in noise can only be memorised, so accuracy on new noise is chance."""
     still = {"name": "droppos", "mask_ratio": 0.0, "position_mask_ratio": 0.75}
     options = SMALL | {"img_size": 16, "batch_size": 32, "held_out": 0.25, "crop_scale": 1.0, "flip": False}
@@ -237,7 +237,7 @@ def test_images_without_contents(images, first, tmp_path):
         assert found.doubt == doubt, (start, others)
         assert record.unknown == ((data,) if start == again.folder or others == data else ())
         assert found.looked == (others != data)
-    assert "exact copies among the images were not looked for" in (again.folder / "log.txt").read_text()
+    assert "not checked for exact copies among the images" in (again.folder / "log.txt").read_text()
 
 
 def test_rewritten_files_do_not_count_as_new_images(images, first, tmp_path):
@@ -331,7 +331,7 @@ def test_a_run_holds_out_whole_groups_and_goes_on_with_them(tmp_path, parts, cap
     run = pretrain(folder, out=tmp_path / "run", **options).folder
     told = capsys.readouterr().out
     assert "27 images to train on, 9 held out" in told
-    assert "a fifth of 36 images, since fewer say little; in whole groups 9" in told
+    assert "a fifth of 36 images, since fewer say little; 9 in whole groups" in told
     held = RunFolder(run).read_data()["held_out"]
     assert len({open_data(folder).train.describe(i).partition("_")[0] for i in held}) == 1
     assert RunFolder(run).read_config().group == "^(.*)_"

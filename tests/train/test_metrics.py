@@ -151,21 +151,21 @@ def walk(pace, clock, step, seconds):
 
 def test_slow_first_updates_do_not_count(clock):
     pace = Pace(1000, 0, 32, clock=clock)
-    assert pace.left() is None and pace.describe() == ("", "")
+    assert pace.seconds_left() is None and pace.describe() == ("", "")
     step = walk(pace, clock, 0, [3.0])
-    assert pace.left() == pytest.approx(3.0 * 999), "better than nothing"
+    assert pace.seconds_left() == pytest.approx(3.0 * 999), "better than nothing"
     step = walk(pace, clock, step, [2.0, 1.5, 1.0] + [0.5] * 16)
-    assert pace.left() == pytest.approx(0.5 * 980), "the mean since the start would say 825 s"
+    assert pace.seconds_left() == pytest.approx(0.5 * 980), "the mean since the start would say 825 s"
     assert pace.describe()[0] == "64 images/s"
 
 
 def test_after_a_start_the_pace_of_the_one_before_is_believed_until_there_is_another(clock):
     pace = Pace(1000, 400, 32, seconds=200.0, before=0.5, clock=clock)
-    assert pace.left() == pytest.approx(300.0)
+    assert pace.seconds_left() == pytest.approx(300.0)
     step = walk(pace, clock, 400, [3.0, 1.0, 1.0])
-    assert pace.left() == pytest.approx(0.5 * 597)
+    assert pace.seconds_left() == pytest.approx(0.5 * 597)
     walk(pace, clock, step, [0.25] * 17)
-    assert pace.left() == pytest.approx(0.25 * 580)
+    assert pace.seconds_left() == pytest.approx(0.25 * 580)
     assert pace.seconds() == pytest.approx(200 + 5 + 0.25 * 17)
 
 
