@@ -170,7 +170,7 @@ def test_the_command_of_the_verdict_works(images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pretrain(images, "mae", **SMALL | {"model": {"name": "nano", "depth": 1}, "epochs": 0.5, "img_size": (32, 40)})
     run = RunFolder(next((tmp_path / "runs").iterdir()))
-    words = shlex.split(next(line for line in run.log.read_text().splitlines() if "to train on: " in line))[3:]
+    words = shlex.split(next(line for line in run.log.read_text().splitlines() if "to train longer: " in line))[3:]
     assert words[:2] == ["patchloom", "pretrain"] and words[-2:] == ["--epochs", "2"] and "--out" not in words
     assert main(words[1:]) == 0
     assert run.read_config().epochs == 2 and run.kept_end(0.5).exists()
