@@ -325,7 +325,7 @@ def test_the_same_command_resumes_it_and_its_name_is_kept(images, tmp_path, caps
     folder = RunFolder(out)
     assert folder.read_config().recipe == "lut-vit-b" and folder.read_data()["effective_epochs"] == 2
     log = folder.log.read_text()
-    assert "by the recipe lut-vit-b (LUT), with model nano (vit_base_patch16_224)" in log
+    assert "recipe lut-vit-b (LUT), with model nano (vit_base_patch16_224)" in log
     assert "an update has 10 images (recipe: 4,096), so the rate's peak is 1.5e-4 x 10 / 256 = 5.859e-6" in log
     assert "effective epochs 2: a step sees 2 crops of each image" in log
     assert main(words) == 0 and "is finished" in capsys.readouterr().out
