@@ -94,7 +94,7 @@ def test_two_views_are_two_excerpts_and_a_broken_file_costs_itself_alone(recordi
         ("mae", {"img_size": (20, 31)}, "--img_size is for images, and .* holds recordings"),
         ("mae", {"flip": False}, "--flip is for images"),
         ("mae", {"randaugment": 9.0}, "--randaugment is for images"),
-        ("mae", {"cache": 64}, "--cache 64 is a size of images"),
+        ("mae", {"cache": 64}, "--cache 64 is an image size"),
         ("mae", {"seconds": 0.01}, "--seconds 0.01 is shorter than a frame"),
         ("mae", {"bins": 65, "patch_size": (65, 1)}, "--bins 65 are too many coefficients"),
         ("mae", {"patch_size": 16}, "patches of 16 rows do not divide the 20 rows"),
@@ -141,5 +141,5 @@ def test_images_and_recordings_are_not_evaluated_by_each_others_encoders(recordi
 
 
 def test_sizes_are_not_cached_of_recordings(recordings, tmp_path):
-    with pytest.raises(PatchloomError, match="--cache 16 is a size of images, and .* holds recordings: --cache whole"):
+    with pytest.raises(PatchloomError, match="--cache 16 is an image size, and .* holds recordings"):
         patchloom.pretrain(recordings, "mae", out=tmp_path / "run", cache=16, **SHORT)
