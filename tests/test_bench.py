@@ -1,4 +1,4 @@
-"""``bench``: real steps, counted operations, and what limits a run."""
+"""``bench``: real steps, counted operations, and the bottleneck."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def settings_for(task="mae", **given):
     return resolve(asked, 1000, 3, STATS)[0]
 
 
-def test_operations_are_those_of_the_matrix_products_there_and_back():
+def test_operations_count_matrix_products_forward_and_backward():
     # one block of width 64 over 8 + 1 tokens, and one of the decoder: all products can be written down
     model = {"name": "nano", "embed_dim": 64, "depth": 1, "num_heads": 4}
     task = {"name": "mae", "mask_ratio": 0.5, "decoder_depth": 1, "decoder_width": 32}
@@ -51,12 +51,12 @@ def pace(images=100, seconds=1.0, data=1000.0):
     return StepSpeed("mae", False, (seconds,), images, 2e9, None, data)
 
 
-def test_the_limit_is_what_is_slower():
+def test_the_slower_part_is_the_limit():
     apart = Bench(replace(settings_for(), workers=2), {"float32": 1e12}, ())
-    assert apart.limit(pace(data=400.0)).startswith("model (data could give ×4")
+    assert apart.limit(pace(data=400.0)).startswith("model (reading is ×4")
     assert apart.limit(pace(data=50.0)) == "data, by ×2.0: raise --workers, or use --cache"
     together = Bench(replace(settings_for(), workers=0), {"float32": 1e12}, ())
-    assert together.limit(pace(data=300.0)) == "model (25% of the time for reading)"
+    assert together.limit(pace(data=300.0)) == "model (reading takes 25% of the time)"
     assert together.limit(pace(data=50.0)).startswith("data")
     assert apart.share(pace()) == pytest.approx(100 * 2e9 / 1e12)
 
@@ -74,7 +74,7 @@ def test_bench_on_the_command_line(capsys, monkeypatch):
     assert all("0.25" in row and "%" in row for row in rows)
 
 
-def test_all_tasks_that_need_no_option_are_timed_where_none_is_named(monkeypatch):
+def test_tasks_without_required_options_are_the_default(monkeypatch):
     class Enough(Exception):
         pass
 
@@ -87,7 +87,7 @@ def test_all_tasks_that_need_no_option_are_timed_where_none_is_named(monkeypatch
     assert built.value.args[0] == ready_tasks()
 
 
-def test_what_compiling_brings_is_remembered_and_chosen_by(monkeypatch, tmp_path):
+def test_the_gain_of_compiling_is_stored_and_used(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("patchloom.bench.memory_of", lambda settings, compiled, sound: None)
     monkeypatch.setattr("patchloom.train.estimate.compile_blocks", lambda task: None)  # no compiler is needed here
@@ -106,6 +106,6 @@ def test_what_compiling_brings_is_remembered_and_chosen_by(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"tasks": []}, {"tasks": "mea"}, {"data": "nowhere"}])
-def test_what_cannot_be_timed_is_refused(wrong):
+def test_invalid_input_is_refused(wrong):
     with pytest.raises(PatchloomError):
         bench(**wrong)

@@ -1,4 +1,4 @@
-"""``check``: every number against numpy's, every fault found and named, and a proposal that pretrain takes."""
+"""``check``: statistics against numpy, reported faults, and a proposal that pretrain accepts."""
 
 import os
 import shlex
@@ -32,7 +32,7 @@ def noise(*shape, dtype=np.uint8):
 
 
 def bomb():
-    """The head of a PNG of 60,000 x 60,000 pixels."""
+    """Return the header of a PNG of 60,000 x 60,000 pixels."""
 
     def chunk(name, body):
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
@@ -48,7 +48,7 @@ def whole_jpeg(path):
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    """Eight images that can be read, of four kinds and five sizes, seven that cannot, and a loop of links."""
+    """Folder of eight readable images in four formats and five sizes, seven unreadable ones, and a loop of links."""
     root = tmp_path_factory.mktemp("mixed")
     (root / "deep").mkdir()
     arrays = {"a.png": noise(20, 30, 3), "b.png": noise(24, 16), "c.npy": noise(20, 30, 3), "flat.png": noise(1, 1, 3)}
@@ -98,7 +98,7 @@ def named(found, indices, root):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_there_agrees_with_numpy(mixed, workers, monkeypatch):
+def test_statistics_agree_with_numpy(mixed, workers, monkeypatch):
     monkeypatch.setattr("patchloom.data.scan._EACH", 4)  # several parts, and so few are not read in one process
     root, arrays = mixed
     found = survey(open_data(root).train, workers=workers)
@@ -132,7 +132,7 @@ def test_depth_size_and_shape_belong_to_the_pixels(tmp_path):
     assert [named(found, group, tmp_path) for group in found.copies] == [["a.npy", "b.npy"]]
 
 
-def test_what_the_command_prints(mixed, capsys, caplog, tmp_path, monkeypatch):
+def test_printed_report(mixed, capsys, caplog, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     root, arrays = mixed
     out = tmp_path / "lists" / "broken.tsv"
@@ -147,7 +147,7 @@ def test_what_the_command_prints(mixed, capsys, caplog, tmp_path, monkeypatch):
     assert cells["channels"] == "1 (3), 3 (5)" and cells["depth"] == "8 bits (7), deeper (1)"
     assert "7 of 15 images cannot be read:" in printed and "decompression bomb" in printed
     assert f"{root}/a.png = {root}/e.bmp = {root}/g.png; {root}/b.png = {root}/f.png" in printed
-    assert f"1 of 15 images can teach nothing, being of one colour ({root}/flat.png)." in printed
+    assert f"1 of 15 images are of one colour, so nothing can be learnt from them ({root}/flat.png)." in printed
     assert "5 different images are few" in printed and "38% are copies" in printed
     assert "different scales" in printed
     lines = [line.split("\t") for line in out.read_text().splitlines()]
@@ -167,10 +167,10 @@ def test_only_the_first_broken_files_are_printed(tmp_path, capsys):
     assert "1,000 of 1,004 images cannot be read:" in told
     assert sum(line.startswith(f"  {folder}") for line in told.splitlines()) == 10
     assert "  and 990 more" in told and len((tmp_path / "broken").read_text().splitlines()) == 1000
-    assert "It would stop: " in told  # too many failures in a row for training
+    assert "It would fail: " in told  # too many failures in a row for training
 
 
-def test_test_images_that_are_trained_on(tmp_path):
+def test_test_images_among_training_images(tmp_path):
     for place in ("train/x", "train/y", "test/x", "test/y"):
         (tmp_path / place).mkdir(parents=True)
         for i in range(3):
@@ -184,8 +184,8 @@ def test_test_images_that_are_trained_on(tmp_path):
     ]
     said = "\n".join(done.sentences())
     pair = f"{tmp_path}/test/x/copy.png = {tmp_path}/train/x/0.png"
-    assert f"2 of 8 test images could be known by heart, being in train, too ({pair};" in said
-    assert f"train: 1 of 7 images can go, as copies of others ({tmp_path}/train/x/0.png =" in said
+    assert f"2 of 8 test images also occur in the training set ({pair};" in said
+    assert f"train: 1 of 7 images are copies of others ({tmp_path}/train/x/0.png =" in said
     rows = {row[0]: row[1:] for row in done.table()}
     assert rows[""] == ("train", "test") and rows["images"] == ("7", "8")
     assert rows["classes"] == ("x (3), y (4)", "2 of 4 images each")
@@ -213,7 +213,7 @@ def test_a_sample_is_fixed_and_counted_as_such():
 
 
 @pytest.mark.parametrize("data", ["shapes:300", "photos"])
-def test_the_command_makes_what_was_proposed(data, tmp_path):
+def test_the_proposed_command_trains_the_proposed_run(data, tmp_path):
     if data == "photos":
         data = str(tmp_path / "my photos")
         os.mkdir(data)
@@ -236,11 +236,11 @@ def test_the_estimate(capsys):
     words = ["check", "shapes:64", "--batch_size", "8", "--epochs", "3", "--task", "mae"]
     assert main(words) == 0
     told = capsys.readouterr().out
-    assert "patchloom pretrain shapes:64 --task mae" in told and "It would need 0.25 GiB of memory" in told
+    assert "patchloom pretrain shapes:64 --task mae" in told and "It would need 0.25 of " in told
     assert "18 steps in 3 epochs" in told  # 64 - 13 held out, in batches of 8
 
 
-def test_what_was_read_is_told_even_if_no_step_can_be_made(monkeypatch, capsys):
+def test_results_are_reported_even_if_no_step_is_possible(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
 
     def full(*asked):
@@ -249,7 +249,7 @@ def test_what_was_read_is_told_even_if_no_step_can_be_made(monkeypatch, capsys):
     monkeypatch.setattr("patchloom.check.memory_of", full)
     assert main(["check", "shapes:64", "--batch_size", "8", "--task", "mae"]) == 0
     told = capsys.readouterr().out
-    assert "It would stop: the device has too little memory for 8 images at once: halve --batch_size" in told
+    assert "It would fail: the device has too little memory for 8 images at once: halve --batch_size" in told
     assert "It would take" not in told and "images          64" in told
 
 
@@ -260,20 +260,20 @@ def test_time_is_that_of_the_slower_or_of_both():
     assert turns.total == pytest.approx(50)
     proposal = replace(quick("shapes:64").proposal, estimate=replace(apart, steps=1000))
     said = " ".join(proposal.sentences())
-    assert "about 5 min 0 s" in said and "make it 8 min 20 s" in said
+    assert "about 5 min 0 s" in said and "up to 8 min 20 s" in said
     assert "each of 0.200 s (0.100 to 0.900) while 0.300 s go into reading. Estimated from 3 steps" in said
-    assert "Reading is what takes longest" in said and "more than there is" in said
+    assert "Reading is the bottleneck" in said and "That is too much" in said
     assert "or --cache 400 can" in said
     assert "or --cache whole can" in " ".join(replace(proposal, fixed_size=True).sentences())
     room = replace(apart, memory=1.0, seconds=(0.4,))
     said = " ".join(replace(proposal, estimate=room).sentences())
-    assert "Reading is what takes longest" not in said and "more than there is" not in said
+    assert "Reading is the bottleneck" not in said and "That is too much" not in said
 
 
 def test_small_images(tmp_path):
     for i in range(20):
         Image.fromarray(noise(*((40, 40) if i else (30, 30)))).save(tmp_path / f"{i}.png")
-    assert "1 of 20 images would be enlarged, being smaller than 40x40." in quick(tmp_path).sentences()
+    assert "1 of 20 images are smaller than 40x40, and would be enlarged." in quick(tmp_path).sentences()
     assert any("20 of 20 images would be blurred" in line for line in quick(tmp_path, img_size=96).sentences())
     assert not any("would be" in line for line in quick(tmp_path, img_size=24).sentences())
 
@@ -289,12 +289,12 @@ def test_crops_at_native_scale_are_proposed_where_images_are_large(tmp_path):
     assert not any("--crop_scale native" in line for line in fine.sentences())
     assert ("crop_scale", "0.2") in [row[:2] for row in smooth.proposal.table()]
     assert "--crop_scale" not in smooth.proposal.command
-    assert any("x2.7" in line and "--crop_scale native" in line for line in smooth.sentences())
+    assert any("2.7 times" in line and "--crop_scale native" in line for line in smooth.sentences())
     small = quick(tmp_path / "smooth", task="mae", img_size=160)
     assert not any("--crop_scale native" in line for line in small.sentences())
 
 
-def test_names_that_are_no_text(tmp_path, capfdbinary):
+def test_names_that_are_not_utf_8(tmp_path, capfdbinary):
     name = os.path.join(os.fsencode(tmp_path), b"bad\xff.png")
     with open(name, "wb") as file:
         file.write(b"no image")
@@ -318,7 +318,7 @@ def failed(capsys, *words):
     return told.err
 
 
-def test_what_cannot_be_used_gets_one_sentence(tmp_path, capsys):
+def test_invalid_input_gets_a_one_line_message(tmp_path, capsys):
     assert "empty folder" in failed(capsys, tmp_path)
     assert "nowhere does not exist" in failed(capsys, "nowhere")
     assert "did you mean droppos" in failed(capsys, "shapes", "--task", "dropos")
@@ -342,11 +342,11 @@ def test_channels_of_both_splits_must_go_together(tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
-def test_a_device_that_is_not_there(capsys):
+def test_a_missing_device(capsys):
     assert "no cuda device" in failed(capsys, "shapes:64", "--device", "cuda")
 
 
 def test_the_crops_are_the_tasks():
-    """What is advised to be kept is enough for the canvas of restore, which is larger than its images."""
+    """The proposed cache is large enough for the canvas of restore, which is larger than its images."""
     done = check("shapes:64", task="restore", img_size=32, patch_size=8, batch_size=8, epochs=1, device="cpu")
     assert done.proposal.estimate.side == 46

@@ -1,4 +1,4 @@
-"""What a survey of recordings finds and what ``check`` says of it: lengths, rates, broken and silent files, copies."""
+"""``check`` on recordings: lengths, sampling rates, broken and silent files, copies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytest.importorskip("soundfile")
 
 @pytest.fixture
 def mixed(tmp_path, record):
-    """Two words of recordings of several kinds; a silent one, two copies and a broken one among them."""
+    """Recordings of two words in several formats, with a silent one, two copies and a broken one."""
     for i in range(12):
         record(f"no/{i}.wav", seconds=1 + i / 100)
     for i in range(3):
@@ -33,7 +33,7 @@ def mixed(tmp_path, record):
     return tmp_path
 
 
-def test_what_a_survey_finds(mixed):
+def test_survey_of_recordings(mixed):
     found = survey(open_data(mixed).train, workers=0)
     assert len(found.rows) == 20 and [found.name(i) for i in found.flat] == [str(mixed / "yes" / "silent.wav")]
     ((broken, reason),) = found.broken
@@ -49,8 +49,8 @@ def test_what_a_survey_finds(mixed):
         "silent": "1",
     }
     assert advice_on_lengths(found, Sound()) == [
-        "5 of 20 recordings are shorter than 1 s, and are padded with silence; 11 of 20 are longer, and 1 s of each are"
-        " heard at a time: --seconds sets it."
+        "5 of 20 recordings are shorter than 1 s, and are padded with silence; 11 of 20 are longer, and are cut to 1 s "
+        "at a time: --seconds sets the length."
     ]
     assert advice_on_lengths(survey(open_data(mixed / "no").train.subset([0]), workers=0), Sound()) == []
 
@@ -67,8 +67,8 @@ def test_check_says_nothing_of_pixels_or_images(mixed):
     assert said.table()[:3] == [("", "train"), ("recordings", "21"), ("classes", "no (12), yes (9)")]
     lines = said.sentences()
     assert not [line for line in lines if "image" in line or "pixel" in line or "colour" in line]
-    assert any(line.startswith("1 of 21 recordings can teach nothing, being silent (") for line in lines)
-    assert any(line.startswith("2 of 21 recordings can go, as copies of others (") for line in lines)
+    assert any(line.startswith("1 of 21 recordings are silent, so nothing can be learnt from them (") for line in lines)
+    assert any(line.startswith("2 of 21 recordings are copies of others (") for line in lines)
     assert any(line.startswith("4 of 20 recordings have another rate, and are resampled (") for line in lines)
     assert "18 different recordings are few to learn from." in lines
 
@@ -79,7 +79,7 @@ def test_neighbours_in_name_are_not_compared(mixed, tmp_path):
     assert np.unique(source.contents()).size == 19
 
 
-def test_a_constant_offset_is_no_sound(tmp_path, record):
+def test_a_constant_offset_is_silence(tmp_path, record):
     import soundfile
 
     record("a.wav")

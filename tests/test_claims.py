@@ -1,4 +1,4 @@
-"""What numbers allow to say: by the size of an effect and by its interval, neither of them alone."""
+"""Claims depend on both the size of an effect and its interval."""
 
 import math
 import random
@@ -63,7 +63,7 @@ HARDLY = {"droppos, CIFAR-10, 4 minutes": (0.030, 0.017, 1), "issue 15": (1.294,
     [(name, level) for found, level in ((CLEARLY, "CLEAR"), (WEAKLY, "WEAK"), (HARDLY, "HARDLY")) for name in found],
 )
 def test_the_thresholds_on_runs_that_were_made(name, level):
-    """With so many images that the size alone decides."""
+    """With enough images, only the size of the effect decides."""
     value, baseline, perfect = (CLEARLY | WEAKLY | HARDLY)[name]
     draw = random.Random(0)
     noise = [draw.gauss(0, 0.01 * baseline) for _ in range(5000)]
@@ -73,7 +73,7 @@ def test_the_thresholds_on_runs_that_were_made(name, level):
 
 
 def test_the_share_of_the_way_and_its_interval_are_those_of_a_ratio():
-    """By 2,000 draws of 40 images: the interval covers the true share in about 95 of 100."""
+    """Over 2,000 draws of 40 images, the interval covers the true share in about 95 of 100."""
     draw, covered, shares = random.Random(1), 0, []
     for _ in range(2000):
         hard = [draw.uniform(0.5, 1.5) for _ in range(40)]  # images differ, for baseline and network alike
@@ -118,7 +118,7 @@ def test_a_baseline_that_is_perfect_can_be_met_or_missed():
         (0.75, 0.30, 12, Level.UNSURE),
     ],
 )
-def test_two_shares_of_right_answers(value, baseline, n, level):
+def test_effect_between_accuracies(value, baseline, n, level):
     effect = effect_between((value, *wilson(value, n)), (baseline, *wilson(baseline, n)), n)
     assert effect.level is level, effect
     assert effect.share == pytest.approx((value - baseline) / (1 - baseline))
@@ -145,7 +145,7 @@ def test_an_effect_is_written_with_its_interval(effect, text):
     assert effect.text() == text
 
 
-def test_the_thresholds_are_what_the_documentation_says():
+def test_the_documentation_has_the_thresholds():
     assert (SMALL, CLEAR) == (0.02, 0.10)
 
 

@@ -1,4 +1,4 @@
-"""Estimates of seconds and bytes."""
+"""Estimates of time and memory."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from patchloom.estimate import Estimate, count_step, scaled_seconds, time_steps,
 
 
 class Clock:
-    """Seconds that pass only where work says so."""
+    """Clock that only advances when work does."""
 
     def __init__(self, monkeypatch):
         self.now = 0.0
@@ -73,7 +73,7 @@ def test_parts_add_up_and_reading_is_beside_or_before():
     assert Estimate(steps=10, step=None).total is None
 
 
-def test_a_step_is_counted_without_its_numbers():
+def test_a_step_is_counted_with_fake_tensors():
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     found = count_step(model, "cpu", lambda: model(torch.zeros(32, 8)).sum())
     assert found is not None
@@ -84,6 +84,6 @@ def test_a_step_is_counted_without_its_numbers():
     assert 2 * weights + found.kept <= found.peak + 4 * 32 * 16 <= 4 * (weights + found.kept)
 
 
-def test_a_model_that_needs_numbers_is_not_counted():
+def test_a_model_that_needs_real_tensors_is_not_counted():
     model = nn.Linear(2, 2)
     assert count_step(model, "cpu", lambda: model(torch.zeros(1, 2)).sum() * model.weight.sum().item()) is None

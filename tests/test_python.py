@@ -62,7 +62,7 @@ def test_a_name_is_a_verb_and_a_module(first):
 
 SLIPS = {
     "pretrain": [
-        (("shapes",), {"model.depth": 2}, "--model.depth is given in Python as model={'name': ..., 'depth': ...}"),
+        (("shapes",), {"model.depth": 2}, "--model.depth is written in Python as model={'name': ..., 'depth': ...}"),
         (("shapes",), {"epoch": 3}, "there is no option --epoch; did you mean --epochs?"),
         (("shapes",), {"epochs": "many"}, "--epochs cannot be many: it takes a number or auto"),
         (("shapes",), {"epochs": True}, "--epochs cannot be True: it takes a number or auto"),
@@ -79,7 +79,7 @@ SLIPS = {
             "--task cannot be an object of type int: it takes a name, FILE.py:CLASS, or a class",
         ),
         (("shapes",), {"task": int}, "int is no pretext task: derive its class from patchloom.tasks.task.Task"),
-        (("shapes",), {"model": 5}, "--model cannot be 5: it takes a name, or a dict of a name and sizes"),
+        (("shapes",), {"model": 5}, "--model cannot be 5: give a name, or a dict of a name and sizes"),
         (("shapes",), {"init": 5}, "--init cannot be 5: it takes text"),
         (("shapes",), {"out": 5}, "--out cannot be 5: it takes text or a path"),
         (("shapes",), {"img_size": "huge"}, "--img_size cannot be huge"),

@@ -325,7 +325,7 @@ def test_the_same_command_resumes_it_and_its_name_is_kept(images, tmp_path, caps
     folder = RunFolder(out)
     assert folder.read_config().recipe == "lut-vit-b" and folder.read_data()["effective_epochs"] == 2
     log = folder.log.read_text()
-    assert "by the recipe lut-vit-b (LUT), with model nano (vit_base_patch16_224)" in log
+    assert "recipe lut-vit-b (LUT), with model nano (vit_base_patch16_224)" in log
     assert "an update has 10 images (recipe: 4,096), so the rate's peak is 1.5e-4 x 10 / 256 = 5.859e-6" in log
     assert "effective epochs 2: a step sees 2 crops of each image" in log
     assert main(words) == 0 and "is finished" in capsys.readouterr().out
@@ -364,7 +364,7 @@ def test_check_proposes_it(images, monkeypatch):
 def test_effective_epochs_count_crops_that_an_encoder_is_given():
     task = {name: resolved(name, model="nano")[1] for name in ("mae-vit-b", "extrema-vit-s", "restore-vit-b")}
     assert effective(task["mae-vit-b"], 100) == effective(task["extrema-vit-s"], 100) == ""
-    given = "effective epochs 1,000: of a crop of 320x320 the encoder is given 224x224, once in a step"
+    given = "effective epochs 1,000: a step uses 224x224 of each crop of 320x320"
     assert effective(task["restore-vit-b"], 1000) == given
     own = request("digits", {"name": "extrema", "crop": "own"}, {"recipe": "extrema-vit-s"})
     assert own.task["crop"] == "own"

@@ -938,7 +938,7 @@ def test_a_teacher_that_a_run_names_is_not_fetched(run, monkeypatch):
     monkeypatch.setattr(
         "patchloom.system.network.accepts_connections", lambda *given: pytest.fail("something is fetched")
     )
-    with pytest.raises(PatchloomError, match="not fetched"):
+    with pytest.raises(PatchloomError, match="does not download"):
         load_task(run)
 
 

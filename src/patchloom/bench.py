@@ -1,4 +1,4 @@
-"""``bench``: how fast this machine trains each task, how near that is to what it can do, and what limits a run."""
+"""``bench``: training speed of each task on this machine, fraction of its peak, and the bottleneck of a run."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from patchloom.tasks.custom import label
 from patchloom.train.estimate import Step, halvable, memory_of, reading_rate, refuse_too_large
 from patchloom.train.resolve import measure_data, resolve
 
-_COUNTED = 2  # images whose operations are counted; they are the same for each
+_COUNTED = 2  # images for counting operations, which are the same for each image
 
 
 @dataclass(frozen=True)
 class StepSpeed:
-    """How fast one task's step is.
+    """Speed of a task's training step.
 
     Attributes:
-        task: its name.
+        task: name of the task.
         compiled: whether its blocks were compiled.
-        seconds: of every step that was timed, gradient clipping, the optimiser and the teacher included.
-        images: of a step.
-        flops: floating-point operations an image in matrix products, there and back, as torch counts them.
-        memory: GiB that two steps need at their peak beyond what the imports hold; None where that is unknown.
-        data: images a second that are read and augmented for it.
+        seconds: seconds of each timed step, with gradient clipping, optimiser and teacher.
+        images: images per step.
+        flops: operations per image in matrix products, forward and backward, as torch counts them.
+        memory: peak memory of two steps in GiB, without the imported libraries; None if unknown.
+        data: images per second that are read and augmented.
     """
 
     task: str
@@ -51,18 +51,18 @@ class StepSpeed:
 
     @property
     def rate(self) -> float:
-        """Images a second, if data were no limit."""
+        """Images per second, if reading is not the bottleneck."""
         return self.images / statistics.median(self.seconds)
 
 
 @dataclass(frozen=True, repr=False)
 class Bench(Displayable):
-    """What `bench` measured.
+    """Result of `bench`.
 
     Attributes:
-        settings: with which; of one task, since they hardly differ between tasks.
-        peaks: floating-point operations a second of large matrix products, by dtype.
-        paces: of the tasks.
+        settings: settings of the first task; those of others hardly differ.
+        peaks: operations per second of large matrix products, by dtype.
+        paces: speeds of the tasks.
     """
 
     settings: ResolvedSettings
@@ -98,20 +98,20 @@ class Bench(Displayable):
         }
 
     def share(self, pace: StepSpeed) -> float:
-        """Of the product peak that a step reaches."""
+        """Return the fraction of the peak of matrix products that a step reaches."""
         return pace.rate * pace.flops / self.peaks[self.settings.precision]
 
     def limit(self, pace: StepSpeed) -> str:
-        """What a run of this task waits for."""
-        if not self.settings.workers:  # one process does both, in turns
+        """Return the bottleneck of a run of this task."""
+        if not self.settings.workers:  # one process reads and computes in turn
             reading = pace.rate / (pace.data + pace.rate)
-            return f"model ({reading:.0%} of the time for reading)" if reading < 0.5 else "data: raise --workers"
+            return f"model (reading takes {reading:.0%} of the time)" if reading < 0.5 else "data: raise --workers"
         if pace.data < pace.rate:
             return f"data, by ×{pace.rate / pace.data:.1f}: raise --workers, or use --cache"
-        return f"model (data could give ×{pace.data / pace.rate:.1f})"
+        return f"model (reading is ×{pace.data / pace.rate:.1f} as fast)"
 
     def sentences(self) -> list[str]:
-        """What was measured, and how."""
+        """Return sentences on the settings of the measurement."""
         s = self.settings
         peaks = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, rate in self.peaks.items())
         threads = f", {s.threads} threads" if s.device == "cpu" else ""
@@ -119,12 +119,12 @@ class Bench(Displayable):
         return [
             f"Large matrix products: {peaks} (torch {torch.__version__}, {s.device}{threads}).",
             f"{s.model['name']}, {sizes}, {s.precision}, {s.attention} attention, {s.kernels} kernels, "
-            f"{s.workers} workers. Steps are timed in turns; the median counts.",
+            f"{s.workers} workers. Steps of the tasks are timed in turn; times are medians.",
         ]
 
     def table(self) -> list[tuple[str, ...]]:
-        """A heading, and a row for each of the paces."""
-        heading = "task", "s a step", "range", "images/s", "GFLOP/image", "of peak", "GiB", "data images/s", "limit"
+        """Return a heading, and a row for each of the paces."""
+        heading = "task", "s/step", "range", "images/s", "GFLOP/image", "of peak", "GiB", "data images/s", "limit"
         rows: list[tuple[str, ...]] = [heading]
         for pace in self.paces:
             seconds = f"{statistics.median(pace.seconds):.3f}", f"{min(pace.seconds):.3f}-{max(pace.seconds):.3f}"
@@ -154,27 +154,27 @@ def bench(
     compile: bool = False,
     rounds: int = 5,
 ) -> Bench:
-    """Time a training step of each task on this machine, beside its products' peak and the pace of the data.
+    """Time a training step of each task on this machine, with its peak speed and the speed of reading.
 
     Args:
-        data: images, as pretrain takes them.
-        tasks: names with commas between; all that need no option, if absent.
-        model: nano, micro, mini, or a timm ViT. What is left open, of this and the rest, is as pretrain would choose.
-        img_size: pixels of a side; 64x128 is height x width.
+        data: images, as for pretrain.
+        tasks: task names, separated by commas; all tasks without required options if absent.
+        model: nano, micro, mini, or a timm ViT. The values of auto are those of pretrain.
+        img_size: image side in pixels; 64x128 is height x width.
         patch_size: side of a patch in pixels; 40x1 is rows x columns.
-        batch_size: images a step.
-        device: what computes; auto takes a GPU where there is one.
-        precision: of matrix products: float32, bfloat16, or float16.
-        attention: by torch's fused kernel, or an explicit softmax.
-        kernels: torch's, or native ones for bfloat16 on a CPU.
+        batch_size: images per step.
+        device: device for training; auto: a GPU if there is one.
+        precision: precision of matrix products: float32, bfloat16, or float16.
+        attention: form of attention: torch's fused kernel, or an explicit softmax.
+        kernels: implementation of attention: torch, or native kernels for bfloat16 on a CPU.
         workers: processes that read images.
         threads: CPU threads of the training process.
-        checkpointing: compute activations again instead of keeping them.
-        compile: time each task with compiled blocks, too; what that brings is remembered, and decides pretrain's auto.
-        rounds: steps that are timed of each.
+        checkpointing: gradient checkpointing.
+        compile: torch.compile, timed in addition. The measured gain is stored, and decides pretrain's auto.
+        rounds: number of timed steps per task.
 
     Raises:
-        PatchloomError: no such data or task, settings that do not go together, or too little memory.
+        PatchloomError: unknown data or task, incompatible settings, or too little memory.
     """
     keep_freed_memory()
     names = ready_tasks() if tasks is None else tasks.split(",") if isinstance(tasks, str) else list(tasks)
@@ -190,7 +190,7 @@ def bench(
     each = [resolve(one, len(source), channels, stats)[0] for one in asked]
     if each[0].device == "cpu":
         torch.set_num_threads(each[0].threads)
-    refuse_too_large(each[0], each[0].batch_size)  # the encoder and the images, which all of them have
+    refuse_too_large(each[0], each[0].batch_size)  # encoder and images are the same for all tasks
     forms = [(settings, compiled) for settings in each for compiled in (False, True)[: 1 + compile]]
     try:
         with StatusMessage("building the tasks"):
@@ -200,7 +200,9 @@ def bench(
             seconds = seconds_of(ways, each[0].device, rounds)
         with StatusMessage("multiplying large matrices"):
             dtypes = dict.fromkeys(("float32", "bfloat16", each[0].precision))
-            peaks = product_rates(each[0].device, dtypes=[*dtypes])  # at once: a machine is not always equally fast
+            peaks = product_rates(
+                each[0].device, dtypes=[*dtypes]
+            )  # right after the steps: the speed of a machine varies
     except torch.OutOfMemoryError as problem:
         less = "halve --batch_size" if all(map(halvable, each)) else "use smaller images or a smaller --model"
         raise PatchloomError(
@@ -210,13 +212,13 @@ def bench(
     paces: list[StepSpeed] = []
     for i, (settings, compiled) in enumerate(forms):
         task, nth = label(settings.task["name"]), f"task {i + 1} of {len(forms)}"
-        if not compiled:  # neither depends on whether the blocks are compiled
+        if not compiled:  # compilation changes neither
             with StatusMessage(f"{task}: counting operations, and timing how fast images are read, {nth}"):
                 flops, data_rate = flops_per_image(settings), reading_rate(source, built[i].task, settings)
         try:
-            with StatusMessage(f"{task}: measuring its memory in a process of its own, {nth}"):
+            with StatusMessage(f"{task}: measuring its memory in a fresh process, {nth}"):
                 memory = memory_of(settings, compiled, source.sound)
-        except PatchloomError:  # the times were measured, and shall not be lost
+        except PatchloomError:  # keeps the times that were measured
             memory = None
         step = task, compiled, tuple(seconds[i]), settings.batch_size
         paces.append(StepSpeed(*step, flops, memory, data_rate))
@@ -234,7 +236,7 @@ def _counted(step: Step, waiting: StatusMessage) -> None:
 
 
 def flops_per_image(settings: ResolvedSettings) -> float:
-    """Floating-point operations an image of a step's matrix products, there and back."""
+    """Count the operations per image in the matrix products of a step, forward and backward."""
     step = Step(replace(settings, device="cpu", checkpointing=False, kernels="torch"), batch=_COUNTED)
     fuse_attention(step.task, False)  # torch counts no fused attention on CPUs
     with FlopCounterMode(display=False) as counter:

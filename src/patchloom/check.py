@@ -1,4 +1,4 @@
-"""``check``: what images or recordings are like, what is wrong with them, and what pre-training would be and cost."""
+"""``check``: properties and faults of images or recordings, and proposed settings with their cost."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from patchloom.tasks.custom import label
 from patchloom.train.estimate import Step, memory_of, reading_rate, refuse_too_large, smaller_steps
 from patchloom.train.resolve import LARGE, measure_data, resolve
 
-# What pre-training on some images would be, and what it would cost on this machine, measured in a few steps.
+# Proposed settings for pre-training, and their cost on this machine, measured in a few steps.
 
 
-_STEPS = 5  # that are timed
-_KEPT = 1.25  # pixels to keep of an image, over those that are trained on (docs/data.md)
+_STEPS = 5  # timed steps
+_KEPT = 1.25  # side of cached images over that of training crops (docs/data.md)
 
 
 @dataclass(frozen=True)
 class ProposalCost:
-    """What a run would need, measured in a few steps.
+    """Cost of a run, measured in a few steps.
 
     Attributes:
-        steps: of the run.
-        seconds: of each step that was timed, with its images there.
-        reading: seconds in which the images of a step are read.
-        apart: other processes read while the device computes.
-        memory: GiB at the peak of two steps beyond what the imports hold; None where that is unknown.
-        room: GiB that the device, or this process, may use.
-        side: of the task's crops in pixels, the longer one.
+        steps: number of steps of the run.
+        seconds: seconds of each timed step, without reading.
+        reading: seconds for reading the images of a step.
+        apart: whether other processes read while the device computes.
+        memory: peak memory of two steps in GiB, without the imported libraries; None if unknown.
+        room: GiB of memory that the device or this process may use.
+        side: longer side of the task's crops in pixels.
     """
 
     steps: int
@@ -68,7 +68,7 @@ class ProposalCost:
 
     @property
     def step(self) -> float:
-        """Seconds of a step at the median."""
+        """Median seconds per step."""
         return statistics.median(self.seconds)
 
     @property
@@ -78,11 +78,11 @@ class ProposalCost:
 
     @property
     def worst(self) -> float:
-        """Seconds if reading and computing go on in turns."""
+        """Seconds of the run if reading and computing alternate."""
         return self.steps * with_reading(self.step, self.reading, apart=False)
 
     def plain(self) -> dict[str, Any]:
-        """As values for JSON."""
+        """Return values for JSON."""
         return {
             "steps": self.steps,
             "seconds": self.total,
@@ -95,15 +95,15 @@ class ProposalCost:
 
 @dataclass(frozen=True, repr=False)
 class Proposal(Displayable):
-    """What `pretrain` would choose.
+    """Settings that `pretrain` would choose.
 
     Attributes:
-        data: the words that the user typed for it.
-        settings: without any ``auto``.
-        reasons: for each setting that was left open.
-        estimate: what that needs; None if it was not asked for or could not be made.
-        failure: why it could not be made.
-        fixed_size: whether all pictures have one size and one channel, as those of recordings, which nobody sets.
+        data: arguments that the user gave for the data.
+        settings: resolved settings.
+        reasons: reasons for the values of ``auto``, by setting.
+        estimate: cost of the run; None if it was not asked for or could not be measured.
+        failure: reason why it could not be measured.
+        fixed_size: whether all pictures have one fixed size and one channel, as for recordings.
     """
 
     data: Sequence[str]
@@ -130,7 +130,7 @@ class Proposal(Displayable):
 
     @property
     def command(self) -> str:
-        """To be pasted into a terminal, or into a program; what it leaves open becomes the same again."""
+        """Command for a terminal, or call for Python, which reproduces these settings."""
         s = self.settings
         begin = {"task": s.task["name"].partition("#")[0]} if s.recipe is None else {"recipe": s.recipe}
         options = begin | {"model": s.model["name"]}
@@ -147,7 +147,7 @@ class Proposal(Displayable):
         return shlex.join(["patchloom", "pretrain", *self.data, *words])
 
     def table(self) -> list[tuple[str, ...]]:
-        """A heading, and a row for each setting that was left open."""
+        """Return a heading, and a row for each setting that was ``auto``."""
         s = self.settings
         shown = s.plain() | {
             "task": label(s.task["name"]),
@@ -156,17 +156,17 @@ class Proposal(Displayable):
             "patch_size": in_pixels(s.patch_size),
         }
         shown |= {f"model.{name}": value for name, value in s.model.items()}
-        rows: list[tuple[str, ...]] = [("setting", "proposed", "since")]
+        rows: list[tuple[str, ...]] = [("setting", "proposed", "reason")]
         for name, why in self.reasons.items():
             value = shown[name]
             rows.append((name, f"{value:.4g}" if isinstance(value, float) else str(value), why))
         return rows
 
     def sentences(self) -> list[str]:
-        """The command, and what it would need."""
+        """Return the command, then sentences on its cost."""
         said = [self.command]
         if self.failure:
-            said.append(f"It would stop: {self.failure.rstrip('.')}.")
+            said.append(f"It would fail: {self.failure.rstrip('.')}.")
         if self.estimate is None:
             return said
         e, s = self.estimate, self.settings
@@ -174,26 +174,26 @@ class Proposal(Displayable):
         span = f"{e.step:.3f} s ({min(e.seconds):.3f} to {max(e.seconds):.3f})"
         said.append(
             f"It would take about {duration(max(1, e.total))}: {e.steps:,} steps in {s.epochs:,} epochs, each of "
-            f"{span} {reading}. Estimated from {len(e.seconds)} steps; measures and pictures come on top."
+            f"{span} {reading}. Estimated from {len(e.seconds)} steps, without measures and pictures."
         )
         if e.apart and s.device == "cpu" and e.worst > 1.1 * e.total:
-            said.append(f"Reading shares the cores with training here, which can make it {duration(e.worst)}.")
+            said.append(f"Reading and training share the cores here, so it may take up to {duration(e.worst)}.")
         if e.reading > e.step:
             remedy = "more --workers" if e.apart else "--workers 1"
             kept = "whole" if self.fixed_size or s.crop_scale == "native" else round(_KEPT * e.side)
-            said.append(f"Reading is what takes longest: {remedy} or --cache {kept} can make it faster.")
+            said.append(f"Reading is the bottleneck: {remedy} or --cache {kept} can make it faster.")
         if e.memory is not None:
-            need = f"It would need {e.memory:.2f} GiB of memory beyond what the imports hold"
-            said.append(f"{need}; there are {e.room:,.1f} GiB.")
+            need = f"It would need {e.memory:.2f} of {e.room:,.1f} GiB of memory"
+            said.append(f"{need}, without the imported libraries.")
             if e.memory > e.room:
-                said.append(f"That is more than there is: {smaller_steps(s)}.")
+                said.append(f"That is too much: {smaller_steps(s)}.")
         return said
 
 
 def propose(
     data: Sequence[str], training: Source, settings: ResolvedSettings, reasons: dict[str, str], estimate: bool = True
 ) -> Proposal:
-    """Measure a few steps of a run."""
+    """Build a proposal, with the cost of a run measured in a few steps if ``estimate``."""
     made, failure = None, ""
     if estimate:
         try:
@@ -201,7 +201,7 @@ def propose(
         except torch.OutOfMemoryError:
             full = f"the device has too little memory for {settings.batch_size} {training.noun} at once"
             failure = f"{full}: {smaller_steps(settings)}"
-        except PatchloomError as problem:  # the images may well be read, and that shall not be lost
+        except PatchloomError as problem:  # keeps the results on the images
             failure = str(problem)
     return Proposal(data, settings, reasons, made, failure, training.modality.own_size is not None)
 
@@ -218,21 +218,21 @@ def _estimate(training: Source, settings: ResolvedSettings) -> ProposalCost:
         seconds = tuple(time_steps(step, least=_STEPS))
     with StatusMessage(f"timing how fast {training.noun} are read"):
         rate = reading_rate(training, step.task, settings)
-    with StatusMessage("measuring its memory in a process of its own"):
+    with StatusMessage("measuring its memory in a fresh process"):
         needed, (_, room) = memory_of(settings, settings.compile, training.sound), memory(settings.device)
     steps = steps_of(settings.epochs, len(training), batch)
     side = max(step.task.augment.size)
     return ProposalCost(steps, seconds, batch / rate, settings.workers > 0, needed, room, side)
 
 
-# What a survey of recordings tells: a column of the table of `patchloom.check.check`, and advice.
+# Survey of recordings: a column of the table, and advice.
 
 
-_MOST = 5  # rates, kinds or numbers of channels that are named
+_MOST = 5  # sampling rates, formats or numbers of channels that are listed
 
 
 def column_of(found: Survey) -> dict[str, str]:
-    """What the files are, how long they are, and how many are silent, by the name of the property."""
+    """Return the properties of recordings by name: formats, lengths, number of silent ones."""
     kinds, rates, channels = (Counter[str]() for _ in range(3))
     for (kind, rate, tracks), count in found.heads.items():
         kinds[kind] += count
@@ -253,7 +253,7 @@ def column_of(found: Survey) -> dict[str, str]:
 
 
 def advice_on_lengths(found: Survey, sound: Sound) -> list[str]:
-    """A sentence if recordings have another length than ``sound`` takes."""
+    """Return a sentence if recordings are shorter or longer than ``sound.seconds``."""
     lengths, n = _seconds(found), len(found.rows)
     shorter, longer = (int(other.sum()) for other in (lengths < 0.99 * sound.seconds, lengths > 1.01 * sound.seconds))
     said = []
@@ -262,42 +262,42 @@ def advice_on_lengths(found: Survey, sound: Sound) -> list[str]:
             f"{shorter:,} of {n:,} recordings are shorter than {sound.seconds:g} s, and are padded with silence"
         )
     if longer:
-        said.append(f"{longer:,} of {n:,} are longer, and {sound.seconds:g} s of each are heard at a time")
-    return [f"{'; '.join(said)}: --seconds sets it."] if said else []
+        said.append(f"{longer:,} of {n:,} are longer, and are cut to {sound.seconds:g} s at a time")
+    return [f"{'; '.join(said)}: --seconds sets the length."] if said else []
 
 
 def _seconds(found: Survey) -> np.ndarray:
-    """The length of each recording, float64 [n]."""
+    """Return the length of each recording in seconds, float64 [n]."""
     assert found.source.sound is not None
     return found.rows["width"] / found.source.sound.rate
 
 
 def _format_shares(counts: Counter[str]) -> str:
-    """As "16,000 Hz (900), 8,000 Hz (3)"."""
+    """Format counts as "16,000 Hz (900), 8,000 Hz (3)"."""
     if len(counts) == 1:
         return next(iter(counts))
     more = [f"{len(counts) - _MOST:,} others"] * (len(counts) > _MOST)
     return ", ".join([*(f"{name} ({count:,})" for name, count in counts.most_common(_MOST)), *more])
 
 
-_TOLD = 10  # broken files, and classes, that are named
+_TOLD = 10  # unreadable files, and classes, that are listed
 _GROUPS = 3  # examples of anything else
-_FEW = 500  # different images
-_MANY = 0.05  # the share of the images from which on a fault of theirs is worth advice
+_FEW = 500  # distinct images; fewer are worth a warning
+_MANY = 0.05  # fraction of the images with a fault from which advice is given
 
 
 @dataclass(frozen=True, repr=False)
 class CheckResult(Displayable):
-    """What `check` found.
+    """Result of `check`.
 
     Attributes:
-        train: the images to train on.
-        test: those that the data brings for the test, or None.
-        channels: that all images are given.
-        proposal: for pre-training.
-        out: the file that lists what could not be read, or None.
-        notes: on what the data has that is not read, or taken otherwise than its name says.
-        close: neighbours in name that look alike, or None.
+        train: survey of the training images.
+        test: survey of the data's own test images, or None.
+        channels: number of channels to which all images are converted.
+        proposal: proposed settings for pre-training.
+        out: file that lists unreadable files, or None.
+        notes: notes on files that are ignored, or read in another way than their names suggest.
+        close: near copies with neighbouring names, or None.
     """
 
     train: Survey
@@ -332,27 +332,27 @@ class CheckResult(Displayable):
 
     @property
     def splits(self) -> dict[str, Survey]:
-        """By name."""
+        """Surveys by name of the split."""
         return {"train": self.train} if self.test is None else {"train": self.train, "test": self.test}
 
     @property
     def noun(self) -> str:
-        """What was read: images or recordings."""
+        """Kind of the data: "images" or "recordings"."""
         return self.train.source.noun
 
     @cached_property
     def leaks(self) -> list[tuple[int, int]]:
-        """Test images that are among the training images, too: pairs of an index in test and one in train."""
+        """Test images that are also training images, as pairs of an index in test and one in train."""
         return [] if self.test is None else self.test.shared_with(self.train)
 
     def table(self) -> list[tuple[str, ...]]:
-        """A heading, and a row for each property; a column a split."""
+        """Return a heading, and a row for each property, with one column per split."""
         columns = [_column(found, self.channels) for found in self.splits.values()]
         rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
         return [("", *self.splits), *(row for row in rows if any(row[1:]))]
 
     def sentences(self) -> list[str]:
-        """What is left out, or read otherwise, and what is wrong, with examples; what to do where that is sure."""
+        """Return sentences on ignored files and faults with examples, and advice."""
         said = [f"{note}." for note in self.notes]
         for split, found in self.splits.items():
             where = "" if self.test is None else f"{split}: "
@@ -361,16 +361,16 @@ class CheckResult(Displayable):
             ]
             said += _faults(found, where)
         if self.leaks:
-            assert self.test is not None  # which has what leaks
+            assert self.test is not None  # because there are leaks
             pairs = [f"{self.test.name(one)} = {self.train.name(two)}" for one, two in self.leaks[:_GROUPS]]
             said.append(
-                f"{len(self.leaks):,} of {self.test.tried:,} test {self.noun} could be known by heart, being in train, "
-                f"too ({_some(pairs, len(self.leaks))}): take them out, or scores say less about new ones."
+                f"{len(self.leaks):,} of {self.test.tried:,} test {self.noun} also occur in the training set "
+                f"({_some(pairs, len(self.leaks))}): remove them, or scores say less about new {self.noun}."
             )
         if self.test is not None and (parted := parted_wholes(self.train.source, self.test.source, "split by them")):
             said.append(f"{parted[0].upper()}{parted[1:]}.")
         if self.out is not None:
-            said.append(f"{self.out} lists every file that cannot be read.")
+            said.append(f"{self.out} lists all files that cannot be read.")
         return [*said, *self._advice()]
 
     def _advice(self) -> list[str]:
@@ -384,27 +384,27 @@ class CheckResult(Displayable):
             said.append(f"{different:,} different {self.noun} are few to learn from{found.source.modality.if_few}.")
         if found.repeated > _MANY * read:
             said.append(
-                f"{found.repeated / read:.0%} are copies of others: keep one of each. A run leaves out those copies of "
-                f"held-out {self.noun} whose files are equal, but others make its measures look better than they are."
+                f"{found.repeated / read:.0%} are copies of others: keep one of each. A run leaves out copies of "
+                f"held-out {self.noun} with identical files, but other copies make its measures too good."
             )
         if sound is not None:
             return [*said, *advice_on_lengths(found, settings.sound())]
         depths, (h, w) = np.unique(found.rows["deep"]), settings.img_size
         if len(depths) > 1:
-            said.append("Images of 8 bits and deeper ones have different scales: keep one kind, or convert them alike.")
+            said.append("8-bit images and deeper ones have different scales: keep one kind, or convert them all.")
         small, tiny = found.smaller_than(h, w), found.smaller_than(h / 2, w / 2)
         if tiny > _MANY * read:
             said.append(
-                f"{tiny:,} of {read:,} images would be blurred, having less than half of {h}x{w} pixels on a side: "
+                f"{tiny:,} of {read:,} images would be blurred, because a side is less than half of {h}x{w}: "
                 "leave them out, or lower --img_size."
             )
         elif small:
-            said.append(f"{small:,} of {read:,} images would be enlarged, being smaller than {h}x{w}.")
+            said.append(f"{small:,} of {read:,} images are smaller than {h}x{w}, and would be enlarged.")
         factor = min(np.median(found.rows["height"]) / h, np.median(found.rows["width"]) / w)
         if factor >= LARGE and settings.crop_scale != "native" and task_class(settings.task["name"]).native_crops:
             said.append(
-                f"Images are x{factor:.1f} as large as what is trained on, so crops of them are reduced: --crop_scale "
-                "native cuts crops at the images' own scale, for what is small in them."
+                f"Images are {factor:.1f} times as large as the training size, so crops are shrunk: --crop_scale "
+                "native cuts crops at the images' own scale, which keeps small structures."
             )
         return said
 
@@ -427,27 +427,27 @@ def check(
     estimate: bool = True,
     out: str | Path | None = None,
 ) -> CheckResult:
-    """Read every image or recording, tell what they are like and what is wrong, and propose how to pre-train on them.
+    """Check all images or recordings for faults, and propose settings for pre-training.
 
     Args:
-        data: images, as pretrain takes them.
-        task: pretext task for which to propose; what is given besides, up to device, is kept.
-        images: read at most so many of each split, drawn at random; all, if absent.
+        data: images, as for pretrain.
+        task: pretext task of the proposal, which keeps all other given settings, too.
+        images: largest number of images to read per split, drawn at random; all if absent.
         model: nano, micro, mini, or a timm ViT.
-        img_size: pixels of a side; 64x128 is height x width.
+        img_size: image side in pixels; 64x128 is height x width.
         patch_size: side of a patch in pixels; 40x1 is rows x columns.
         epochs: passes over the training images.
-        batch_size: images a step.
-        workers: processes that read, here and in the run; here as many as there are cores, if auto.
-        device: what computes; auto takes a GPU where there is one.
-        group: which images are held out together, as in pretrain.
-        recipe: a row of a paper's table, as in pretrain.
-        estimate: measure time and memory in a few steps.
-        out: file for the names of all images that cannot be read, each with the reason after a tab.
+        batch_size: images per step.
+        workers: processes that read, here and in the run; auto here: one per core.
+        device: device for training; auto: a GPU if there is one.
+        group: images that are held out together, as for pretrain.
+        recipe: row of a paper's table, as for pretrain.
+        estimate: measurement of time and memory in a few steps.
+        out: file for the names of all unreadable images, each with the reason after a tab.
 
     Raises:
-        PatchloomError: no such data or task, nothing that can be read, numbers of channels that do not go together,
-            settings that do not go together, or a file that cannot be written.
+        PatchloomError: unknown data or task, no readable image, incompatible numbers of channels or settings, or a
+            file that cannot be written.
     """
     if images is not None and images < 1:
         raise PatchloomError(f"--images must be 1 or more, not {images}")
@@ -457,7 +457,7 @@ def check(
         given = {name: value for name, value in given.items() if value != "auto"}
     asked = request(data, task, given)
     opened = open_data(data, group=group)
-    # copies are found below; of all images, even if they are copies of one
+    # exact=False: copies are found below
     training = hold_out(opened.train, asked.held_out, seed=asked.seed, exact=False)[0]
     sources = [source for source in (opened.train, opened.test) if source is not None]
     found = [survey(source, images, None if workers == "auto" else workers) for source in sources]
@@ -482,7 +482,7 @@ def check(
 
 
 def _column(found: Survey, channels: int) -> dict[str, str]:
-    """Properties of a split by name; what does not apply is empty."""
+    """Return the properties of a split by name; empty if one does not apply."""
     rows, n = found.rows, len(found.source)
     begin = {
         found.source.noun: f"{n:,}",
@@ -507,7 +507,7 @@ def _column(found: Survey, channels: int) -> dict[str, str]:
 
 
 def _values(found: Survey, channels: int) -> dict[str, Any]:
-    """Properties of a split for JSON; what is of images alone is None of recordings, and the other way round."""
+    """Return the properties of a split for JSON; those of the other kind of data are None."""
     rows, source = found.rows, found.source
     counts = None
     if source.labels is not None and source.classes:
@@ -592,11 +592,11 @@ def _faults(found: Survey, split: str) -> list[str]:
         said += [f"  and {len(broken) - _TOLD:,} more; --out FILE lists them all"] * (len(broken) > _TOLD)
     if found.copies:
         groups = [" = ".join(map(found.name, group[:_GROUPS])) for group in found.copies[:_GROUPS]]
-        said.append(f"{split}{found.repeated:,} {of} can go, as copies of others ({_some(groups, len(found.copies))}).")
+        said.append(f"{split}{found.repeated:,} {of} are copies of others ({_some(groups, len(found.copies))}).")
     if found.flat:
         names = _some([found.name(i) for i in found.flat[:_GROUPS]], len(found.flat))
         blank = found.source.modality.blank
-        said.append(f"{split}{len(found.flat):,} {of} can teach nothing, being {blank} ({names}).")
+        said.append(f"{split}{len(found.flat):,} {of} are {blank}, so nothing can be learnt from them ({names}).")
     return said
 
 

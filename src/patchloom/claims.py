@@ -1,9 +1,9 @@
-"""What numbers allow to say: whether a result is better than another one, and how far it is from a baseline to perfect.
+"""Claims about results: whether one is better than another, and how far it is from a baseline to perfect.
 
-`Difference` is the one rule of "better" and "worse" for all protocols and for `compare`. `Effect` is the share of the
-way from a baseline to perfect, for the verdict on a pre-training. Two things decide on its words, and both must agree:
-the 95 % interval over images says whether there is an effect at all; the size of the effect says whether it matters.
-With many images the first is true of effects that nobody would see, and with few the second is true of noise.
+`Difference` decides "better" and "worse" for all protocols and for `compare`. `Effect` is the share of the way from a
+baseline to perfect, for the verdict on a pre-training run. A claim about an effect needs two things: the 95 %
+interval over images must exclude zero, and the effect must be large enough to matter. With many images, tiny effects
+pass the first test; with few images, noise passes the second.
 
 Letters: s seeds, n test images.
 """
@@ -23,26 +23,26 @@ from scipy.special import stdtrit
 
 from patchloom.errors import conforms
 
-# Shares of the way from the baseline to perfect. Of the runs in benchmarks/README.md, raw pixels beat the features of
-# all that stayed below `CLEAR`, by kNN, and of few above it; below `SMALL` nothing is seen in the pictures, either.
+# Shares of the way from the baseline to perfect. By kNN, raw pixels beat the features of all runs in
+# benchmarks/README.md below `CLEAR`, and of few above it; below `SMALL`, the pictures show no effect either.
 SMALL, CLEAR = 0.02, 0.10
-MIN_VERDICT_IMAGES = 10  # images; of fewer, nothing is said to be better or worse than something else
+MIN_VERDICT_IMAGES = 10  # with fewer images, nothing is called better or worse
 Z = 1.959963984540054  # standard normal quantile of a 95 % interval
-WIDE = 0.07  # so far from a share its interval may reach before a sentence says that the images are few
-_SPLIT = 0.25  # test images of a split over its training images: a fifth is split off
+WIDE = 0.07  # half-width of an interval from which a sentence says that the images are few
+_SPLIT = 0.25  # ratio of test to training images of a split: a fifth is split off
 _CALLED = {"untrained": "the untrained one", "from scratch": "training from scratch"}  # controls in a sentence
 
 
 class Level(Enum):
-    """What may be said of an effect."""
+    """Claim about an effect."""
 
-    UNKNOWN = "too few images to tell whether there is one"
+    UNKNOWN = "too few images to tell whether there is an effect"
     WORSE = "the baseline is better"
-    NONE = "none is seen, and a clear one is ruled out"
-    UNSURE = "there is one; too few images to tell how large"
-    HARDLY = "there is one, but below `SMALL`"
-    WEAK = "there is one, and it is not small"
-    CLEAR = "at least `CLEAR`"
+    NONE = "no effect, and a clear one is ruled out"
+    UNSURE = "an effect, but too few images to tell its size"
+    HARDLY = "an effect below `SMALL`"
+    WEAK = "an effect above `SMALL`"
+    CLEAR = "an effect of at least `CLEAR`"
 
     @property
     def better(self) -> bool:
@@ -51,7 +51,7 @@ class Level(Enum):
 
     @property
     def visible(self) -> bool:
-        """Whether the baseline is beaten by more than nobody would see, such as 0.5 % by which noise can be learnt."""
+        """Whether the baseline is beaten by more than `SMALL`; noise can be learnt by 0.5 %."""
         return self.better and self is not Level.HARDLY
 
     @property
@@ -61,12 +61,12 @@ class Level(Enum):
 
 
 class Effect(NamedTuple):
-    """Where a result is on the way from a baseline (0) to perfect (1); negative: the baseline is better.
+    """Share of the way from a baseline (0) to perfect (1); negative if the baseline is better.
 
     Attributes:
-        share: of the way.
-        low, high: its 95 % interval, over images.
-        n: images.
+        share: share of the way.
+        low, high: 95 % interval over images.
+        n: number of images.
     """
 
     share: float
@@ -76,7 +76,7 @@ class Effect(NamedTuple):
 
     @property
     def level(self) -> Level:
-        """What may be said."""
+        """Claim about the effect."""
         if self.n < MIN_VERDICT_IMAGES or not math.isfinite(self.share):
             return Level.WORSE if self.n >= MIN_VERDICT_IMAGES and self.share < 0 else Level.UNKNOWN
         if self.low > 0:
@@ -90,52 +90,52 @@ class Effect(NamedTuple):
         return Level.UNKNOWN if self.high >= CLEAR else Level.NONE
 
     def fell(self, least: float) -> bool:
-        """Whether the result is worse by at least a share of the way, and by more than chance.
+        """Return whether the result is significantly worse, by at least ``least``.
 
-        The interval is √2 times the 95 % one, which is 99.4 %: a run is asked at half a dozen measures.
+        A run is tested at half a dozen measures, so the interval is √2 times as wide as the 95 % one: it has 99.4 %.
         """
         return self.share <= -least and self.share + math.sqrt(2) * (self.high - self.share) < 0
 
     def plain(self) -> dict[str, Any]:
-        """As values for JSON: what is not finite is None."""
+        """Return values for JSON, with None for numbers that are not finite."""
         numbers = {name: finite_or_none(getattr(self, name)) for name in ("share", "low", "high")}
         return {**numbers, "n": self.n, "level": self.level.name.lower()}
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Effect:
-        """From what `plain` made; an interval that was not finite is without bounds."""
+        """Read the result of `plain`; an interval that was not finite becomes infinite."""
         try:
             ends = number_of(values["low"], -math.inf), number_of(values["high"], math.inf)
             return Effect(number_of(values["share"], math.nan), *ends, count_of(values["n"]))
         except (KeyError, TypeError) as problem:
-            raise ValueError(f"no effect: {problem}") from problem
+            raise ValueError(f"invalid effect: {problem}") from problem
 
     def text(self) -> str:
-        """Formatted as "46 % [44, 48]", with digits behind the point where the interval needs them."""
+        """Format as "46 % [44, 48]", with decimals if the interval is narrow."""
         finite = all(map(math.isfinite, (self.low, self.high)))
         reach = self.high - self.low if finite else 1.0
         digits = 2 if reach < 0.002 else 1 if reach < 0.02 else 0
-        # + 0.0: a share that is rounded to nothing has no sign
+        # + 0.0: no minus sign on a share that is rounded to 0
         share, low, high = (f"{round(100 * one, digits) + 0.0:.{digits}f}" for one in (self.share, self.low, self.high))
         return f"{share} % [{low}, {high}]" if finite else f"{share} %"
 
 
 def effect_of(values: Sequence[float], baseline: Sequence[float], perfect: float) -> Effect:
-    """The effect of results of images, beside a baseline's on the same images.
+    """Compute the effect of per-image results over a baseline on the same images.
 
-    The share is a ratio of two means over images, and its interval that of a ratio (linearised, with Student's
-    quantile): what is easy for both does not widen it.
+    The share is a ratio of two means over images, with the linearised interval of a ratio and Student's quantile. It is
+    paired, so differences in difficulty between images do not widen it.
 
     Args:
-        values: [n] the result on each image.
-        baseline: [n] the baseline's.
-        perfect: the best possible result, such as 0 for an error and 1 for an accuracy.
+        values: [n] result on each image.
+        baseline: [n] result of the baseline.
+        perfect: best possible result, such as 0 for an error and 1 for an accuracy.
     """
     n = len(values)
     gains = [value - base for value, base in zip(values, baseline, strict=True)]
     ways = [perfect - base for base in baseline]
     gain, way = sum(gains), sum(ways)
-    if not way:  # the baseline is perfect: it can be met, or missed
+    if not way:  # a perfect baseline can be met or missed, but not beaten
         share = 0.0 if not gain else -math.inf
         return Effect(share, share, share, n)
     share = gain / way
@@ -149,10 +149,10 @@ def effect_of(values: Sequence[float], baseline: Sequence[float], perfect: float
 def effect_between(
     value: tuple[float, float, float], baseline: tuple[float, float, float], n: int, perfect: float = 1.0
 ) -> Effect:
-    """The effect between two shares of right answers, of which the intervals are known and not each image's result.
+    """Compute the effect of an accuracy over a baseline from their intervals, without per-image results.
 
-    The interval of their difference is Newcombe's from the two score intervals (1998, method 10). It takes the two for
-    independent, so on the same images it is rather too wide.
+    The interval of the difference is Newcombe's, from the two score intervals (1998, method 10). It assumes independent
+    samples, so on the same images it is rather too wide.
     """
     (one, low, high), (other, other_low, other_high) = value, baseline
     gain, way = one - other, perfect - other
@@ -165,31 +165,31 @@ def effect_between(
 
 
 def level_beside(effect: Effect, others: Iterable[Effect]) -> Level:
-    """What may be said beside the effects against ``others``: no clear one, while one of them is better."""
+    """Return the claim about an effect, lowered to `WEAK` if one of ``others`` shows a better baseline."""
     if effect.level in (Level.CLEAR, Level.UNSURE) and any(other.level is Level.WORSE for other in others):
         return Level.WEAK
     return effect.level
 
 
-# A form of `format` for numbers; others, such as one of a million digits, are not taken from a file.
+# Allowed formats of numbers in files; others might ask for a million digits.
 _FORM = re.compile(r",?(\.\d)?[%efg]?")
-_LONGEST = 200  # characters of a name that is read from a file
+_LONGEST = 200  # longest name in a file
 
 
 @dataclass(frozen=True)
 class MeasureResult:
-    """Result of a measure beside what needs no learning: means over images, as files keep them.
+    """Result of a measure with its baselines, as means over images.
 
     Attributes:
-        name: of the measure.
-        value: its mean.
-        low, high: 95 % interval of the mean, over images.
-        baselines: the mean of each, by name.
-        effects: where the result is on the way from each baseline to perfect.
-        to_beat: the baseline that has to be beaten before anything is learnt.
-        barred: all baselines that have to be beaten; others may know what the network does not.
-        higher_is_better: whether 1 is perfect; else 0 is.
-        form: how a value is written, as for `format`.
+        name: name of the measure.
+        value: mean over images.
+        low, high: 95 % interval of the mean over images.
+        baselines: means of the baselines by name.
+        effects: effects over each baseline.
+        to_beat: baseline that a model must beat to have learnt anything.
+        barred: all baselines that must be beaten; others may have information that the network lacks.
+        higher_is_better: whether 1 is perfect; otherwise 0 is.
+        form: format specification of a value.
         outputs: spread and effective rank of a teacher's outputs; empty for tasks that cannot collapse.
     """
 
@@ -212,29 +212,29 @@ class MeasureResult:
 
     @property
     def unit(self) -> str:
-        """% of a share, "" of what has no unit."""
+        """Unit: "%" or ""."""
         return "%" if self.form.endswith("%") else ""
 
     @property
     def effect(self) -> Effect:
-        """Where the result is on the way from the baseline to beat to perfect."""
+        """Effect over the baseline to beat."""
         return self.effects[self.to_beat]
 
     @property
     def level(self) -> Level:
-        """What may be said of the task: nothing clear, while another baseline is better."""
+        """Claim about the task; not clear if another baseline is better."""
         return level_beside(self.effect, self.effects.values())
 
     def show(self, value: float | None = None) -> str:
-        """The result as people read it; another value in its unit, if one is given."""
+        """Format the result, or another value in the same unit."""
         return format(self.value if value is None else value, self.form)
 
-    def beside(self, called: str) -> str:
-        """Formatted as "error 0.532, blurred copy 0.727": with the baseline to beat, as it is ``called``."""
+    def with_baseline(self, called: str) -> str:
+        """Format as "error 0.532, blurred copy 0.727", with the baseline to beat under the name ``called``."""
         return f"{self.name} {self.show()}, {called} {self.show(self.baselines[self.to_beat])}"
 
     def plain(self) -> dict[str, Any]:
-        """As values for JSON: what is not finite is None."""
+        """Return values for JSON, with None for numbers that are not finite."""
         numbers = {name: finite_or_none(getattr(self, name)) for name in ("value", "low", "high")}
         return {
             "name": self.name, "unit": self.unit, "form": self.form, **numbers, "n": self.n,
@@ -248,7 +248,7 @@ class MeasureResult:
 
     @staticmethod
     def of(values: Any) -> MeasureResult:
-        """From what `plain` made, checked: whoever wrote the file may have put anything there."""
+        """Validate and read the result of `plain` from a file, which may have been edited."""
         try:
             baselines = {text_of(name): one for name, one in values["baselines"].items()}
             value, low, high = (number_of(values[name], math.nan) for name in ("value", "low", "high"))
@@ -269,11 +269,11 @@ class MeasureResult:
                 {text_of(name): number_of(one, math.nan) for name, one in values["outputs"].items()},
             )
         except (KeyError, TypeError, AttributeError) as problem:
-            raise ValueError(f"no result of a measure: {problem}") from problem
+            raise ValueError(f"invalid result of a measure: {problem}") from problem
 
 
 def result_or_none(values: Any) -> MeasureResult | None:
-    """As `MeasureResult.of`; None where there is none, or in words alone as an older version kept it."""
+    """Read a `MeasureResult`; None if there is none, or only the words of an older version."""
     try:
         return MeasureResult.of(values)
     except ValueError:
@@ -281,64 +281,64 @@ def result_or_none(values: Any) -> MeasureResult | None:
 
 
 def finite_or_none(value: float) -> float | None:
-    """A number for JSON, which has no infinity and no nan."""
+    """Return a number for JSON; None for infinity and nan."""
     return float(value) if math.isfinite(value) else None
 
 
 def number_of(value: Any, missing: float) -> float:
-    """A number from a file; ``missing`` where it was not finite."""
+    """Read a number from a file; ``missing`` if it was not finite."""
     if value is None:
         return missing
     if not conforms(value, float):
-        raise ValueError(f"{str(value)[:40]!r} is no number")
+        raise ValueError(f"{str(value)[:40]!r} is not a number")
     return float(value)
 
 
 def count_of(value: Any) -> int:
-    """A number of images from a file."""
+    """Read a number of images from a file."""
     if not conforms(value, int) or value < 0:
-        raise ValueError(f"{str(value)[:40]!r} is no number of images")
+        raise ValueError(f"{str(value)[:40]!r} is not a number of images")
     return int(value)
 
 
 def text_of(value: Any) -> str:
-    """A name from a file: one line, and not a long one."""
+    """Read a name from a file: one line of limited length."""
     if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
-        raise ValueError(f"{str(value)[:40]!r} is no name")
+        raise ValueError(f"{str(value)[:40]!r} is not a name")
     return value
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Student's 95 % interval of a mean over images; without bounds for a single image."""
+    """Compute Student's 95 % interval of a mean over images; infinite for a single image."""
     found = np.asarray(values, dtype=np.float64)
     reach = student(len(found) - 1) * found.std(ddof=1) / math.sqrt(len(found)) if len(found) > 1 else math.inf
     return float(found.mean() - reach), float(found.mean() + reach)
 
 
 def wilson(share: float, n: int, z: float = Z) -> tuple[float, float]:
-    """Wilson's score interval for a ``share`` in [0, 1] of ``n`` trials (Wilson 1927); ``z`` = 1.96 gives 95 %.
+    """Compute Wilson's score interval for a ``share`` in [0, 1] of ``n`` trials (Wilson 1927); ``z`` = 1.96 gives 95 %.
 
     It covers the variation over test images, not over seeds.
     """
     if n < 1:
-        raise ValueError("a share of no trials has no interval")
+        raise ValueError("an interval needs at least one trial")
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
     return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 def is_wide(value: float, low: float, high: float) -> bool:
-    """Whether the interval of a share reaches so far that other images could have given a quite different one."""
+    """Return whether the interval of a share is so wide that other test images could give a very different one."""
     return low < high and max(high - value, value - low) > WIDE
 
 
 def student(freedom: float) -> float:
-    """Student's quantile of a 95 % interval."""
+    """Return Student's quantile of a 95 % interval."""
     return float(stdtrit(freedom, 0.975))
 
 
 class Claim(Enum):
-    """What a `Difference` allows to say."""
+    """Claim about a `Difference`."""
 
     APART = "different images"
     FEW = "too few images"
@@ -353,17 +353,17 @@ class Difference:
     """Difference between an encoder's result and a control's on the same test images.
 
     Attributes:
-        control: its name in the rows of a report.
-        value: the encoder's result less the control's; a share in [-1, 1] if the unit is %.
-        low, high: its 95 % interval, over test images and, with several trainings a side, over these.
-        n: test images; 0 if the two were tested on different ones.
-        trainings: seeds a side.
-        trained: whether chance in a training moves the result. False where the encoder is given, and what is fitted to
-            its features has no randomness (kNN, logistic regression).
-        unit: of the value.
-        noun: what was tested: images or recordings.
-        over_images, over_seeds: half of the interval by each alone; the second is 0 with one training a side.
-        freedom: degrees of freedom of the second; 0 if there are none.
+        control: name of the control in the rows of a report.
+        value: result of the encoder minus that of the control; in [-1, 1] if the unit is %.
+        low, high: 95 % interval over test images and, with several trainings per side, over trainings.
+        n: number of test images; 0 if the two were tested on different images.
+        trainings: number of seeds per side.
+        trained: whether the result depends on a random training. False for a given encoder with a deterministic fit on
+            its features (kNN, logistic regression).
+        unit: unit of the value.
+        noun: "images" or "recordings".
+        over_images, over_seeds: half-width of the interval over each alone; 0 over seeds with one training per side.
+        freedom: degrees of freedom of the half-width over seeds; 0 if there are none.
     """
 
     control: str
@@ -381,10 +381,10 @@ class Difference:
 
     @property
     def claim(self) -> Claim:
-        """What may be said; the only place where that is decided.
+        """Claim about the difference; no other code decides on it.
 
-        Nothing on fewer than `MIN_VERDICT_IMAGES` images. Nothing while the interval includes zero. After one training
-        a side it covers images alone, so that another training may turn the difference round.
+        No claim below `MIN_VERDICT_IMAGES` images, or if the interval includes zero. With one training per side, the
+        interval covers images only, so another training may reverse the difference.
         """
         if not self.n:
             return Claim.APART
@@ -398,32 +398,32 @@ class Difference:
 
     @property
     def ahead(self) -> bool:
-        """Whether the encoder is better, or would be if its one training were all."""
+        """Whether the encoder is better, possibly in one training only."""
         return self.claim is Claim.BETTER or (self.claim is Claim.ONCE and self.value > 0)
 
     def effect(self, baseline: float, perfect: float = 1.0) -> Effect | None:
-        """How far that is on the way from the control's result to perfect; None without an interval, or a way."""
+        """Return the difference as a share of the way from ``baseline`` to perfect; None if that is undefined."""
         way = perfect - baseline
         return Effect(self.value / way, self.low / way, self.high / way, self.n) if self.n and way > 0 else None
 
     def amount(self, value: float, sign: str = "+") -> str:
-        """A number in the unit of the difference, without its name."""
+        """Format a number in the unit of the difference, without the unit."""
         return f"{100 * value:{sign}.1f}" if self.unit == "%" else f"{value:{sign}.2f}"
 
     def interval(self) -> str:
-        """Formatted as "[+0.4, +3.8]"."""
+        """Format as "[+0.4, +3.8]"."""
         return f"[{self.amount(self.low)}, {self.amount(self.high)}]"
 
     def text(self) -> str:
-        """Formatted as "+2.1 points [+0.4, +3.8]"."""
+        """Format as "+2.1 points [+0.4, +3.8]"."""
         return f"{self.amount(self.value)} {self._units()} {self.interval()}"
 
     def sentence(self) -> str:
-        """The difference as a sentence on the encoder; the only place where these words are chosen."""
+        """Return the claim as a sentence on the encoder; no other code words it."""
         called = _CALLED.get(self.control, self.control)
         by, claim = f"{self.amount(abs(self.value), '')} {self._units()}", self.claim
         if claim is Claim.APART:
-            return f"The encoder cannot be compared with {called}: the two were tested on different {self.noun}."
+            return f"The encoder cannot be compared with {called}: they were tested on different {self.noun}."
         if claim is Claim.FEW:
             few = f"{self.n} test {self.noun} are" if self.n > 1 else f"1 test {self.noun.removesuffix('s')} is"
             return (
@@ -442,28 +442,28 @@ class Difference:
         elif self.trained:
             over = " in this one training"
         if claim is Claim.NONE:
-            return f"The encoder is not told apart from {called}{over} ({self.text()})."
+            return f"The encoder is indistinguishable from {called}{over} ({self.text()})."
         return f"The encoder is {by} {claim.value} than {called}{over} {self.interval()}."
 
     def short(self) -> str:
-        """What may be said in a few words, as `explain_error` says it, without the numbers."""
+        """Return the claim of `sentence` in a few words, without numbers."""
         several = f" over {self.trainings} {'trainings' if self.trained else 'seeds'}" if self.trainings > 1 else ""
         return {
             Claim.APART: f"no claim: different {self.noun}",
             Claim.FEW: f"no claim below {MIN_VERDICT_IMAGES} test {self.noun}",
-            Claim.NONE: f"not told apart{several}",
-            Claim.ONCE: f"{'ahead' if self.value > 0 else 'behind'} in this one training; --seeds 3 tells",
+            Claim.NONE: f"indistinguishable{several}",
+            Claim.ONCE: f"{'ahead' if self.value > 0 else 'behind'} in this one training; try --seeds 3",
         }.get(self.claim, f"{self.claim.value}{several}")
 
     def plain(self) -> dict[str, Any]:
-        """As values for JSON."""
+        """Return values for JSON."""
         names = ("control", "low", "high", "n", "trainings", "trained", "unit", "noun")
         values = {name: getattr(self, name) for name in names}
         return {**values, "difference": self.value, "claim": self.claim.value}
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Difference:
-        """From what `plain` made."""
+        """Read the result of `plain`."""
         try:
             return Difference(
                 str(values["control"]),
@@ -477,7 +477,7 @@ class Difference:
                 noun=str(values.get("noun", "images")),
             )
         except (KeyError, TypeError) as problem:
-            raise ValueError(f"no difference: {problem}") from problem
+            raise ValueError(f"invalid difference: {problem}") from problem
 
     def _units(self) -> str:
         return "points" if self.unit == "%" else self.unit
@@ -493,27 +493,27 @@ def difference(
     n: int | None = None,
     noun: str = "images",
 ) -> Difference:
-    """Difference of two shares in [0, 1] on the same test images, with an interval over images and over seeds.
+    """Compare two results in [0, 1] on the same test images, with an interval over images and over seeds.
 
-    The part over images is that of the paired difference of each image's mean over seeds: what is hard for both does
-    not widen it. Shares of right answers have half a case added to each of the four outcomes (Agresti and Min 2005);
-    jackknife pseudo-values have Student's quantile for n - 1 degrees of freedom. The part over seeds is Welch's, each
-    side with a variance of its own. The two are added as squares, without what single images do by chance in single
-    trainings, which is in both. benchmarks/effects.py measures how often that is wrong.
+    The part over images is paired, from each image's mean over seeds, so images that are hard for both sides do not
+    widen it. Accuracies have half a case added to each of the four outcomes (Agresti and Min 2005); jackknife
+    pseudo-values use Student's quantile for n - 1 degrees of freedom. The part over seeds is Welch's, with a separate
+    variance for each side. The squares of both are added, without the variance of single images in single trainings,
+    which both contain. benchmarks/effects.py measures the error rate.
 
     Args:
-        one, other: [s n] of the same images: 1 for a right answer and 0 for a wrong one, or pseudo-values. What is not
-            trained has one row.
-        values: [s] of each side, the result itself, if it is no mean over images; its pseudo-values come with it.
-        control: name of the other.
-        trained: whether chance in a training moves the result.
-        n: test images, if the pseudo-values are of groups of them.
-        noun: what was tested.
+        one, other: [s n] per image: 1 for a right answer and 0 for a wrong one, or pseudo-values. One row for a side
+            that is not trained.
+        values: [s] results of each side, for results that are no means over images; requires pseudo-values.
+        control: name of the other side.
+        trained: whether the result depends on a random training.
+        n: number of test images, if the pseudo-values belong to groups of images.
+        noun: "images" or "recordings".
     """
     sides = [np.atleast_2d(np.asarray(side, dtype=np.float64)) for side in (one, other)]
     k, seeds = sides[0].shape[1], max(map(len, sides))
     if sides[1].shape[1] != k:
-        raise ValueError(f"{k} and {sides[1].shape[1]} images are not the same")
+        raise ValueError(f"the two sides have {k} and {sides[1].shape[1]} images, which are not the same")
     gains = sides[0].mean(0) - sides[1].mean(0)
     if values is None:
         results = [side.mean(1) for side in sides]
@@ -528,14 +528,14 @@ def difference(
     over_seeds, freedom = _welch(results)
     reach = math.hypot(over_images, over_seeds)
     value = float(results[0].mean() - results[1].mean())
-    # nan: an image without which there is no score
+    # nan: without one of the images there is no score
     low, high = (-1.0, 1.0) if not math.isfinite(reach) else (middle - reach, middle + reach)
     ends, parts = (max(-1.0, low), min(1.0, high)), (over_images, over_seeds, freedom)
     return Difference(control, value, *ends, n or k, seeds, trained, "%", noun, *parts)
 
 
 def _flips(side: np.ndarray) -> float:
-    """Variance of a mean over s seeds and n images by what single images do by chance in single trainings."""
+    """Return the variance of a mean over s seeds and n images due to the interaction of seeds and images."""
     seeds, n = side.shape
     if seeds < 2 or n < 2:
         return 0.0
@@ -544,7 +544,7 @@ def _flips(side: np.ndarray) -> float:
 
 
 def _welch(results: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Half of Welch's interval of the difference of two means of results [s], and its degrees of freedom; 0 without."""
+    """Return the half-width of Welch's interval for two means of results [s], and its degrees of freedom; 0 if none."""
     parts = [(one.var(ddof=1) / len(one), len(one) - 1) for one in results if len(one) > 1]
     total = sum(part for part, _ in parts)
     if not total > 0:
@@ -556,14 +556,14 @@ def _welch(results: Sequence[np.ndarray]) -> tuple[float, float]:
 def difference_over_splits(
     one: Sequence[float], other: Sequence[float], n: int, *, control: str = "", trained: bool = True, noun: str = ""
 ) -> Difference:
-    """Difference of two shares where each seed has a test split of its own, drawn from the same images.
+    """Compare two results whose test split differs between seeds, drawn from the same images.
 
-    The interval is Nadeau and Bengio's (2003, corrected resampled t-test): paired by seed, since both sides of a seed
-    have the same split, and wider than Student's, since the splits share images.
+    The interval is Nadeau and Bengio's (2003, corrected resampled t-test): paired by seed, because both sides of a seed
+    have the same split, and wider than Student's, because the splits overlap.
 
     Args:
         one, other: [s] results by seed.
-        n: test images of the smallest split.
+        n: number of test images of the smallest split.
         control, trained, noun: as for `difference`.
     """
     gains = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)

@@ -1,7 +1,4 @@
-"""Estimates of the seconds and bytes of work, from a few steps of it, before it begins.
-
-All verbs measure here. What is particular to a verb (which step it makes, and how many) is an argument.
-"""
+"""Estimates of the time and memory of work before it begins, from a few trial steps, for all verbs."""
 
 from __future__ import annotations
 
@@ -25,19 +22,19 @@ from patchloom.system.hardware import LiveBytes
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Seconds and bytes of some work.
+    """Estimated time and memory.
 
     Attributes:
-        steps: number of them.
-        step: seconds of each, its images being there; None where that is unknown.
-        reading: seconds in which the images of a step are read; 0 where that is in ``step``.
-        apart: other processes read while the device computes.
-        shared: seconds that both take of the cores that they share; 0 where they share none.
+        steps: number of steps.
+        step: seconds per step, without reading; None if unknown.
+        reading: seconds for reading the images of a step; 0 if included in ``step``.
+        apart: whether other processes read while the device computes.
+        shared: seconds per step of both on the cores that they share; 0 if they share none.
         start: seconds before the first step.
-        validation: seconds of all validations.
+        validation: seconds for all validations.
         end: seconds after the last step.
-        memory: bytes in use at the peak; None where that is unknown.
-        disc: bytes of all files; None likewise.
+        memory: peak memory in bytes; None if unknown.
+        disc: bytes of all files; None if unknown.
     """
 
     steps: int
@@ -53,7 +50,7 @@ class Estimate:
 
     @property
     def total(self) -> float | None:
-        """Seconds in all; None where those of a step are unknown."""
+        """Total time in seconds; None if unknown."""
         if self.step is None:
             return None
         each = with_reading(self.step, self.reading, self.apart, self.shared)
@@ -61,21 +58,24 @@ class Estimate:
 
 
 def with_reading(step: float, reading: float, apart: bool, shared: float = 0.0) -> float:
-    """Return the seconds of a step with its reading, which other processes do meanwhile if ``apart``."""
+    """Return the seconds of a step with reading, done by other processes at the same time if ``apart``."""
     return max(step, reading, shared) if apart else step + reading
 
 
 def time_steps(
     step: Callable[[], Any], *, least: int, seconds: float = 0.0, most: float = math.inf, slow: float = math.inf
 ) -> list[float]:
-    """Return the seconds of each of some steps, after one that does not count, since it finds its memory.
+    """Time single steps, after one for warm-up.
 
     Args:
-        step: makes one, and waits for the device.
-        least: steps that are timed.
-        seconds: time in all, in which more are timed.
-        most: steps that are timed in it, if it is more than ``least``.
-        slow: seconds after which no more are timed, however few.
+        step: function that makes one step and waits for the device.
+        least: smallest number of timed steps.
+        seconds: time for more than ``least`` steps.
+        most: largest number of timed steps, if it is above ``least``.
+        slow: seconds after which timing stops, even with fewer than ``least`` steps.
+
+    Returns:
+        Seconds of each timed step.
     """
     step()
     taken: list[float] = []
@@ -86,11 +86,11 @@ def time_steps(
     return taken
 
 
-_PERIOD = 0.1  # seconds in which a quota of a CPU lets go and holds back
+_PERIOD = 0.1  # seconds, the period of a CPU quota
 
 
 def typical_seconds(taken: Sequence[float]) -> float:
-    """Return the median of the seconds of steps; short ones count together, since a quota may hold some back."""
+    """Return the median time of steps, after averaging short ones over a period of the CPU quota."""
     means, block = [], list[float]()
     for one in taken:
         block.append(one)
@@ -103,14 +103,14 @@ def typical_seconds(taken: Sequence[float]) -> float:
 def scaled_seconds(
     work: Callable[[int], object], n: int, few: int, some: int, slow: float, again: bool = False
 ) -> float:
-    """Return the seconds of ``work`` on n images: those of few, and what each of some more adds.
+    """Extrapolate the seconds of ``work`` on n images from those on ``few`` and on ``some`` images.
 
-    What does not depend on the images, such as the steps of a probe, is in both and is not multiplied. Some are twice
-    as many as few where these take more than ``slow`` seconds; else they are done ``again``, if kernels are prepared
-    for each new number of images, which would be multiplied.
+    Time that does not depend on the number of images, such as the steps of a probe, is not multiplied. If the few
+    images take more than ``slow`` seconds, twice as many are timed next instead of ``some``. Otherwise ``again``
+    repeats the timing, so that preparing kernels for a new number of images does not count.
     """
     few = min(n, few)
-    first = _seconds(work, few)  # with the loading of what is needed
+    first = _seconds(work, few)  # includes one-time loading
     if few == n:
         return first
     least = _seconds(work, few)
@@ -127,16 +127,16 @@ def _seconds(work: Callable[[int], object], count: int) -> float:
     return time.perf_counter() - begun
 
 
-# A step with fake tensors, which have shapes and no numbers: nothing of what is counted is taken.
+# A step on fake tensors, which allocate no memory.
 
 
 @dataclass
 class StepCount:
-    """A step, counted without its numbers.
+    """Memory and operations of a step on fake tensors.
 
     Attributes:
-        kept: bytes of activations that are kept for the backward pass.
-        peak: bytes of all tensors that are alive together, with weights and gradients.
+        kept: bytes of activations saved for the backward pass.
+        peak: peak bytes of all tensors, with weights and gradients.
         flops: operations of matrix products, forward and backward.
     """
 
@@ -146,10 +146,10 @@ class StepCount:
 
 
 def count_step(model: nn.Module, device: str, loss: Callable[[], Tensor]) -> StepCount | None:
-    """Count a step of ``loss``, which calls the model on tensors that it makes.
+    """Count memory and operations of a training step with ``loss``, which makes inputs and calls the model.
 
-    Fake tensors take the place of the model's weights: it cannot be trained after it. None for a model that needs
-    numbers.
+    The model's weights are replaced by fake tensors, so it cannot be trained afterwards. Return None for a model that
+    cannot run on fake tensors.
     """
     try:
         with fake_numbers(model, device) as live:
@@ -161,25 +161,25 @@ def count_step(model: nn.Module, device: str, loss: Callable[[], Tensor]) -> Ste
                 storage = value.untyped_storage()
                 if storage._cdata not in own:
                     kept[storage._cdata] = storage.nbytes()
-                alive.append(value)  # else a later one may have its place
+                alive.append(value)  # keeps its address from being reused
                 return value
 
             with FlopCounterMode(display=False, custom_mapping=_FUSED) as counter:
                 with saved_tensors_hooks(keep, lambda value: value):
                     forward = loss()
-                bytes_kept = sum(kept.values())  # the way back may keep more, to compute activations again
+                bytes_kept = sum(kept.values())  # before the backward pass, since checkpointing saves more in it
                 alive.clear()
-                forward.backward()  # there is none through teachers, nor through blocks that stay as they are
+                forward.backward()  # skips teachers and frozen blocks
             return StepCount(bytes_kept, live.peak, float(counter.get_total_flops()))
     except PatchloomError:
         raise
-    except Exception:  # a model of the user's own may do anything; then nothing is known, and nothing is said
+    except Exception:  # a user's model may do anything; then there is no estimate
         return None
 
 
 @contextmanager
 def fake_numbers(model: nn.Module, device: str) -> Iterator[LiveBytes]:
-    """Inside, the model and whatever is made have shapes alone, and the bytes of them are counted."""
+    """Replace the model's weights by fake tensors, make all new tensors fake in this block, and count their bytes."""
     with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
         for part in model.modules():
             for name, one in list(part.named_parameters(recurse=False)):
@@ -191,18 +191,18 @@ def fake_numbers(model: nn.Module, device: str) -> Iterator[LiveBytes]:
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Of the fused kernel on a CPU; from shapes [b h n d]."""
+    """Count the operations of torch's fused attention on a CPU, from shapes [b h n d]."""
     b, h, n, d = query
     return 2 * b * h * n * key[2] * (d + value[3])
 
 
 def _attention_back_flops(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Of its way back, which multiplies queries and keys once more."""
+    """Count the operations of its backward pass, which multiplies queries and keys once more."""
     b, h, n, d = query
     return 2 * b * h * n * key[2] * (3 * d + 2 * value[3])
 
 
-# torch's counter does not know them
+# not in torch's own counter
 _FUSED = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_back_flops,

@@ -63,7 +63,7 @@ def test_knn_quotes_a_fixed_row(run: Path) -> None:
     quoted = next(row for row in report.rows if (row.pooling, row.settings["k"]) == ("mean", 20))
     assert report.headline.startswith(f"kNN (k=20, mean): {quoted.text()} against")
     said = report.conclusion()
-    assert len(re.findall(r"(than|told apart from) (the untrained one|raw pixels) [\[(]", said)) == 2
+    assert len(re.findall(r"(than|indistinguishable from) (the untrained one|raw pixels) [\[(]", said)) == 2
     assert (
         "k=5, class" in evaluate("knn", run, "digits", pooling="class", ks=(5,), device="cpu", max_train=200).headline
     )

@@ -154,4 +154,4 @@ def test_too_little_memory_is_told_in_a_sentence(images, tmp_path, capsys):
         torch.cuda.set_per_process_memory_fraction(1.0)
         torch.cuda.empty_cache()
     told = capsys.readouterr().err
-    assert told.startswith("patchloom: ") and "need more memory than there is" in told and "Traceback" not in told
+    assert told.startswith("patchloom: ") and "out of memory" in told and "Traceback" not in told

@@ -164,5 +164,5 @@ def test_what_no_gradient_reaches_may_be_in_bfloat16_while_the_rest_is_in_float3
 
 def test_a_task_without_teacher_or_guide_refuses_a_precision_for_it(tmp_path):
     assert not use_half_without_grad(build("mae"))
-    with pytest.raises(PatchloomError, match="--teacher_precision is for a teacher or a guide, and mae has none"):
+    with pytest.raises(PatchloomError, match="--teacher_precision needs a teacher or a guide, and mae has none"):
         pretrain("shapes:40", "mae", out=tmp_path / "run", teacher_precision="bfloat16", epochs=1)

@@ -213,7 +213,7 @@ def test_one_table_answers_whether_pre_training_helped(run):
     assert table.heading == ("measure", "this run", "control", "its score", "difference", "verdict")
     assert [tuple(row) for row in table.rows] == [
         ("kNN accuracy", "50.7 %", "untrained", "30.0 %", "+20.7 [+19.0, +22.0]", "better"),
-        ("kNN accuracy", "50.7 %", "raw pixels", "50.0 %", "+0.7 [-1.0, +2.0]", "not told apart"),
+        ("kNN accuracy", "50.7 %", "raw pixels", "50.0 %", "+0.7 [-1.0, +2.0]", "indistinguishable"),
         ("linear probe", "60.0 %", "untrained", "70.0 %", "-10.0 [-20.0, -5.0]", "worse"),
     ]
     assert "better in 1 and worse in 1; no claim is made in 1" in table.note
@@ -241,7 +241,7 @@ def test_few_images_and_single_trainings_make_no_claim_on_the_page(run):
     assert "no claim below 10" in verdicts[0] and "in this one training" in verdicts[1] and "different" in verdicts[2]
     assert table.note.startswith("3 comparisons and no claim")
     page = render(page_of([run]))
-    assert "no claim is made below 10" in page and "--seeds 3 tells" in page
+    assert "no claim is made below 10" in page and "--seeds 3" in page
     assert not re.search(r"points (better|worse) than|better in \d", page)
 
 
@@ -268,7 +268,7 @@ def test_seeds_with_test_splits_of_their_own_are_one_evaluation(run):
     rows[2]["against"] = [over]
     write_with_differences(run, *rows)
     (row,) = gains_of(load_run(run)).rows
-    assert row[1:] == ("60.0 %", "from scratch", "50.0 %", "+10.0 [-30.0, +50.0]", "not told apart over 2 trainings")
+    assert row[1:] == ("60.0 %", "from scratch", "50.0 %", "+10.0 [-30.0, +50.0]", "indistinguishable over 2 trainings")
     (number,) = key_numbers(load_run(run))[1:]
     assert "Seeds 0, 1 gave 50.0 %, 70.0 %" in number.note
 

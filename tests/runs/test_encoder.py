@@ -1,4 +1,4 @@
-"""What a run that was stopped, and a file of weights alone, are good for: all that a finished run is, with a word."""
+"""Encoders of interrupted runs and files of bare weights work wherever a finished run does."""
 
 import shutil
 from pathlib import Path
@@ -36,7 +36,7 @@ def finished(request, small_run, tmp_path_factory):
 
 @pytest.fixture
 def stopped(finished, tmp_path):
-    """As one that was stopped after its last step leaves it."""
+    """Run that was interrupted after its last step."""
     folder = tmp_path / "runs" / finished.name
     shutil.copytree(finished, folder)
     for path in (folder / "summary.txt", *folder.glob("*.safetensors"), folder / "results.csv"):
@@ -45,7 +45,7 @@ def stopped(finished, tmp_path):
     return folder
 
 
-def test_a_stopped_run_is_measured_exported_and_looked_at(stopped, finished, images, capsys):
+def test_an_interrupted_run_can_be_evaluated_exported_and_looked_at(stopped, finished, images, capsys):
     vit, card = patchloom.load_encoder(stopped)
     whole, _ = patchloom.load_encoder(finished)
     assert all(torch.equal(value, whole.state_dict()[name]) for name, value in vit.state_dict().items())
@@ -67,7 +67,7 @@ def test_a_stopped_run_is_measured_exported_and_looked_at(stopped, finished, ima
     assert isinstance(head, InstanceHead) == (stopped.name == "extrema")
 
 
-def test_positions_are_asked_of_a_stopped_run(stopped, images):
+def test_positions_are_evaluated_on_an_interrupted_run(stopped, images):
     if stopped.name == "extrema":
         pytest.skip("asks for no positions")
     report = evaluate("positions", stopped, images, device="cpu", images=8)
@@ -75,7 +75,7 @@ def test_positions_are_asked_of_a_stopped_run(stopped, images):
 
 
 @pytest.mark.parametrize("option", ["init", "from_run"])
-def test_a_run_begins_with_the_weights_of_a_stopped_one(stopped, finished, images, tmp_path, capsys, option):
+def test_a_run_starts_from_an_interrupted_one(stopped, finished, images, tmp_path, capsys, option):
     if stopped.name == "extrema":
         pytest.skip("one is enough")
     settings = {name: value for name, value in SMALL.items() if name not in ("model", "img_size", "patch_size")}
@@ -94,14 +94,14 @@ def test_a_run_without_a_checkpoint_has_no_encoder(stopped):
         patchloom.load_encoder(stopped)
 
 
-def test_a_finished_run_whose_encoder_is_gone_is_no_stopped_one(finished, tmp_path):
+def test_a_finished_run_without_its_encoder_is_not_interrupted(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     (tmp_path / "run" / "encoder.safetensors").unlink()
-    with pytest.raises(PatchloomError, match="it was there when the run had finished; .* delete summary.txt"):
+    with pytest.raises(PatchloomError, match="the run has finished, .* delete summary.txt"):
         patchloom.load_encoder(tmp_path / "run")
 
 
-def test_a_path_beside_the_run_is_answered_with_the_run(stopped, monkeypatch):
+def test_a_path_near_a_run_suggests_the_run(stopped, monkeypatch):
     runs = stopped.parent
     assert suggest_run(runs) == f"the run {stopped.name} is in it, so give {stopped}"
     shutil.copytree(stopped, runs / "zebra")
@@ -109,22 +109,22 @@ def test_a_path_beside_the_run_is_answered_with_the_run(stopped, monkeypatch):
         f"2 runs are in it ({stopped.name}, zebra), so give one of them, such as {stopped}"
     )
     for part in ("checkpoints", "checkpoints/last.safetensors", "config.yaml"):
-        assert suggest_run(stopped / part) == f"it is a part of the run {stopped}, so give {stopped}"
+        assert suggest_run(stopped / part) == f"it is part of the run {stopped}, so give {stopped}"
     assert suggest_run(runs / "zebre") == f"did you mean {runs / 'zebra'}?"
     monkeypatch.chdir(runs.parent)
     assert suggest_run("zebra") == f"did you mean {Path('runs') / 'zebra'}?"
     assert suggest_run(runs.parent / "elsewhere" / "zebra") == suggest_run("\0") == suggest_run("x" * 5000) == ""
 
     for said in (patchloom.load_encoder, lambda path: export(path), lambda path: evaluate("knn", path, "digits")):
-        with pytest.raises(PatchloomError, match=f"it is a part of the run {stopped}, so give {stopped}"):
+        with pytest.raises(PatchloomError, match=f"it is part of the run {stopped}, so give {stopped}"):
             said(stopped / "checkpoints" / "last.safetensors")
-    with pytest.raises(PatchloomError, match="is not the folder of a run: it is a part of the run"):
+    with pytest.raises(PatchloomError, match="is not the folder of a run: it is part of the run"):
         evaluate("positions", stopped / "checkpoints" / "last.safetensors", "digits")
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """Weights of timm's as one fetches them."""
+    """File of bare timm weights."""
     torch.manual_seed(0)
     vit, folder = timm.create_model(NAME, num_classes=7, depth=1), tmp_path_factory.mktemp("fetched")
     save_file(vit.state_dict(), folder / "one.safetensors")
@@ -134,7 +134,7 @@ def plain(tmp_path_factory):
 
 @pytest.fixture
 def shallow(monkeypatch):
-    """timm's model with a single block, for speed."""
+    """Replace timm's model by one with a single block, for speed."""
     create = timm.create_model
 
     def made(name, **arguments):
@@ -144,7 +144,7 @@ def shallow(monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
-def test_weights_alone_are_measured_with_the_models_name(plain, shallow, images, suffix):
+def test_bare_weights_are_evaluated_with_a_model_name(plain, shallow, images, suffix):
     path, tag = plain / f"one.{suffix}", f"{NAME}.augreg_in21k_ft_in1k"
     vit, card = patchloom.load_encoder(path, tag)
     there = load_file(plain / "one.safetensors")
@@ -156,7 +156,7 @@ def test_weights_alone_are_measured_with_the_models_name(plain, shallow, images,
     assert card.note in report.protocol and [row.encoder for row in report.rows][:2] == ["one", "untrained"]
 
 
-def test_names_that_do_not_match_are_told(plain, tmp_path, shallow):
+def test_names_that_do_not_match_are_reported(plain, tmp_path, shallow):
     with pytest.raises(PatchloomError, match="holds weights alone.*--model vit_small_patch16_224"):
         patchloom.load_encoder(plain / "one.pth")
     with pytest.raises(PatchloomError, match="holds weights alone.*give its name in timm"):
@@ -179,7 +179,7 @@ def test_names_that_do_not_match_are_told(plain, tmp_path, shallow):
         patchloom.load_encoder(tmp_path / "other.safetensors", NAME)
 
 
-def test_a_model_is_named_for_weights_alone_only(finished, plain):
+def test_a_model_name_is_only_for_bare_weights(finished, plain):
     for what in (finished, f"timm:{NAME}"):
         with pytest.raises(PatchloomError, match="--model is for a file of weights alone"):
             patchloom.load_encoder(what, NAME)
@@ -189,7 +189,7 @@ def test_a_model_is_named_for_weights_alone_only(finished, plain):
         export(plain / "one.safetensors")
 
 
-def test_a_run_begins_with_weights_alone_by_the_models_name(plain, images, tmp_path, capsys):
+def test_a_run_starts_from_bare_weights_with_a_model_name(plain, images, tmp_path, capsys):
     words = ["--init", str(plain / "one.pth"), "--model.name", NAME, "--model.depth", "1", "--img_size", "32"]
     words += ["--epochs", "1", "--workers", "0", "--batch_size", "16", "--out", str(tmp_path / "run")]
     words += ["--task.decoder_width", "32", "--task.decoder_depth", "1"]
@@ -197,4 +197,4 @@ def test_a_run_begins_with_weights_alone_by_the_models_name(plain, images, tmp_p
     told = " ".join(capsys.readouterr().out.split())
     assert f"patch_size 16 (as in timm's {NAME})" in told and f"positions learned (as in timm's {NAME})" in told
     assert "18 matched, 0 missing, 2 unexpected, 1 resampled" in told
-    assert f"For {NAME}, timm normalises images by mean 0.5, 0.5, 0.5; standard deviation 0.5, 0.5, 0.5; here" in told
+    assert f"For {NAME}, timm normalises images by mean 0.5, 0.5, 0.5; standard deviation 0.5, 0.5, 0.5" in told

@@ -1,4 +1,4 @@
-"""Every verb takes every kind of source of weights, or refuses it in the same sentence."""
+"""Every verb accepts every kind of encoder source, or refuses it with the same message."""
 
 import re
 import shutil
@@ -51,7 +51,7 @@ def test_every_verb_takes_every_kind(verb, kind, sources, images, tmp_path, monk
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_what_is_refused_is_refused_alike(verb, sources, images, tmp_path, monkeypatch):
+def test_every_verb_refuses_with_the_same_message(verb, sources, images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"layer.weight": torch.zeros(3)}, tmp_path / "other.pth")
     (tmp_path / "empty").mkdir()

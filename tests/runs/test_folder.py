@@ -1,4 +1,4 @@
-"""The list of files that could not be read: a name a line, whatever is in the name, and old lists as they were."""
+"""The list of unreadable files: one line per name, for any name, and lists of older versions."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_a_list_is_counted_by_names(tmp_path):
     assert len(folder.unreadable.read_bytes().splitlines()) == len(HARD + PLAIN)
 
 
-def test_a_list_of_an_older_version_is_read_as_it_stands(tmp_path):
+def test_a_list_of_an_older_version_is_read(tmp_path):
     folder = RunFolder(tmp_path)
     names = ["a\\nb.png", "C:\\new.png", '"half.png', '"a" and "b".png', "\udcff.png"]
     folder.unreadable.write_bytes("".join(f"{name}\n" for name in names).encode("utf-8", "surrogateescape"))

@@ -1,4 +1,4 @@
-"""What is called held out is new to the weights: of this run, and of all those before it."""
+"""Held-out images are new to the weights of a run and of all runs before it."""
 
 import csv
 import hashlib
@@ -38,7 +38,7 @@ NEW = "which were never trained on"
 
 
 def more(folder: Path, numbers: range, side: int = 32) -> Path:
-    """Images of noise, each number another one."""
+    """Add images of noise to a folder, a different one for each number."""
     folder.mkdir(parents=True, exist_ok=True)
     for i in numbers:
         pixels = np.random.default_rng(1000 + i).integers(0, 256, (side, side, 3), dtype=np.uint8)
@@ -52,7 +52,7 @@ def contents(paths) -> set[bytes]:
 
 @pytest.fixture
 def parts(monkeypatch):
-    """Of each run the digests of the files to train on and of those that are held out, taken from what it uses."""
+    """Digests of the training and held-out files of each run, recorded while it runs."""
     found, train = [], pretraining.train
 
     def noted(fabric, task, source, *given):
@@ -74,15 +74,15 @@ def measured(run: Path) -> list[float]:
         return [float(row["held_out"]) for row in csv.DictReader(file) if row["held_out"]]
 
 
-def test_noise_that_was_known_by_heart_is_not_held_out(tmp_path, parts, capsys):
-    """Positions in noise can be learnt by heart only: what is found in new noise is chance."""
+def test_training_noise_is_not_held_out(tmp_path, parts, capsys):
+    """Positions in noise can only be memorised, so accuracy on new noise is chance."""
     still = {"name": "droppos", "mask_ratio": 0.0, "position_mask_ratio": 0.75}
     options = SMALL | {"img_size": 16, "batch_size": 32, "held_out": 0.25, "crop_scale": 1.0, "flip": False}
     options |= {"model": {"name": "nano", "embed_dim": 64, "depth": 2, "num_heads": 2}, "task": still}
     folder = more(tmp_path / "noise", range(64), 16)
     one = pretrain(folder, out=tmp_path / "one", **options | {"epochs": 150, "blr": 1e-2}).folder
     with open(one / "metrics.csv", newline="") as file:
-        assert float(list(csv.DictReader(file))[-1]["position_accuracy"]) > 0.95, "known by heart"
+        assert float(list(csv.DictReader(file))[-1]["position_accuracy"]) > 0.95, "memorised"
     frozen = options | {"from_run": str(one), "epochs": 1, "blr": 1e-9}
     pretrain(folder, out=tmp_path / "seed", seed=1, **frozen)
     pretrain(more(folder, range(64, 100), 16), out=tmp_path / "grown", **frozen)
@@ -91,7 +91,7 @@ def test_noise_that_was_known_by_heart_is_not_held_out(tmp_path, parts, capsys):
         noise = 3 * (1 / 3 * 2 / 3 / (3 * len(held))) ** 0.5  # three of four places are asked for: chance is a third
         assert abs(measured(tmp_path / run)[-1] - 1 / 3) < noise
     assert "held-out images" in (tmp_path / "seed" / "summary.txt").read_text()
-    assert "known by heart" not in capsys.readouterr().out
+    assert "memorised" not in capsys.readouterr().out
 
 
 def test_a_chain_of_runs_never_holds_out_what_one_of_them_trained_on(images, tmp_path, parts, capsys):
@@ -109,8 +109,10 @@ def test_a_chain_of_runs_never_holds_out_what_one_of_them_trained_on(images, tmp
     capsys.readouterr()
     pretrain(images, from_run=str(tmp_path / "third"), seed=5, out=tmp_path / "fourth", **QUICK)
     assert parts[3] == parts[2], "no others are left"
-    new = f"not 12 are held out: all others are copies, or the weights of {tmp_path / 'third'} were trained on them"
-    assert len(held3) < 12 and new in capsys.readouterr().out
+    new = (
+        f"of 12 images are held out: all others are copies, or the weights of {tmp_path / 'third'} were trained on them"
+    )
+    assert len(held3) < 12 and f"only {len(held3)} {new}" in capsys.readouterr().out
 
 
 def test_if_all_images_were_trained_on_every_line_says_so(images, first, tmp_path, capsys):
@@ -122,7 +124,7 @@ def test_if_all_images_were_trained_on_every_line_says_so(images, first, tmp_pat
     run = pretrain(some, from_run=str(first), out=tmp_path / "run", **QUICK)
     told = capsys.readouterr().out
     doubt = f"the weights of {first}, with which it began, were trained on them"
-    assert f"the images of the measures were held out of this run, but {doubt}" in told
+    assert f"the validation images were held out of this run, but {doubt}" in told
     assert f"10 images that the weights of {first} were trained on" in run.summary
     assert f"The test images were held out of this run, but {doubt}" in told
     assert NEW not in told and "held-out images" not in told + run.summary
@@ -130,7 +132,7 @@ def test_if_all_images_were_trained_on_every_line_says_so(images, first, tmp_pat
     assert f"the weights of {run.folder}, with which it began, were trained on them" in capsys.readouterr().out
 
 
-def test_every_protocol_of_the_end_says_it(images, first, tmp_path, monkeypatch, capsys):
+def test_final_evaluation_states_whether_images_are_new(images, first, tmp_path, monkeypatch, capsys):
     stories = []
     compare = frozen.compare_frozen
 
@@ -142,8 +144,8 @@ def test_every_protocol_of_the_end_says_it(images, first, tmp_path, monkeypatch,
     pretrain(images, from_run=str(first), out=tmp_path / "new", **QUICK)
     pretrain(images, from_run=str(older(first, tmp_path / "old")), out=tmp_path / "unknown", **QUICK)
     assert stories[0] == (
-        "The test images are the held-out ones: they were not trained on here, and no exact copy of them for the "
-        f"weights of {first}, with which the run began."
+        f"The test images are the held-out ones: neither this run nor the weights of {first}, with which it began, "
+        "were trained on them or on exact copies."
     )
     assert "held out of this run, but the weights of" in stories[1] and "may have been trained on them" in stories[1]
     # test images of the data's own
@@ -162,7 +164,7 @@ def test_every_protocol_of_the_end_says_it(images, first, tmp_path, monkeypatch,
 
 
 def older(run: Path, to: Path) -> Path:
-    """A run as a version left it that noted neither its held-out images nor what it trained on."""
+    """Copy a run without the files that older versions did not write: held-out split and training record."""
     shutil.copytree(run, to)
     (to / "trained_on.bin").unlink()
     found = yaml.safe_load((to / "data.yaml").read_text())
@@ -193,12 +195,12 @@ def test_a_run_of_an_older_version(images, first, tmp_path, parts, capsys):
 
 
 def trained_on(run: Path) -> list[int]:
-    """The numbers of the images that a run trained on, of 60."""
+    """Return the indices of the images, of 60, that a run trained on."""
     return np.setdiff1d(np.arange(60), RunFolder(run).read_data()["held_out"]).tolist()
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_an_encoder_of_ours_is_known_by_what_lies_beside_it(known, images, first, tmp_path, parts, capsys):
+def test_an_encoder_has_the_record_beside_it(known, images, first, tmp_path, parts, capsys):
     moved = tmp_path / "moved"
     shutil.copytree(first, moved)
     file = moved / "encoder.safetensors"
@@ -215,7 +217,7 @@ def test_an_encoder_of_ours_is_known_by_what_lies_beside_it(known, images, first
 
 
 def test_images_without_contents(images, first, tmp_path):
-    """Nobody can tell what a command gives without running it; that it is the same as before, one can."""
+    """The contents of a command's output are unknown without running it; that they are unchanged is known."""
     with tarfile.open(tmp_path / "all.tar", "w") as tar:
         tar.add(images, ".")
     data = f"pipe:cat {tmp_path / 'all.tar'}"
@@ -235,10 +237,10 @@ def test_images_without_contents(images, first, tmp_path):
         assert found.doubt == doubt, (start, others)
         assert record.unknown == ((data,) if start == again.folder or others == data else ())
         assert found.looked == (others != data)
-    assert "exact copies among the images were not looked for" in (again.folder / "log.txt").read_text()
+    assert "not checked for exact copies among the images" in (again.folder / "log.txt").read_text()
 
 
-def test_files_that_were_written_anew_are_not_taken_for_new_images(images, first, tmp_path):
+def test_rewritten_files_do_not_count_as_new_images(images, first, tmp_path):
     asked = Settings(str(images), from_run=str(first), seed=1)
     copy = shutil.copytree(images, tmp_path / "copy")
     for path in sorted(copy.rglob("*.png")):
@@ -247,12 +249,12 @@ def test_files_that_were_written_anew_are_not_taken_for_new_images(images, first
     assert choose_held_out(asked, anew)[0].doubt == "unknown"
     other = tmp_path / "other"  # elsewhere they may well be others: then it is only said what is known
     found = choose_held_out(replace(asked, data=str(other)), anew)[0]
-    assert found.doubt == "" and f"no exact copy of them for the weights of {first}" in found.sentence("They")
+    assert found.doubt == "" and f"neither this run nor the weights of {first}" in found.sentence("They")
 
 
 @pytest.fixture
 def copied(images, tmp_path):
-    """Every image twice, half of them by a link."""
+    """Folder with every image twice, half of the copies as links."""
     folder = tmp_path / "copied"
     shutil.copytree(images, folder)
     for i, path in enumerate(sorted(folder.rglob("*.png"))):
@@ -263,7 +265,7 @@ def copied(images, tmp_path):
 
 def test_copies_of_held_out_images_are_not_trained_on(copied, tmp_path, parts, capsys):
     run = pretrain(copied, out=tmp_path / "run", **QUICK).folder
-    assert "72 images to train on, 24 held out, 24 left out as exact copies of those" in capsys.readouterr().out
+    assert "72 images to train on, 24 held out, 24 exact copies of those left out" in capsys.readouterr().out
     ((training, held),) = parts
     assert not training & held and (len(training), len(held)) == (36, 24)
     # going on: the very same images, and no file is read to find them
@@ -273,7 +275,7 @@ def test_copies_of_held_out_images_are_not_trained_on(copied, tmp_path, parts, c
     assert parts[1] == parts[0] and not (Path(os.environ["XDG_CACHE_HOME"]) / "patchloom" / "contents").exists()
 
 
-def test_kept_images_are_split_alike(copied, tmp_path, parts):
+def test_cached_images_have_the_same_split(copied, tmp_path, parts):
     pretrain(copied, out=tmp_path / "files", **QUICK)
     pretrain(copied, out=tmp_path / "kept", cache="whole", **QUICK)
     assert parts[0] == parts[1]
@@ -304,19 +306,19 @@ def test_pictures_of_a_run_whose_folder_has_grown_show_what_it_did_not_train_on(
     assert before == parts[0][1] and not after & parts[0][0] and len(after) == 18
 
 
-def test_positions_are_asked_of_what_was_stored(images, first, tmp_path):
+def test_positions_are_evaluated_on_the_stored_split(images, first, tmp_path):
     from patchloom.evaluate.protocols.positions import positions
 
     task = {"name": "droppos", "position_mask_ratio": 0.5}
     run = pretrain(images, from_run=str(first), out=tmp_path / "run", seed=9, **QUICK | {"task": task}).folder
     report = positions(run, images, EvalSettings(device="cpu"))
-    assert "they were not trained on here, and no exact copy of them" in report.protocol and report.n_test == 12
+    assert "neither this run nor the weights of" in report.protocol and report.n_test == 12
     old = older(run, tmp_path / "old")
     assert "may have been trained on them" in positions(old, images, EvalSettings(device="cpu")).protocol
 
 
 def films(folder: Path) -> Path:
-    """Four films of nine frames each, all of noise."""
+    """Four films of nine frames of noise each."""
     for film in range(4):
         for path in more(folder / "new", range(100 * film, 100 * film + 9)).iterdir():
             path.rename(folder / f"film{film}_{path.name}")
@@ -329,7 +331,7 @@ def test_a_run_holds_out_whole_groups_and_goes_on_with_them(tmp_path, parts, cap
     run = pretrain(folder, out=tmp_path / "run", **options).folder
     told = capsys.readouterr().out
     assert "27 images to train on, 9 held out" in told
-    assert "a fifth of 36 images, since fewer say little; in whole groups 9" in told
+    assert "a fifth of 36 images, since fewer say little; 9 in whole groups" in told
     held = RunFolder(run).read_data()["held_out"]
     assert len({open_data(folder).train.describe(i).partition("_")[0] for i in held}) == 1
     assert RunFolder(run).read_config().group == "^(.*)_"
@@ -346,7 +348,7 @@ def test_a_run_holds_out_whole_groups_and_goes_on_with_them(tmp_path, parts, cap
     assert contents(source.describe(i) for i in found.indices) <= before | contents((folder / "new").iterdir())
 
 
-def test_how_many_are_held_out():
+def test_number_of_held_out_images():
     shares = {n: default_held_out_share(n)[0] for n in (2, 10, 40, 300, 320, 367, 1279, 1280, 1437, 5000, 50_000)}
     counts = {n: held_out_count(Settings("x"), Sized(n)) for n in shares}
     assert counts == {
@@ -396,7 +398,7 @@ def test_several_folders_resume_from_any_working_directory(tmp_path, parts, monk
     assert [contents(one.describe(i) for i in range(len(one))) for one in shown] == [parts[0][1]] * 2
 
 
-def test_neighbours_that_are_near_copies_are_told_at_the_start(tmp_path, capsys):
+def test_near_copies_are_reported_at_the_start(tmp_path, capsys):
     for film in range(3):
         ends = [np.random.default_rng([film, end]).integers(0, 256, (4, 4, 3), dtype=np.uint8) for end in (0, 1)]
         for frame in range(15):

@@ -1,4 +1,4 @@
-"""The same command means the same run, also where the version that began it had other defaults."""
+"""The same command resumes a run of an older version with other defaults."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from patchloom.runs.settings import request, setting_differences
 NEW = {"recipe", "randaugment", "randaugment_std"}  # which versions did not have that did not know these autos
 
 
-def of_before(**task):
-    """What requested.yaml of such a version has for a run of extrema."""
+def older_requested(**task):
+    """Return requested.yaml of an extrema run of an older version."""
     asked = request("photos", {"name": "extrema", "loss": "byol", "momentum": 0.996, **task}, {"weight_decay": 0.05})
     values = {name: value for name, value in asked.plain().items() if name not in NEW}
     del values["task"]["attention_blocks"]
@@ -19,16 +19,16 @@ def differing(before, run, task="extrema", **settings):
     return setting_differences(before, request("photos", task, settings), {}, run)
 
 
-def test_a_run_begun_with_the_defaults_of_before_goes_on(tmp_path):
-    assert differing(of_before(), tmp_path) == []
-    assert differing(of_before(momentum=0.9), tmp_path) == ["task.momentum: was 0.9, now auto"]
-    assert differing(of_before(), tmp_path, {"name": "extrema", "loss": "infonce"}) == [
+def test_a_run_with_older_defaults_resumes(tmp_path):
+    assert differing(older_requested(), tmp_path) == []
+    assert differing(older_requested(momentum=0.9), tmp_path) == ["task.momentum: was 0.9, now auto"]
+    assert differing(older_requested(), tmp_path, {"name": "extrema", "loss": "infonce"}) == [
         "task.loss: was byol, now infonce"
     ]
-    assert differing(of_before(), tmp_path, weight_decay=0.1) == ["weight_decay: was 0.05, now 0.1"]
+    assert differing(older_requested(), tmp_path, weight_decay=0.1) == ["weight_decay: was 0.05, now 0.1"]
 
 
-def test_crops_of_before_go_on_whether_or_not_the_version_had_recipes(tmp_path):
+def test_older_crops_resume_with_or_without_recipes(tmp_path):
     before = request("photos", "mae", {"crop_scale": 0.2}).plain()
     assert differing(before, tmp_path, "mae") == []
     assert differing(before, tmp_path, "mae", crop_scale="native") == ["crop_scale: was 0.2, now native"]
@@ -45,7 +45,7 @@ def test_crops_of_before_go_on_whether_or_not_the_version_had_recipes(tmp_path):
         ({}, {"held_out": 0.05}, "held_out: was 0.05, now auto"),
     ],
 )
-def test_what_was_given_is_not_taken_for_a_default_of_before(task, settings, said, tmp_path):
+def test_a_given_value_is_not_taken_for_an_older_default(task, settings, said, tmp_path):
     begun = request("photos", {"name": "extrema", **task}, settings).plain()
     assert differing(begun, tmp_path) == [said]
 

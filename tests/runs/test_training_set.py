@@ -1,4 +1,4 @@
-"""The list of what weights were trained on is given back as it was, or named as damaged."""
+"""Records of training images: round trip and damaged files."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_a_record_comes_back_and_grows(tmp_path):
         read_record(path)
 
 
-def test_a_damaged_record_is_named(tmp_path):
+def test_a_damaged_record_is_reported(tmp_path):
     images = draw_images(tmp_path / "images")
     run = pretrain(images, out=tmp_path / "run", **QUICK).folder
     content = bytearray((run / "trained_on.bin").read_bytes())

@@ -235,7 +235,7 @@ def test_a_file_that_has_changed(photos, run, copied, tmp_path, capsys):
         assert f"--task {file}:Half" in said
         assert runs_of(run) == ran, "nothing was run"
         assert main(["look", str(copied), "--task", f"{file}:Half"]) == 0
-        assert f"{file}:Half has changed since {copied} was trained by it" in capsys.readouterr().err
+        assert f"{file}:Half has changed since {copied} was trained with it" in capsys.readouterr().err
         again = ["pretrain", str(photos), "--task", f"{file}:Half", "--task.share", "0.25", "--epochs", "1"]
         again += ["--batch_size", "32", "--model", "nano", "--model.embed_dim", "32", "--model.depth", "1"]
         said = failed(capsys, *again, "--model.num_heads", "2", "--out", copied)

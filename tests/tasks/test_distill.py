@@ -169,7 +169,7 @@ def test_another_run_does_not_bring_its_teacher(tmp_path):
     start = Start.__new__(Start)
     start.run = start.asked = SimpleNamespace(task={"name": "distill"}, from_run="before", init=None)
     start.checkpoint, start.sentences = (begun.state_dict(), {}), []
-    start.rest(now)
+    start.load_task_weights(now)
     question = now.questions["features"]
     assert torch.equal(question.teacher.encoder.norm.weight, own)
     assert torch.equal(question.decoder.weight, begun.questions["features"].decoder.weight)

@@ -281,7 +281,7 @@ def test_sizes_that_auto_takes_have_an_even_number_of_units(asked, size, patch):
     asked = Settings("photos/", **{"task": {"name": "mae"}, "model": {"name": "swin-nano"}, "device": "cpu"} | asked)
     settings, reasons = resolve(asked, 900, 3, stats)
     assert (settings.img_size, settings.patch_size, settings.positions) == (size, patch, "none")
-    assert settings.blr == 1e-3 and "a Swin has relative ones" in reasons["positions"]
+    assert settings.blr == 1e-3 and "a Swin has relative positions" in reasons["positions"]
     unit = patch * 2 ** (len(settings.model.get("depths", [2] * (4 if "tiny" in settings.model["name"] else 3))) - 1)
     assert size[0] % (2 * unit) == 0
 

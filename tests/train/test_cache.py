@@ -19,7 +19,7 @@ HOW |= {"precision": "float32", "attention": "explicit", "threads": 1}  # else a
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Without labels, so that no time goes into evaluation; one of them is broken."""
+    """Unlabelled images, which need no evaluation; one is broken."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     for i in range(30):
@@ -86,7 +86,7 @@ ENLARGED = {"name": "restore", "scale": 0.714}  # crops of the usual size
     + [(ZOOMED, 16, 22), (ZOOMED, (16, 32), 44), (BENT, 16, 20), (ENLARGED, 16, 16)],
 )
 def test_fewer_pixels_than_the_tasks_crops_have_are_refused(photos, tmp_path, cache_in, task, size, needed):
-    """And what the sentence says to give is then enough: no crop is enlarged, or smaller than it need be."""
+    """The size that the message proposes is the smallest that enlarges no crop."""
     cache_in(tmp_path / "cache")
     folder = alike(photos, tmp_path / "photos") if size == "auto" else photos
     how = HOW | {"task": task, "img_size": size, "patch_size": 4, "epochs": 1, "out": tmp_path / "run"}
@@ -99,7 +99,7 @@ def test_fewer_pixels_than_the_tasks_crops_have_are_refused(photos, tmp_path, ca
 
 
 def alike(photos: Path, folder: Path) -> Path:
-    """Images of 24 x 30 pixels each."""
+    """Images of 24 x 30 pixels."""
     folder.mkdir()
     for path in sorted(photos.glob("*.jpg"))[:20]:
         Image.open(path).crop((0, 0, 30, 24)).save(folder / path.name)
@@ -107,7 +107,7 @@ def alike(photos: Path, folder: Path) -> Path:
 
 
 def test_a_run_of_an_earlier_version_goes_on(photos, tmp_path, monkeypatch):
-    """It may keep fewer pixels than its task's crops have: what was begun is not refused for that."""
+    """A cache with fewer pixels than the task's crops is not refused for a run that has begun."""
     how = HOW | {"task": ZOOMED, "patch_size": 4, "cache": 17, "out": tmp_path / "run"}
     with monkeypatch.context() as earlier:
         earlier.setattr(Settings, "check_cache", lambda *_: None)

@@ -1,4 +1,4 @@
-"""A run with --patience keeps the weights of its best measure, and stops when it gets no better."""
+"""Early stopping: --patience keeps the weights of the best measure and stops without improvement."""
 
 import csv
 import re
@@ -48,7 +48,7 @@ def measure(value: float, higher: bool = True) -> Measure:
 
 
 def compared(values, higher=True) -> tuple[BestMeasure, list[int]]:
-    """The best of measures after 0, 1, 2, ... steps, and how many had failed after each."""
+    """Return the best of measures after 0, 1, 2, ... steps, and the number without improvement after each."""
     best, failed, layer = BestMeasure(), [], nn.Linear(1, 1)
     for step, value in enumerate(values):
         nn.init.constant_(layer.weight, step)
@@ -71,7 +71,7 @@ def test_the_best_is_by_the_measures_direction(values, higher, step, failed):
     assert (best.step, found, best.weights["weight"].item()) == (step, failed, step)
 
 
-def test_it_goes_through_a_checkpoint():
+def test_round_trip_through_a_checkpoint():
     best, _ = compared([0.1, 0.3, 0.2])
     tensors = {"weight": torch.zeros(1), "optimizer.exp_avg.weight": torch.zeros(1)} | as_best(best.weights)
     again = BestMeasure.of({"best": best.plain()}, tensors)
@@ -83,7 +83,7 @@ def test_measures_that_are_no_numbers_are_counted_through_a_checkpoint_and_never
     best, _ = compared([float("nan"), float("nan")])
     best.choose(ended=True)
     again = TrainState.of(TrainState(best=best).plain(), {}).best
-    assert again == best == BestMeasure(failed=2) and again.hopeless(Settings("", patience=2))
+    assert again == best == BestMeasure(failed=2) and again.out_of_patience(Settings("", patience=2))
     kept, _ = compared([float("nan"), 0.1])
     kept.choose(ended=False)
     assert not kept.chosen
@@ -93,25 +93,25 @@ def test_measures_that_are_no_numbers_are_counted_through_a_checkpoint_and_never
 
 def test_patience_counts_measures_in_a_row():
     best, _ = compared([0.3, 0.2, 0.1])
-    assert best.hopeless(Settings("", patience=2)) and not best.hopeless(Settings("", patience=3))
-    assert not best.hopeless(Settings(""))
+    assert best.out_of_patience(Settings("", patience=2)) and not best.out_of_patience(Settings("", patience=3))
+    assert not best.out_of_patience(Settings(""))
 
 
-def test_what_is_said_of_it():
+def test_description_of_the_final_weights():
     settings = Settings("", patience=2, epochs=20)
     assert describe_best(BestMeasure(0.5, 30, 2), 50, 100, settings) == (
-        "The run stopped after epoch 10 of 20, since 2 measures in a row were not better (--patience 2); these are the "
+        "The run stopped early after epoch 10 of 20: no improvement in 2 evaluations (--patience 2). These are the "
         "weights of its best measure, at epoch 6 of 20."
     )
     assert "at epoch 0 of 20, before the first step, not of its last step (" in describe_best(
         BestMeasure(0.5, 0, 1), 100, 100, settings
     )
-    assert "at epoch 20 of 20, which was its last (" in describe_best(BestMeasure(0.5, 100, 0), 100, 100, settings)
+    assert "at epoch 20 of 20, its last step (" in describe_best(BestMeasure(0.5, 100, 0), 100, 100, settings)
     assert describe_best(BestMeasure(failed=2), 50, 100, settings) == (
-        "The run stopped after epoch 10 of 20, and none of its held-out measures was a number, so that --patience 2 "
-        "had no best one to keep: these are its last weights."
+        "The run stopped after epoch 10 of 20. None of its held-out measures was a number, so --patience 2 found no "
+        "best one: these are its last weights."
     )
-    assert "The run ended after epoch 20 of 20, and none " in describe_best(BestMeasure(failed=1), 100, 100, settings)
+    assert "The run ended after epoch 20 of 20. None " in describe_best(BestMeasure(failed=1), 100, 100, settings)
 
 
 def test_a_patience_of_none_is_refused(tmp_path):
@@ -121,15 +121,15 @@ def test_a_patience_of_none_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def plain(unlabelled_images, tmp_path_factory):
-    """A run that stops, and how many events of its files there were."""
+    """Run that stops early, with the number of file events."""
     out = tmp_path_factory.mktemp("plain") / "run"
     killed, events = start(unlabelled_images, out, OPTIONS, Kill())
     assert not killed
     return SimpleNamespace(out=out, events=events, about=RunFolder(out).checkpoints.about())
 
 
-def kept(run: Path) -> dict[str, Any]:
-    """All that a finished run without labels is: tensors, rows without times, pictures and words."""
+def results_of(run: Path) -> dict[str, Any]:
+    """Return the contents of a finished run without labels: tensors, rows without times, pictures and texts."""
     tensors = load_file(run / "checkpoints" / "last.safetensors")
     with open(run / "metrics.csv", newline="") as file:
         rows = [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
@@ -153,8 +153,8 @@ def test_it_stops_and_its_encoder_is_the_best_one(plain):
     assert all(torch.equal(loaded[f"encoder.{name}"], value) for name, value in encoder.items())
 
 
-def test_its_end_and_its_card_say_so(plain):
-    said = re.compile(r"The run stopped after epoch [\d.]+ of 8, since 2 measures in a row were not better")
+def test_summary_and_card_report_early_stopping(plain):
+    said = re.compile(r"The run stopped early after epoch [\d.]+ of 8: no improvement in 2 evaluations")
     assert said.search((plain.out / "summary.txt").read_text())
     assert said.match(read_encoder_card(plain.out / "encoder.safetensors").note)
     held_out = (plain.out / "summary.txt").read_text()
@@ -164,7 +164,7 @@ def test_its_end_and_its_card_say_so(plain):
 
 @pytest.fixture
 def unfinished(plain, tmp_path):
-    """The run as one that is killed in its final evaluation, before its encoder is there, leaves it."""
+    """Run that was killed in its final evaluation, before it wrote its encoder."""
     folder = tmp_path / "run"
     shutil.copytree(plain.out, folder)
     for name in ("summary.txt", "encoder.safetensors"):
@@ -200,7 +200,7 @@ def test_its_pictures_are_called_by_the_epoch_and_the_measure_of_its_weights(pla
     assert said.startswith(f"Epoch {epoch} of 8; on held-out images: accuracy {best['value']:.1%}, chance ")
 
 
-def test_killed_and_resumed_is_never_killed_and_a_tracker_has_each_row_once(unlabelled_images, plain, tmp_path):
+def test_a_killed_and_resumed_run_is_equal_and_trackers_have_each_row_once(unlabelled_images, plain, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out, options = tmp_path / "run", OPTIONS | {"log": "tensorboard"}
@@ -209,7 +209,7 @@ def test_killed_and_resumed_is_never_killed_and_a_tracker_has_each_row_once(unla
     while start(unlabelled_images, out, options, Kill())[0]:
         pass
     assert any(kills)
-    assert kept(out) == kept(plain.out)
+    assert results_of(out) == results_of(plain.out)
     with open(out / "metrics.csv", newline="") as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]
     found = EventAccumulator(str(out / "logs" / "tensorboard"), size_guidance={"scalars": 0}).Reload()
@@ -226,14 +226,14 @@ def test_a_run_without_a_number_ends_with_its_last_weights_and_goes_on_from_ther
     assert 0 < about["step"] < about["steps"]
     tensors, encoder = load_file(out / "checkpoints" / "last.safetensors"), load_file(out / "encoder.safetensors")
     assert all(torch.equal(value, tensors[f"encoder.{name}"]) for name, value in encoder.items())
-    said = "none of its held-out measures was a number, so that --patience 1 had no best one to keep"
+    said = "None of its held-out measures was a number, so --patience 1 found no best one"
     assert said in " ".join((out / "log.txt").read_text().split())
 
-    ended = kept(out)
+    ended = results_of(out)
     for name in ("summary.txt", "encoder.safetensors"):  # as if it had been killed in its final evaluation
         (out / name).unlink()
     pretrain(unlabelled_images, out=out, **options)
-    assert kept(out) == ended
+    assert results_of(out) == ended
 
 
 def test_it_goes_on_only_with_the_same_patience_and_with_any_tracker(unlabelled_images, plain, capsys):

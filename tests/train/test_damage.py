@@ -1,4 +1,4 @@
-"""Damaged files of a run: named in a sentence, and what was whole before them is used; never another result."""
+"""Damaged files of a run are reported, and the last intact ones are used: no verb gives a wrong result."""
 
 import os
 import random
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("quick_probe")
 TASK = {"task": "extrema", "epochs": 2, "task.masks": 2, "task.head_width": 64, "task.head_out": 64}
 
 
-class Whole(NamedTuple):
-    """A finished run that nothing happened to: its images, folder, and all that is in it."""
+class Undamaged(NamedTuple):
+    """Finished undamaged run: its images, folder, and contents."""
 
     images: Path
     folder: Path
@@ -28,25 +28,25 @@ class Whole(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    root = tmp_path_factory.mktemp("whole")
+def undamaged(tmp_path_factory):
+    root = tmp_path_factory.mktemp("undamaged")
     images = draw_images(root / "images", 40)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "_SAVE_EVERY", 0.0)  # so that the checkpoint before the last one is of another step
         assert main(typed(images, root / "run", TASK)) == 0
-    return Whole(images, root / "run", left_behind(root / "run"))
+    return Undamaged(images, root / "run", left_behind(root / "run"))
 
 
 @pytest.fixture
-def run(whole, tmp_path):
-    """A copy that is to go on from its last checkpoint."""
-    shutil.copytree(whole.folder, tmp_path / "run")
+def run(undamaged, tmp_path):
+    """Copy of the run that resumes from its last checkpoint."""
+    shutil.copytree(undamaged.folder, tmp_path / "run")
     (tmp_path / "run" / "summary.txt").unlink()
     return tmp_path / "run"
 
 
-def told(words: list[str], capfd) -> tuple[int, str, str]:
-    """How a command ended, what it printed, and its sentence, if it did not end well."""
+def run_command(words: list[str], capfd) -> tuple[int, str, str]:
+    """Run a command, and return its exit code, its output, and its error message."""
     capfd.readouterr()
     code = main([str(word) for word in words])
     out, err = capfd.readouterr()
@@ -60,7 +60,7 @@ def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
 
 
 def damaged(content: bytes, rng: random.Random):
-    """Samples of what may become of a checkpoint's bytes, with a name for each."""
+    """Yield damaged versions of a checkpoint's bytes, each with a name."""
     header = 8 + int.from_bytes(content[:8], "little")
     places = [*range(8), *rng.sample(range(8, header), 60), *rng.sample(range(header, len(content)), 60)]
     for place in [*places, header - 1, header, len(content) - 1]:
@@ -77,7 +77,7 @@ def damaged(content: bytes, rng: random.Random):
     yield "zeros", bytes(len(content))
 
 
-def test_whatever_becomes_of_the_last_checkpoint_the_one_before_is_used(run):
+def test_if_the_last_checkpoint_is_damaged_the_one_before_is_used(run):
     folder, rng = run / "checkpoints", random.Random(20261120)
     tensors, about, problems = Checkpoints(folder).read()
     before = Checkpoints(folder)
@@ -102,29 +102,29 @@ def test_whatever_becomes_of_the_last_checkpoint_the_one_before_is_used(run):
     assert kept.read()[1] == about_earlier
 
 
-def test_a_run_goes_on_from_before_and_ends_as_ever(whole, run, capfd):
+def test_a_run_resumes_from_the_earlier_checkpoint(undamaged, run, capfd):
     last = run / "checkpoints" / "last.safetensors"
     last.write_bytes(last.read_bytes()[:-1])
-    code, out, _ = told(typed(whole.images, run, TASK), capfd)
+    code, out, _ = run_command(typed(undamaged.images, run, TASK), capfd)
     said = " ".join(out.split())
-    assert code == 0 and f"the checkpoint {last} is damaged" in said and "the one before it is used" in said
-    assert left_behind(run) == whole.content
+    assert code == 0 and f"the checkpoint {last} is damaged" in said and "using the one before it" in said
+    assert left_behind(run) == undamaged.content
 
 
-def test_two_damaged_checkpoints_are_left_as_they_are(whole, run, capfd):
+def test_two_damaged_checkpoints_are_left_as_they_are(undamaged, run, capfd):
     files = sorted((run / "checkpoints").iterdir())
     for path in files:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     there = [path.read_bytes() for path in files]
-    for words in (typed(whole.images, run, TASK), ["look", run]):
-        code, _, err = told(words, capfd)
+    for words in (typed(undamaged.images, run, TASK), ["look", run]):
+        code, _, err = run_command(words, capfd)
         assert code == 2 and all(str(path) in err for path in files) and "restore one from a copy" in err
     assert [path.read_bytes() for path in files] == there
 
 
 @pytest.mark.parametrize("crash", [None, 1, 2])
 def test_a_damaged_one_never_takes_the_place_of_a_sound_one(run, monkeypatch, crash):
-    """Saving may end at any renaming, and one of the two is sound all the same."""
+    """If saving is interrupted at any renaming, one of the two checkpoints is still intact."""
     folder = run / "checkpoints"
     Checkpoints(folder).last.write_bytes(b"damaged")
     kept = Checkpoints(folder)
@@ -188,20 +188,20 @@ FILES += ("encoder.safetensors", "instance_head.safetensors", "projection.safete
 
 
 def ask(verb: str, run: Path, images: Path, capfd) -> tuple:
-    """What a verb gives: its exit code, and what it printed and wrote."""
+    """Run a verb, and return its exit code, output, and written files."""
     for path in (run / "pictures").glob("*.png"):
         path.unlink()
     out = run / "exported.safetensors"
     out.unlink(missing_ok=True)
     more = {"look": [], "knn": [images, "--cache=false"], "export": [f"--out={out}"]}[verb]
-    code, printed, _ = told([*VERBS[verb], run, *more], capfd)
+    code, printed, _ = run_command([*VERBS[verb], run, *more], capfd)
     files = {path.name: path.read_bytes() for path in (run / "pictures").glob("*.png")} if verb == "look" else {}
     return code, printed.replace(str(run), "RUN"), files, out.read_bytes() if out.exists() else None
 
 
 @pytest.fixture(scope="module")
 def answers():
-    """What each verb gives of the run that nothing happened to."""
+    """Result of each verb on the undamaged run."""
     return {}
 
 
@@ -212,37 +212,37 @@ CASES.remove(("summary.txt", "flipped"))  # a letter of a sentence that nothing 
 
 
 @pytest.mark.parametrize(("name", "how"), CASES)
-def test_a_damaged_file_gives_a_sentence_or_the_right_result(name, how, whole, answers, run, capfd):
-    shutil.copy(whole.folder / "summary.txt", run)
+def test_a_damaged_file_gives_a_message_or_the_right_result(name, how, undamaged, answers, run, capfd):
+    shutil.copy(undamaged.folder / "summary.txt", run)
     if not answers:
-        answers |= {verb: ask(verb, run, whole.images, capfd) for verb in VERBS}
+        answers |= {verb: ask(verb, run, undamaged.images, capfd) for verb in VERBS}
         assert all(answer[0] == 0 for answer in answers.values())
-        shutil.copy(whole.folder / "results.csv", run)
+        shutil.copy(undamaged.folder / "results.csv", run)
     content = made((run / name).read_bytes(), how)
     (run / name).unlink() if content is None else (run / name).write_bytes(content)
     for verb, right in answers.items():
-        found = ask(verb, run, whole.images, capfd)
+        found = ask(verb, run, undamaged.images, capfd)
         assert found[0] == 2 or found == right, verb
     if name in ("config.yaml", "data.yaml", "requested.yaml"):
         (run / "summary.txt").unlink()
-        assert told(typed(whole.images, run, TASK), capfd)[0] == 2, "a run that goes on depends on it"
+        assert run_command(typed(undamaged.images, run, TASK), capfd)[0] == 2, "a run that goes on depends on it"
     if name == "summary.txt":
-        shutil.copy(whole.folder / "results.csv", run)
-        assert told(typed(whole.images, run, TASK), capfd)[0] == 0
-        assert left_behind(run) == whole.content
+        shutil.copy(undamaged.folder / "results.csv", run)
+        assert run_command(typed(undamaged.images, run, TASK), capfd)[0] == 0
+        assert left_behind(run) == undamaged.content
 
 
 @pytest.mark.parametrize("name", FILES[3:4] + FILES[6:])
-def test_what_can_be_made_again_is(name, whole, run, capfd):
+def test_what_can_be_made_again_is(name, undamaged, run, capfd):
     (run / name).write_bytes(random.Random(0).randbytes(100))
-    assert told(typed(whole.images, run, TASK), capfd)[0] == 0
-    assert left_behind(run) == whole.content
+    assert run_command(typed(undamaged.images, run, TASK), capfd)[0] == 0
+    assert left_behind(run) == undamaged.content
 
 
-def test_a_damaged_table_keeps_what_was_measured(whole, run, capfd):
+def test_a_damaged_table_keeps_what_was_measured(undamaged, run, capfd):
     table = run / "results.csv"
     lines = table.read_bytes().splitlines(keepends=True)
     table.write_bytes(b"".join(lines[:3]) + b'2026,"\xff' + lines[3][:20] + b"\r\0")
-    assert told(typed(whole.images, run, TASK), capfd)[0] == 0
+    assert run_command(typed(undamaged.images, run, TASK), capfd)[0] == 0
     kept = table.read_bytes()
     assert all(kept.count(line.split(b",", 1)[1]) == 1 for line in lines[1:])

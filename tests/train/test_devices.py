@@ -1,4 +1,4 @@
-"""Several processes do what one does: for DDP and FSDP, from the start and after a change of their number."""
+"""Training with several processes equals training with one: DDP and FSDP, also after their number has changed."""
 
 import csv
 import os
@@ -35,13 +35,13 @@ PLAIN = {"model": SMALL["model"] | {"drop_path_rate": 0.0}, "blr": 1e-3}
 
 
 @pytest.fixture(scope="module")
-def alone(images, tmp_path_factory):
-    """What one process does, by case."""
+def single_process(images, tmp_path_factory):
+    """Results of one process, by case."""
     found = {}
 
     def run(case):
         if case not in found:
-            out = tmp_path_factory.mktemp("alone") / "run"
+            out = tmp_path_factory.mktemp("single_process") / "run"
             (ended,), (tensors,) = run_together(images, out, 1, CASES[case] | PLAIN)
             assert ended.code == 0, ended.told
             found[case] = out, tensors
@@ -56,7 +56,7 @@ def losses(run: Path) -> list[float]:
 
 
 def same(found, wanted):
-    """Equal within what the order of sums changes."""
+    """Return whether two results are equal up to the order of sums."""
     assert found.keys() == wanted.keys()
     far = {}
     for name, of in wanted.items():
@@ -66,10 +66,10 @@ def same(found, wanted):
     assert far[worst] < 2e-3, (worst, far[worst])
 
 
-def check(ended, ranks, out, alone):
+def check(ended, ranks, out, single_process):
     assert [one.code for one in ended] == [0] * len(ended), "\n".join(one.told for one in ended)
-    assert losses(out) == pytest.approx(losses(alone[0]), rel=1e-4)
-    same(ranks[0], alone[1])
+    assert losses(out) == pytest.approx(losses(single_process[0]), rel=1e-4)
+    same(ranks[0], single_process[1])
     for other in ranks[1:]:  # what processes have is not nearly, but exactly the same
         assert all(torch.equal(value, other[name]) for name, value in ranks[0].items())
 
@@ -78,15 +78,17 @@ def check(ended, ranks, out, alone):
     ("case", "world", "strategy"),
     [*((case, 2, strategy) for case in CASES for strategy in ("ddp", "fsdp")), ("lut", 4, "fsdp")],
 )
-def test_several_processes_train_what_one_trains(case, world, strategy, images, alone, tmp_path):
+def test_several_processes_train_what_one_trains(case, world, strategy, images, single_process, tmp_path):
     out = tmp_path / "run"
     ended, ranks = run_together(images, out, world, CASES[case] | PLAIN | {"strategy": strategy})
-    check(ended, ranks, out, alone(case))
-    assert f"{world} processes ({strategy}) with {16 // world} images of a step each" in (out / "log.txt").read_text()
+    check(ended, ranks, out, single_process(case))
+    assert f"{world} processes ({strategy}), {16 // world} images per step each" in (out / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(("first", "then", "strategies"), [(2, 1, "dd"), (2, 4, "df"), (4, 2, "fd")])
-def test_a_process_that_dies_stops_the_others_and_any_number_goes_on(first, then, strategies, images, alone, tmp_path):
+def test_a_process_that_dies_stops_the_others_and_any_number_goes_on(
+    first, then, strategies, images, single_process, tmp_path
+):
     out, kinds = tmp_path / "run", {"d": "ddp", "f": "fsdp"}
     options = CASES["lut"] | PLAIN
     ended, _ = run_together(images, out, first, options | {"strategy": kinds[strategies[0]]}, Signal((first - 1,), 10))
@@ -96,12 +98,12 @@ def test_a_process_that_dies_stops_the_others_and_any_number_goes_on(first, then
         assert other.code == 2 and other.seconds - dead.seconds < 60
         assert other.told.count("\n") == 1 and "another process has died" in other.told, other.told
     ended, ranks = run_together(images, out, then, options | {"strategy": kinds[strategies[1]]})
-    check(ended, ranks, out, alone("lut"))
+    check(ended, ranks, out, single_process("lut"))
     assert "Resuming after step 9 of 18." in (out / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(signal.SIGTERM, (1,)), (signal.SIGHUP, (0, 1))])
-def test_a_signal_to_any_of_them_stops_all_with_one_checkpoint(number, ranks, images, alone, tmp_path):
+def test_a_signal_to_any_of_them_stops_all_with_one_checkpoint(number, ranks, images, single_process, tmp_path):
     out, options = tmp_path / "run", CASES["lut"] | PLAIN
     (first, other), _ = run_together(images, out, 2, options, Signal(ranks, 10, number))
     said = "patchloom: stopped, and a checkpoint was written: the same command goes on from there\n"
@@ -109,15 +111,15 @@ def test_a_signal_to_any_of_them_stops_all_with_one_checkpoint(number, ranks, im
     # what started them may end all when one has ended, so the other one waits until the checkpoint is whole
     assert other.seconds > first.seconds - SAVING / 2
     ended, processes = run_together(images, out, 2, options)
-    check(ended, processes, out, alone("lut"))
+    check(ended, processes, out, single_process("lut"))
     assert "Resuming after step 11 of 18." in (out / "log.txt").read_text()
 
 
-def test_processes_that_cannot_share_a_batch_are_told(images, tmp_path):
+def test_a_batch_that_cannot_be_shared_evenly_is_refused(images, tmp_path):
     ended, _ = run_together(images, tmp_path / "run", 3, {"task": "mae"})
     assert [one.code for one in ended] == [2, 2, 2]
     assert [one.told for one in ended] == [
-        "patchloom: 16 images a step cannot be shared evenly by 3 processes: use --batch_size 15 or 18, or another "
+        "patchloom: 16 images per step cannot be shared evenly by 3 processes: use --batch_size 15 or 18, or another "
         "number of processes\n",
         "",
         "",
@@ -151,17 +153,17 @@ def test_launchers(launcher, images, tmp_path):
     process = launched(launcher, images, tmp_path / "run")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert out.count("mae on ") == 1 and "2 processes (ddp) with 8 images of a step each" in out
+    assert out.count("mae on ") == 1 and "2 processes (ddp), 8 images per step each" in out
     assert (tmp_path / "run" / "summary.txt").exists()
 
 
 def test_torchrun_on_several_machines(images, tmp_path):
-    """One torchrun for each machine, both of them on this one."""
+    """One torchrun per machine, both on this one."""
     port = free_port()
     machines = [launched("two machines", images, tmp_path / "run", machine, port) for machine in range(2)]
     (out, err), (other, _) = [process.communicate(timeout=300) for process in machines]
     assert [process.returncode for process in machines] == [0, 0], err
-    assert "2 processes (ddp) with 8 images of a step each" in out and "mae on " not in other
+    assert "2 processes (ddp), 8 images per step each" in out and "mae on " not in other
     assert (tmp_path / "run" / "summary.txt").exists()
 
 
@@ -197,7 +199,7 @@ def test_nodes_are_refused_with_what_starts_them(capsys):
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
 def test_the_processes_that_it_started_end_with_it(send, images, tmp_path):
-    """Before there is anything to save: those that wait for the first one are not left behind, and print nothing."""
+    """Processes that wait for the first one end with it, without output, before there is a checkpoint."""
     process = launched("itself", images, tmp_path / "run")
     assert process.stdout.readline().startswith("mae on ")
     send(process.pid, signal.SIGTERM)

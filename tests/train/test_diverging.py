@@ -1,4 +1,4 @@
-"""Updates that are not finite are not made; where they go on, the run goes back, and at last it stops."""
+"""Updates that are not finite are skipped; after several, the run goes back, and in the end it stops."""
 
 import csv
 import math
@@ -26,7 +26,7 @@ def saved_after_each_update(monkeypatch):
 
 
 def spoil(monkeypatch, name, which, how=math.nan):
-    """Have a task's loss be ``how`` at the steps (from 0) for which ``which`` is true; the steps that were seen."""
+    """Set a task's loss to ``how`` at the steps (from 0) where ``which`` is true, and return the list of steps."""
     seen = []
     whole = task_class(name).forward
 
@@ -54,7 +54,7 @@ def test_one_bad_step_is_skipped_and_named(images, tmp_path, monkeypatch, capsys
     step, why, *names = line.split("\t")
     assert step == "step 8" and f"loss {how:g}" in why
     assert len(names) == len(set(names)) == 16 and all((images / name).is_file() for name in names)
-    assert "step 8 was skipped: loss" in capsys.readouterr().out
+    assert "skipped step 8: loss" in capsys.readouterr().out
     table = {row["step"]: row for row in rows(tmp_path / "run")}
     assert [step for step, row in table.items() if row.get("skipped")] == ["8"]
     assert table["8"]["loss"] == "" and math.isfinite(float(table["9"]["loss"]))
@@ -63,7 +63,7 @@ def test_one_bad_step_is_skipped_and_named(images, tmp_path, monkeypatch, capsys
 
 
 def test_a_skipped_step_leaves_no_trace(images, tmp_path, monkeypatch):
-    """The loss is spoilt after the forward pass, which has changed running statistics by then."""
+    """The loss is changed after the forward pass, which has updated the running statistics by then."""
     spoil(monkeypatch, "lut", lambda step, _: step == 0)
     update, save, states = Stepper.update, training.save_checkpoint, []
 
@@ -94,20 +94,20 @@ def test_several_in_a_row_go_back_to_the_last_good_checkpoint_with_a_lower_rate(
     pretrain(images, "mae", out=tmp_path / "run", **SMALL)
     assert seen == [*range(14), *range(9, STEPS)]
     told = capsys.readouterr().out
-    assert "not finite any more at step 14: going back to step 9, with ×0.5 the learning rate" in told
+    assert "not finite at step 14: going back to step 9, with ×0.5 the learning rate" in told
     rates = {int(row["step"]): float(row["lr"]) for row in rows(tmp_path / "run") if row["lr"]}
     assert sorted(rates) == list(range(1, STEPS + 1))
     plain = pretrain(images, "mae", out=tmp_path / "plain", **SMALL).folder
     usual = {int(row["step"]): float(row["lr"]) for row in rows(plain) if row["lr"]}
     for step, rate in rates.items():
         assert rate == pytest.approx(usual[step] * (0.5 if step > 9 else 1), rel=1e-5)
-    # a checkpoint that is no number's neighbour is never the one to go back to
+    # the run never goes back to a checkpoint next to a skipped update
     assert len((tmp_path / "run" / "skipped.txt").read_text().splitlines()) == 5
 
 
-def test_after_three_setbacks_a_sentence(images, tmp_path, monkeypatch):
+def test_three_setbacks_end_the_run(images, tmp_path, monkeypatch):
     seen = spoil(monkeypatch, "mae", lambda step, count: step >= 9)
-    with pytest.raises(PatchloomError, match="no longer finite after 14 steps, though .* halved 3 times: .* --blr"):
+    with pytest.raises(PatchloomError, match="no longer finite after 14 steps, .* halved 3 times: .* --blr"):
         pretrain(images, "mae", out=tmp_path / "run", **SMALL)
     assert seen == [*range(14), *[9, 10, 11, 12, 13] * 3]
     saved = load_file(tmp_path / "run" / "checkpoints" / "last.safetensors")

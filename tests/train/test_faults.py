@@ -1,4 +1,4 @@
-"""Runs that are killed anywhere, by a signal that cannot be caught, end as if they never had been."""
+"""Runs that are killed at any point with SIGKILL and resumed end like uninterrupted ones."""
 
 import random
 import time
@@ -17,7 +17,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_killed_anywhere_is_never_killed(case, images, tmp_path):
+def test_a_run_killed_anywhere_resumes_to_the_same_result(case, images, tmp_path):
     options, rng = CASES[case], random.Random(f"{SEED} {case}")
     print(f"seed {SEED} {case}")
     start(images, tmp_path / "first" / "run", options, Kill())  # the server that processes are forked from starts, too
@@ -40,7 +40,7 @@ def test_killed_anywhere_is_never_killed(case, images, tmp_path):
 
 
 def test_killed_between_the_last_checkpoint_and_its_table(images, tmp_path):
-    """The rows are in the checkpoint, so that the table is whole after the next start, whatever became of it."""
+    """The rows are in the checkpoint, so the table is complete after the next start."""
     for name in ("plain", "cut"):
         start(images, tmp_path / name / "run", CASES["lut"], Kill())
     run = tmp_path / "cut" / "run"

@@ -1,4 +1,4 @@
-"""Runs on pictures whose patches are frames, of one pixel across: what is stored, read again, exported, begun with."""
+"""Runs with patches one pixel wide: storing, loading, exporting, and starting from them."""
 
 import numpy as np
 import pytest

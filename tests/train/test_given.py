@@ -1,4 +1,4 @@
-"""Runs on images that a program gives: they go on when it gives the same again, and tell what no name leads to."""
+"""Runs on in-memory images: resuming with the same images, and errors where only a name would do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL |= {"epochs": 12, "patch_size": 4, "threads": 1, "precision": "float32", "
 
 
 class Stopping(Dataset):
-    """Images, and Ctrl-C when so many items have been asked for."""
+    """Images that raise KeyboardInterrupt after a number of reads."""
 
     def __init__(self, stop: int | None = None):
         self.stop, self.asked = stop, 0
@@ -84,7 +84,7 @@ def test_the_default_folder(tmp_path, monkeypatch):
     assert str(patchloom.pretrain(PIXELS[:20], "mae", **few).folder) == "runs/20-images-given-in-Python-mae"
 
 
-def test_what_a_run_is_takes_the_run_itself(run):
+def test_verbs_accept_a_run_object(run):
     done = patchloom.pretrain(PIXELS, "mae", out=run, **SMALL)
     assert patchloom.load_encoder(done)[1].name == "run"
     assert os.fspath(done) == str(run) and patchloom.export(done, data=PIXELS[:8]).weights == run / "timm.safetensors"

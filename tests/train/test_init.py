@@ -1,4 +1,4 @@
-"""Runs that begin with the weights of another run, or with public ones."""
+"""Runs that start from the weights of another run, or from public ones."""
 
 import csv
 
@@ -26,7 +26,7 @@ def earlier(images, tmp_path_factory):
 
 @pytest.fixture
 def begun(monkeypatch):
-    """The state of each run's task before its first step."""
+    """States of each run's task before its first step."""
     states, train = [], training.train
 
     def noted(fabric, task, *given):
@@ -108,7 +108,7 @@ def test_a_papers_own_file_is_gone_on_with(images, begun, tmp_path, capsys):
     assert f"positions sincos (as in {tmp_path / 'mae.pth'})" in told
     assert "(model, of MAE): 30 matched, 0 missing, 1 unexpected" in told
     assert "Taken besides, of MAE: pixel decoder." in told
-    assert "MAE normalises images by mean 0.485, 0.456, 0.406; standard deviation 0.229, 0.224, 0.225; here" in told
+    assert "MAE normalises images by mean 0.485, 0.456, 0.406; standard deviation 0.229, 0.224, 0.225; this run" in told
 
 
 def test_the_command_line_says_from(images, earlier, begun, tmp_path, capsys):
@@ -116,7 +116,7 @@ def test_the_command_line_says_from(images, earlier, begun, tmp_path, capsys):
     assert main(["pretrain", str(images), *words]) == 0
     assert torch.equal(begun[0]["encoder.cls_token"], weights(earlier)["encoder.cls_token"])
     assert main(["pretrain", str(images), *words, "--init", "timm:vit_tiny_patch16_224"]) == 2
-    assert "--from and --init both say with which weights to begin" in capsys.readouterr().err
+    assert "--from and --init both set the initial weights" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Runs that train only the last blocks of an encoder: what is said, stored and refused, and going on."""
+"""Runs that train only the last blocks of an encoder (``--train_blocks``)."""
 
 import os
 import signal
@@ -30,14 +30,14 @@ DEEP = SMALL | {"model": SMALL["model"] | {"depth": 3, "drop_path_rate": 0.0}, "
 
 @pytest.fixture(scope="module")
 def earlier(images, tmp_path_factory):
-    """The encoder of a run, as a file."""
+    """Encoder file of a run."""
     run = pretrain(images, "mae", out=tmp_path_factory.mktemp("earlier") / "run", **DEEP | {"epochs": 1})
     return str(run.folder / "encoder.safetensors")
 
 
 @pytest.fixture(scope="module")
 def adapted(images, earlier, tmp_path_factory):
-    """A run that trained its last block."""
+    """Run that trained only its last block."""
     out = tmp_path_factory.mktemp("adapted") / "run"
     return pretrain(images, "extrema", out=out, init=earlier, train_blocks=1, **DEEP).folder
 
@@ -58,7 +58,7 @@ def test_the_log_and_the_card_say_what_is_trained(adapted, earlier):
     assert str(Path(earlier).parent) not in card
 
 
-def test_a_token_before_the_first_block_is_said_to_cost(images, earlier, tmp_path, capsys):
+def test_a_learned_token_before_the_first_block_is_reported_as_costly(images, earlier, tmp_path, capsys):
     for task, said in (("simmim", True), ("mae", False)):
         words = typed(images, tmp_path / task, {**DEEP, "task": task, "init": earlier, "train_blocks": 2})
         assert main([*words, "--dry-run"]) == 0
@@ -89,17 +89,17 @@ def test_a_run_that_is_stopped_goes_on_to_the_very_end(images, earlier, adapted,
 
 
 @pytest.fixture(scope="module")
-def alone(images, earlier, tmp_path_factory):
-    """Options of a run, and what one process makes of it."""
+def single_process(images, earlier, tmp_path_factory):
+    """Options of a run, and the result of one process."""
     options = DEEP | {"task": "mae", "init": earlier, "train_blocks": 1, "blr": 1e-3, "epochs": 1}
-    (ended,), (found,) = run_together(images, tmp_path_factory.mktemp("alone") / "run", 1, options)
+    (ended,), (found,) = run_together(images, tmp_path_factory.mktemp("single") / "run", 1, options)
     assert ended.code == 0, ended.told
     return options, found
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_train_what_one_trains(strategy, images, earlier, alone, tmp_path):
-    options, alone = alone
+def test_two_processes_train_what_one_trains(strategy, images, earlier, single_process, tmp_path):
+    options, alone = single_process
     ended, ranks = run_together(images, tmp_path / "run", 2, options | {"strategy": strategy})
     assert [one.code for one in ended] == [0, 0], [one.told for one in ended]
     before = load_file(earlier)
@@ -116,13 +116,13 @@ def test_two_processes_train_what_one_trains(strategy, images, earlier, alone, t
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"train_blocks": 1}, "without --init they would stay random: give --init timm:NAME, a file or a run"),
+        ({"train_blocks": 1}, "random without --init: give --init timm:NAME"),
         ({"train_blocks": -1, "init": "x"}, "--train_blocks must be 0 or more, not -1"),
         ({"train_blocks": 1.5, "init": "x"}, "train_blocks cannot be 1.5"),
         ({"train_blocks": True, "init": "x"}, "train_blocks cannot be True"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anything_is_read(given, said):
+def test_invalid_values_are_refused_before_reading(given, said):
     with pytest.raises(PatchloomError, match=said):
         request("shapes", "mae", given)
 
@@ -148,7 +148,7 @@ def settings_for(task, train_blocks):
 
 
 @pytest.mark.parametrize("task", ["mae", "simmim", "droppos", "extrema"])
-def test_what_a_step_takes_is_counted_as_it_is(task):
+def test_the_memory_of_a_step_is_estimated(task):
     whole, few = (sketch(settings_for(task, count), 8) for count in (None, 1))
     for counted, settings in ((whole, settings_for(task, None)), (few, settings_for(task, 1))):
         assert counted.flops / 8 == pytest.approx(flops_per_image(settings), rel=0.02)

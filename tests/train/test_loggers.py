@@ -1,4 +1,4 @@
-"""What training sends to a tracker after a setback, an early stop, and a result that was not taken."""
+"""Trackers receive each row once after a setback, early stopping, and a rejected result."""
 
 import pytest
 from killing import SMALL, draw_images
@@ -20,7 +20,7 @@ STEPS, FIRST_BAD, LAST = 18, 8, 14  # steps done; after the last of them there i
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """What starts a run, again and again: its loss is no number for a while, and it stops early after step LAST."""
+    """Function that starts or resumes a run whose loss is nan for a while, and which stops early after step LAST."""
     images, seen = draw_images(tmp_path / "images"), []
     whole = task_class("mae").forward
 
@@ -38,14 +38,14 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(queue, "tracker_class", {"tensorboard": Noting}.__getitem__)
     monkeypatch.setattr(training, "_SAVE_EVERY", 0.0)
     monkeypatch.setattr(metrics, "drawing_steps", lambda steps, measured, *_: {0, LAST} & {0, *measured})
-    monkeypatch.setattr(BestMeasure, "hopeless", lambda self, settings: seen[-1] == LAST - 1)
+    monkeypatch.setattr(BestMeasure, "out_of_patience", lambda self, settings: seen[-1] == LAST - 1)
     monkeypatch.setattr(Planner, "forecast", lambda self, plan: None)  # its trial steps are none of the training
     monkeypatch.setattr(task_class("mae"), "forward", forward)
     return start
 
 
 def test_a_kill_after_a_setback_an_early_stop_and_a_result_that_was_not_taken(run, monkeypatch, capsys):
-    def told(name: str) -> list[int]:
+    def received(name: str) -> list[int]:
         return [one[1] for one in Noting.calls if one[0] == name]
 
     rewind = TrackerSet.rewind
@@ -58,14 +58,14 @@ def test_a_kill_after_a_setback_an_early_stop_and_a_result_that_was_not_taken(ru
         killed.setattr(TrackerSet, "rewind", kill)
         with pytest.raises(KeyboardInterrupt):
             run()
-    assert told("row") == [*range(FIRST_BAD + training._MAX_IN_A_ROW)]  # the last of the bad ones has none
-    assert told("back") == [FIRST_BAD]
+    assert received("row") == [*range(FIRST_BAD + training._MAX_IN_A_ROW)]  # the last of the bad ones has none
+    assert received("back") == [FIRST_BAD]
     Noting.fails = {("result",): OSError("no network")}
     run()
-    assert told("back") == [] and told("row") == [*range(FIRST_BAD + 1, LAST + 1)]
-    assert told("pictures") == [LAST, LAST], "those on the way, and those of the weights that are kept"
-    assert told("result") == []
+    assert received("back") == [] and received("row") == [*range(FIRST_BAD + 1, LAST + 1)]
+    assert received("pictures") == [LAST, LAST], "those on the way, and those of the weights that are kept"
+    assert received("result") == []
     Noting.fails = {}
     run()
     assert "is finished" in capsys.readouterr().out
-    assert told("result") == told("pictures") == [LAST] and told("row") == []
+    assert received("result") == received("pictures") == [LAST] and received("row") == []

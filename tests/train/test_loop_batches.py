@@ -1,4 +1,4 @@
-"""Batches that images are missing from: as many in every process, and enough for the task."""
+"""Batches with unreadable images: equal in all processes, and large enough for the task."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ CASES = {
 
 
 def with_damage(folder: Path, count: int, broken: int) -> tuple[Path, list[str]]:
-    """``count`` images without labels, and the names of those trained on; the first ``broken`` cannot be read."""
+    """Return a folder of ``count`` unlabelled images and the training names; the first ``broken`` are unreadable."""
     for path in sorted(draw_images(folder, count).glob("*/*")):
         path.rename(folder / path.name)
     training, _ = hold_out(open_data(str(folder)).train, 0.2, seed=0)

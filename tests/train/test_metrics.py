@@ -1,4 +1,4 @@
-"""What a run prints while it trains: the right time left, the latest measure, at a rhythm that suits the reader."""
+"""Printed progress of a run: time left, latest measure, and intervals."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("quick_probe")
 
 
 class Clock:
-    """Seconds that only pass when they are added."""
+    """Clock that only advances when seconds are added."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -107,7 +107,7 @@ def test_a_name_is_printed_as_it_is(folder, clock, monkeypatch):
 
 
 def test_a_notebook_gets_plain_lines(folder, clock, monkeypatch):
-    """The stdout of Jupyter is no terminal."""
+    """Stdout of Jupyter, which is no terminal."""
     out = io.StringIO()
     reporter = reporter_on(out, folder, clock, monkeypatch)
     reporter.say("begun")
@@ -118,7 +118,7 @@ def test_a_notebook_gets_plain_lines(folder, clock, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "value"), [("FORCE_COLOR", "1"), ("TERM", "dumb")])
-def test_what_cannot_take_a_line_back_is_no_terminal(name, value, folder, clock, monkeypatch):
+def test_an_output_without_cursor_control_is_no_terminal(name, value, folder, clock, monkeypatch):
     out = io.StringIO() if name == "FORCE_COLOR" else Screen()
     reporter = reporter_on(out, folder, clock, monkeypatch)
     monkeypatch.setenv(name, value)
@@ -151,21 +151,21 @@ def walk(pace, clock, step, seconds):
 
 def test_slow_first_updates_do_not_count(clock):
     pace = Pace(1000, 0, 32, clock=clock)
-    assert pace.left() is None and pace.describe() == ("", "")
+    assert pace.seconds_left() is None and pace.describe() == ("", "")
     step = walk(pace, clock, 0, [3.0])
-    assert pace.left() == pytest.approx(3.0 * 999), "better than nothing"
+    assert pace.seconds_left() == pytest.approx(3.0 * 999), "better than nothing"
     step = walk(pace, clock, step, [2.0, 1.5, 1.0] + [0.5] * 16)
-    assert pace.left() == pytest.approx(0.5 * 980), "the mean since the start would say 825 s"
+    assert pace.seconds_left() == pytest.approx(0.5 * 980), "the mean since the start would say 825 s"
     assert pace.describe()[0] == "64 images/s"
 
 
 def test_after_a_start_the_pace_of_the_one_before_is_believed_until_there_is_another(clock):
     pace = Pace(1000, 400, 32, seconds=200.0, before=0.5, clock=clock)
-    assert pace.left() == pytest.approx(300.0)
+    assert pace.seconds_left() == pytest.approx(300.0)
     step = walk(pace, clock, 400, [3.0, 1.0, 1.0])
-    assert pace.left() == pytest.approx(0.5 * 597)
+    assert pace.seconds_left() == pytest.approx(0.5 * 597)
     walk(pace, clock, step, [0.25] * 17)
-    assert pace.left() == pytest.approx(0.25 * 580)
+    assert pace.seconds_left() == pytest.approx(0.25 * 580)
     assert pace.seconds() == pytest.approx(200 + 5 + 0.25 * 17)
 
 
@@ -231,7 +231,7 @@ def values(run):
 
 
 def test_a_run_shows_its_latest_measure_and_after_resuming_at_once(tmp_path, monkeypatch, capsys):
-    """At every update the line is made, and names what the last row with a measure holds."""
+    """The progress line is built at every update, and shows the last measure of the rows."""
     images, run, seen = draw_images(tmp_path / "images"), tmp_path / "run", []
     line = metrics.progress_line
 
@@ -264,8 +264,8 @@ def test_a_run_shows_its_latest_measure_and_after_resuming_at_once(tmp_path, mon
         assert measured in (latest, earlier), "the line before the measure has the one before"
     assert seen[begun][:2] == (11, at[6]), "what was measured before the stop is shown at once"
     assert f"Resuming after step 11 of 24. The last measure: {at[6]} (mean colour" in after
-    assert "Resuming" not in before and "not known yet" in seen[0][2] and "left" in seen[begun][2]
-    assert "not known" not in seen[begun][2], "the pace of the start before"
+    assert "Resuming" not in before and "unknown" in seen[0][2] and "left" in seen[begun][2]
+    assert "unknown" not in seen[begun][2], "the pace of the start before"
     assert seen[-1][2].startswith("trained in ")
 
 

@@ -1,4 +1,4 @@
-"""Pictures on the way: when they are drawn, that they come early, and that they change nothing that is trained."""
+"""Pictures during training: when they are drawn, and that they do not affect training."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from patchloom.train.metrics import drawing_steps, estimate_flops, event_steps, 
 
 @pytest.fixture
 def priced(monkeypatch):
-    """Tasks of which an image takes a given number of operations."""
+    """Set the number of operations per image of all tasks."""
 
     def price(each: float) -> nn.Module:
         monkeypatch.setattr(metrics, "estimate_flops", lambda task: each)
@@ -67,7 +67,7 @@ def test_pictures_come_before_the_first_step_and_change_nothing(unlabelled_image
 
 
 def left_behind(run: Path) -> dict[str, bytes]:
-    """Weights and moments, pictures and words of a finished run."""
+    """Return weights, moments, pictures and texts of a finished run."""
     tensors = load_file(run / "checkpoints" / "last.safetensors")
     files = [*sorted(run.glob("pictures/*.png")), run / "summary.txt", run / "verdict.yaml"]
     assert len(files) > 3

@@ -1,4 +1,4 @@
-"""Lines fit the terminal: none wraps by itself, and what matters most stays longest."""
+"""Lines that fit the terminal: the most important parts stay longest."""
 
 import pytest
 

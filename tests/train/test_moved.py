@@ -1,4 +1,4 @@
-"""A run writes into the folder that it began in, or not at all: another one at the same path is left alone."""
+"""A run writes only into the folder in which it began, never into another one at the same path."""
 
 import errno
 import fcntl
@@ -42,7 +42,7 @@ def remove_lock(run: Path) -> None:
 
 
 def replace(run: Path) -> None:
-    """By a folder in which another process trains."""
+    """Replace the folder by one in which another process trains."""
     run.rename(run.with_name("moved"))
     (run / "checkpoints").mkdir(parents=True)
     for name in (".lock", "requested.yaml", "log.txt", "checkpoints/last.safetensors"):
@@ -66,7 +66,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("event", "change"), CASES)
-def test_a_folder_that_is_not_the_same_is_left_alone(event, change, images, tmp_path, monkeypatch, capfd):
+def test_another_folder_at_the_same_path_is_left_alone(event, change, images, tmp_path, monkeypatch, capfd):
     out, there = tmp_path / "run", []
     owner, name = EVENTS[event]
     method, calls = getattr(owner, name), []
@@ -127,7 +127,7 @@ def no_module(monkeypatch):
 
 
 def no_answer(monkeypatch):
-    """A disc that does not say for a while what is on it: what is written next will tell."""
+    """Simulate a disc that cannot be queried for a while."""
     stat = os.stat
 
     def refused(path, *arguments, **more):
@@ -146,7 +146,7 @@ def test_file_systems_without_locks_are_served(system, images, tmp_path, monkeyp
 
 
 def test_two_that_begin_at_once(images, tmp_path, monkeypatch, capfd):
-    """The second one looked when nothing was there; when it begins, the first one has ended."""
+    """The second process checks before the first one begins, and starts after it has ended."""
     out, begin = tmp_path / "run", RunFolder.begin
     calls = []
 

@@ -1,4 +1,4 @@
-"""What a run says before it begins: what it will take, and that it cannot be, before anything of it is taken."""
+"""Plan and forecast of a run before it begins, and refusal of runs that do not fit."""
 
 import os
 import re
@@ -61,7 +61,7 @@ def test_a_dry_run_says_the_plan_and_writes_nothing(images, tmp_path, capsys):
     assert run.folder == tmp_path / "run" and "takes about" in run.summary and not run.folder.exists()
 
 
-def test_what_auto_became_stands_in_one_column_whatever_the_longest_name(images, tmp_path, capsys):
+def test_values_of_auto_are_aligned(images, tmp_path, capsys):
     words = typed(images, tmp_path / "run", {"task": "mp3", "epochs": 1})
     assert main([*words, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -70,7 +70,7 @@ def test_what_auto_became_stands_in_one_column_whatever_the_longest_name(images,
     assert len({re.match(r"  \S+ +", line).end() for line in became}) == 1
 
 
-def test_what_the_plan_measures_does_not_reach_the_training(images, tmp_path, monkeypatch):
+def test_planning_does_not_affect_training(images, tmp_path, monkeypatch):
     for task in ("droppos", "extrema"):
         pretrain(images, task, out=tmp_path / task / "measured" / "run", **SMALL | {"epochs": 2})
         with monkeypatch.context() as patch:
@@ -93,7 +93,7 @@ def test_the_plan_is_in_the_log_and_a_run_that_goes_on_says_what_is_left(images,
 
 
 def real_bytes(settings, images):
-    """What a step really keeps for the way back."""
+    """Return the bytes that a real step saves for the backward pass."""
     step, kept = Step(settings, batch=images), {}
     own = {one.untyped_storage().data_ptr() for one in (*step.task.parameters(), *step.task.buffers())}
     alive = []
@@ -112,7 +112,7 @@ def real_bytes(settings, images):
 
 
 @pytest.mark.parametrize("name", OPTION_SETS)
-def test_what_is_counted_without_numbers_is_what_a_step_keeps(name):
+def test_the_estimated_memory_is_that_of_a_real_step(name):
     settings = settings_for(
         asked_of(name), img_size=32, patch_size=8, model={"name": "nano", "depth": 2}, kernels="torch"
     )
@@ -134,15 +134,13 @@ def test_a_task_that_cannot_be_counted_is_not_refused_for_it(monkeypatch):
     assert counted.activations is None and counted.flops is None and counted.least() > 0
 
 
-def test_what_needs_more_than_the_memory_is_refused_with_need_and_limit():
+def test_steps_larger_than_the_memory_are_refused():
     settings = settings_for("droppos", img_size=10_000, patch_size=16, attention="fused", kernels="torch")
     begin = time.process_time()
     with pytest.raises(PatchloomError) as refusal:
         estimate.refuse_too_large(settings, 128)
     said = str(refusal.value)
-    assert re.search(
-        r"in the [\d.,]+ GiB of memory that there are: a step of 128 images needs [\d,]+ GiB or more", said
-    )
+    assert re.search(r"a step of 128 images needs at least [\d,]+ GiB of memory .* and there are [\d.,]+ GiB", said)
     assert "lower --img_size" in said and time.process_time() - begin < 60
 
 
@@ -151,9 +149,9 @@ def test_a_refusal_names_the_batch_that_fits(monkeypatch):
     whole = sketch(settings, 128)
     monkeypatch.setattr(estimate, "resident", lambda *_: 0.0)
     monkeypatch.setattr(estimate, "memory", lambda device: (0.0, whole.least(40) / 0.8 / GIB))
-    with pytest.raises(PatchloomError, match="give --batch_size 32 and --accumulate 4"):
+    with pytest.raises(PatchloomError, match="use --batch_size 32 and --accumulate 4"):
         estimate.refuse_too_large(settings, 128)
-    with pytest.raises(PatchloomError, match="give --batch_size 64 and --accumulate 4, or take"):  # of two processes
+    with pytest.raises(PatchloomError, match="use --batch_size 64 and --accumulate 4, or"):  # of two processes
         estimate.refuse_too_large(replace(settings, accumulate=1, batch_size=256), 128)
     monkeypatch.setattr(estimate, "memory", lambda device: (0.0, whole.sizes.state / 2 / GIB))
     with pytest.raises(PatchloomError, match="choose a smaller --model"):
@@ -162,13 +160,13 @@ def test_a_refusal_names_the_batch_that_fits(monkeypatch):
     assert estimate.refuse_too_large(settings, 128) == whole
 
 
-def test_what_is_slow_or_tight_is_said():
+def test_slow_or_tight_runs_get_hints():
     room = {"there": 10 * GIB, "free": 8 * GIB, "disc": 1e9, "room": 2e9}
     days = estimate.Forecast(steps=1000, step=3600.0, how="calculated", memory=9 * GIB, **room, advice="do less")
     time_, remark, memory, tight, disc = days.sentences()
     assert time_.startswith("takes about 42 days: 1,000 steps of 1 h 0 min, calculated") and "fewer --epochs" in remark
-    assert "on top" in time_ and "on top" not in replace(days, steps_alone=False).sentences()[0]
-    assert memory == "needs about 9.0 of 10.0 GiB of memory" and "8.0 are free now: do less" in tight
+    assert "without" in time_ and "without" not in replace(days, steps_alone=False).sentences()[0]
+    assert memory == "needs about 9.0 of 10.0 GiB of memory" and "8.0 GiB are free now: do less" in tight
     assert disc == "needs 1.0 GB of the 2.0 GB that are free on the disc"
     quick = replace(days, step=0.06, memory=1 * GIB).sentences()
     assert len(quick) == 3

@@ -1,4 +1,4 @@
-"""The parts of training that are plain functions: parameter groups, settings."""
+"""Resolved settings, parameter groups, and other plain functions of training."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_resolve_replaces_every_auto_and_says_why():
     assert all(reasons.values())
 
 
-def test_resolve_leaves_alone_what_was_asked():
+def test_resolve_keeps_given_values():
     asked = Settings(
         "x", {"name": "mae"}, {"name": "micro", "depth": 3}, img_size=(64, 32), patch_size=4, epochs=7, blr=0.5
     )
@@ -62,7 +62,7 @@ def test_resolve_leaves_alone_what_was_asked():
 
 
 class Textured(Source):
-    """Images of 400 pixels: stripes of 4 pixels, or the same 100 wide."""
+    """Images of 400 pixels with stripes 4 or 100 pixels wide."""
 
     def __init__(self, wide):
         self.name, self.wide = "textures", wide
@@ -81,21 +81,25 @@ class Textured(Source):
 def test_images_whose_structure_a_reduction_loses_are_cut_at_native_scale():
     stats, model, device = STATS._replace(height=400, width=400), {"name": "auto"}, {"device": "cpu"}
 
-    def found(task="mae", images=None, **given):
+    def crop_of(task="mae", images=None, **given):
         asked = Settings("x", with_defaults({"name": task}), model, **device, **given)
         settings, reasons = resolve(asked, 900, 3, stats, images=images)
         return settings.crop_scale, reasons.get("crop_scale", "")
 
     fine = Textured(wide=1)
-    assert found(images=fine)[0] == "native" and "400x400" in found(images=fine)[1] and "96x96" in found(images=fine)[1]
-    assert found(images=Textured(wide=25))[0] == 0.2
-    assert found(images=fine, img_size=(240, 240))[0] == 0.2  # hardly smaller than the images
-    assert found("droppos", fine)[0] == 0.2  # asks where a patch is, which depends on the scale
-    assert found(images=fine, crop_scale=0.3) == (0.3, "")
-    assert found(images=fine, cache=120)[0] == 0.2
+    assert (
+        crop_of(images=fine)[0] == "native"
+        and "400x400" in crop_of(images=fine)[1]
+        and "96x96" in crop_of(images=fine)[1]
+    )
+    assert crop_of(images=Textured(wide=25))[0] == 0.2
+    assert crop_of(images=fine, img_size=(240, 240))[0] == 0.2  # hardly smaller than the images
+    assert crop_of("droppos", fine)[0] == 0.2  # asks where a patch is, which depends on the scale
+    assert crop_of(images=fine, crop_scale=0.3) == (0.3, "")
+    assert crop_of(images=fine, cache=120)[0] == 0.2
 
 
-def test_native_crops_that_cannot_be_had_are_refused():
+def test_native_crops_of_other_tasks_are_refused():
     with pytest.raises(PatchloomError, match="--cache whole"):
         Settings("x", crop_scale="native", cache=120).check()
     settings, _ = of_task("lut", 900, crop_scale="native", img_size=(32, 32))
@@ -109,7 +113,7 @@ def test_sizes_for_patches_that_are_not_square():
     given = {"device": "cpu", "patch_size": (40, 1)}
     settings, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, **given), 900, 3, STATS)
     assert (settings.img_size, settings.encoder_spec().grid) == ((80, 96), (2, 96))
-    with pytest.raises(PatchloomError, match="a Swin takes square patches, and these are 40x1 pixels: give their side"):
+    with pytest.raises(PatchloomError, match="--patch_size 40x1: a Swin needs square patches"):
         resolve(Settings("x", {"name": "mae"}, {"name": "swin-nano"}, **given), 900, 3, STATS)
 
 
@@ -122,7 +126,7 @@ def test_small_data_gets_more_epochs_and_smaller_batches():
 
 
 def of_task(name, n, **given):
-    """Settings and reasons of a training on ``n`` images."""
+    """Return settings and reasons for training on ``n`` images."""
     task = {"name": name, **given.pop("options", {})}
     return resolve(Settings("x", with_defaults(task), {"name": "auto"}, device="cpu", **given), n, 3, STATS)
 
@@ -147,7 +151,7 @@ def test_a_teacher_gets_enough_updates_and_a_memory_that_fits_them():
     assert (mae.batch_size, mae.weight_decay) == (128, 0.05)
 
 
-def test_what_is_given_stays_however_short_the_training():
+def test_given_values_are_kept_in_short_trainings():
     asked = {"epochs": 3, "batch_size": 64, "weight_decay": 0.02}
     settings, reasons = of_task("extrema", 11_250, options={"loss": "byol", "momentum": 0.99}, **asked)
     assert (settings.batch_size, settings.weight_decay) == (64, 0.02)
@@ -174,7 +178,7 @@ def test_auto_sizes_always_fit(side):
 
 def test_images_of_a_pixel_are_refused():
     stats = STATS._replace(height=1, width=300)
-    with pytest.raises(PatchloomError, match="1 pixel or fewer"):
+    with pytest.raises(PatchloomError, match="a side of 1 pixel or less"):
         resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu"), 900, 3, stats)
     asked = Settings("x", {"name": "mae"}, {"name": "auto"}, (32, 32), device="cpu")
     assert resolve(asked, 900, 3, stats)[0].patch_size == 4
@@ -185,8 +189,8 @@ def test_images_of_a_pixel_are_refused():
     [
         ({"epochs": 0}, "--epochs must be above 0"),
         ({"blr": -1.0}, "--blr must be above 0"),
-        ({"held_out": 1.5}, "--held_out is a share between 0 and 1"),
-        ({"crop_scale": 0.0}, "--crop_scale is a share"),
+        ({"held_out": 1.5}, "--held_out must be a fraction between 0 and 1"),
+        ({"crop_scale": 0.0}, "--crop_scale must be a fraction"),
         ({"img_size": (0, 32)}, "--img_size must be positive"),
         ({"patch_size": (40, 0)}, "--patch_size must be positive and 65536 or less, not 40x0"),
         ({"seed": -1}, "--seed must be 0 or more"),
@@ -212,7 +216,7 @@ def test_seeded_steps_repeat():
 
 
 @pytest.mark.parametrize(("task", "least"), [("mae", 1), ("lut", 2), ("extrema", 2)])
-def test_what_to_do_without_memory_is_never_refused(task, least, monkeypatch):
+def test_the_remedy_for_too_little_memory_is_valid(task, least, monkeypatch):
     for processes in (1, 3):
         monkeypatch.setattr("patchloom.train.estimate.world", lambda processes=processes: processes)
         for batch in range(1, 9):

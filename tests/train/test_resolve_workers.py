@@ -1,4 +1,4 @@
-"""The cores of a machine are shared out among the processes that train on it, and those that read for them."""
+"""The cores of a machine are shared by its training processes and their workers."""
 
 import multiprocessing
 import platform

@@ -1,4 +1,4 @@
-"""What a machine may lack or take away: room, permission, memory, a process; and folders full of rubbish."""
+"""Runs without disc space, permission or memory, with a killed worker, or with many broken files."""
 
 import errno
 import multiprocessing
@@ -32,21 +32,21 @@ TASK = {"task": "mae", "epochs": 3}
 
 
 @pytest.fixture(scope="module")
-def whole(images, tmp_path_factory):
-    """The folder of a run to which nothing happened."""
-    out = tmp_path_factory.mktemp("whole") / "run"
+def undisturbed(images, tmp_path_factory):
+    """Folder of an undisturbed run."""
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
     assert main(typed(images, out, TASK)) == 0
     return out
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    """A checkpoint is written after every update."""
+    """Write a checkpoint after every update."""
     monkeypatch.setattr(training, "_SAVE_EVERY", 0.0)
 
 
 def refused(words: list, capfd) -> str:
-    """What a command said that the user has to mend something."""
+    """Run a command that fails, and return its message."""
     capfd.readouterr()
     code, err = main([str(word) for word in words]), capfd.readouterr().err
     assert code == 2 and err.startswith("patchloom: ") and err.count("\n") == 1, err
@@ -55,7 +55,7 @@ def refused(words: list, capfd) -> str:
 
 @contextmanager
 def limited(name: int, value: int) -> Iterator[None]:
-    """While entered, this process may not have more of something."""
+    """Limit a resource of this process inside this block."""
     before = resource.getrlimit(name)
     resource.setrlimit(name, (value, before[1]))
     try:
@@ -66,7 +66,7 @@ def limited(name: int, value: int) -> Iterator[None]:
 
 @pytest.fixture
 def small_disc(tmp_path):
-    """A file system of its own, and what changes it: its size, or whether it may be written."""
+    """Separate small file system, with a function that changes its size or makes it read-only."""
     place = tmp_path / "disc"
     place.mkdir()
 
@@ -79,13 +79,13 @@ def small_disc(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def goes_on(images: Path, out: Path, whole: Path) -> None:
+def goes_on(images: Path, out: Path, undisturbed: Path) -> None:
     assert main(typed(images, out, TASK)) == 0
-    assert left_behind(out) == left_behind(whole)
+    assert left_behind(out) == left_behind(undisturbed)
 
 
 def test_a_disc_that_is_too_small(images, small_disc, capfd):
-    """It is refused before the first step, and not at the last checkpoint."""
+    """The run is refused before the first step, not at the last checkpoint."""
     place, _ = small_disc
     said = refused(typed(images, place / "run", TASK), capfd)
     assert re.search(
@@ -94,8 +94,8 @@ def test_a_disc_that_is_too_small(images, small_disc, capfd):
     assert not any(place.iterdir())
 
 
-def test_a_disc_that_runs_full(images, whole, small_disc, capfd, monkeypatch):
-    """Since others fill it meanwhile: there seemed to be room."""
+def test_a_disc_that_runs_full(images, undisturbed, small_disc, capfd, monkeypatch):
+    """Others fill the disc during training."""
     place, mount = small_disc
     (place / "others").write_bytes(bytes(300_000))
     with monkeypatch.context() as patch:
@@ -103,34 +103,34 @@ def test_a_disc_that_runs_full(images, whole, small_disc, capfd, monkeypatch):
         said = refused(typed(images, place / "run", TASK), capfd)
     assert "could not be written" in said and "No space left on device" in said
     assert mount("-o", "remount,size=16m")
-    goes_on(images, place / "run", whole)
+    goes_on(images, place / "run", undisturbed)
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.99])
-def test_files_that_may_not_grow_so_large(images, whole, tmp_path, capfd, share):
-    size = (whole / "checkpoints" / "last.safetensors").stat().st_size
+def test_files_that_may_not_grow_so_large(images, undisturbed, tmp_path, capfd, share):
+    size = (undisturbed / "checkpoints" / "last.safetensors").stat().st_size
     with limited(resource.RLIMIT_FSIZE, int(share * size)):
         said = refused(typed(images, tmp_path / "run", TASK), capfd)
     assert "could not be written" in said and "File too large" in said
-    goes_on(images, tmp_path / "run", whole)
+    goes_on(images, tmp_path / "run", undisturbed)
 
 
-def test_a_disc_that_is_read_only(images, whole, small_disc, capfd):
+def test_a_disc_that_is_read_only(images, undisturbed, small_disc, capfd):
     place, mount = small_disc
     assert mount("-o", "remount,size=16m")
-    shutil.copytree(whole, place / "run")
+    shutil.copytree(undisturbed, place / "run")
     (place / "run" / "summary.txt").unlink()
     assert mount("-o", "remount,ro")
     for out in (place / "run", place / "new"):
         assert "Read-only file system" in refused(typed(images, out, TASK), capfd)
     assert main(["look", str(place / "run"), f"--out={place.parent / 'pictures'}"]) == 0
     assert mount("-o", "remount,rw")
-    goes_on(images, place / "run", whole)
+    goes_on(images, place / "run", undisturbed)
 
 
 @pytest.mark.parametrize("number", [1, 4, 9])
-def test_permission_that_is_lost_on_the_way(images, whole, tmp_path, monkeypatch, capfd, number):
-    """As any file of the run is renamed into place."""
+def test_permission_that_is_lost_on_the_way(images, undisturbed, tmp_path, monkeypatch, capfd, number):
+    """Permission is lost when any of the run's files is renamed."""
     rename, seen = os.replace, []
 
     def replace(source, target):
@@ -142,11 +142,11 @@ def test_permission_that_is_lost_on_the_way(images, whole, tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", replace)
         assert "could not be written (Permission denied)" in refused(typed(images, tmp_path / "run", TASK), capfd)
-    goes_on(images, tmp_path / "run", whole)
+    goes_on(images, tmp_path / "run", undisturbed)
 
 
 class Hostile:
-    """What would make a file if it were unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -157,14 +157,14 @@ class Hostile:
 
 @pytest.mark.parametrize("name", ["x.pth", "x.safetensors"])
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "plain"])
-def test_a_pickle_is_never_run(images, whole, tmp_path, capfd, name, zipped):
+def test_a_pickle_is_never_run(images, undisturbed, tmp_path, capfd, name, zipped):
     made, file = tmp_path / "made", tmp_path / name
     content = {"model": Hostile(made), "weight": torch.zeros(1)}
     torch.save(content, file) if zipped else file.write_bytes(pickle.dumps(content))
     out = tmp_path / "run"
     said = refused([*typed(images, out, TASK), f"--init={file}"], capfd)
     assert str(file) in said and not made.exists() and not out.exists()
-    shutil.copytree(whole, out)
+    shutil.copytree(undisturbed, out)
     for place in [*(out / "checkpoints").iterdir(), out / "encoder.safetensors"]:
         shutil.copy(file, place)
     (out / "summary.txt").unlink()
@@ -174,7 +174,7 @@ def test_a_pickle_is_never_run(images, whole, tmp_path, capfd, name, zipped):
 
 
 def rubbish(folder: Path, good: Path) -> None:
-    """A thousand files that are no images, or not any more."""
+    """Folder of a thousand files that are broken or no images."""
     rng, broken = random.Random(0), folder / "broken"
     broken.mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(0, 2**16, (40, 40, 3), dtype=np.uint16)
@@ -209,7 +209,7 @@ def rubbish(folder: Path, good: Path) -> None:
 
 
 def test_a_thousand_broken_files(tmp_path, capfd):
-    """Beside 6 images none may be among those that are looked at first; beside 300 the run does its work."""
+    """With 6 images, the first sample may contain none; with 300, the run succeeds."""
     folder, out = tmp_path / "data", tmp_path / "run"
     rubbish(folder, draw_images(tmp_path / "good", 6))
     words = typed(folder, out, TASK | {"epochs": 1, "batch_size": 8, "workers": 1})
@@ -247,14 +247,12 @@ def test_too_little_memory(tmp_path, capfd):
     held = int(re.search(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
     with limited(resource.RLIMIT_AS, held + (1 << 30)):
         said = refused(typed(folder, tmp_path / "run", TASK | more), capfd)
-    assert re.search(
-        r"steps of 150 images need more memory than there is \(\d\.\d GiB of \d+\.\d were in use, and", said
-    )
+    assert re.search(r"out of memory at 150 images per step \(\d\.\d GiB of \d+\.\d were in use, and", said)
     assert "GiB more were requested" in said and "halve --batch_size and double --accumulate" in said
 
 
 @pytest.mark.parametrize("step", [1, 4])
-def test_a_reading_process_that_is_killed(images, whole, tmp_path, capfd, monkeypatch, step):
+def test_a_reading_process_that_is_killed(images, undisturbed, tmp_path, capfd, monkeypatch, step):
     save, out = training.save_checkpoint, tmp_path / "run"
     options, killed = TASK | {"workers": 1}, []
 
@@ -271,7 +269,7 @@ def test_a_reading_process_that_is_killed(images, whole, tmp_path, capfd, monkey
         said = refused(typed(images, out, options), capfd)
     assert killed and "a process that read images has died" in said
     assert main(typed(images, out, options)) == 0
-    assert left_behind(out) == left_behind(whole)
+    assert left_behind(out) == left_behind(undisturbed)
 
 
 def test_a_reading_process_that_dies_with_a_tensor_under_way(monkeypatch):

@@ -1,4 +1,4 @@
-"""A run that was stopped and resumed, or trained on, ends with the very weights of one that never was."""
+"""An interrupted and resumed run, or one that is trained longer, ends with the weights of an uninterrupted run."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ SIZES = ["--model", "nano", "--model.embed_dim", "32", "--model.depth", "1", "--
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """Without labels, so that no time goes into evaluation."""
+    """Unlabelled images, which need no evaluation."""
     folder = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
     for i in range(120):
@@ -42,7 +42,7 @@ def words(images: Path, out: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def plain(images, tmp_path_factory):
-    """A run that begins as users begin theirs; the others are forked."""
+    """Run started from the command line in a fresh process; the others are forked."""
     out = tmp_path_factory.mktemp("plain")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}  # several threads may add up in another order
     command = [sys.executable, "-m", "patchloom", *words(images, out)]
@@ -51,7 +51,7 @@ def plain(images, tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_stopped_and_resumed_is_never_stopped(images, plain, tmp_path, number):
+def test_a_resumed_run_equals_an_uninterrupted_one(images, plain, tmp_path, number):
     other = Command(words(images, tmp_path / "stopped"))
     for line in other.stdout:
         if " · epoch 4.0/16 · " in line:
@@ -70,8 +70,8 @@ def test_stopped_and_resumed_is_never_stopped(images, plain, tmp_path, number):
 
 
 @pytest.mark.parametrize("door", [os.pipe, os.openpty])
-def test_training_goes_on_when_nobody_reads_what_it_prints(door, images, plain, tmp_path):
-    """As where Ctrl-C ends `tee`, or the terminal is gone: what is printed is in the log."""
+def test_training_goes_on_without_a_reader_of_its_output(door, images, plain, tmp_path):
+    """If Ctrl-C ends `tee`, or the terminal is closed, the output is still in the log."""
     reader, writer = door()
     process = Command(words(images, tmp_path / "unread"), stdout=writer)
     os.close(writer)
@@ -94,7 +94,7 @@ def weights(run: Path) -> dict[str, bytes]:
 
 
 class _Kill(BaseException):
-    """As SIGKILL: nothing handles it."""
+    """Exception that nothing handles, like SIGKILL."""
 
 
 def killed(monkeypatch, owner, name: str, calls: int, *given, **settings) -> None:
@@ -115,7 +115,7 @@ def killed(monkeypatch, owner, name: str, calls: int, *given, **settings) -> Non
 
 @pytest.fixture(scope="module")
 def finished(images, tmp_path_factory):
-    """A run of 2 epochs, and the same trained on to 6."""
+    """Run of 2 epochs, and the same run trained to 6."""
     out = tmp_path_factory.mktemp("finished")
     pretrain(images, "extrema", out=out / "two", **SMALL | {"epochs": 2})
     shutil.copytree(out / "two", out / "six")
@@ -123,7 +123,7 @@ def finished(images, tmp_path_factory):
     return out
 
 
-def test_a_finished_run_is_trained_on_by_a_new_schedule(images, finished, capsys):
+def test_a_finished_run_is_trained_longer_with_a_new_schedule(images, finished, capsys):
     two, six = finished / "two", finished / "six"
     rows = [
         dict(zip(*(line.split(",") for line in (head, row)), strict=False))
@@ -134,13 +134,13 @@ def test_a_finished_run_is_trained_on_by_a_new_schedule(images, finished, capsys
     last = max(rates) // 3
     assert metrics(six)[: last + 2] == metrics(two)
     assert rates[last] < 0.1 * rates[last + 2] and rates[last + 1] > rates[max(rates)]
-    assert left(six / "earlier" / "epochs-2") == left(two)
+    assert contents_of(six / "earlier" / "epochs-2") == contents_of(two)
     load_encoder(six / "earlier" / "epochs-2")
     assert weights(six) != weights(two)
     capsys.readouterr()
     pretrain(images, "extrema", out=six, **SMALL | {"epochs": 6})
     assert "is finished" in capsys.readouterr().out
-    with pytest.raises(PatchloomError, match="trained on to 6 epochs"):
+    with pytest.raises(PatchloomError, match="trained for 6 epochs"):
         pretrain(images, "extrema", out=six, **SMALL | {"epochs": 2})
     with pytest.raises(PatchloomError, match="blr"):
         pretrain(images, "extrema", out=six, **SMALL | {"epochs": 12, "blr": 1e-3})
@@ -154,21 +154,23 @@ def test_a_finished_run_is_trained_on_by_a_new_schedule(images, finished, capsys
         (TrainState, "count", 5),
     ],
 )
-def test_training_on_that_is_killed_is_never_killed(owner, name, calls, images, finished, tmp_path, monkeypatch):
+def test_longer_training_that_is_killed_resumes_to_the_same_result(
+    owner, name, calls, images, finished, tmp_path, monkeypatch
+):
     run = shutil.copytree(finished / "two", tmp_path / "six")
     longer = {"out": run, **SMALL, "epochs": 6}
     killed(monkeypatch, owner, name, calls, images, "extrema", **longer)
     pretrain(images, "extrema", **longer)
-    assert left(run) == left(finished / "six")
+    assert contents_of(run) == contents_of(finished / "six")
     kept = run / "earlier" / "epochs-2"
-    assert weights(kept) == weights(finished / "two") and left(kept) == left(finished / "two")
+    assert weights(kept) == weights(finished / "two") and contents_of(kept) == contents_of(finished / "two")
 
 
 def test_the_command_of_the_verdict_works(images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pretrain(images, "mae", **SMALL | {"model": {"name": "nano", "depth": 1}, "epochs": 0.5, "img_size": (32, 40)})
     run = RunFolder(next((tmp_path / "runs").iterdir()))
-    words = shlex.split(next(line for line in run.log.read_text().splitlines() if "to train on: " in line))[3:]
+    words = shlex.split(next(line for line in run.log.read_text().splitlines() if "to train longer: " in line))[3:]
     assert words[:2] == ["patchloom", "pretrain"] and words[-2:] == ["--epochs", "2"] and "--out" not in words
     assert main(words[1:]) == 0
     assert run.read_config().epochs == 2 and run.kept_end(0.5).exists()
@@ -188,7 +190,7 @@ def test_images_that_have_moved_are_the_same_ones(images, tmp_path, monkeypatch,
     assert RunFolder(tmp_path / "plain").read_config().data == str(moved)
     other = moved.rename(tmp_path / "other")
     (other / "0.png").unlink()
-    with pytest.raises(PatchloomError, match=r"that were trained on, \d+ are in") as refused:
+    with pytest.raises(PatchloomError, match=r"has \d+ of the \d+ training images") as refused:
         pretrain(other, "mae", out=tmp_path / "run", **given)
     assert "data: was" in str(refused.value)
 
@@ -220,8 +222,8 @@ def metrics(run: Path) -> list[str]:
     return [",".join(row.split(",")[:-1]) for row in (run / "metrics.csv").read_text().splitlines()]
 
 
-def left(run: Path) -> dict[str, object]:
-    """All that a finished run is, without times."""
+def contents_of(run: Path) -> dict[str, object]:
+    """Return the contents of a finished run, without times."""
     kept = ("pictures/*.png", "verdict.yaml", "summary.txt", "encoder.safetensors", "trained_on.bin")
     files = {str(path.relative_to(run)): path.read_bytes() for pattern in kept for path in run.glob(pattern)}
     return {**weights(run), **files, "metrics": metrics(run)}

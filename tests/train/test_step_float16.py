@@ -1,4 +1,4 @@
-"""float16, for GPUs without bfloat16: losses are scaled lest small gradients be 0, and too large a scale is lowered."""
+"""float16 training for GPUs without bfloat16, with dynamic loss scaling."""
 
 import csv
 from dataclasses import dataclass
@@ -90,7 +90,7 @@ def test_an_overflow_costs_an_update_and_nothing_else(images, tmp_path, monkeypa
     assert "skipped" not in capsys.readouterr().out and not (tmp_path / "run" / "skipped.txt").exists()
 
 
-def test_going_on_knows_the_scale(images, tmp_path, monkeypatch):
+def test_the_scale_is_resumed(images, tmp_path, monkeypatch):
     pretrain(images, "mae", out=tmp_path / "whole", **HALF)
     monkeypatch.setattr(training, "_SAVE_EVERY", 0.0)
     adapt, update = TrainState.adapt, Stepper.update

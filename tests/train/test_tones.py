@@ -1,4 +1,4 @@
-"""A run on the built-in recordings, from what it would do to its pictures and its export."""
+"""A run on the built-in recordings: dry run, pictures and export."""
 
 import shlex
 
@@ -20,7 +20,7 @@ from patchloom.train.resolve import resolve
 TINY = {name: value for name, value in SMALL.items() if name not in ("img_size", "patch_size")} | {"epochs": 1}
 
 
-def test_what_a_run_would_do_is_said_and_nothing_is_trained(tmp_path, capsys, monkeypatch):
+def test_a_dry_run_trains_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["pretrain", "tones:48", "--dry_run", "--model.embed_dim", "32", "--model.depth", "1"]) == 0
     said = " ".join(capsys.readouterr().out.split())

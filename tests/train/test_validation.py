@@ -1,4 +1,4 @@
-"""The measures of a run stand beside what needs no learning."""
+"""Validation measures and their baselines."""
 
 import csv
 
@@ -44,7 +44,7 @@ def test_the_untrained_knn_is_that_of_fresh_weights(tmp_path, monkeypatch):
     [("cait", "instance", {}), ("vit", "class", {"knn_k": 3, "knn_gallery": 10}), ("mean", None, {})],
 )
 def test_knn_of_the_instance_representation(tmp_path, kind, pooling, given):
-    """Over the epochs, as in ExtreMA's Figures 4 and 5; where it is the mean of the tokens, that is ``knn`` itself."""
+    """Over epochs, as in ExtreMA's Figures 4 and 5; if the pooling is the mean, only ``knn`` is measured."""
     images, asked = draw_images(tmp_path / "images"), {"name": "extrema", "class_token": kind, "masks": 2}
     run = pretrain(images, out=tmp_path / "run", **QUICK | {"task": asked, "blr": 0.01} | given).folder
     with open(run / "metrics.csv", newline="") as file:

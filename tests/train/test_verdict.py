@@ -1,4 +1,4 @@
-"""The verdict on a run: each of its rules, and runs that were made to fail."""
+"""Verdicts: each rule, and runs that are made to fail."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ BETTER = ClassResult(0.917, "untrained", 0.771, Level.UNSURE, Level.UNSURE)
 
 
 def measure(value, base=0.4, n=200, noise=0.01, **more):
-    """An error whose images differ by ±``noise``, so that means are exact."""
+    """Return an error measure whose images differ by ±``noise``, so that means are exact."""
     apart = noise * torch.tensor([1.0, -1.0]).repeat(n)[:n]
     apart = apart - apart.mean()
     how = {"to_beat": "blurred copy", "higher_is_better": False, "form": ".3f"} | more
@@ -41,7 +41,7 @@ def agreement(value, base, rank=99):
 
 
 def signs(found, values=(0.9,), step=1000, ended=True, **more):
-    """Those of a run that has come to ``step`` of 1,000, with its held-out measures evenly over the steps."""
+    """Return inputs of the rules at ``step`` of 1,000, with held-out measures evenly spread over the steps."""
     values = [*values, found.value]
     steps = [round(step * i / (len(values) - 1)) for i in range(len(values))] if step else [0]
     rows = [{"step": str(at), "held_out": f"{value:.6g}"} for at, value in zip(steps, values, strict=False)]
@@ -57,7 +57,7 @@ CASES = {
         signs(measure(0.2)),
         Verdict.HEALTHY,
         "error 0.200, blurred copy 0.400, 50% of the way",
-        "few labels",
+        "label a few",
     ),
     "with few labels": (
         signs(measure(0.2), classes=ClassResult(0.2, "untrained", 0.3, Level.UNKNOWN, Level.UNKNOWN, 20)),
@@ -73,9 +73,9 @@ CASES = {
         "kNN 30.0%",
         "",
     ),
-    "still getting better": (
+    "still improving": (
         signs(measure(0.2), (0.9, 0.6, 0.4), classes=ClassResult(0.3, "raw pixels", 0.2, Level.CLEAR, Level.CLEAR)),
-        *(Verdict.HEALTHY, "50%", "train longer (--epochs 40): it was still getting better"),
+        *(Verdict.HEALTHY, "50%", "train longer (--epochs 40): it was still improving"),
     ),
     "no gain in classes": (
         signs(measure(0.2), classes=ClassResult(0.2, "raw pixels", 0.3, Level.WORSE, Level.NONE)),
@@ -89,7 +89,7 @@ CASES = {
         "",
     ),
     "a teacher, weakly": (signs(agreement(0.35, 0.3)), Verdict.WEAK, "7% of the way", "larger --batch_size"),
-    "outputs alike": (signs(agreement(0.97, 0.93)), Verdict.WEAK, "so alike that agreeing", "--task.loss infonce"),
+    "outputs alike": (signs(agreement(0.97, 0.93)), Verdict.WEAK, "so similar that agreement", "--task.loss infonce"),
     "outputs collapsed": (
         signs(agreement(0.99, 0.95, rank=2)),
         Verdict.COLLAPSED,
@@ -98,20 +98,20 @@ CASES = {
     ),
     "outputs collapsed, but better by labels": (
         signs(agreement(0.99, 0.95, rank=2), classes=BETTER),
-        *(Verdict.WEAK, "tell classes better than an untrained encoder's (91.7%, untrained 77.1%)", "--task.momentum"),
+        *(Verdict.WEAK, "classes better than an untrained encoder's (91.7%, untrained 77.1%)", "--task.momentum"),
     ),
     "features on a line": (
         signs(measure(0.2), features={"features:centred rank": "1.4"}),
         *(
             Verdict.COLLAPSED,
-            "differ by 87.5% of what an untrained encoder's do, and in 1.4 dir",
+            "87.5% of an untrained encoder's, centred rank 1.4",
             "lower --blr (from 0.004 to",
         ),
     ),
     "features in one place": (
         signs(measure(0.2), features={"features:deviation": "0.008"}),
         Verdict.COLLAPSED,
-        "by 1.0%",
+        "is 1.0% of",
         "",
     ),
     # of `mae` on 240 small images of four kinds, 60 updates: kNN 97.9 %, untrained 81.2 %
@@ -136,13 +136,13 @@ CASES = {
     "images alike": (
         signs(measure(0.2), apart="0.03"),
         Verdict.UNKNOWN,
-        "nearly all the same: 3.0% of",
+        "only 3.0% of",
         "look at your data",
     ),
     "images alike, at once": (
         signs(measure(0.9), (), 0, False, apart="0.03"),
         Verdict.UNKNOWN,
-        "nearly all the same",
+        "nearly identical",
         "",
     ),
     "few images": (signs(measure(0.3, n=4)), Verdict.UNKNOWN, "on 4 held-out images, which are too few", "--held_out"),
@@ -191,15 +191,20 @@ CASES = {
     "up and down": (
         signs(measure(0.45), (0.9, 0.5, 0.6)),
         Verdict.NOT_LEARNING,
-        "from 0.500 back to 0.600",
+        "fell back from 0.500 to 0.600",
         "lower --blr",
     ),
     # of `mae` at 100 times its learning rate, on 80 of `shapes`, 600 updates
     "a hundredfold learning rate": (
         signs(measure(0.3766, 0.339, n=20, noise=0.1), (1.3034, 0.377477, 0.5230, 0.4432, 0.3907)),
-        *(Verdict.NOT_LEARNING, "from 0.377 back to 0.523", "lower --blr"),
+        *(Verdict.NOT_LEARNING, "fell back from 0.377 to 0.523", "lower --blr"),
     ),
-    "went back": (signs(measure(0.5), setbacks=2), Verdict.NOT_LEARNING, "went back 2 times", "lower --blr"),
+    "went back": (
+        signs(measure(0.5), setbacks=2),
+        Verdict.NOT_LEARNING,
+        "went back to a checkpoint 2 times",
+        "lower --blr",
+    ),
     "went back, and learnt": (signs(measure(0.2), setbacks=2), Verdict.HEALTHY, "50%", ""),
 }
 
@@ -228,7 +233,7 @@ def test_a_verdict_is_values_from_which_a_file_gives_the_same_words(case, tmp_pa
     assert "image" not in heard and "pixel" not in heard
 
 
-def test_what_to_try_is_an_option_and_its_value():
+def test_actions_are_options_and_values():
     assert health_of(CASES["weakly"][0]).actions == {"epochs": 40}
     assert health_of(CASES["weakly"][0]._replace(stopped=True)).actions == {"out": "another", "patience": "higher"}
     slower = health_of(CASES["up and down"][0])
@@ -256,7 +261,7 @@ def test_a_verdict_of_an_older_version_is_its_words(tmp_path):
         {"why": 3},
     ],
 )
-def test_a_strangers_verdict_is_none(change, tmp_path):
+def test_an_invalid_verdict_is_none(change, tmp_path):
     values = health_of(CASES["up and down"][0]).plain()
     write_checksummed(tmp_path / "verdict.yaml", values)
     assert read_health(tmp_path) is not None
@@ -265,7 +270,7 @@ def test_a_strangers_verdict_is_none(change, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["1000000d", ".99999999f", "{0}", "s"])
-def test_a_strangers_measure_is_no_flood(form):
+def test_an_invalid_measure_is_rejected(form):
     values = measure(0.2).plain()
     assert MeasureResult.of(values).show() == "0.200"
     with pytest.raises(ValueError):
@@ -273,7 +278,7 @@ def test_a_strangers_measure_is_no_flood(form):
 
 
 def answered(right, n=100, answers=4):
-    """Signs of a run whose measure is one answer an image, right as often as ``right`` [measures] says."""
+    """Return inputs with one answer per image, right with the probabilities ``right`` [measures]."""
     shares = np.random.default_rng(n).random((len(right), n)) < np.asarray(right)[:, None]
     found = Measure(
         "accuracy", torch.tensor(shares[-1]).float(), {"chance": torch.full((n,), 1 / answers)}, "chance", True
@@ -287,7 +292,7 @@ def answered(right, n=100, answers=4):
 
 
 def test_chance_alone_is_no_jump_back():
-    """Of runs that stay at chance a third were called "not learning" for the noise of their images."""
+    """Noise over images must not make a run at chance "not learning", as it did for a third of such runs."""
     verdicts = [health_of(answered([0.25] * 7, n)).verdict for n in range(100, 160)]
     assert Verdict.NOT_LEARNING not in verdicts and Verdict.EARLY in verdicts
 
@@ -308,7 +313,7 @@ def test_a_run_of_an_older_version_has_no_columns_of_features():
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> Path:
-    """A hundred drawn shapes without labels."""
+    """Folder of a hundred shapes without labels."""
     return written(tmp_path_factory.mktemp("shapes"), [open_data("shapes").train.read(i) for i in range(100)])
 
 
@@ -323,7 +328,7 @@ def trained(data, task, out, **how):
 
 
 def test_a_verdict_has_its_row_in_the_metrics_however_soon_the_run_is_killed(shapes, tmp_path, monkeypatch):
-    """A report of a run that trains, or was killed between two checkpoints, reads both."""
+    """A report reads both, also during training and after a kill between two checkpoints."""
     last = []
 
     def written(path, health):
@@ -335,13 +340,13 @@ def test_a_verdict_has_its_row_in_the_metrics_however_soon_the_run_is_killed(sha
     assert len(last) > 2 and all(verdict == row for verdict, row in last) and last[-1][0] == 3
 
 
-def test_an_ordinary_run_is_not_called_bad(shapes, tmp_path):
-    """At 80 updates the task is not learnt yet, and nothing else is to be said."""
+def test_an_ordinary_run_gets_no_bad_verdict(shapes, tmp_path):
+    """After 80 updates the task is not learnt yet, so the verdict is "too early to tell"."""
     health = trained(shapes, "mae", tmp_path / "run", epochs=8)
     assert health.verdict == Verdict.EARLY and "after 80 updates" in health.why, health
 
 
-def test_a_learning_rate_beyond_all_measure(shapes, tmp_path):
+def test_a_far_too_high_learning_rate(shapes, tmp_path):
     health = trained(shapes, "mae", tmp_path / "run", blr=400.0)
     assert (
         health.verdict in (Verdict.NOT_LEARNING, Verdict.COLLAPSED) and "lower --blr (from 400 to 40)" in health.then
@@ -354,14 +359,14 @@ def test_a_teacher_that_follows_at_once(shapes, tmp_path):
     assert health.verdict == Verdict.COLLAPSED and "nearly the same output" in health.why, health
 
 
-def test_one_image_again_and_again(tmp_path):
+def test_copies_of_one_image(tmp_path):
     rng, folder = np.random.default_rng(0), tmp_path / "images"
     folder.mkdir()
     image = open_data("shapes").train.read(0).to(torch.int16)
     grain = (torch.from_numpy(rng.integers(-3, 4, image.shape)) for _ in range(60))
     written(folder, [(image + one).clamp(0, 255).to(torch.uint8) for one in grain])
     health = trained(folder, "mae", tmp_path / "run", epochs=1)
-    assert health.verdict == Verdict.UNKNOWN and "nearly all the same" in health.why, health
+    assert health.verdict == Verdict.UNKNOWN and "nearly identical" in health.why, health
 
 
 def test_noise(tmp_path):

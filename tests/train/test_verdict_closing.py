@@ -1,4 +1,4 @@
-"""The closing sentence: its words follow the size of the effect and the interval; what disagrees is said."""
+"""The closing sentence follows the size of the effect and its interval, and states disagreements."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ AGREEMENT = {"to_beat": "on other images", "higher_is_better": True, "form": ".3
 
 
 def measure(name, value, baselines, n=200, noise=0.01, **how):
-    """One whose images differ by ±``noise``, so that means are exact."""
+    """Return a measure whose images differ by ±``noise``, so that means are exact."""
     apart = noise * torch.tensor([1.0, -1.0]).repeat(n)[:n]
     apart = apart - apart.mean()
     return Measure(name, value + apart, {key: torch.full((n,), one) for key, one in baselines.items()}, **how)
@@ -47,7 +47,7 @@ CASES = {
     ),
     "how well": (
         measure("positions", 0.6, {"chance": 0.333}, n=12, noise=0.4, **PLACES),
-        "The task is being learnt, though 12 held-out images are too few to tell how well",
+        "The task is being learnt, but 12 held-out images are too few to tell how well",
     ),
     "collapsed": (
         measure("agreement", 0.992, {"on other images": 0.957}, outputs=torch.ones(200, 8), **AGREEMENT),
@@ -55,7 +55,7 @@ CASES = {
     ),
     "nearly so": (
         measure("agreement", 0.973, {"on other images": 0.934}, outputs=torch.randn(200, 99), **AGREEMENT),
-        "The teacher's outputs are nearly the same for all images, so agreeing with them says little: agreement 0.973",
+        "The teacher's outputs are nearly the same for all images, so agreement with them means little: agreement",
     ),
     "not so": (
         measure("agreement", 0.972, {"on other images": 0.609}, outputs=torch.randn(200, 99), **AGREEMENT),
@@ -78,13 +78,13 @@ def test_figure_and_interval_are_printed():
         f"the way from 0.727 (blurred copy) to 0; mean colour 0.615. {no_labels()}"
     )
     known = closing_sentence(error(0.499, 0.727, 0.615), None, KNOWN)
-    assert known.startswith("The task is clearly being learnt, or these images are known by heart: reconstruction err")
+    assert known.startswith("The task is clearly being learnt, or these images are memorised: reconstruction err")
     assert "on 200 images that the weights of runs/old were trained on" in known
 
 
-def test_where_two_baselines_disagree_it_is_said():
+def test_disagreeing_baselines_are_reported():
     flat = closing_sentence(error(0.973, 1.1, 0.934), None, NEW)
-    assert "that beats blurred copy, but not mean colour (0.934), which knows what the encoder is not given" in flat
+    assert "that beats blurred copy, but not mean colour (0.934), which has information that the encoder lacks" in flat
     blurred = closing_sentence(error(0.973, 0.934, 1.1), None, NEW)
     assert "and 0.934 (blurred copy) has to be beaten; that beats mean colour (1.100), but not blurred copy" in blurred
 
@@ -98,23 +98,27 @@ def report(trained, untrained, pixels, n):
 @pytest.mark.parametrize(
     ("values", "n", "words"),
     [
-        ((0.299, 0.110, 0.175), 2000, "its features tell classes clearly better than raw pixels (29.9%, 17.5%)."),
-        ((0.420, 0.282, 0.371), 10_000, "its features tell classes somewhat better than raw pixels (42.0%, 37.1%)."),
+        ((0.299, 0.110, 0.175), 2000, "its features separate classes clearly better than raw pixels (29.9%, 17.5%)."),
+        (
+            (0.420, 0.282, 0.371),
+            10_000,
+            "its features separate classes somewhat better than raw pixels (42.0%, 37.1%).",
+        ),
         (
             (0.345, 0.285, 0.367),
             10_000,
-            "its features tell classes worse than raw pixels (34.5%, 36.7%), but better than untrained (28.5%).",
+            "its features separate classes worse than raw pixels (34.5%, 36.7%), but better than untrained (28.5%).",
         ),
         (
             (0.375, 0.285, 0.371),
             10_000,
-            "in telling classes, its features show no clear gain over raw pixels (37.5%, 37.1%), but better than",
+            "its features do not separate classes clearly better than raw pixels (37.5%, 37.1%), but better than",
         ),
-        ((0.267, 0.285, 0.367), 10_000, "its features tell classes worse than raw pixels (26.7%, 36.7%)."),
+        ((0.267, 0.285, 0.367), 10_000, "its features separate classes worse than raw pixels (26.7%, 36.7%)."),
         (
             (0.583, 0.333, 0.583),
             12,
-            "12 test images are too few to tell whether its features tell classes better than raw pixels (58.3%,",
+            "12 test images are too few to tell whether its features separate classes better than raw pixels (58.3%,",
         ),
     ],
 )
@@ -130,4 +134,4 @@ def test_on_the_same_images_the_closing_sentence_says_what_the_headline_says():
     found = Report(list(quoted), "", "", quoted, "images", "", 0, 60)
     assert compare_rows([quoted[0]], [quoted[1]], trained=False).claim is Claim.BETTER
     sentence = closing_sentence(error(0.499, 0.727, 0.615), found, NEW)
-    assert "its features tell classes better than untrained, though 60 test images are too few to tell by" in sentence
+    assert "its features separate classes better than untrained, but 60 test images are too few to tell by" in sentence

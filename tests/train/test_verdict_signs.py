@@ -1,4 +1,4 @@
-"""What is known of a run: what its features are good for, and whether its measure got worse by more than chance."""
+"""Inputs of the verdict: kNN against the controls, and significantly worse measures."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_classes_are_compared_with_the_better_control():
     ],
 )
 def test_worse_than_at_the_start_is_more_than_chance(start, found, n, worse):
-    """Accuracies of images of 16 patches each, with the deviation of as many coins, whose errors are independent."""
+    """Accuracies of images with 16 patches each, with independent errors and binomial deviation."""
     apart = (found * (1 - found) / 16) ** 0.5 * torch.tensor([1.0, -1.0]).repeat(n // 2)
     before = start + apart.reshape(-1, 4)[:, [0, 2, 1, 3]].flatten()
     measure = Measure("accuracy", found + apart, {"chance": torch.full((n,), 0.5)}, "chance", True)

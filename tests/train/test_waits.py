@@ -1,4 +1,4 @@
-"""How often a run waits for a GPU: once an update. Without one, counted on the CPU by what is asked of tensors."""
+"""A run synchronises with the GPU once per update. Without a GPU, synchronising operations are counted on the CPU."""
 
 import warnings
 from collections.abc import Callable
@@ -33,7 +33,7 @@ PICKS = {Tensor.__getitem__, Tensor.__setitem__, Tensor.index_put, Tensor.index_
 
 
 class Counter(TorchFunctionMode):
-    """Counts what a GPU would be waited for."""
+    """Counter of operations that would synchronise with a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,13 +55,13 @@ class Counter(TorchFunctionMode):
         return func in READS
 
     def take(self) -> list[str]:
-        """What was seen since the last time."""
+        """Return the count since the last call."""
         found, self.seen = self.seen, []
         return found
 
 
 class Warned:
-    """Counts what a GPU is waited for, as torch itself notices it."""
+    """Counter of torch's own warnings about synchronisation with a GPU."""
 
     @property
     def on(self) -> bool:
@@ -82,14 +82,14 @@ class Warned:
         self.catcher.__exit__(*problem)
 
     def take(self) -> list[str]:
-        """What was seen since the last time."""
+        """Return the count since the last call."""
         found = ["tolist" for one in self.caught if "synchronizing CUDA operation" in str(one.message)]
         self.caught.clear()
         return found
 
 
 def aside(counter: Counter | Warned, of: Any, name: str, patch: pytest.MonkeyPatch) -> None:
-    """Do not count what is done inside a method: it is not done for every update, or has no tensor on the device."""
+    """Exclude a method from the counts: it does not run at every update, or uses no tensor on the device."""
     method = getattr(of, name)
 
     def uncounted(*args: Any, **more: Any) -> Any:
@@ -104,7 +104,7 @@ def aside(counter: Counter | Warned, of: Any, name: str, patch: pytest.MonkeyPat
 
 @pytest.fixture(params=[Counter, pytest.param(Warned, marks=pytest.mark.gpu)])
 def counted(request, monkeypatch):
-    """The device; the reads of each update, and last those after the last one."""
+    """Return the device and the synchronisations of each update, then those after the last one."""
     counter, each = request.param(), []
     asides = [
         (Validation, "run"),
@@ -144,7 +144,7 @@ def counted(request, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "how"), [*((name, {"precision": "bfloat16"}) for name in OPTION_SETS), *ALSO])
-def test_a_gpu_is_waited_for_once_an_update(name, how, counted, tmp_path):
+def test_one_synchronisation_per_update(name, how, counted, tmp_path):
     device, each = counted
     images = draw_images(tmp_path / "images")
     pretrain(images, asked_of(name), out=tmp_path / "run", **SMALL | {"epochs": 2, "device": device} | how)
@@ -153,7 +153,7 @@ def test_a_gpu_is_waited_for_once_an_update(name, how, counted, tmp_path):
     assert after == []
 
 
-def test_what_would_wait_is_counted():
+def test_synchronising_operations_are_counted():
     with Counter() as counter:
         x = torch.arange(4.0)
         x.sum().item()

@@ -1,1 +1,1 @@
-"""What a run is, for whoever reads or writes one: settings, folder, checkpoints, its task, and what it trains on."""
+"""Runs on disc: settings, folder, checkpoints, task, held-out split and record of the training images."""

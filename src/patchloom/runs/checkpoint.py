@@ -1,6 +1,6 @@
-"""Checkpoints: tensors in safetensors, the rest as JSON in its metadata, and a checksum of both. Nothing is pickled.
+"""Checkpoints: tensors as safetensors, other state as JSON in its metadata, and a checksum of both. No pickle.
 
-The last two are kept. One that is damaged is named, and the one before it is used.
+The last two are kept. If the last one is damaged, this is reported, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from patchloom.nets.checkpoints.format import checksum
 from patchloom.system.files import remove_leftovers, run_interruptibly, write_error, write_whole
 
 _OPTIMIZER = "optimizer."
-_BEST = "best/"  # weights of the best measure, where a run keeps them; no module has such a name
-_LARGE = 2**28  # bytes that take seconds to be written
+_BEST = "best/"  # prefix of the best weights; no module has such a name
+_LARGE = 2**28  # bytes whose writing takes seconds
 
 
-SAVE_COST = 20  # times what the last checkpoint took to be written passes at least before the next one
+SAVE_COST = 20  # shortest pause between checkpoints, as a multiple of the time for writing one
 
 
 class SaveTimer:
-    """When a training writes its next checkpoint.
+    """Timer of the checkpoints of a training.
 
     Args:
-        first: seconds to the first one; each of the next comes after twice as many.
-        every: seconds between two, at the end.
-        longest: seconds between two where writing takes so long that more than 1/`SAVE_COST` of the time went into it.
+        first: seconds to the first checkpoint; each of the next pauses is twice as long.
+        every: longest pause in seconds if writing is fast.
+        longest: longest pause in seconds if writing would take more than 1/`SAVE_COST` of the time.
     """
 
     def __init__(self, first: float, every: float, longest: float = math.inf) -> None:
@@ -46,47 +46,47 @@ class SaveTimer:
         self.restart()
 
     def restart(self) -> None:
-        """Begin the present pause anew."""
+        """Restart the present pause."""
         self._begun = time.perf_counter()
 
     @property
     def due(self) -> bool:
-        """Whether it is time to save."""
+        """Whether it is time for a checkpoint."""
         return time.perf_counter() - self._begun > self._pause
 
     def saved(self, seconds: float) -> None:
-        """Note that a checkpoint was written, in so many seconds."""
+        """Record that writing a checkpoint took ``seconds``, and begin the next pause."""
         self._pause = min(self._longest, max(min(self._every, 2 * self._pause), SAVE_COST * seconds))
         self.restart()
 
 
 class DamagedCheckpoint(PatchloomError):
-    """A checkpoint that is not what was written."""
+    """A damaged checkpoint."""
 
 
 class Checkpoints:
-    """The checkpoints of a run.
+    """Checkpoints of a run.
 
     Args:
-        folder: holds ``last.safetensors`` and ``before.safetensors``.
-        check: is called before anything gets its name there, and may raise.
+        folder: folder of ``last.safetensors`` and ``before.safetensors``.
+        check: called before a file is written or renamed; may raise.
     """
 
     def __init__(self, folder: Path, check: Callable[[], None] = lambda: None):
         self.check = check
         self.last, self.before = folder / "last.safetensors", folder / "before.safetensors"
-        self._sound = True  # whether `last` may take the place of `before`
+        self._sound = True  # whether `last` is intact and may replace `before`
 
     def there(self) -> bool:
-        """Whether there is one."""
+        """Return whether there is a checkpoint."""
         return self.last.exists() or self.before.exists()
 
     def clean(self) -> None:
-        """Remove what a killed process left half-written; no other may be writing."""
+        """Remove incomplete files of a killed process; no other process may be writing."""
         remove_leftovers(self.last.parent)
 
     def save(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        """Write a checkpoint; at every instant, a whole one is on the disc."""
+        """Write a checkpoint; a complete one is on the disc at every instant."""
         self.check()
         text = json.dumps(about)
         metadata = {"about": text, "sha256": checksum(tensors, text)}
@@ -100,8 +100,8 @@ class Checkpoints:
                 else:
                     run_interruptibly(lambda: save_file(tensors, path, metadata))
                 self.check()  # again, since a large one takes a while
-                path.chmod(mode)  # safetensors' own is for nobody else to read
-            except SafetensorError as problem:  # which hides the system's number, but not its words
+                path.chmod(mode)  # safetensors makes files unreadable to others
+            except SafetensorError as problem:  # it drops the errno, but keeps the text
                 raise OSError(0, str(problem)) from problem
 
         fresh = self.last.with_name("next.safetensors")
@@ -115,23 +115,23 @@ class Checkpoints:
         self._sound = True
 
     def weights(self) -> dict[str, Tensor]:
-        """The task's tensors of the newest checkpoint that is sound, or that is too old to have a checksum.
+        """Return the task's weights from the newest checkpoint that is intact, or too old for a checksum.
 
-        Of a run that ended by ``--patience``, or with it, they are those of its best measure.
+        For a finished run with ``--patience``, these are the weights of its best measure.
         """
         return self.newest()[0]
 
     def newest(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """As `weights`, with what is stored beside the tensors."""
+        """Return `weights` and the values that are stored beside the tensors."""
         if not self.there():
             raise PatchloomError(f"{self.last.parent.parent} has no checkpoint yet: let the run train first")
         tensors, about, _ = self.read(unsealed=True)
         return best_of(tensors) if is_best(about) else weights_of(tensors), about
 
     def about(self) -> dict[str, Any]:
-        """What the newest checkpoint that can be opened keeps beside its tensors, which are not read; {} of none.
+        """Return the values beside the tensors of the newest readable checkpoint; {} without one.
 
-        It is for whoever tells of a run, and not for going on: no checksum is compared.
+        For reports only, not for resuming: neither tensors nor checksum are read.
         """
         for path in (self.last, self.before):
             with suppress(OSError, SafetensorError, ValueError, KeyError), safe_open(path, "pt") as file:
@@ -140,7 +140,7 @@ class Checkpoints:
         return {}
 
     def read(self, unsealed: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
-        """The tensors and ``about`` of the newest checkpoint that is sound, and a sentence for each that is not."""
+        """Return tensors and ``about`` of the newest intact checkpoint, and a message for each damaged one."""
         problems: list[str] = []
         for path in (self.last, self.before):
             if not path.exists():
@@ -153,59 +153,59 @@ class Checkpoints:
             self._sound = not problems
             return tensors, about, problems
         raise DamagedCheckpoint(
-            f"{'; '.join(problems)}: no checkpoint of {self.last.parent.parent} can be used, so restore one from a "
-            "copy, or begin again with another --out"
+            f"{'; '.join(problems)}; {self.last.parent.parent} has no usable checkpoint: restore one from a copy, or "
+            "begin again with another --out"
         )
 
 
 def tensors_of(task: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All that a task and its optimiser are made of, by name, whole and on the CPU.
+    """Return all tensors of a task and its optimiser by name, unsharded and on the CPU.
 
-    Every process must ask, since each may hold a part only.
+    Every process must call this, because the tensors may be sharded.
     """
-    tensors = {name: _whole(value) for name, value in task.state_dict().items()}
+    tensors = {name: _unsharded(value) for name, value in task.state_dict().items()}
     names = {id(weight): name for name, weight in task.named_parameters()}
     for weight, state in optimizer.state.items():
         for key, value in state.items():
-            tensors[f"{_OPTIMIZER}{key}.{names[id(weight)]}"] = _whole(torch.as_tensor(value))
+            tensors[f"{_OPTIMIZER}{key}.{names[id(weight)]}"] = _unsharded(torch.as_tensor(value))
     return tensors
 
 
 def weights_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the task, without those of the optimiser and of the best measure."""
+    """Return the weights of the task, without optimiser state and best weights."""
     return {name: value for name, value in tensors.items() if not name.startswith((_OPTIMIZER, _BEST))}
 
 
 def best_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the task at its best measure, where a run keeps them; of others nothing."""
+    """Return the weights of the best measure; {} if the run does not keep them."""
     return {name.removeprefix(_BEST): value for name, value in tensors.items() if name.startswith(_BEST)}
 
 
 def is_best(about: Mapping[str, Any]) -> bool:
-    """Whether the run of a checkpoint ended with the weights of its best measure, by what is stored beside them."""
+    """Return whether the run of a checkpoint has ended with the weights of its best measure."""
     return bool(about.get("best", {}).get("chosen", False))
 
 
 def as_best(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A task's weights by the names under which `best_of` finds them in a checkpoint."""
+    """Rename the weights of a task for a checkpoint, where `best_of` finds them."""
     return {f"{_BEST}{name}": value for name, value in weights.items()}
 
 
 def whole_weights(task: nn.Module) -> dict[str, Tensor]:
-    """A copy of all that a task is made of, by name, whole and on the CPU. Every process must ask."""
-    return {name: _whole(value).clone() for name, value in task.state_dict().items()}
+    """Return a copy of a task's weights by name, unsharded and on the CPU. Every process must call this."""
+    return {name: _unsharded(value).clone() for name, value in task.state_dict().items()}
 
 
 def restore(tensors: dict[str, Tensor], task: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Put back what `tensors_of` gave; into any number of processes."""
+    """Load the tensors of `tensors_of` into a task and its optimiser, with any number of processes."""
     weights = weights_of(tensors)
-    # a decoder that began with an authors' file may keep positions, which a fresh one computes
+    # a decoder from an authors' file may store positions that others compute
     own = task.state_dict() | {name: one for name, one in task.named_buffers() if name in weights}
     if weights.keys() != own.keys():
         raise PatchloomError(
-            "the checkpoint is of another task or model, or an older patchloom wrote it "
-            f"({_first_difference(weights, own)}): use the version that wrote it, or begin a new run from its encoder, "
-            "by --from and the run's folder or by --init and its encoder.safetensors"
+            "the checkpoint is of another task or model, or of an older patchloom "
+            f"({_first_difference(weights, own)}): use the version that wrote it, or begin a new run from its encoder "
+            "with --from RUN or --init RUN/encoder.safetensors"
         )
     try:
         placed = {name: _as(own[name], value) if name in own else value for name, value in weights.items()}
@@ -224,7 +224,7 @@ def restore(tensors: dict[str, Tensor], task: nn.Module, optimizer: torch.optim.
             weight = parameters[of]
             if value.ndim:
                 value = _as(weight, value)
-            elif fused:  # which counts its steps where the weight is
+            elif fused:  # a fused optimiser keeps its step count on the device of the weight
                 value = value.to(weight.device)
             optimizer.state[weight][key] = value.clone()
 
@@ -235,7 +235,7 @@ def _first_difference(found: Iterable[str], own: Iterable[str]) -> str:
     return " and ".join(said)
 
 
-def _whole(value: Tensor) -> Tensor:
+def _unsharded(value: Tensor) -> Tensor:
     value = value.detach()
     return (value.full_tensor() if isinstance(value, DTensor) else value).cpu().contiguous()
 
@@ -243,7 +243,7 @@ def _whole(value: Tensor) -> Tensor:
 def _as(like: Tensor, value: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return value.to(like.device)
-    # every process has the whole: nothing needs to be sent
+    # every process has the full tensor, so nothing is sent
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
@@ -252,10 +252,10 @@ def _read(path: Path, unsealed: bool) -> tuple[dict[str, Tensor], dict[str, Any]
         with safe_open(path, "pt") as file:
             found = file.metadata() or {}
             if "about" not in found or not (unsealed or "sha256" in found):
-                raise ValueError("it has no checksum, as those before November 2026: --from can begin with its weights")
+                raise ValueError("it has no checksum, being older than November 2026: --from can load its weights")
             tensors = {name: file.get_tensor(name) for name in file.keys()}
         if "sha256" in found and checksum(tensors, found["about"]) != found["sha256"]:
-            raise ValueError("its checksum is another one")
+            raise ValueError("its checksum does not match")
         return tensors, json.loads(found["about"])
     except (OSError, SafetensorError, ValueError) as problem:
         reason = " ".join(str(problem).split())
@@ -263,7 +263,7 @@ def _read(path: Path, unsealed: bool) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all numbers in this process's parts of ``tensors`` are numbers."""
+    """Return whether all values in this process's shards of ``tensors`` are finite."""
     return all(bool(_local(one).isfinite().all()) for one in tensors)
 
 

@@ -1,4 +1,4 @@
-"""YAML files that tell whether they are whole: half of a configuration would be a configuration, too."""
+"""YAML files with a checksum, which detects truncated and edited files."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _SEAL = "# if this file is edited, the run is not continued: "
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        """Write everything out: `read_yaml` takes nothing that stands for another part."""
+        """Write no aliases, which `read_yaml` refuses."""
         return True
 
 
 def write_checksummed(path: Path, values: dict[str, Any], notes: str = "") -> None:
-    """Write values as YAML, with ``notes`` (lines of comment) before them and a checksum of all that in front."""
+    """Write a checksum, ``notes`` (comment lines) and ``values`` as YAML."""
     text = notes + yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     write_whole(path, f"{_SEAL}{_digest(text)}\n{text}")
 
 
 def read_checksummed(path: Path) -> dict[str, Any]:
-    """The values of a YAML file; one without a checksum is read as it is."""
+    """Return the values of a YAML file, after comparing its checksum if it has one."""
     try:
         text = path.read_text("utf-8")
         first, _, rest = text.partition("\n")
@@ -36,9 +36,9 @@ def read_checksummed(path: Path) -> dict[str, Any]:
         values = read_yaml(text)
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as problem:
         why = getattr(problem, "problem", None) or type(problem).__name__
-        raise PatchloomError(f"{path} cannot be read ({why}): is it whole?") from problem
+        raise PatchloomError(f"{path} cannot be read ({why}): restore it from a copy") from problem
     if not isinstance(values, dict):
-        raise PatchloomError(f"{path} is not a list of settings: is it whole?")
+        raise PatchloomError(f"{path} has no settings: restore it from a copy")
     return values
 
 

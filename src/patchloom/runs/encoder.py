@@ -1,4 +1,4 @@
-"""The encoder that a user means: of a run, finished or not, of a file, or one that timm publishes."""
+"""Encoders of runs, finished or not, of files, and of timm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENCODER = "encoder."
 
 
 def unfinished_run(source: str | Path) -> RunFolder | None:
-    """The folder of a run that has a checkpoint, and no encoder yet; None if ``source`` is anything else."""
+    """Return the folder of a run with a checkpoint but no encoder yet; None for any other ``source``."""
     if str(source).startswith("timm:"):
         return None
     folder = RunFolder(source)
@@ -33,12 +33,12 @@ def unfinished_run(source: str | Path) -> RunFolder | None:
 
 
 def encoder_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of a task's tensors that are its encoder's, by timm's names."""
+    """Return the encoder's tensors of a task, with timm's names."""
     return {name.removeprefix(_ENCODER): value for name, value in tensors.items() if name.startswith(_ENCODER)}
 
 
 def check_place(source: str | Path) -> None:
-    """Refuse a path at which no encoder can be, with what may have been meant."""
+    """Refuse a path without an encoder, and suggest what was meant."""
     if str(source).startswith("timm:") or unfinished_run(source) is not None:
         return
     path = Path(source)
@@ -53,25 +53,25 @@ def check_place(source: str | Path) -> None:
         if (path / "config.yaml").is_file():
             hint = "the run has no checkpoint yet, so let it train first"
             if RunFolder(path).read_summary() is not None:
-                hint = "it was there when the run had finished; to have it written again, delete summary.txt and give "
-                hint += "the run's command once more"
+                hint = "the run has finished, so it was removed later; to write it again, delete summary.txt and "
+                hint += "repeat the run's command"
         raise PatchloomError(f"there is no encoder at {path}: {hint}")
 
 
 @validate_arguments
 def load_encoder(source: PathLike, model: str | None = None) -> tuple[Encoder, EncoderCard]:
-    """An encoder in eval mode, and its card.
+    """Load an encoder in eval mode, and its card.
 
     Args:
-        source: a run's folder; an encoder's ``.safetensors`` file; ``timm:NAME`` for weights that timm publishes; a
-            folder as the Hugging Face Hub has it, of timm's or of transformers' ViT, ViTMAE or DINOv2; or, with
-            ``model``, a file of weights alone by timm's or transformers' names, which torch or safetensors saved; it
-            may be left out for what the papers' own programs saved. Of a run that was stopped it is the encoder of the
-            newest checkpoint, and the card's name and note say so.
-        model: timm's name of the model, for a file of weights alone.
+        source: folder of a run; ``.safetensors`` file of an encoder; ``timm:NAME`` for weights that timm publishes;
+            folder in the format of the Hugging Face Hub, of timm's or of transformers' ViT, ViTMAE or DINOv2; or, with
+            ``model``, a file of bare weights with timm's or transformers' names, saved by torch or safetensors. Files
+            of the papers' own programs need no ``model``. For an interrupted run, the encoder of the newest checkpoint
+            is loaded, and the card's name and note say so.
+        model: timm's name of the model, for a file of bare weights.
 
-    An encoder of recordings is given their pictures, which ``card.sound`` describes: of waveforms [b 1 1 n], int16 or
-    float in [-1, 1], of ``card.sound.samples`` at ``card.sound.rate`` a second::
+        An encoder of recordings takes pictures of waveforms [b 1 1 n], int16 or float in [-1, 1], with n =
+        ``card.sound.samples`` at ``card.sound.rate`` per second::
 
         from patchloom.data.stats import normalize
         from patchloom.audio.spectrogram import pictures
@@ -80,7 +80,7 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[Encoder, E
         tokens = encoder.forward_features(normalize(pictures(waves, card.sound), card.mean, card.std))
 
     Raises:
-        PatchloomError: nothing of that kind is there, or it cannot be served.
+        PatchloomError: no encoder was found, or it cannot be loaded.
     """
     source = plain_path(source)
     check_place(source)
@@ -100,7 +100,7 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[Encoder, E
 
 
 def _with_current_name(card: EncoderCard, source: str | Path) -> EncoderCard:
-    """The card with the name of the run's folder, which may have been renamed since; as it is without a run."""
+    """Return the card with the present name of the run's folder; unchanged without a run."""
     path = Path(source)
     folder = RunFolder(path if path.is_dir() else path.parent)
     own = path.is_dir() or path.name == folder.encoder.name
@@ -113,24 +113,24 @@ def load_extra_module(source: PathLike, use: Literal["pooling"]) -> InstanceHead
 def load_extra_module(source: PathLike, use: Use) -> nn.Module | None: ...
 @validate_arguments
 def load_extra_module(source: PathLike, use: Use) -> nn.Module | None:
-    """The module beside an encoder that is good for ``use``, in eval mode; None if there is none.
+    """Load the extra module beside an encoder for ``use``, in eval mode; None if there is none.
 
     Args:
-        source: as `load_encoder` takes it.
-        use: for which a module is wanted.
+        source: as for `load_encoder`.
+        use: purpose of the module.
 
     Raises:
-        PatchloomError: no encoder there, or the module's file is damaged, or not one that patchloom wrote.
+        PatchloomError: no encoder was found, or the module's file is damaged or not from patchloom.
     """
     found = named_extra_module(plain_path(source), use)
     return None if found is None else found[1]
 
 
 def named_extra_module(source: str | Path, use: Use) -> tuple[str, nn.Module] | None:
-    """As `load_extra_module`, with the name of the file in which it is, or will be when the run is finished."""
+    """Return the name of the present or future file of the module of `load_extra_module`, and the module."""
     folder = unfinished_run(source)
     if folder is not None and not is_loaded(folder.read_config().task["name"]):
-        return None  # the class tells which modules there are, and nobody has asked to run its code
+        return None  # only the task's class knows its modules, and the user has not allowed to run its code
     if folder is not None:
         modules = load_task(source).task.extra_modules()
         return next(((f"{name}.safetensors", one.eval()) for name, one in modules.items() if one.use == use), None)

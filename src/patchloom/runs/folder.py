@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, and how it is read back."""
+"""Folder of a run: its files, and reading and writing them."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ from patchloom.system.files import append, make_folder, no_link, remove_leftover
 from patchloom.tasks import TASKS
 from patchloom.tasks.custom import Code, is_code, label
 
-# What somebody may have meant who named a path that is not a run's folder.
+# Suggestions for paths that are not the folder of a run.
 
 
-_CONFIG = "config.yaml"  # which every run has
+_CONFIG = "config.yaml"  # every run has it
 
 
 def run_around(path: str | Path) -> Path | None:
-    """The folder of the run in which a path lies, at most two folders further up; None if it lies in none."""
+    """Return the folder of the run that contains a path, at most two levels up; None if there is none."""
     return next((folder for folder in list(Path(path).parents)[:2] if (folder / _CONFIG).is_file()), None)
 
 
 def suggest_run(path: str | Path) -> str:
-    """What may have been meant instead of ``path``, as the end of a sentence; "" if nothing is near.
+    """Suggest a run instead of ``path``, as the end of a sentence; "" without a suggestion.
 
-    That is the run in which it lies, a run that lies in it, or one of nearly the same name.
+    Candidates are the run that contains the path, runs inside it, and one with a similar name.
     """
     path = Path(path)
-    with suppress(OSError, ValueError, RecursionError):  # such a path names nothing
+    with suppress(OSError, ValueError, RecursionError):  # invalid path
         if path.exists():
             if (around := run_around(path)) is not None:
-                return f"it is a part of the run {around}, so give {around}"
+                return f"it is part of the run {around}, so give {around}"
             if runs := _runs_in(path):
                 if len(runs) == 1:
                     return f"the run {runs[0].name} is in it, so give {runs[0]}"
@@ -80,7 +80,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]  # a module elsewhere
 
 
-# what is measured of the data, by its type
+# types of the values in data.yaml
 _MEASURED: dict[str, Any] = {
     **dict.fromkeys(("mean", "std"), list[float]),
     **dict.fromkeys(("height", "width", "sampled"), int),
@@ -89,8 +89,8 @@ _MEASURED: dict[str, Any] = {
     "effective_epochs": float,
 }
 _NAMED_SOURCES = 3  # in the name of a folder
-_NAMED = 6  # settings that differ, in the sentence about them
-# what a run needs to be trained on; all else in its folder is a result of the weights that it has now
+_NAMED = 6  # settings that differ, in the message about them
+# files that longer training needs; all others in the folder are results of the present weights
 _GOES_ON = (
     *("requested.yaml", "config.yaml", "reasons.yaml", "data.yaml", "trained_on.bin", "metrics.csv", "log.txt"),
     *("unreadable.txt", "skipped.txt", "checkpoints"),
@@ -99,21 +99,21 @@ _NOT_COPIED = ("logs", "earlier", ".lock")
 
 
 class FolderLocked(PatchloomError):
-    """Another process is at work in a folder."""
+    """The folder is locked by another process."""
 
 
 class RunFolder:
-    """The files of one run.
+    """Files of one run.
 
-    ``requested.yaml`` holds what the user asked for, by which the same command is recognised; ``config.yaml`` what
-    every ``auto`` became, and can be given to ``--config``.
+    ``requested.yaml`` holds the settings that the user gave, which identify the run on resume. ``config.yaml`` holds
+    the resolved settings, and can be given to ``--config``.
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.requested = self.path / "requested.yaml"
         self.config = self.path / "config.yaml"
-        self.reasons = self.path / "reasons.yaml"  # of what auto became; the comments of config.yaml are for people
+        self.reasons = self.path / "reasons.yaml"  # reasons for the values of auto, also as comments in config.yaml
         self.metrics = self.path / "metrics.csv"
         self.checkpoints = Checkpoints(self.path / "checkpoints", self.check_lock)
         self.encoder = self.path / "encoder.safetensors"
@@ -127,11 +127,11 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """Name of the run: that of its folder as it is now."""
+        """Name of the run: the present name of its folder."""
         return os.path.basename(os.path.abspath(self.path))
 
     def holds(self, settings: Settings) -> bool:
-        """Whether a run with the same ``settings`` is there already and may be resumed."""
+        """Return whether the folder holds a run with the same ``settings``, which may be resumed."""
         if self.requested.exists():
             became = self.read_config().plain() if self.config.exists() else {}
             different = setting_differences(self.read_requested(), settings, became, self.path)
@@ -141,26 +141,26 @@ class RunFolder:
                 raise PatchloomError(
                     f"{self.path} {finished} with other settings ({'; '.join(different[:_NAMED])}{more}): for a new "
                     f"run, give another folder with --out or delete this one (--from {self.path} begins with its "
-                    "weights); to go on with this one, repeat its settings"
+                    "weights); to resume it, repeat its settings"
                 )
-            if not self.config.exists() and self.checkpoints.there():  # what auto became is known no more
+            if not self.config.exists() and self.checkpoints.there():  # the values of auto are lost
                 raise PatchloomError(
                     f"{self.config} is missing beside its checkpoints: restore it from a copy, or choose another --out"
                 )
-            return self.config.exists()  # else it was stopped before it had begun
-        # hidden files are what a process left that was killed as it began
+            return self.config.exists()  # else it was interrupted before it began
+            # hidden files are leftovers of a process that was killed at its start
         if self.path.exists() and not (self.path.is_dir() and all(p.name[0] == "." for p in self.path.iterdir())):
             raise PatchloomError(f"{self.path} exists and holds no run of patchloom: choose another folder with --out")
         return False
 
     def lock(self) -> None:
-        """Keep other processes from training in this folder, until this one ends."""
-        with suppress(OSError):  # read-only, or a file system without locks: what is written next will tell
+        """Lock the folder against other training processes until this one ends."""
+        with suppress(OSError):  # read-only, or a file system without locks: writing may fail later
             self._lock = open(self.path / ".lock", "w", opener=no_link)
             if fcntl is None:
                 return
             try:
-                # such a lock is not inherited by processes that read images, and ends with this process
+                # not inherited by worker processes, and released when this process ends
                 fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 raise FolderLocked(
@@ -169,29 +169,28 @@ class RunFolder:
         self.check_lock()
 
     def unlock(self) -> None:
-        """Let other processes work in this folder again."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def check_lock(self) -> None:
-        """Before something is written: make sure that this is still the folder that was locked, if one was."""
+        """Check before writing that the folder is still the one that was locked."""
         if self._lock is None:
             return
         try:
-            # not by opening it: the system would release the lock when it is closed
+            # do not open the file: closing it would release the lock
             same = os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / ".lock"))
         except OSError as problem:
             same = problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
         if not same:
             raise PatchloomError(
-                f"{self.path} was removed, moved or replaced while a run trained in it (its .lock is another one): "
-                "the run has stopped and writes nothing more, so move the folder back and run the same command again, "
-                "or begin again with another --out"
+                f"{self.path} was removed, moved or replaced during training (its .lock has changed), so the run has "
+                "stopped: move the folder back and run the same command again, or begin again with another --out"
             )
 
     def tidy(self) -> None:
-        """Remove what a killed process left half-written. The folder must be locked."""
+        """Remove incomplete files of a killed process. The folder must be locked."""
         remove_leftovers(self.path)
         self.checkpoints.clean()
 
@@ -205,10 +204,7 @@ class RunFolder:
         held_out: dict[str, Any],
         record: Record,
     ) -> None:
-        """Store what was asked for, what it was resolved to and why, and what was measured of the data.
-
-        Also which images are held out, and the record of those that are not.
-        """
+        """Store settings, reasons, statistics, held-out split, and the record of training images."""
         notes = "".join(f"# {name}: {why}\n" for name, why in reasons.items())
         found = {"mean": list(stats.mean), "std": list(stats.std), "height": stats.height, "width": stats.width}
         found |= {"sampled": stats.sampled, "fingerprint": fingerprint, **held_out}
@@ -216,35 +212,35 @@ class RunFolder:
             found["sound"] = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(stats.sound).items()}
         make_folder(self.path)
         self.lock()
-        if self.config.exists() or self.checkpoints.there():  # since we looked, and its process has ended already
+        if self.config.exists() or self.checkpoints.there():  # created since the check, by a process that has ended
             raise PatchloomError(
                 f"another process has begun a run in {self.path} meanwhile: run the same command again, or choose "
                 "another folder with --out"
             )
-        write_checksummed(self.requested, asked.plain())  # first: it marks the folder as ours
+        write_checksummed(self.requested, asked.plain())  # first: it marks the folder as a run
         write_checksummed(self.path / "data.yaml", found)
         write_record(record, self.trained_on)
         write_checksummed(self.reasons, reasons)
-        write_checksummed(self.config, settings.plain(), f"# What auto became, and why:\n{notes}\n")
+        write_checksummed(self.config, settings.plain(), f"# Values of auto, with reasons:\n{notes}\n")
 
     def kept_end(self, epochs: float) -> Path:
-        """Return the folder that keeps the finished run of ``epochs`` once it is trained on."""
+        """Return the folder for a copy of the run of ``epochs`` epochs, once it is trained longer."""
         return self.path / "earlier" / f"epochs-{epochs:g}"
 
     def last_end(self) -> Path | None:
-        """Return the newest of these folders; None of a run that was never trained on."""
+        """Return the newest folder of `kept_end`; None for a run that was never trained longer."""
         ends = sorted(self.path.glob("earlier/epochs-*"), key=lambda end: float(end.name.removeprefix("epochs-")))
         return ends[-1] if ends else None
 
     def keep_end(self, epochs: float) -> None:
-        """Move the results of a finished run to `kept_end`, a whole run, and leave what training on needs.
+        """Copy a finished run to `kept_end`, and remove its results here.
 
-        A process that is killed on the way leaves the finished run, or what the same call completes.
+        If the process is killed meanwhile, the run is still finished, or the same call completes the move.
         """
         kept = self.kept_end(epochs)
         part, old = kept.with_name(f".{kept.name}.part"), kept.with_name(f".{kept.name}.old")
         try:
-            if self.read_summary() is not None:  # else they are there already
+            if self.read_summary() is not None:  # else it has been copied already
                 make_folder(kept.parent)
                 for leftover in (part, old):
                     shutil.rmtree(leftover, ignore_errors=True)
@@ -258,7 +254,7 @@ class RunFolder:
                 os.replace(part, kept)
                 shutil.rmtree(old, ignore_errors=True)
                 self.check_lock()
-                self.summary.unlink()  # before all else: without it the run is not finished
+                self.summary.unlink()  # first: without it the run is not finished
             for one in self.path.iterdir():
                 if one.name not in (*_GOES_ON, *_NOT_COPIED) and not one.name.startswith("."):
                     shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
@@ -266,7 +262,7 @@ class RunFolder:
             raise write_error(kept, problem) from problem
 
     def rewrite(self, name: str, value: Any, effective_epochs: float | None = None) -> None:
-        """Change a setting of the stored configuration: the run goes on with it from now on."""
+        """Change a setting of the stored configuration."""
         self.check_lock()
         before = self.read_config().plain()
         lines = [line for line in self.config.read_text("utf-8").splitlines()[1:] if line.startswith("# ")]
@@ -275,10 +271,10 @@ class RunFolder:
         write_checksummed(self.reasons, {**self.read_reasons(), name: why})
         if effective_epochs is not None:
             write_checksummed(self.path / "data.yaml", {**self.read_data(), "effective_epochs": effective_epochs})
-        write_checksummed(self.config, before | {name: value}, "\n".join([*lines, "", ""]))  # last: it decides
+        write_checksummed(self.config, before | {name: value}, "\n".join([*lines, "", ""]))  # last: it counts
 
     def read_config(self) -> ResolvedSettings:
-        """The resolved settings."""
+        """Return the resolved settings."""
         if not self.config.exists():
             why = suggest_run(self.path) or f"{self.config.name} is missing"
             raise PatchloomError(f"{self.path} is not the folder of a run: {why}")
@@ -289,11 +285,11 @@ class RunFolder:
             raise PatchloomError(f"{self.config} is not a configuration that patchloom wrote: {problem}") from problem
 
     def read_requested(self) -> dict[str, Any]:
-        """Return the settings that the user asked for, as plain values."""
+        """Return the settings that the user gave, as plain values."""
         return without_removed(read_checksummed(self.requested))
 
     def read_reasons(self) -> dict[str, str]:
-        """Why ``auto`` became what it is, by setting; {} of an older run, which has no such file."""
+        """Return the reasons for the values of ``auto``, by setting; {} for an older run without the file."""
         if not self.reasons.exists():
             return {}
         found = read_checksummed(self.reasons)
@@ -302,17 +298,17 @@ class RunFolder:
         return found
 
     def command(self) -> str:
-        """Return the command by which the run goes on, without ``--epochs``; "" where there is none."""
+        """Return the command that resumes the run, without ``--epochs``; "" if there is none."""
         asked, data = self.read_requested(), self.read_config().data
         usual = usual_folder(data, asked["task"]["name"], asked.get("recipe"))
         return command(asked, data, None if self.path == usual else self.path)
 
     def read_data(self) -> dict[str, Any]:
-        """What was measured of the data when the run began."""
+        """Return the statistics, the fingerprint and the held-out split of the data, as plain values."""
         path = self.path / "data.yaml"
         found = read_checksummed(path)
         if missing := {"mean", "std", "height", "width", "sampled", "fingerprint"} - found.keys():
-            raise PatchloomError(f"{path} lacks {min(missing)}: is it whole?")
+            raise PatchloomError(f"{path} lacks {min(missing)}: restore it from a copy")
         try:
             for name, hint in _MEASURED.items():
                 if name in found and not conforms(found[name], hint):
@@ -323,13 +319,13 @@ class RunFolder:
         return found
 
     def read_stats(self) -> Stats:
-        """The statistics of the training data, as far as they are stored."""
+        """Return the stored statistics of the training data."""
         found = self.read_data()
         numbers = tuple(found["mean"]), tuple(found["std"]), found["height"], found["width"], found["sampled"]
         return Stats(*numbers, [], sound=sound_from(found.get("sound")))
 
     def read_summary(self) -> str | None:
-        """The closing sentence of a finished run; None of one that is to go on, to write a whole one at its end."""
+        """Return the closing sentence of a finished run; None for an unfinished one, or an incomplete file."""
         try:
             text = self.summary.read_text("utf-8")
         except (OSError, UnicodeDecodeError):
@@ -337,38 +333,38 @@ class RunFolder:
         return text.strip() if text.strip() and text.endswith("\n") else None
 
     def unreadable_names(self) -> list[str]:
-        """Files that could not be read so far."""
+        """Return the names of files that could not be read."""
         if not self.unreadable.exists():
             return []
         # file names need not be UTF-8
         return [name_in(line) for line in self.unreadable.read_text("utf-8", "surrogateescape").splitlines()]
 
     def note_skipped(self, line: str) -> None:
-        """Add to the list of updates that were skipped, unless it is there: the run was killed, and does them again."""
+        """Append to the list of skipped updates, unless a killed run has written the same line already."""
         self.check_lock()
         there = self.skipped.read_text("utf-8", "surrogateescape").split("\n") if self.skipped.exists() else []
         if line not in there:
             append(self.skipped, line + "\n")
 
     def write_metrics(self, rows: list[dict[str, str]]) -> None:
-        """Write ``metrics.csv``: a row a logged step, as `metrics_row` makes them."""
+        """Write ``metrics.csv`` with one row per logged step, from `metrics_row`."""
         self.check_lock()
         write_metrics(self.metrics, rows)
 
     def note_unreadable(self, names: list[str]) -> None:
-        """Add files that could not be read to the run's list, each once."""
+        """Add names of unreadable files to the run's list, each once."""
         self.check_lock()
         there = {*self.unreadable_names()}
         if not there.issuperset(names):
             write_whole(self.unreadable, "".join(f"{line_of(name)}\n" for name in sorted({*there, *names})))
 
 
-# what runs of versions without these settings did
+# values of settings that older versions did not have
 _BEFORE: dict[str, Any] = {"attention": "fused", "kernels": "torch", "compile": False, "crop_scale": 0.2, "devices": 1}
 
 
 def _settings_from(values: dict[str, Any]) -> ResolvedSettings:
-    """Resolved settings, checked: whoever wrote the file may have put anything there."""
+    """Build resolved settings from a file, and validate them, since the file may have been edited."""
     before = _BEFORE | {"threads": torch.get_num_threads()}
     settings = ResolvedSettings(**before | typed_fields(ResolvedSettings, values))
     settings = replace(settings, patch_size=compact(settings.patch_size))
@@ -383,21 +379,21 @@ def _settings_from(values: dict[str, Any]) -> ResolvedSettings:
 
 
 def _linked(file: str, to: str) -> str:
-    """Copy a file; one of weights, which is never written in place, only gets another name."""
+    """Copy a file; hard-link one of weights, which is never written in place."""
     if file.endswith(".safetensors"):
-        with suppress(OSError):  # a file system without such links
+        with suppress(OSError):  # a file system without hard links
             os.link(file, to)
             return to
     return shutil.copy2(file, to)
 
 
 def line_of(name: str) -> str:
-    """A file's name as one line of ``unreadable.txt``: itself, or a JSON string where it would be several lines."""
+    """Return a file's name as one line of ``unreadable.txt``; as a JSON string if it contains line breaks."""
     return name if name.splitlines() == [name] and name[0] != '"' else json.dumps(name)
 
 
 def name_in(line: str) -> str:
-    """The name of which `line_of` made a line; a line of an older version, which had names as they are, is the name."""
+    """Return the name in a line of `line_of`, or the line itself, as older versions wrote it."""
     try:
         found = json.loads(line) if line.startswith('"') else line
     except ValueError:
@@ -406,12 +402,12 @@ def name_in(line: str) -> str:
 
 
 def metrics_row(values: dict[str, float | int]) -> dict[str, str]:
-    """A row of ``metrics.csv`` as it is written."""
+    """Format a row of ``metrics.csv``."""
     return {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in values.items()}
 
 
 def write_metrics(path: Path, rows: list[dict[str, str]]) -> None:
-    """Write ``metrics.csv``: a row a logged step. Columns may appear on the way."""
+    """Write ``metrics.csv`` with one row per logged step; later rows may have more columns."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
@@ -421,12 +417,12 @@ def write_metrics(path: Path, rows: list[dict[str, str]]) -> None:
 
 
 def usual_folder(data: DataLike, task: str, recipe: str | None = None) -> Path:
-    """Return the folder of a run that is given no other."""
+    """Return the default folder of a run."""
     return Path("runs") / f"{data_slug(data)}-{recipe or label(task)}"
 
 
 def data_slug(data: DataLike) -> str:
-    """What data is called in file names."""
+    """Return a short name of data for file names."""
     if len(names := split_names(absolute_name(data) if is_object(data) else data)) > 1:
         if all(map(is_single, map(str, names))):
             return data_slug(os.path.commonpath([os.path.dirname(os.path.abspath(one)) for one in names]))

@@ -1,4 +1,4 @@
-"""Which images a run does not train on, and whether they are new to the weights with which it begins."""
+"""Held-out split of a run, and whether the initial weights have seen its images."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _WORDS = {"trained": "were trained on", "unknown": "may have been trained on"}
 
 
 class HeldOut(NamedTuple):
-    """The images that a run holds out of its data's training images.
+    """Held-out split of a run.
 
     Attributes:
-        indices: int64 [h], sorted.
+        indices: int64 [h], sorted indices of the held-out images.
         copies: indices of exact copies of them, which are not trained on either.
-        doubt: "trained" if the weights with which the run begins, or those of its frozen teacher, were trained on some
-            of them, since no others were left; "unknown" if nobody can tell whether they were; "" if they were not.
-        start: what those weights are called; "" for fresh ones.
-        looked: exact copies were looked for.
+        doubt: "trained" if the initial weights, or those of a frozen teacher, were trained on some of them, because no
+            others were left; "unknown" if that is not known; "" if they were not.
+        start: name of those weights; "" for random ones.
+        looked: whether exact copies were searched for.
     """
 
     indices: np.ndarray
@@ -40,28 +40,28 @@ class HeldOut(NamedTuple):
     looked: bool = True
 
     def parts(self, source: Source) -> tuple[Source, Source]:
-        """The images to train on, and those that are held out."""
+        """Split a source into training images and held-out images."""
         return split_off(source, self.indices, self.copies)
 
     def named(self, noun: str = "images") -> str:
-        """What to call them: held-out ones only where they are."""
+        """Return a name for the images, which says if they are not new to the initial weights."""
         return f"{noun} that the weights of {self.start} {_WORDS[self.doubt]}" if self.doubt else f"held-out {noun}"
 
     def sentence(self, what: str) -> str:
-        """That the run did not train on ``what``, and what its weights may have done before."""
+        """Return a sentence on how ``what``, the held-out images, were used in training before."""
         if not self.doubt:
             said = f"{what} are the held-out ones, which were never trained on."
             if self.start:
                 said = (
-                    f"{what} are the held-out ones: they were not trained on here, and no exact copy of them for the "
+                    f"{what} are the held-out ones: neither this run nor the weights of {self.start}, with which it "
+                    "began, were trained on them or on exact copies."
                 )
-                said += f"weights of {self.start}, with which the run began."
             return said if self.looked else f"{said} Exact copies of them were not looked for."
         weights = f"the weights of {self.start}, with which it began, {_WORDS[self.doubt]} them"
         return f"{what} were held out of this run, but {weights}."
 
     def plain(self) -> dict[str, Any]:
-        """As plain values for YAML."""
+        """Return plain values for YAML."""
         return {
             "held_out": self.indices.tolist(),
             "held_out_copies": self.copies.tolist(),
@@ -71,9 +71,9 @@ class HeldOut(NamedTuple):
 
 
 def choose_held_out(asked: Settings, source: Source) -> tuple[HeldOut, Record]:
-    """The images that a run holds out of ``source``, and the record of what it and those before it train on.
+    """Draw the held-out split of a run, and return it with the record of all images it and earlier runs train on.
 
-    They are images that no run before it trained on, as long as there are such images, and perhaps fewer than asked.
+    Images that no earlier run trained on are preferred, so there may be fewer than asked for.
     """
     before, start = _record_before(asked), " and ".join(asked.weights_before)
     contents = source.contents()
@@ -89,9 +89,9 @@ def choose_held_out(asked: Settings, source: Source) -> tuple[HeldOut, Record]:
 
 
 def stored_held_out(folder: RunFolder, settings: ResolvedSettings, source: Source) -> HeldOut:
-    """What a run holds out of ``source``, the very images with which it was begun.
+    """Return the stored held-out split of a run, whose images are unchanged.
 
-    A run of a version that did not store it held out the images of certain numbers, copies or not.
+    Runs of versions that did not store it have the split redrawn from the seed, without a search for copies.
     """
     found, start = folder.read_data(), " and ".join(settings.weights_before)
     if "held_out" in found:
@@ -102,18 +102,18 @@ def stored_held_out(folder: RunFolder, settings: ResolvedSettings, source: Sourc
 
 
 def unchanged_held_out(run: Path, source: Source) -> HeldOut:
-    """Return what a run holds out of ``source``, whose indices mean nothing once its images have changed."""
+    """Return the stored held-out split of a run; refuse a ``source`` whose images have changed."""
     folder = RunFolder(run)
     if source.fingerprint() != folder.read_data()["fingerprint"]:
         raise PatchloomError(
-            f"the {source.noun} of {source.name} have changed since {run} was trained, so its held-out ones are not "
-            "known: put them back as they were, or begin anew with another --out"
+            f"the {source.noun} of {source.name} have changed since {run} was trained, so its held-out split is "
+            "unknown: restore the data, or begin again with another --out"
         )
     return stored_held_out(folder, folder.read_config(), source)
 
 
 def own_held_out(folder: RunFolder, settings: ResolvedSettings, source: Source) -> HeldOut:
-    """What a run held out of ``source``; if the images have changed since, some that it did not train on, if it can."""
+    """Return the held-out split of a run; if its images have changed, draw one without images it trained on."""
     if source.fingerprint() == folder.read_data()["fingerprint"]:
         return stored_held_out(folder, settings, source)
     record = read_record(folder.trained_on) or no_record()
@@ -121,7 +121,7 @@ def own_held_out(folder: RunFolder, settings: ResolvedSettings, source: Source) 
 
 
 def note_test_overlap(folder: RunFolder, settings: ResolvedSettings, test: Source) -> str:
-    """What keeps test images that data brings from being new to a run: sentences after a space; "" if nothing does."""
+    """Return sentences, after a space, on test images that a run may have trained on; "" if there are none."""
     record, start = read_record(folder.trained_on), " and ".join(settings.weights_before)
     doubt = "" if record is None else copies_sentence(test, record.contents)
     if start and (record is None or record.unknown or copies_among(test, record.contents) is None):
@@ -137,7 +137,7 @@ def record_of(source: str | Path) -> Record | None:
 
 
 def seen_in_pretraining(source: str | Path, test: Source) -> str:
-    """Return the sentence on test images that an encoder was trained on, after a space; "" if none are known."""
+    """Return a sentence, after a space, on test images that an encoder was trained on; "" if none are known."""
     record = record_of(source)
     seen = None if record is None else copies_among(test, record.contents)
     if not seen:
@@ -147,18 +147,18 @@ def seen_in_pretraining(source: str | Path, test: Source) -> str:
 
 
 def held_out_count(settings: Settings, source: Source) -> int:
-    """How many images of ``source`` are to be held out."""
+    """Return the number of images of ``source`` to hold out."""
     share = default_held_out_share(len(source))[0] if settings.held_out == "auto" else settings.held_out
     return min(round(share * len(source)), MAX_HELD_OUT)
 
 
 def split_seed(settings: Settings) -> int:
-    """The seed that draws the images that are held out."""
+    """Return the random seed of the held-out split."""
     return settings.seed if settings.split_seed is None else settings.split_seed
 
 
 def with_share(settings: Settings, n: int, noun: str = "images") -> tuple[Settings, dict[str, str]]:
-    """Settings that say which share of ``n`` images is held out, and the reason, by ``held_out``, where it was auto."""
+    """Replace an ``auto`` held-out fraction for ``n`` images; return the settings, and the reason by setting."""
     if settings.held_out != "auto":
         return settings, {}
     share, why = default_held_out_share(n, noun)
@@ -166,7 +166,7 @@ def with_share(settings: Settings, n: int, noun: str = "images") -> tuple[Settin
 
 
 def _record_before(asked: Settings) -> Record:
-    """Of the weights with which a run begins, and of a frozen teacher's, whose features tell what it has seen."""
+    """Return the record of the images that the initial weights and a frozen teacher were trained on."""
     found = no_record()
     for source in asked.weights_before:
         of_run = source == asked.from_run
@@ -178,7 +178,7 @@ def _record_before(asked: Settings) -> Record:
 
 
 def _known_again(asked: Settings, contents: np.ndarray, before: Record) -> bool:
-    """Whether the files of the other run's data are still those: written anew, they would all seem to be new."""
+    """Return whether images can be recognised in the earlier record: files written anew would all seem new."""
     runs = [RunFolder(source) for source in asked.weights_before if Path(source).is_dir()]
     if not any(run.config.exists() and run.read_config().data == asked.data for run in runs):
         return True
@@ -186,7 +186,7 @@ def _known_again(asked: Settings, contents: np.ndarray, before: Record) -> bool:
 
 
 def _record_beside(encoder: Path) -> Record | None:
-    """The record of an encoder's file; another one's may lie there, too."""
+    """Return the record beside an encoder's file, if it belongs to that file."""
     path = RunFolder(encoder.parent).trained_on
     if (
         not is_encoder_file(encoder)
@@ -198,7 +198,7 @@ def _record_beside(encoder: Path) -> Record | None:
 
 
 def _as_there(asked: Settings, source: Source) -> HeldOut | None:
-    """What the run before held out, if that was new to it, and the data is the same, even though it has no contents."""
+    """Return the held-out split of the previous run, if it can be reused for data without content digests."""
     if asked.from_run is None or len(asked.weights_before) > 1 or source.contents() is not None:
         return None
     folder = RunFolder(asked.from_run)

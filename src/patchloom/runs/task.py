@@ -1,4 +1,4 @@
-"""The task of a run: built from its settings, and loaded with the weights of its last checkpoint."""
+"""Task of a run, built from its settings and loaded from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from patchloom.tasks.task import Task
 
 
 def run_card(settings: ResolvedSettings, stats: Stats, name: str) -> EncoderCard:
-    """What belongs to the encoder of a run."""
+    """Return the card of the encoder of a run."""
     task = label(settings.task["name"])
     return EncoderCard(settings.encoder_spec(), stats.mean, stats.std, task, name, sound=stats.sound)
 
@@ -38,8 +38,8 @@ def prepare_task(
     stats: Stats,
     begin: Callable[[Encoder], None] | None = None,
 ) -> Task:
-    """A fresh task by resolved settings, with the attention form and the kernels that they name."""
-    # what a GPU lacks it tells itself; of blocks that stay as they are there is neither gradient nor moment
+    """Build a task from resolved settings; ``begin`` may load weights into its encoder first."""
+    # a GPU reports a lack of memory itself; frozen blocks have neither gradients nor moments
     affordable = MemoryGuard(4 if settings.device == "cpu" and settings.train_blocks is None else 1)
     with affordable:
         vit = build_encoder(settings.encoder_spec())
@@ -54,7 +54,7 @@ def prepare_task(
     checkpoint_gradients(task, settings.checkpointing)
     if settings.teacher_precision == "bfloat16" and not use_half_without_grad(task):
         raise PatchloomError(
-            f"--teacher_precision is for a teacher or a guide, and {label(settings.task['name'])} has none here: leave "
+            f"--teacher_precision needs a teacher or a guide, and {label(settings.task['name'])} has none here: leave "
             "it out"
         )
     task.normalized_by(stats.mean, stats.std)
@@ -73,12 +73,12 @@ def prepare_task(
 def _native_crops(task: Task, name: str) -> None:
     if not hasattr(task.augment, "native"):
         raise PatchloomError(
-            f"--crop_scale native changes nothing in {name}, whose augment has no attribute native, as RandomCrop has: "
-            "give a share, such as 0.2"
+            f"--crop_scale native has no effect on {name}, because its augment has no attribute native, as RandomCrop "
+            "has: give a fraction, such as 0.2"
         )
     if getattr(task.augment, "crops", 1) > 1:
         raise PatchloomError(
-            f"--crop_scale native: {name} compares two crops of an image, which would seldom overlap: give a share, "
+            f"--crop_scale native: {name} compares two crops of an image, which would seldom overlap: give a fraction, "
             "such as 0.2"
         )
     task.augment.native = True
@@ -87,17 +87,16 @@ def _native_crops(task: Task, name: str) -> None:
 def _randaugment(task: Task, settings: ResolvedSettings, mean: Sequence[float]) -> None:
     if not hasattr(task.augment, "randaugment"):
         raise PatchloomError(
-            f"--randaugment changes nothing in {label(settings.task['name'])}, whose augment has no attribute "
+            f"--randaugment has no effect on {label(settings.task['name'])}, because its augment has no attribute "
             "randaugment, as RandomCrop has: leave it out"
         )
     task.augment.randaugment = RandAugment(settings.randaugment, settings.randaugment_std, mean)
 
 
 class LoadedTask(NamedTuple):
-    """A run's task with its weights, the card of its encoder, its settings, its folder, and where it is.
+    """Task of a run with its weights, card, settings, folder, and the values beside the tensors of its checkpoint.
 
-    Of ``about``, what the checkpoint keeps beside its tensors, ``step`` is the number of steps done; of which step the
-    weights are, `step_of_weights` says.
+    ``about["step"]`` is the number of steps done; `step_of_weights` is the step of the weights.
     """
 
     task: Task
@@ -108,12 +107,12 @@ class LoadedTask(NamedTuple):
 
 
 def load_task(run: str | Path, task: TaskLike | None = None) -> LoadedTask:
-    """The task of a run in eval mode, as its last checkpoint has it."""
+    """Load the task of a run in eval mode, with the weights of its last checkpoint."""
     folder = RunFolder(run)
     settings = folder.read_config()
     settings = replace(settings, task=settings.task | {"name": _found_again(folder, settings.task["name"], task)})
-    why = f"{folder.path} names them, and what a run names is not fetched for it"
-    with from_cache_alone(True, why):  # a teacher's, of which a stranger's run may say where it is
+    why = f"{folder.path} names them, and patchloom does not download what the files of a run name"
+    with from_cache_alone(True, why):  # weights of a teacher, which an untrusted run may name
         prepared = prepare_task(settings, folder.read_stats())
     weights, about = folder.checkpoints.newest()
     restore(weights, prepared)
@@ -121,7 +120,7 @@ def load_task(run: str | Path, task: TaskLike | None = None) -> LoadedTask:
 
 
 def newest_card(folder: RunFolder, settings: ResolvedSettings, about: Mapping[str, Any]) -> EncoderCard:
-    """The card of a run's encoder as a checkpoint has it; of a run that is not finished, name and note say so."""
+    """Return the card of a run's encoder; for an unfinished run, name and note say so."""
     card = run_card(settings, folder.read_stats(), folder.name)
     if folder.encoder.exists():
         return card
@@ -132,26 +131,23 @@ def newest_card(folder: RunFolder, settings: ResolvedSettings, about: Mapping[st
 
 
 def step_of(about: Mapping[str, Any]) -> str:
-    """Which step the weights of a checkpoint are of, in words; of how many an older version did not say."""
+    """Describe the step of a checkpoint's weights, such as "step 50 of 100"; older versions have no total."""
     steps = about.get("steps", 0)
     return f"step {step_of_weights(about):,}" + (f" of {steps:,}" if steps else "")
 
 
 def step_of_weights(about: Mapping[str, Any]) -> int:
-    """How many steps were done when the weights were there that `Checkpoints.newest` gives.
-
-    Once the training of a run with ``--patience`` has ended, it is the step of its best measure, not the last one.
-    """
+    """Return the step of the weights of `Checkpoints.newest`: for a finished run with ``--patience``, the best one."""
     step: int = about["best"]["step"] if is_best(about) else about["step"]
     return step
 
 
 def _found_again(folder: RunFolder, stored: str, task: TaskLike | None) -> str:
-    """The name of a run's task: ``stored``, if the user has named it already, or that of the class given instead."""
+    """Return the name of a run's task: ``stored``, if its code may be run, or that of the given ``task``."""
     if task is None:
         refuse_untyped(stored, folder.path)
         return stored
     name = task_name(task)
     if name != stored and same_task(name, stored):
-        print(f"{Code.of(name).typed} has changed since {folder.path} was trained by it", file=sys.stderr)
+        print(f"{Code.of(name).typed} has changed since {folder.path} was trained with it", file=sys.stderr)
     return name

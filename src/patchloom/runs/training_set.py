@@ -1,4 +1,4 @@
-"""What weights were trained on, by content: a file beside them, so that no later run calls these images held out."""
+"""Record of the images that weights were trained on, by content, so that no later run holds them out."""
 
 from __future__ import annotations
 
@@ -15,56 +15,58 @@ from patchloom.system.files import add_checksum, strip_checksum, write_whole
 
 
 class Record(NamedTuple):
-    """The images that a run and those before it trained on.
+    """Record of the images that a run and those before it trained on.
 
     Attributes:
-        contents: as `Source.contents` has them, sorted, each once.
-        unknown: of what else nobody can tell the contents: data, or weights.
+        contents: sorted unique content digests, as in `Source.contents`.
+        unknown: names of data or weights with unknown contents.
     """
 
     contents: np.ndarray
     unknown: tuple[str, ...] = ()
 
     def and_trained_on(self, contents: np.ndarray | None, data: str) -> Record:
-        """With the images of a further training; ``contents`` of None are noted as unknown under the name ``data``."""
+        """Add the images of another training; ``contents`` of None add ``data`` to the unknown names."""
         if contents is None:
             return Record(self.contents, tuple(dict.fromkeys([*self.unknown, data])))
         return Record(np.unique(np.concatenate([self.contents, contents])), self.unknown)
 
 
 def no_record(*unknown: str) -> Record:
-    """That of fresh weights, or of weights of which nothing is known but what they are called."""
+    """Return an empty record, with the names of weights whose training images are unknown."""
     return Record(np.empty(0, CONTENT), unknown)
 
 
 def write_record(record: Record, path: Path) -> None:
     """Write a record with its checksum; the file appears whole or not at all."""
-    about = json.dumps({"unknown": record.unknown}).encode()  # JSON has no line breaks of its own
+    about = json.dumps({"unknown": record.unknown}).encode()  # without line breaks
     write_whole(path, add_checksum(about + b"\n" + record.contents.tobytes()))
 
 
 def read_record(path: Path) -> Record | None:
-    """What `write_record` wrote; None if there is no such file."""
+    """Read a record; None if there is no such file."""
     try:
         content = strip_checksum(path.read_bytes())
         if content is None:
-            raise ValueError("its checksum is another one")
+            raise ValueError("its checksum does not match")
         about, _, contents = content.partition(b"\n")
         return Record(np.frombuffer(contents, CONTENT), tuple(json.loads(about)["unknown"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError) as problem:
         raise PatchloomError(
-            f"{path} is not what patchloom wrote ({problem}): restore it from a copy, or delete it, and a run that "
-            "begins with these weights will not know what they were trained on"
+            f"{path} is not what patchloom wrote ({problem}): restore it from a copy, or delete it; without it, the "
+            "training images of these weights are unknown"
         ) from problem
 
 
 def digest_of_record(path: Path) -> str:
-    """64 hex digits by which the record of an encoder is known; "" if there is none."""
+    """Return the SHA-256 digest of a record's file, which an encoder's card stores; "" if there is none."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except FileNotFoundError:
         return ""
     except OSError as problem:
-        raise PatchloomError(f"{path} cannot be read ({problem.strerror or problem}): is it whole?") from problem
+        raise PatchloomError(
+            f"{path} cannot be read ({problem.strerror or problem}): restore it from a copy"
+        ) from problem

@@ -1,4 +1,4 @@
-"""The verdict on a run, so far or at its end: values that its folder keeps, and the sentences that are made of them."""
+"""Verdict on a run, during training or at its end: stored values, and sentences made from them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _FILE = "verdict.yaml"
 def no_labels(noun: str = "images") -> str:
     """Return the end of the closing sentence of a run without labels."""
     return (
-        f"The {noun} have no labels, so this says how well the pretext task is done, and not what the features are "
+        f"The {noun} have no labels, so this measures how well the pretext task is solved, not what the features are "
         "good for."
     )
 
 
 class Verdict(StrEnum):
-    """What can be said of a run in a few words; the last where the images are too few, or nearly all the same."""
+    """Verdict in a few words; the last one if the images are too few or nearly identical."""
 
     HEALTHY = "healthy"
     WEAK = "learning but weak"
@@ -35,7 +35,7 @@ class Verdict(StrEnum):
 
 
 class Rule(StrEnum):
-    """Rule that found a verdict; docs/pretrain.md has a table of them with their thresholds."""
+    """Rule of a verdict; docs/pretrain.md has a table of them with their thresholds."""
 
     SAME_IMAGES = "same_images"
     NOT_FINITE = "not_finite"
@@ -59,23 +59,23 @@ class Rule(StrEnum):
     HEALTHY = "healthy"
 
 
-# what an action gives an option where that is no value
+# directions of an action that sets no value
 HIGHER, LOWER, ANOTHER = "higher", "lower", "another"
 
 
 @dataclass(frozen=True)
 class Health:
-    """The verdict on a run as values; `why` and `then` are made of them.
+    """Verdict on a run as values, with `why` and `then` as words.
 
     Attributes:
-        verdict: in a few words.
-        epoch: when it was found, in epochs.
-        ended: whether that was the end.
-        rule: that found it; None of an older version, which kept words alone.
-        measure: of the task, on held-out images.
-        figures: what the rule went by, by name: numbers, and the name of a control.
-        actions: what to try next: option by name, and its value, or "higher", "lower" or "another".
-        noun: of the items of the data: images or recordings.
+        verdict: verdict in a few words.
+        epoch: epoch of the verdict.
+        ended: whether the run had ended.
+        rule: rule that applied; None for files of older versions, which stored only words.
+        measure: measure of the task on held-out images.
+        figures: inputs of the rule by name: numbers, and the name of a control.
+        actions: next steps: value by option, or "higher", "lower" or "another".
+        noun: "images" or "recordings".
         words: `why` and `then` of an older version.
     """
 
@@ -91,19 +91,19 @@ class Health:
 
     @property
     def why(self) -> str:
-        """The figure that says so, in words."""
+        """Reason for the verdict, in words."""
         return self.words[0] if self.rule is None or self.measure is None else _why(self, self.rule, self.measure)
 
     @property
     def then(self) -> str:
-        """What to try next, in words; "" where there is nothing to do."""
+        """Next step, in words; "" if there is none."""
         return self.words[1] if self.rule is None else _then(self, self.rule) if self.actions else ""
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.why}." + (f" Next: {self.then}." if self.then else "")
 
     def plain(self) -> dict[str, Any]:
-        """As values for JSON, with the words that are made of them for people and for older versions."""
+        """Return values for JSON, with the words for readers and for older versions."""
         figures = {name: one if isinstance(one, str) else finite_or_none(one) for name, one in self.figures.items()}
         return {
             "verdict": self.verdict.value, "why": self.why, "then": self.then, "epoch": self.epoch, "ended": self.ended,
@@ -114,7 +114,7 @@ class Health:
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Health:
-        """From what `plain` made, or an older version wrote, checked: the words are not read where there are values."""
+        """Validate and read the result of `plain`; words are read only from files of older versions."""
         try:
             verdict, words = Verdict(values["verdict"]), (values["why"], values["then"])
             if not all(isinstance(one, str) for one in words) or not isinstance(values["ended"], bool):
@@ -124,7 +124,7 @@ class Health:
                 return health
             noun = text_of(values["noun"])
             if noun not in ("images", "recordings"):
-                raise ValueError(f"there are no {noun}")
+                raise ValueError(f"{noun!r} is neither images nor recordings")
             health = replace(
                 health,
                 rule=Rule(values["rule"]),
@@ -133,10 +133,10 @@ class Health:
                 actions=_values(values["actions"]),
                 noun=noun,
             )
-            str(health)  # whatever its words need is there
+            str(health)  # raises if its words lack a value
             return replace(health, words=("", ""))
         except (KeyError, TypeError, AttributeError) as problem:
-            raise ValueError(f"no verdict: {problem}") from problem
+            raise ValueError(f"invalid verdict: {problem}") from problem
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, float | str]:
@@ -147,78 +147,79 @@ def _values(found: Mapping[str, Any]) -> dict[str, float | str]:
 
 
 def write_health(folder: Path, health: Health) -> None:
-    """Keep a verdict in a run's folder; it replaces the one before."""
+    """Store a verdict in a run's folder; it replaces the one before."""
     write_checksummed(folder / _FILE, health.plain())
 
 
 def read_health(folder: Path) -> Health | None:
-    """The last verdict on a run; None where there is none yet, or a damaged one."""
+    """Return the last verdict on a run; None if there is none, or a damaged one."""
     try:
         return Health.of(read_checksummed(folder / _FILE))
     except (PatchloomError, ValueError, OSError):
         return None
 
 
-# The sentences; figures and actions have the names under which `patchloom.train.verdict` finds them.
+# Sentences, from the figures and actions of `patchloom.train.verdict`.
 
 
 def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
-    f, beside = health.figures, measure.beside(measure.to_beat)
+    f, beside = health.figures, measure.with_baseline(measure.to_beat)
     share = f"{beside}, {measure.effect.share:.0%} of the way to perfect"
     held_out = _counted(measure.n, f"held-out {health.noun}")
     match rule:
         case Rule.SAME_IMAGES:
             return (
-                f"the {held_out} are nearly all the same: {f['apart']:.1%} of "
-                f"what their {f['values']} differ by sets them apart"
+                f"the {held_out} are nearly identical: their deviation from their mean is only "
+                f"{f['apart']:.1%} of that of all their {f['values']}"
             )
         case Rule.NOT_FINITE:
-            return f"{beside}: something is not finite any more"
+            return f"{beside}: the measure or the features are not finite"
         case Rule.NOT_BEGUN:
             return f"nothing is trained yet: {beside}"
         case Rule.SAME_FEATURES:
-            differ = f"they differ by {f['share']:.1%} of what an untrained encoder's do, and " if "share" in f else ""
+            differ = f"their deviation is {f['share']:.1%} of an untrained encoder's, " if "share" in f else ""
             return (
-                f"the encoder's features of different {health.noun} are nearly the same ({differ}in {f['rank']:.1f} "
-                "directions)"
+                f"the encoder's features of different {health.noun} are nearly the same ({differ}centred rank "
+                f"{f['rank']:.1f})"
             )
         case Rule.SAME_OUTPUTS:
             found = ", ".join(f"{name} {value:.2f}" for name, value in measure.outputs.items())
             said = (
-                f"the teacher gives all {health.noun} nearly the same output ({found}), so that agreement with it "
+                f"the teacher gives all {health.noun} nearly the same output ({found}), so agreement with it "
                 "means little"
             )
-            better = "yet by kNN the features tell classes better than an untrained encoder's"
+            better = "yet by kNN the features separate classes better than an untrained encoder's"
             return f"{said}; {better} ({_by_knn(health)})" if "knn" in f else said
         case Rule.FEW_IMAGES:
             return f"{beside}, on {held_out}, which are too few"
         case Rule.WENT_BACK:
             times = "once" if f["times"] == 1 else f"{f['times']:.0f} times"
-            return f"the run went back {times}, as it was not finite; {beside}"
+            return f"the run went back to a checkpoint {times}, because loss or weights were not finite; {beside}"
         case Rule.GOT_WORSE:
             return f"{beside}: worse than before the first step ({measure.show(_number(f['start']))})"
         case Rule.JUMPED_BACK:
             before, after = (measure.show(_number(f[name])) for name in ("before", "after"))
-            return f"{beside}, and on the way it went from {before} back to {after}"
+            return f"{beside}, and during training it fell back from {before} to {after}"
         case Rule.FEW_UPDATES | Rule.NO_HALFWAY:
             return f"{beside}, after {f['updates']:,.0f} {'update' if f['updates'] == 1 else 'updates'}"
         case Rule.FIRST_HALF:
             return f"{beside}, in the first half of the run"
         case Rule.NEARER:
-            return f"{beside}, but {f['gained']:.0%} nearer to perfect than halfway"
+            return f"{beside}, but {f['gained']:.0%} nearer to perfect than halfway through the run"
         case Rule.FEW_IMAGES_SINCE_HALFWAY:
-            return f"{beside}; {held_out} are too few to tell whether it is nearer to perfect than halfway"
+            return f"{beside}; {held_out} are too few to tell whether it improved in the second half of the run"
         case Rule.STANDS_STILL:
-            return f"{beside}, after {f['updates']:,.0f} updates, and no nearer to perfect than halfway"
+            return f"{beside}, after {f['updates']:,.0f} updates, and no nearer to perfect than halfway through the run"
         case Rule.AGREES_WITH_ALL:
-            return f"{beside}: the teacher's outputs are so alike that agreeing with them says little"
+            return f"{beside}: the teacher's outputs are so similar that agreement with them means little"
         case Rule.FEW_IMAGES_FOR_SIZE:
             return f"{share}, and {held_out} are too few to tell how well it is learnt"
         case Rule.NOT_CLEAR:
             return share
         case Rule.NO_GAIN_IN_CLASSES:
             return (
-                f"{beside}; but by kNN its features tell classes no better than {_control(health)} ({_by_knn(health)})"
+                f"{beside}; but by kNN its features separate classes no better than {_control(health)} "
+                f"({_by_knn(health)})"
             )
         case Rule.HEALTHY if "labelled" in f:
             labelled = _counted(int(_number(f["labelled"])), f"labelled {health.noun}")
@@ -233,28 +234,28 @@ def _then(health: Health, rule: Rule) -> str:
     f, a = health.figures, health.actions
     match rule:
         case Rule.SAME_IMAGES:
-            return f"look at your data (patchloom check), and give {health.noun} that differ"
+            return f"look at your data (patchloom check), and use {health.noun} that differ"
         case Rule.NOT_FINITE | Rule.SAME_FEATURES | Rule.WENT_BACK | Rule.GOT_WORSE | Rule.JUMPED_BACK:
             return _slower(health)
         case Rule.SAME_OUTPUTS | Rule.AGREES_WITH_ALL:
-            return f"give extrema --task.loss {a['task.loss']}, raise --task.momentum, or {_slower(health)}"
+            return f"use --task.loss {a['task.loss']} of extrema, raise --task.momentum, or {_slower(health)}"
         case Rule.FEW_IMAGES:
-            return f"hold out more {health.noun} (--held_out), or give more of them"
+            return f"hold out more {health.noun} (--held_out), or add more of them"
         case Rule.FEW_IMAGES_SINCE_HALFWAY | Rule.FEW_IMAGES_FOR_SIZE:
             return f"hold out more {health.noun} (--held_out), or {_longer(health)}"
         case Rule.STANDS_STILL:
             now = f"smaller patches (--patch_size), a lower --blr (now {f['blr']:g}), or another --task"
-            return f"look at the pictures, and at your data; {now}"
+            return f"look at the pictures and at your data; try {now}"
         case Rule.NOT_CLEAR if "batch_size" in a:
             return f"{_longer(health)}, or with a larger --batch_size"
         case Rule.NO_GAIN_IN_CLASSES:
             return f"{_longer(health)}, or try another --task; fine-tuning may tell more than kNN"
         case Rule.HEALTHY if "labels" in a and "labelled" in f:
-            return f"label more {health.noun}, and ask again (patchloom evaluate knn)"
+            return f"label more {health.noun}, and evaluate again (patchloom evaluate knn)"
         case Rule.HEALTHY if "labels" in a:
-            return "a few labels tell what the features are good for (patchloom evaluate knn)"
+            return f"label a few {health.noun} to see what the features are good for (patchloom evaluate knn)"
         case Rule.HEALTHY:
-            return f"{_longer(health)}: it was still getting better"
+            return f"{_longer(health)}: it was still improving"
         case _:
             return _longer(health)
 
@@ -284,5 +285,5 @@ def _counted(n: int, items: str) -> str:
 
 def _number(value: float | str) -> float:
     if isinstance(value, str):
-        raise ValueError(f"{value!r} stands where a number is expected")
+        raise ValueError(f"{value!r} is not a number")
     return value

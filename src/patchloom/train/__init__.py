@@ -1,1 +1,1 @@
-"""Pre-training: settings, the loop, and what a run leaves behind."""
+"""Pre-training: resolved settings, the training loop, and the results of a run."""

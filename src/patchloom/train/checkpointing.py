@@ -1,4 +1,4 @@
-"""What a run remembers beside its tensors. Plain values, which JSON keeps to the last digit; and its best weights."""
+"""Training state that a checkpoint stores beside the tensors, as plain JSON values, and the best weights of a run."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from patchloom.system.distributed import rank, smallest
 from patchloom.tasks.task import Task
 from patchloom.train.step import Update
 
-# The weights of the best measure of a run, and when a run stops since it gets no better (``--patience``).
+# Early stopping (``--patience``) and the weights of the best held-out measure.
 
 
 @dataclass
 class BestMeasure:
-    """The best held-out measure so far, and the weights that had it.
+    """Best held-out measure so far, with its weights.
 
     Attributes:
-        value: of the measure; None before the first one that is a number.
-        step: steps that were done then.
-        failed: measures since then, none of which was better.
-        chosen: the training has ended, and these are the weights of the run; never where no measure was a number.
-        weights: of the whole task by name, on the CPU; in the first process alone.
+        value: best measure; None before the first one that is a number.
+        step: number of steps at that measure.
+        failed: number of measures since then, all without improvement.
+        chosen: training has ended and these are the final weights of the run; never if no measure was a number.
+        weights: weights of the whole task by name, on the CPU; only in the first process.
     """
 
     value: float | None = None
@@ -39,19 +39,19 @@ class BestMeasure:
 
     @classmethod
     def of(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> BestMeasure:
-        """From what a checkpoint keeps; as at the beginning, if it is of a run without ``--patience``."""
+        """Restore from a checkpoint; return the initial state for a run without ``--patience``."""
         found = about.get("best", {})
         return cls(**found, weights=best_of(tensors))
 
     def plain(self) -> dict[str, Any]:
-        """All but the weights, as a checkpoint keeps it."""
+        """Return all values but the weights, as a checkpoint stores them."""
         return {"value": self.value, "step": self.step, "failed": self.failed, "chosen": self.chosen}
 
     def compare(self, step: int, measure: Measure, task: Task) -> None:
-        """Keep the weights after ``step`` steps, if their measure is better than all before; an equal one is not.
+        """Keep the weights after ``step`` steps if their measure is the best so far; ties and NaN do not count.
 
-        Every process must call it, since each may have a part of the weights only. The first one's numbers decide: on
-        several GPUs the last digits differ.
+        Every process must call this, because the weights may be sharded. The measure of the first process decides,
+        because the last digits differ between GPUs.
         """
         value = measure.value
         if smallest(0 if rank() == 0 and self._beaten_by(value, measure.higher_is_better) else 1):
@@ -62,14 +62,14 @@ class BestMeasure:
         self.weights = weights if rank() == 0 else {}
 
     def choose(self, ended: bool) -> None:
-        """Once the training has ended, the kept weights are those of the run, if any were kept.
+        """Make the best weights those of the run once training has ended, if there are any.
 
-        What every process knows decides, since the weights are in the first one alone.
+        Decided without looking at the weights, which only the first process has.
         """
         self.chosen = ended and self.value is not None
 
-    def hopeless(self, settings: ResolvedSettings) -> bool:
-        """Whether so many measures were no better that the run is to stop."""
+    def out_of_patience(self, settings: ResolvedSettings) -> bool:
+        """Return whether ``--patience`` measures in a row brought no improvement."""
         return settings.patience is not None and self.failed >= settings.patience
 
     def _beaten_by(self, value: float, higher_is_better: bool) -> bool:
@@ -79,33 +79,33 @@ class BestMeasure:
 
 
 def describe_best(best: BestMeasure, step: int, steps: int, settings: ResolvedSettings) -> str:
-    """A sentence on which weights a run with ``--patience`` ends with, and whether it stopped before its last step.
+    """Describe the final weights of a run with ``--patience``, and whether it stopped early.
 
-    Where no measure was a number, there is no best one, and they are the last weights.
+    Without any measure that is a number, these are the last weights.
     """
     epochs = f"{settings.epochs:,g}"
     if best.value is None:
         ended = f"{'stopped' if step < steps else 'ended'} after epoch {epoch_of(step, steps, settings)} of {epochs}"
         return (
-            f"The run {ended}, and none of its held-out measures was a number, so that --patience {settings.patience} "
-            "had no best one to keep: these are its last weights."
+            f"The run {ended}. None of its held-out measures was a number, so --patience {settings.patience} found no "
+            "best one: these are its last weights."
         )
     chosen = f"epoch {epoch_of(best.step, steps, settings)} of {epochs}"
     if best.step == 0:
         chosen += ", before the first step"
     if step < steps:
-        count = "one measure was" if best.failed == 1 else f"{best.failed} measures in a row were"
+        count = "1 evaluation" if best.failed == 1 else f"{best.failed} evaluations"
         ended = epoch_of(step, steps, settings)
         return (
-            f"The run stopped after epoch {ended} of {epochs}, since {count} not better (--patience "
-            f"{settings.patience}); these are the weights of its best measure, at {chosen}."
+            f"The run stopped early after epoch {ended} of {epochs}: no improvement in {count} (--patience "
+            f"{settings.patience}). These are the weights of its best measure, at {chosen}."
         )
-    last = "which was its last" if best.step == step else "not of its last step"
+    last = "its last step" if best.step == step else "not of its last step"
     return f"These are the weights of the run's best measure, at {chosen}, {last} (--patience {settings.patience})."
 
 
 def epoch_of(step: int, steps: int, settings: ResolvedSettings) -> str:
-    """When a step was done, in epochs."""
+    """Format a step as a number of epochs."""
     return f"{settings.epochs * step / steps:.4g}"
 
 
@@ -114,26 +114,26 @@ _STEADY = 2000  # updates without an overflow after which the scale is doubled
 
 @dataclass
 class TrainState:
-    """Where a run is.
+    """Progress of a run.
 
     Attributes:
-        step: steps done.
-        seconds: that they took, all starts of the run together.
-        rows: of ``metrics.csv``.
-        sums: of the loss and of each metric, over the ``counted`` steps since the last row.
-        counted: steps in ``sums``.
-        skipped: updates since the last row that were not made, since loss or gradient were not finite.
-        in_a_row: such updates up to now, without a good one between them.
-        setbacks: how often the run went back to a checkpoint; each halves the learning rate.
-        scale: by which losses are multiplied in float16.
-        steady: updates since it last changed.
-        steps: of the whole run; 0 in a checkpoint of an older version, which did not say.
-        began: step at which the present schedule began: 0, or where the run had ended before it was trained on.
-        pace: seconds that a step took of late; 0 if that is not known.
-        measuring: seconds that the last held-out measures took.
-        measured: the last one; None before the first, and in a checkpoint of an older version, which had words.
-        results: of each measure, the result on each held-out image, by its step.
-        best: the best measure and its weights, in a run with ``--patience``.
+        step: number of steps done.
+        seconds: training time, summed over all starts of the run.
+        rows: rows of ``metrics.csv``.
+        sums: sums of the loss and of each metric since the last row.
+        counted: number of steps in ``sums``.
+        skipped: number of updates skipped since the last row because loss or gradient were not finite.
+        in_a_row: number of consecutive skipped updates up to now.
+        setbacks: number of times the run went back to a checkpoint; each halves the learning rate.
+        scale: loss scale for float16.
+        steady: number of updates since the loss scale last changed.
+        steps: number of steps of the whole run; 0 in checkpoints of older versions.
+        began: first step of the present schedule: 0, or the previous end of a run that is trained longer.
+        pace: recent seconds per step; 0 if unknown.
+        measuring: duration of the last held-out evaluation, in seconds.
+        measured: last held-out result; None before the first, and in checkpoints of older versions.
+        results: result on each held-out image, by step of the evaluation.
+        best: best measure and its weights, in a run with ``--patience``.
     """
 
     step: int = 0
@@ -156,42 +156,39 @@ class TrainState:
 
     @classmethod
     def of(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TrainState:
-        """From what a checkpoint keeps, beside its tensors and among them; what it does not know is at its default."""
+        """Restore from a checkpoint; values that it lacks get their defaults."""
         known = {one.name: about[one.name] for one in fields(cls) if one.name in about}
         measured = result_or_none(about.get("measured"))
         return cls(**known | {"best": BestMeasure.of(about, tensors), "measured": measured})
 
     def plain(self) -> dict[str, Any]:
-        """As a checkpoint keeps it beside its tensors."""
+        """Return plain values for a checkpoint."""
         values = asdict(replace(self, best=BestMeasure(), measured=None))
         return values | {"best": self.best.plain(), "measured": self.measured and self.measured.plain()}
 
-    def ended(self, steps: int, settings: ResolvedSettings) -> bool:
-        """Whether the training has ended: after its last step, or by ``--patience``. A run that goes on asks it, too.
-
-        At least one update is made, whatever the measure before it was.
-        """
-        return self.step >= steps or (self.step > 0 and self.best.hopeless(settings))
+    def is_finished(self, steps: int, settings: ResolvedSettings) -> bool:
+        """Return whether training has ended: after its last step, or by early stopping after at least one update."""
+        return self.step >= steps or (self.step > 0 and self.best.out_of_patience(settings))
 
     def train_on(self, steps: int, earlier: bool) -> None:
-        """Begin a new schedule here if the run has become longer since its checkpoint was written."""
+        """Begin a new schedule at this step if the number of steps has grown since the checkpoint was written."""
         if (self.steps or (self.step if earlier else steps)) < steps:
             self.began, self.steps = self.step, steps
             self.best.failed, self.best.chosen = 0, False
 
     @property
     def factor(self) -> float:
-        """By which the learning rate is multiplied."""
+        """Factor of the learning rate."""
         return 0.5**self.setbacks
 
     def loss_scale(self, precision: str) -> float:
-        """By which losses are multiplied in ``precision``: small gradients would be 0 in float16."""
+        """Return the factor of the losses in ``precision``: small gradients would underflow in float16."""
         return self.scale if precision == "float16" else 1.0
 
     def adapt(self, overflow: bool) -> None:
-        """Halve the scale after a gradient that was too large for float16, double it after 2,000 that were not.
+        """Halve the loss scale after a gradient overflow, and double it after 2,000 updates without one.
 
-        As `torch.amp.GradScaler` does (Micikevicius et al. 2018, section 3.2), but as a number that a checkpoint keeps.
+        Same rule as `torch.amp.GradScaler` (Micikevicius et al. 2018, section 3.2), as a number for checkpoints.
         """
         self.steady = 0 if overflow else self.steady + 1
         if overflow:
@@ -200,7 +197,7 @@ class TrainState:
             self.scale, self.steady = self.scale * 2, 0
 
     def count(self, update: Update, precision: str) -> bool:
-        """Add the losses and metrics of an update to the sums, or count that it was not made."""
+        """Add the losses and metrics of an update to the sums, or count it as skipped."""
         scale = self.loss_scale(precision)
         if precision == "float16" and (update.good or update.overflow):
             self.adapt(update.overflow)
@@ -218,11 +215,11 @@ class TrainState:
         return True
 
     def mean_loss(self) -> float | None:
-        """The mean loss since the last row; None if there was no update that was made."""
+        """Return the mean loss since the last row; None if all updates were skipped."""
         return self.sums["loss"] / self.counted if self.counted else None
 
     def means(self) -> dict[str, float]:
-        """Of the loss and each metric since the last row, which begins anew; nothing if all updates were skipped."""
+        """Return the means of loss and metrics since the last row, and reset the sums."""
         means = {name: value / self.counted for name, value in self.sums.items()}
         if self.skipped:
             means["skipped"] = self.skipped

@@ -1,4 +1,4 @@
-"""What a run will take of time, memory and disc, found out before it begins."""
+"""Forecast of the time, memory and disc space of a run, before it begins."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ from patchloom.tasks.custom import allow_code, only_here
 from patchloom.tasks.task import Task
 from patchloom.train.step import autocast, build_optimizer
 
-# What a step would take of memory and work, counted without numbers, so that nothing of it is taken yet.
+# Memory and work of a step, estimated on the meta device and with fake tensors.
 
 
-_SMALL = 64  # pixels of the images that tell how many views there are
+_SMALL = 64  # image side in pixels for counting the views
 
 
 class TaskBytes(NamedTuple):
-    """Of a task, in bytes.
+    """Sizes of a task in bytes.
 
     Attributes:
-        weights: all of them, and the tables that belong to the task.
-        trained: of the weights that have a gradient and two moments.
-        checkpoint: of its file, once there are moments.
-        encoder: of the encoder's file.
+        weights: all weights and buffers.
+        trained: weights with a gradient and two moments.
+        checkpoint: checkpoint file, with moments.
+        encoder: encoder file.
     """
 
     weights: int
@@ -75,7 +75,7 @@ class TaskBytes(NamedTuple):
 
     @classmethod
     def of(cls, task: Task) -> TaskBytes:
-        """Those of a task, with numbers or without."""
+        """Measure a task, which may be on the meta device."""
         trained = _bytes(weight for weight in task.parameters() if weight.requires_grad)
         stored = _bytes(task.state_dict().values()) + 2 * trained
         encoder = _bytes(task.encoder.state_dict().values())
@@ -88,14 +88,14 @@ class TaskBytes(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """What a step takes.
+    """Memory and work of a step.
 
     Attributes:
-        images: of the step, in one process.
-        sizes: of the task.
-        pixels: bytes of the images, 8 bits each.
-        activations: bytes that are kept for the way back; None where they could not be counted.
-        flops: operations of the step's matrix products, there and back; None likewise.
+        images: number of images of the step in one process.
+        sizes: sizes of the task.
+        pixels: bytes of the images as uint8.
+        activations: bytes saved for the backward pass; None if unknown.
+        flops: operations of the matrix products, forward and backward; None if unknown.
     """
 
     images: int
@@ -105,36 +105,36 @@ class Sketch(NamedTuple):
     flops: float | None
 
     def least(self, images: int | None = None) -> float:
-        """Bytes that are in memory together when the way back begins, with so many images or with all."""
+        """Return the bytes in memory at the start of the backward pass, for ``images`` or all images of the step."""
         share = 1.0 if images is None else images / self.images
         return self.sizes.state + share * (self.pixels + (self.activations or 0))
 
     @property
     def likely(self) -> float:
-        """Bytes with what is in use for a moment: pixels as numbers, and a quarter more than is kept."""
+        """Bytes with temporary tensors: pixels as float32, and a quarter more than the saved activations."""
         return self.sizes.state + 5 * self.pixels + 1.25 * (self.activations or 0)
 
 
 def upper_bound_bytes(settings: ResolvedSettings, images: int) -> float:
-    """Bytes that a step of ``images`` hardly exceeds, from the encoder's outline alone, which takes no time."""
+    """Return a quick upper bound of the bytes of a step of ``images``, from the shapes of the encoder alone."""
     vit = outline(settings.encoder_spec())
     h, w = settings.img_size
     tokens = patches_of(vit)
     weights = sum(weight.numel() for weight in vit.parameters())
-    tables = 2 * tokens**2  # of distances between any two places
+    tables = 2 * tokens**2  # of distances between any two patches
     pixels = 4 * images * settings.channels * h * w
     return 4.0 * (16 * weights + tables + pixels) + 2 * kept_bytes(vit, images, settings.attention == "fused")
 
 
 def sketch(settings: ResolvedSettings, images: int) -> Sketch:
-    """Count what a step of resolved ``settings`` takes in a process that has ``images`` of it.
+    """Estimate memory and work of a step of ``images`` in one process.
 
-    Tensors have shapes here and no numbers, so that it takes seconds for any size.
+    Uses the meta device and fake tensors, so it takes seconds for any size.
     """
     c = settings.channels
-    plain = replace(settings, kernels="torch")  # native ones need numbers, and keep no less
+    plain = replace(settings, kernels="torch")  # native kernels need real tensors, and save no less
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # that tensors without numbers were not given any
+        warnings.simplefilter("ignore")  # about meta tensors that are not initialised
         with torch.device("meta"):
             task = prepare_task(plain, unknown_stats(c)).train()
         sizes, views = TaskBytes.of(task), _views(task, c)
@@ -144,14 +144,14 @@ def sketch(settings: ResolvedSettings, images: int) -> Sketch:
 
 
 def _views(task: Task, channels: int) -> int:
-    """How many views the task's augmentation makes of an image."""
+    """Return the number of views that the task's augmentation makes of an image."""
     augment = copy.copy(task.augment)
     augment.size = (_SMALL, _SMALL)
     return len(augment(torch.zeros(channels, _SMALL, _SMALL, dtype=torch.uint8), np.random.default_rng(0)))
 
 
 def _counted(task: Task, settings: ResolvedSettings, images: int, views: int) -> tuple[int | None, float | None]:
-    """Bytes of activations and operations of a step; None where the task does what cannot be done without numbers."""
+    """Return the bytes of activations and the operations of a step; None if the task cannot run on fake tensors."""
     shape = images, settings.channels, *task.augment.size
 
     def loss() -> Tensor:
@@ -166,14 +166,14 @@ def _bytes(tensors: Any) -> int:
     return sum(one.numel() * one.element_size() for one in tensors)
 
 
-# Steps of a run before it begins: for what they cost, and to see whether there is the memory for them.
+# Trial steps before a run begins: for their cost, and to see whether they fit into memory.
 
 
-_READING_SECONDS = 3.0  # seconds of reading
+_READING_SECONDS = 3.0
 
 
 class RandomImages(Source):
-    """Images [n c h w] in memory."""
+    """Random images [n c h w] in memory."""
 
     name = "noise"
 
@@ -191,13 +191,13 @@ class RandomImages(Source):
 
 
 class Step:
-    """One step of training: normalising, forward, backward, clipping, optimiser, teacher; on random images.
+    """One training step on random images: normalising, forward, backward, clipping, optimiser, teacher.
 
     Args:
-        settings: resolved.
-        compiled: compile the blocks.
-        batch: images, instead of the settings'.
-        sound: of recordings, which are noise then.
+        settings: resolved settings.
+        compiled: compile the transformer blocks.
+        batch: batch size instead of that of the settings.
+        sound: configuration of recordings; the step is then made on noise.
     """
 
     def __init__(
@@ -231,18 +231,18 @@ class Step:
 
 
 def memory_of(settings: ResolvedSettings, compiled: bool = False, sound: Sound | None = None) -> float | None:
-    """GiB that two steps need at their peak, in a process of its own: other steps have left their memory in this.
+    """Measure the peak memory of two steps in GiB, in a fresh process; None if no other process can build the task.
 
-    ``sound`` is that of recordings.
+    ``sound`` is the configuration of recordings.
     """
-    if only_here(settings.task["name"]):  # no other process could build it
+    if only_here(settings.task["name"]):
         return None
     return peak_in_subprocess(_two_steps, settings.device, settings, compiled, sound)
 
 
 def _two_steps(settings: ResolvedSettings, compiled: bool, sound: Sound | None) -> None:
     keep_freed_memory()
-    allow_code(settings.task["name"])  # the process that started this one has met it
+    allow_code(settings.task["name"])  # the parent process has loaded it
     if settings.device == "cpu":
         torch.set_num_threads(settings.threads)
     step = Step(settings, compiled, sound=sound)
@@ -251,9 +251,9 @@ def _two_steps(settings: ResolvedSettings, compiled: bool, sound: Sound | None) 
 
 
 def reading_rate(source: Source, task: Task, settings: ResolvedSettings) -> float:
-    """Images a second that are read and augmented as training would have them."""
+    """Return how many images per second are read and augmented as in training."""
     batch = min(settings.batch_size, len(source))
-    steps = 10**6  # more than are made in the time
+    steps = 10**6  # more than fit into the time
     batches: Any = training_batches(source, task.augment, batch, 0, 0, steps, settings.workers, settings.channels)
     next(batches)  # the workers start
     start, done = time.perf_counter(), 0
@@ -264,12 +264,12 @@ def reading_rate(source: Source, task: Task, settings: ResolvedSettings) -> floa
     return done / (time.perf_counter() - start)
 
 
-# What ends a run from outside, in one sentence: too little memory, a full disc, a process that died.
+# Errors from outside as one sentence: out of memory, full disc, a lost process.
 
 
 @contextmanager
 def explain_errors(settings: ResolvedSettings) -> Iterator[None]:
-    """While entered, what the user can mend is raised as a `PatchloomError` that says how."""
+    """Raise errors that the user can fix as a `PatchloomError` that says how."""
     try:
         yield
     except (MemoryError, OSError, RuntimeError) as problem:
@@ -284,35 +284,35 @@ def explain_errors(settings: ResolvedSettings) -> Iterator[None]:
 
 
 def too_little_memory(need: str, settings: ResolvedSettings) -> str:
-    """Which setting to lower; ``need`` says what was needed, and what there is."""
+    """Return the message for a step that does not fit; ``need`` states the required and the available memory."""
     less = smaller_steps(settings)
     if not settings.checkpointing:
         less += ", or try --checkpointing true"
-    return f"steps of {settings.batch_size} images need more memory than there is ({need}): {less}, with another --out"
+    return f"out of memory at {settings.batch_size} images per step ({need}): {less}, with another --out"
 
 
 def smaller_steps(settings: ResolvedSettings) -> str:
-    """What to do where steps of resolved ``settings`` need too much memory; nothing that would be refused."""
+    """Return a remedy for steps that need too much memory, which the task and the processes allow."""
     if halvable(settings):
-        return "halve --batch_size and double --accumulate, which keeps the size of an update"
+        return "halve --batch_size and double --accumulate, which keeps the number of images per update"
     return "use smaller images or a smaller --model"
 
 
 def halvable(settings: ResolvedSettings) -> bool:
-    """Whether half as many images a step, of resolved ``settings``, are enough for the task and for all processes."""
+    """Return whether half the batch size is enough for the task and for all processes."""
     return settings.batch_size // 2 >= max(images_needed(settings.task)[0], world())
 
 
-# What no run can have is refused before it begins: more memory for a step than there is, or more of the disc.
+# Runs that cannot fit into memory or onto the disc are refused before they begin.
 
-_SURE = 1 / 8  # a step that takes no more of the memory than this by a rough rule needs no counting
-_MANY = 10_000  # patches of an image: the largest that people train on have 4,096
+_SURE = 1 / 8  # fraction of the memory; below it the quick upper bound is enough
+_MANY = 10_000  # patches per image; 4,096 is the largest number in common use
 
 
 def refuse_too_large(settings: ResolvedSettings, images: int, processes: int = 1) -> Sketch | None:
-    """Refuse a run of which one step takes more than all of the memory, before any of it is taken."""
+    """Refuse a run with a step that does not fit into memory, before allocating any of it."""
     there = memory(settings.device)[1] * _GIB / (processes if settings.device == "cpu" else 1)
-    with StatusMessage("counting what a step takes"), without_collectives():
+    with StatusMessage("estimating the memory of a step"), without_collectives():
         if upper_bound_bytes(settings, images) <= _SURE * there:
             return None
         counted = sketch(settings, images)
@@ -326,35 +326,35 @@ def refuse_too_large(settings: ResolvedSettings, images: int, processes: int = 1
     patches = math.prod(settings.encoder_spec().grid)
     if patches > _MANY:
         sides = "x".join(map(str, settings.img_size))
-        remedy = f"lower --img_size, which makes {patches:,} patches of an image at {sides}, or give larger patches"
+        remedy = f"lower --img_size, since images of {sides} have {patches:,} patches, or use larger patches"
     elif fitting >= least and settings.batch_size % counted.images == 0:
         times = counted.images // fitting
         batch = settings.batch_size // counted.images * fitting
-        remedy = f"give --batch_size {batch} and --accumulate {times * settings.accumulate}, or take smaller images"
+        remedy = f"use --batch_size {batch} and --accumulate {times * settings.accumulate}, or smaller images"
     elif counted.sizes.state + base > there:
         remedy = "choose a smaller --model, larger patches, or smaller images, heads and decoders"
     else:
         remedy = "choose smaller images, larger patches, or a smaller --model"
-    state = f"{counted.sizes.state / _GIB:,.1f} of them for weights, gradients and moments"
+    state = f"{counted.sizes.state / _GIB:,.1f} GiB for weights, gradients and moments"
     raise PatchloomError(
-        f"this cannot be trained in the {there / _GIB:,.1f} GiB of memory that there are: a step of {counted.images} "
-        f"images needs {held / _GIB:,.0f} GiB or more, {state}: {remedy}"
+        f"a step of {counted.images} images needs at least {held / _GIB:,.0f} GiB of memory ({state}), and there are "
+        f"{there / _GIB:,.1f} GiB: {remedy}"
     )
 
 
 def refuse_full_disc(folder: RunFolder, need: float) -> float:
-    """Bytes that are free on the disc of a run's folder."""
+    """Return the free bytes on the disc of a run's folder; refuse a run that needs more."""
     place = folder.path.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
     try:
         room = float(shutil.disk_usage(place).free)
-    except OSError:  # what is written there will tell
+    except OSError:  # writing there will fail with a message of its own
         return float("inf")
     if need > room:
         raise PatchloomError(
             f"the run needs {size_in_words(need)} for its checkpoints and the encoder, and the disc of {folder.path} "
-            f"has {size_in_words(room)} free: make room, choose another folder with --out, or a smaller --model"
+            f"has {size_in_words(room)} free: free some space, choose another folder with --out, or a smaller --model"
         )
     return room
 
@@ -364,29 +364,29 @@ def _halves(images: int) -> list[int]:
 
 
 _GIB = 2**30
-_SECONDS = 1.0  # that a step which is tried may take, and how long steps are tried
-_STEPS = 3  # timed at least, after one that is not
-_TRIED = 0.1  # of a run's steps at most, beyond those: a trial is not to take longer than the run
-_PERIODS = 0.5  # seconds of steps at least: a CPU quota lets go and holds back within periods of 0.1 s
-_LARGE = 2 * _GIB  # bytes of weights, gradients and moments that are not made twice only to see how fast they are
-_REACHED = 0.4  # of the peak of products, by the steps of most models (docs/bench.md)
-_READING = 0.3  # seconds of reading
-_LONG = 24 * 3600.0  # seconds of a run that are worth a remark
+_SECONDS = 1.0  # longest trial step, and longest trial
+_STEPS = 3  # fewest timed steps, after one warm-up step
+_TRIED = 0.1  # largest fraction of a run's steps to try beyond those
+_PERIODS = 0.5  # shortest trial in seconds: a CPU quota works in periods of 0.1 s
+_LARGE = 2 * _GIB  # bytes of weights, gradients and moments above which no trial step is made
+_REACHED = 0.4  # fraction of the peak of matrix products that most models reach (docs/bench.md)
+_READING = 0.3  # seconds for timing the reading
+_LONG = 24 * 3600.0  # seconds from which a run gets a hint on how to make it shorter
 _FILES = 4 << 20  # bytes of pictures and tables
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast(Estimate):
-    """Estimate of a run, with what there is for it.
+    """Estimate of a run, with the available memory and disc space.
 
     Attributes:
-        how: where the seconds come from, such as "measured".
-        steps_alone: measures on held-out images and the evaluation at the end are not in the seconds.
-        there: bytes that the processes of this machine, or a device, may use.
-        free: bytes that nothing uses now.
-        disc: bytes of two checkpoints, a third one while it takes the place of one, and the encoder.
-        room: bytes that are free on the disc.
-        advice: what to lower where memory may not suffice.
+        how: source of the seconds, such as "measured".
+        steps_alone: whether held-out measures and the final evaluation are left out of the seconds.
+        there: bytes of memory that one process may use.
+        free: bytes of memory that are free now.
+        disc: bytes of two checkpoints, a third one while it is written, and the encoder.
+        room: free bytes on the disc.
+        advice: what to lower if memory may not suffice.
     """
 
     disc: float
@@ -398,7 +398,7 @@ class Forecast(Estimate):
     advice: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """As values for JSON."""
+        """Return values for JSON."""
         return {
             "steps": self.steps,
             "seconds": self.total,
@@ -412,18 +412,18 @@ class Forecast(Estimate):
         }
 
     def sentences(self) -> list[str]:
-        """A line each on time, memory and disc, with remarks where they are called for."""
+        """Return a line each on time, memory and disc space, with hints where they are tight."""
         said = []
         if self.total is not None and self.step is not None:
             each = f"{self.step:.2g} s" if self.step < 60 else duration(self.step)
-            rest = "; held-out measures and the final evaluation come on top" if self.steps_alone else ""
+            rest = "; without held-out measures and final evaluation" if self.steps_alone else ""
             said.append(f"takes about {duration(max(1, self.total))}: {self.steps:,} steps of {each}, {self.how}{rest}")
             if self.total > _LONG:
-                said.append("  a GPU, a smaller --model, smaller --img_size or fewer --epochs make it shorter")
+                said.append("  to shorten it: a GPU, a smaller --model, a smaller --img_size or fewer --epochs")
         if self.memory is not None:
             said.append(f"needs about {self.memory / _GIB:.1f} of {self.there / _GIB:.1f} GiB of memory")
             if self.memory > self.free:
-                said.append(f"  which may not suffice, since {self.free / _GIB:.1f} are free now: {self.advice}")
+                said.append(f"  which may not suffice, since {self.free / _GIB:.1f} GiB are free now: {self.advice}")
         said.append(f"needs {size_in_words(self.disc)} of the {size_in_words(self.room)} that are free on the disc")
         return said
 
@@ -431,11 +431,10 @@ class Forecast(Estimate):
 def forecast_run(
     settings: ResolvedSettings, training: Source, share: int, here: Cores, folder: RunFolder, endless: bool = False
 ) -> Forecast:
-    """Measure a few steps of a run, or count what it would take where that is much.
+    """Measure a few steps of a run, or calculate their cost where a step is large.
 
-    ``endless`` is a run whose epochs follow from the forecast.
-
-    Nothing of it reaches the training: the weights are made for this alone, and torch's random state is put back.
+    ``endless`` is for a run whose epochs follow from the forecast. Training is not affected: the trial has its own
+    weights, and torch's random state is restored.
     """
     if settings.device == "cpu":
         torch.set_num_threads(settings.threads)
@@ -443,14 +442,14 @@ def forecast_run(
     if settings.device == "cpu":
         free, there = free / here.processes, there / here.processes
     counted = refuse_too_large(settings, share, here.processes)
-    # of the own GPU alone: others would be set up for it, and torch would warn
+    # only the GPU of this process: torch would initialise the others, and warn
     used = [torch.cuda.current_device()] if settings.device == "cuda" else []
     steps = steps_of(settings.epochs, len(training), settings.batch_size)
     most = math.inf if endless else _TRIED * steps
     with StatusMessage("trying a few steps"), torch.random.fork_rng(devices=used), without_collectives():
         tried = try_steps(settings, share, counted, training, most)
     sizes = tried.sizes if counted is None else counted.sizes
-    best = 0 if settings.patience is None else sizes.weights  # which a checkpoint has besides
+    best = 0 if settings.patience is None else sizes.weights  # the checkpoint also holds the best weights
     disc = 3 * (sizes.checkpoint + best) + sizes.encoder + _FILES
     room = refuse_full_disc(folder, disc)
     base = resident() if settings.device == "cpu" else 0.0
@@ -466,16 +465,16 @@ def forecast_run(
 
 
 def epochs_in(minutes: float, forecast: Forecast, settings: ResolvedSettings, images: int) -> tuple[float, str]:
-    """Return the epochs that fit into ``minutes`` of training, and why; at least one step."""
+    """Return the number of epochs that fit into ``minutes`` of training, at least one step, and the reason."""
     if forecast.total is None:
-        raise PatchloomError("--minutes needs the pace of this machine, and it is not known: give --epochs")
+        raise PatchloomError("--minutes needs the time per step, which is unknown for this run: give --epochs")
     each, steps = forecast.total / forecast.steps, steps_per_epoch(images, settings.batch_size)
-    why = f"{minutes:g} minutes of training, at {each:.2g} s for a step of {settings.batch_size}, {forecast.how}"
+    why = f"{minutes:g} minutes of training, at {each:.2g} s per step of {settings.batch_size}, {forecast.how}"
     return rounded(max(1 / steps, 60 * minutes / (each * steps))), why
 
 
 def rounded(epochs: float) -> float:
-    """Return epochs with four digits, and as a whole number where it is one: they are read, typed and compared."""
+    """Round epochs to four digits, and to an int where possible: they are read, typed and compared."""
     short = float(f"{epochs:.4g}")
     return int(short) if short == int(short) else short
 
@@ -483,7 +482,7 @@ def rounded(epochs: float) -> float:
 def forecast_rest(
     settings: ResolvedSettings, training: Source, folder: RunFolder, kept: bool = False
 ) -> Forecast | None:
-    """What is left of a run that goes on, by the pace that it had; None where it made no step yet."""
+    """Forecast the rest of a resumed run from its pace so far; None if it has no checkpoint yet."""
     files = (folder.checkpoints.last, folder.checkpoints.before)
     written = [path.stat().st_size for path in files if path.exists()]
     if not written:
@@ -492,7 +491,7 @@ def forecast_rest(
         with open(folder.metrics, newline="", encoding="utf-8") as file:
             *_, row = csv.DictReader(file)
         step, seconds = int(row["step"]), float(row["seconds"])
-    except (OSError, ValueError, KeyError, TypeError, csv.Error):  # none yet, or damaged; the checkpoint has all of it
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):  # missing or damaged; the checkpoint has all rows
         step, seconds = 0, 0.0
     checkpoint = max(written) * (1 if step else 3)  # before the first step there are no moments
     disc = 3 * checkpoint + checkpoint // 3 + _FILES - (0 if kept else sum(written))
@@ -504,7 +503,7 @@ def forecast_rest(
 
 @dataclass(frozen=True)
 class Tried:
-    """Seconds of a step and of reading its images, where they come from, and the bytes that were in use."""
+    """Seconds of a step and of reading one batch, how they were found, sizes of the task, and bytes in use."""
 
     step: float | None
     reading: float
@@ -516,9 +515,9 @@ class Tried:
 def try_steps(
     settings: ResolvedSettings, share: int, counted: Sketch | None, training: Source, most: float = math.inf
 ) -> Tried:
-    """Take a few steps, of fewer images where all would take long, or calculate where one would be too much.
+    """Time a few steps, with fewer images if a whole step would take long; calculate the time of large steps.
 
-    It takes up to ``most`` steps, and never fewer than are needed.
+    It takes at most ``most`` steps, but never fewer than the timing needs.
     """
     guess = None if counted is None else _calculated(counted, settings)
     n = share
@@ -529,7 +528,7 @@ def try_steps(
     try:
         step = Step(settings, batch=n, sound=training.sound)
         seconds = typical_seconds(time_steps(step, least=_STEPS, seconds=_PERIODS, most=most, slow=_SECONDS))
-    except (MemoryError, RuntimeError) as problem:  # the training will say what it lacks
+    except (MemoryError, RuntimeError) as problem:  # training will report the lack of memory
         if memory_shortage(problem) is None or counted is None:
             raise
         return Tried(guess, 0.0, "calculated", counted.sizes, None)
@@ -542,14 +541,14 @@ def try_steps(
     if settings.device == "cuda":
         used = float(torch.cuda.max_memory_allocated())
     del step
-    gc.collect()  # modules and what they belong to know each other
+    gc.collect()  # modules are in reference cycles
     if settings.device == "cuda":
         torch.cuda.empty_cache()
     return Tried(each, reading, "measured", sizes, used)
 
 
 def _calculated(counted: Sketch, settings: ResolvedSettings) -> float | None:
-    """Seconds of a step by its operations, and by the peak of this machine."""
+    """Return the seconds of a step, from its operations and the peak of this machine; None if unknown."""
     if counted.flops is None:
         return None
     size = 1024 if settings.device == "cpu" else 4096
@@ -558,7 +557,7 @@ def _calculated(counted: Sketch, settings: ResolvedSettings) -> float | None:
 
 
 def _reading(source: Source, task: Task, channels: int) -> float:
-    """Seconds in which one process reads an image and makes its views; as a worker does, with one thread."""
+    """Return the seconds in which one worker process, with one thread, reads an image and makes its views."""
     rng, threads, done = np.random.default_rng(0), torch.get_num_threads(), 0
     torch.set_num_threads(1)
     start = time.perf_counter()
@@ -577,7 +576,7 @@ def _reading(source: Source, task: Task, channels: int) -> float:
 
 
 def estimated(settings: ResolvedSettings, tried: Tried, here: Cores, steps: int) -> Estimate:
-    """Estimate ``steps`` whose images other processes may read on the same cores."""
+    """Estimate ``steps`` steps, whose images other processes may read on the same cores."""
     if not settings.workers or tried.step is None:
         return Estimate(steps=steps, step=tried.step, reading=tried.reading)
     shared = 0.0

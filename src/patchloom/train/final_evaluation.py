@@ -1,6 +1,6 @@
-"""The end of a run: the encoder is written, pictures are drawn, and what was learnt is said.
+"""End of a run: encoder file, pictures, final evaluation, verdict and closing sentence.
 
-All of it can be done again: a run that is killed here does so when it is resumed, and nothing is there twice.
+All of it is idempotent: a run that is killed here repeats it when it is resumed, without duplicate results.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _MAX_EVALUATED = 5000  # training images of the final evaluation; `patchloom eva
 
 
 class FinalEvaluation(NamedTuple):
-    """What the end of a run needs.
+    """Final evaluation of a run.
 
     Attributes:
-        validation: has the trained task, and the images that are held out.
-        card: of the encoder.
-        folder: of the run.
-        reporter: prints.
-        data: all images, as they were opened.
-        training: the images that were trained on.
-        held_out: what is known of those that were not.
-        settings: resolved.
-        tracks: the trackers to which the result is sent.
+        validation: validation, with the trained task and the held-out images.
+        card: card of the encoder.
+        folder: folder of the run.
+        reporter: printer and log.
+        data: all images, as opened.
+        training: training images.
+        held_out: held-out split.
+        settings: resolved settings.
+        tracks: trackers that receive the result.
     """
 
     validation: Validation
@@ -71,7 +71,7 @@ class FinalEvaluation(NamedTuple):
         device: torch.device,
         precision: Callable[[], AbstractContextManager[Any]],
     ) -> str:
-        """Write the encoder, draw the pictures, and say what was learnt."""
+        """Write the encoder, draw the pictures, evaluate the features, and return the closing sentence."""
         validation, folder, task = self.validation, self.folder, self.validation.task
         extra = task.extra_modules()
         folder.check_lock()
@@ -82,7 +82,7 @@ class FinalEvaluation(NamedTuple):
         weights = "" if self.settings.patience is None else describe_best(best, state.step, state.steps, self.settings)
         if best.chosen:
             place = best.step, state.steps
-            measure = measure if best.step == state.step else None  # which is of the last weights
+            measure = measure if best.step == state.step else None  # it belongs to the last weights
         card = replace(self.card, trained_on=digest_of_record(folder.trained_on), extra_modules=uses, note=weights)
         save_encoder(task.encoder, card, folder.encoder)
         measure = measure or validation.run(device, precision)[0]
@@ -96,34 +96,34 @@ class FinalEvaluation(NamedTuple):
         health = self._health(measure, state, knn)
         self.reporter.say(f"Verdict: {health}")
         if "epochs" in health.actions and (command := folder.command()):
-            self.reporter.say(f"  to train on: {command} --epochs {health.actions['epochs']:g}")
+            self.reporter.say(f"  to train longer: {command} --epochs {health.actions['epochs']:g}")
         summary = f"{closing_sentence(measure, knn, self.held_out, self.card.modality)} {weights}".strip()
         self.reporter.say(summary)
-        also = "".join(f", and {name}.safetensors beside it" for name in extra)
+        also = "".join(f", with {name}.safetensors beside it" for name in extra)
         self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{also}.")
         folder.check_lock()
         write_health(folder.path, health)
         rows = [_plain(row) for one in reports for row in one.quoted]
-        # before the run is finished: a run that is killed while trackers take the result sends the rest later
+        # before summary.txt: a run that is killed while trackers take the result sends the rest later
         images = [file.name for file in pictures]
         self.tracks.log_result(FinalResult(state.step, str(health), summary, rows, images, health.plain()))
         write_whole(folder.summary, summary + "\n")
         return summary
 
     def _health(self, measure: Measure, state: TrainState, knn: Report | None) -> Health:
-        """The verdict on the run."""
+        """Return the verdict on the run."""
         classes, done, best = None if knn is None else final_class_result(knn), state.step, state.best
-        rows = [row for row in state.rows if not best.chosen or int(row["step"]) <= best.step]  # of these weights
+        rows = [row for row in state.rows if not best.chosen or int(row["step"]) <= best.step]
         stopped = best.chosen and done < state.steps
         so_far = VerdictInputs(measure, rows, self.settings, done, done, state.setbacks, classes, results=state.results)
         return health_of(so_far._replace(ended=True, stopped=stopped, modality=self.card.modality))
 
     def _evaluate(self) -> tuple[Report, ...]:
-        """kNN and linear probe beside their controls, on images that are not trained on here."""
+        """Evaluate kNN and a linear probe, with their controls, on images that were not trained on."""
         if self.data.test is not None and has_labels(self.data.test):
             test = only_labelled(self.data.test)
             doubt = note_test_overlap(self.folder, self.settings, test)
-            story = f"The data brings its own test images.{doubt}"
+            story = f"The test images are the test split of the data.{doubt}"
         else:
             test, story = only_labelled(self.validation.held_out), self.held_out.sentence("The test images")
             doubt = story if self.held_out.doubt else ""
@@ -134,7 +134,7 @@ class FinalEvaluation(NamedTuple):
         parts = Parts(only_labelled(train), test, story)
         seed, task, validation = self.settings.seed, self.validation.task, self.validation
         device = str(next(task.parameters()).device)
-        # these weights and this split are measured once: nothing to keep
+        # evaluated only once, so no cache
         evaluation = EvalSettings(
             seed, device=device, batch_size=validation.batch_size, workers=validation.workers, cache=False
         )
@@ -149,6 +149,6 @@ class FinalEvaluation(NamedTuple):
 
 
 def _plain(row: Row) -> dict[str, str]:
-    """A quoted result for trackers."""
+    """Return a quoted result as text for trackers."""
     numbers = {name: f"{getattr(row, name):.6g}" for name in ("value", "low", "high")}
     return {"protocol": row.protocol, "encoder": row.encoder, **numbers}

@@ -1,4 +1,4 @@
-"""With which weights a run begins: fresh ones, those of another run, or public ones."""
+"""Initial weights of a run: random ones, those of another run, or published ones."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _ENCODER = "encoder."
 
 
 class Start:
-    """The weights that a user asked to begin with, if any.
+    """Initial weights that the user asked for, if any.
 
     Args:
-        asked: ``from_run`` and ``init``.
+        asked: settings with ``from_run`` and ``init``.
 
     Attributes:
-        sentences: what was put where.
+        sentences: report on the weights that were loaded.
     """
 
     def __init__(self, asked: Settings):
         self.asked = asked
         self.sentences: list[str] = []
-        self.run: ResolvedSettings | None = None  # of whose checkpoint the weights are
+        self.run: ResolvedSettings | None = None  # settings of the run whose checkpoint has the weights
         self.folder: RunFolder | None = None
         if asked.from_run is not None:
             self.folder = RunFolder(asked.from_run)
@@ -59,12 +59,12 @@ class Start:
 
     @cached_property
     def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Of the run. The first process, which only wants to know its sizes at first, never reads it twice."""
-        assert self.folder is not None  # asked for of a run alone
+        """Newest checkpoint of the run, read on first use."""
+        assert self.folder is not None  # only used for a run
         return self.folder.checkpoints.newest()
 
     def shaped(self) -> tuple[Settings, dict[str, str]]:
-        """What was asked for, with the model of the weights wherever it was left open, and the reasons."""
+        """Return the settings with sizes and model of the weights instead of ``auto``, and the reasons."""
         asked = self.asked
         chosen: dict[str, Any] = {}
         reasons: dict[str, str] = {}
@@ -96,12 +96,12 @@ class Start:
 
     @cached_property
     def _weights(self) -> Weights:
-        """Those that were asked for by ``--init``, unless they are an unfinished run's."""
-        assert self.asked.init is not None  # callers have seen that weights were asked for
+        """Weights of ``--init``, if that is not an unfinished run."""
+        assert self.asked.init is not None  # checked by the callers
         return Weights(self.asked.init)
 
     def encoder(self, vit: Encoder) -> None:
-        """Put the weights into an encoder, before a task is built around it, which may copy it."""
+        """Load the weights into an encoder; call it before a task is built, which may copy the encoder."""
         if self.run is not None and self.folder is not None:
             weights, about = self.checkpoint
             own = f"the encoder of {self.asked.from_run or self.asked.init}"
@@ -120,7 +120,7 @@ class Start:
             self.sentences += self._statistics(self._weights)
 
     def _refuse_random(self, vit: Encoder, done: LoadedWeights) -> None:
-        """Refuse to leave as they are weights that nobody has trained."""
+        """Refuse ``--train_blocks`` if frozen blocks would keep random weights."""
         if self.asked.train_blocks is None:
             return
         absent, kept = set(done.missing), kept_names(vit, self.asked.train_blocks)
@@ -128,37 +128,37 @@ class Start:
             more = f" and {len(random) - 1} more" if len(random) > 1 else ""
             raise PatchloomError(
                 f"{done.source} has no {random[0]}{more}, and --train_blocks {self.asked.train_blocks} would leave it "
-                "as it was made at random: choose an encoder without it, or leave --train_blocks out"
+                "random: choose an encoder without it, or leave --train_blocks out"
             )
 
     def _statistics(self, weights: Weights) -> list[str]:
-        """Of the images for which plain weights were trained: by those of the data they are normalised here."""
+        """Return a sentence on the normalisation with which public weights were trained, if it is known."""
         name = self.asked.model["name"]
-        how = f"here they are by --normalization {self.asked.normalization}"
+        how = f"this run uses --normalization {self.asked.normalization}"
         if weights.program is not None:
             theirs = statistics_in_words(*weights.program.statistics)
             return [f"{weights.program.name} normalises images by {theirs}; {how}."]
         of = timm_statistics(name) if weights.kind == "bare" else None
         return [] if of is None else [f"For {name}, timm normalises images by {of}; {how}."]
 
-    def rest(self, task: Task) -> None:
-        """Put what else of a run of the same task fits into it (decoder, heads, teacher), or of an authors' file of it.
+    def load_task_weights(self, task: Task) -> None:
+        """Load decoder, heads and teacher from a run of the same task, or from the authors' file.
 
-        A teacher of another task stays the copy of the encoder that it is, since theirs may have followed another one.
+        The teacher of another task stays a copy of the encoder.
         """
         if self.run is None and self.asked.init is not None and (foreign := self._weights.foreign) is not None:
             own_task = self.asked.task["name"] == foreign.program.task
             self.sentences += inherit(foreign, task, own_task, str(self.asked.init))
         if self.asked.from_run is None:
             return
-        assert self.run is not None  # read with from_run
+        assert self.run is not None  # set with from_run
         if not same_task(self.run.task["name"], self.asked.task["name"]):
             return
-        # a frozen teacher is the one that is asked for now
+        # a frozen teacher is set by the new settings, not by the old run
         left = (_ENCODER, *(f"{name}." for name, one in task.named_modules() if isinstance(one, FrozenTeacher)))
         source = {name: weight for name, weight in self.checkpoint[0].items() if not name.startswith(left)}
         own = {name: weight for name, weight in task.state_dict().items() if not name.startswith(left)}
-        own |= {name: one for name, one in task.named_buffers() if name in source}  # positions that a decoder keeps
+        own |= {name: one for name, one in task.named_buffers() if name in source}  # stored positions of a decoder
         fits = {name: source[name] for name in own if name in source and source[name].shape == own[name].shape}
         task.load_state_dict(fits, strict=False)
         if not own and not source:

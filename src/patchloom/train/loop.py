@@ -1,6 +1,6 @@
-"""``pretrain``: from a folder of images to an encoder, pictures, and a sentence on what was learnt.
+"""``pretrain``: from a folder of images to an encoder, pictures and a verdict.
 
-A training run, from top to bottom: `pretrain` sets it up, `train` is its loop, and what follows is what both call.
+`pretrain` sets a run up, and `train` is its loop.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from patchloom.train.resolve import share_of_batch
 from patchloom.train.step import Forward, Stepper, Update, autocast
 from patchloom.train.validation import Validation
 
-# The batches of a run: of as many images in every process, and of enough for the task.
+# Batches of a run, with the same number of images in every process.
 
 
 def batches_of(
@@ -76,31 +76,30 @@ def batches_of(
     steps: int,
     device: torch.device,
 ) -> Prefetcher:
-    """This process's batches from step ``first`` to the end, on their way to ``device``.
+    """Return the prefetched batches of this process on ``device``, from step ``first`` to the end.
 
-    What is in a batch follows from the seed and the number of its step alone, and does not depend on how many processes
-    share it.
+    The images of a batch depend on the seed and the step only, not on the number of processes.
     """
     even = partial(equalize_batches, settings=settings, each=each)
     shape = settings.workers, settings.channels
     batches = training_batches(
         source, augment, each, settings.seed, first, steps, *shape, rank(), world(), device, even
     )
-    assert isinstance(batches, Prefetcher)  # as they are for a device
+    assert isinstance(batches, Prefetcher)  # because a device is given
     return batches
 
 
 def equalize_batches(batches: Iterator[Batch], settings: ResolvedSettings, each: int) -> Iterator[Batch]:
-    """``batches`` of a process, in every one cut to as many images as the one has that could read fewest.
+    """Cut each batch to the smallest number of images that any process could read.
 
-    So gradients are averaged with equal weights, and what joins images (negatives, batch norm, shared draws) fits
-    together.
+    Gradients are then averaged with equal weights, and operations across images (negatives, batch norm, shared draws)
+    have equal shapes.
     """
     while True:
         try:
             batch = next(batches, None)
         except PatchloomError:
-            smallest(0)  # the others learn of it: they would wait for this process
+            smallest(0)  # tells the other processes, which would wait otherwise
             raise
         if batch is None:
             return
@@ -112,7 +111,7 @@ def equalize_batches(batches: Iterator[Batch], settings: ResolvedSettings, each:
         yield batch.first(fewest)
 
 
-# A finished run, as `patchloom.pretrain` returns it.
+# The result of `patchloom.pretrain`.
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,9 +119,9 @@ class Run(Displayable):
     """A finished run.
 
     Attributes:
-        folder: where everything is.
-        summary: the closing sentence.
-        planned: of a dry run its settings, the reasons of what was left open, and what it would take; else None.
+        folder: folder of the run.
+        summary: closing sentence.
+        planned: settings, reasons and forecast of a dry run; else None.
     """
 
     folder: Path
@@ -151,18 +150,21 @@ class Run(Displayable):
         }
 
     def __fspath__(self) -> str:
-        """So that every verb takes the run for its folder."""
+        """Return the folder: every verb accepts a run in its place."""
         return str(self.folder)
 
 
-# What a run goes on from: the checkpoints it writes, the newest sound one, and the one to which it goes back.
+# Checkpoints: writing, resuming, and going back to the last one.
 
 
-_MAX_SETBACKS = 3  # how often a run goes back
+_MAX_SETBACKS = 3  # number of times a run goes back
 
 
 def save_checkpoint(folder: RunFolder, stepper: Stepper, state: TrainState, unreadable: set[str]) -> bool:
-    """Write a checkpoint, and what is read beside it. Every process must call it, and the first one writes."""
+    """Write a checkpoint and the files beside it, unless weights are not finite; return whether it was written.
+
+    Every process must call this; the first one writes.
+    """
     spoilt = not all_finite(stepper.task.parameters())
     if total(torch.tensor([spoilt], dtype=torch.float32, device=stepper.fabric.device)).item():
         return False
@@ -170,21 +172,21 @@ def save_checkpoint(folder: RunFolder, stepper: Stepper, state: TrainState, unre
     names = collected(sorted(unreadable))
     unreadable.clear()
     if stepper.fabric.is_global_zero:
-        folder.note_unreadable(names)  # first: what the checkpoint has behind it is not met again
+        folder.note_unreadable(names)  # first: a resumed run does not read these images again
         folder.checkpoints.save(tensors | as_best(state.best.weights), state.plain())
         folder.write_metrics(state.rows)
     return True
 
 
 def restored_state(folder: RunFolder, stepper: Stepper, reporter: Reporter) -> TrainState | None:
-    """Go to the newest sound checkpoint; None if there is no checkpoint."""
+    """Restore the newest intact checkpoint; return None if there is none."""
     if not folder.checkpoints.there():
         return None
     tensors, about, problems = folder.checkpoints.read()
     restore(tensors, stepper.task, stepper.optimizer.optimizer)
     stepper.remember_statistics()
     for problem in problems:
-        reporter.say(f"  {problem}: the one before it is used")
+        reporter.say(f"  {problem}: using the one before it")
     state = TrainState.of(about, tensors)
     state.train_on(stepper.steps, folder.last_end() is not None)
     stepper.began = state.began
@@ -194,21 +196,21 @@ def restored_state(folder: RunFolder, stepper: Stepper, reporter: Reporter) -> T
 def go_back(
     folder: RunFolder, stepper: Stepper, state: TrainState, unreadable: set[str], reporter: Reporter
 ) -> TrainState:
-    """Go to the last checkpoint, with half the learning rate from there on."""
+    """Go back to the last checkpoint and halve the learning rate from there on."""
     done, setbacks, settings = state.step, state.setbacks + 1, stepper.settings
     if setbacks > _MAX_SETBACKS:
         raise PatchloomError(
-            f"loss or weights are no longer finite after {done} steps, though the learning rate was halved "
+            f"loss or weights are no longer finite after {done} steps, although the learning rate was halved "
             f"{_MAX_SETBACKS} times: begin again with another --out and a lower --blr (now "
-            f"{settings.blr:g}), or with --precision float32; {folder.skipped} names the images"
+            f"{settings.blr:g}), or with --precision float32; {folder.skipped} lists the images"
         )
-    earlier = restored_state(folder, stepper, reporter) or TrainState()  # there is one: a run begins with a checkpoint
+    earlier = restored_state(folder, stepper, reporter) or TrainState()  # never None: a run begins with a checkpoint
     earlier.setbacks = setbacks
     reporter.say(
-        f"  not finite any more at step {done:,}: going back to step {earlier.step:,}, with ×"
+        f"  loss or weights are not finite at step {done:,}: going back to step {earlier.step:,}, with ×"
         f"{earlier.factor:g} the learning rate from there on ({setbacks} of at most {_MAX_SETBACKS} times)"
     )
-    save_checkpoint(folder, stepper, earlier, unreadable)  # else a run that is killed now would forget it
+    save_checkpoint(folder, stepper, earlier, unreadable)  # stores the halved rate, in case the run is killed now
     return earlier
 
 
@@ -220,18 +222,18 @@ def note_skipped(
     update: Update,
     reporter: Reporter,
 ) -> None:
-    """Note that an update was not made, with the names of its images. Every process must call it."""
+    """Log a skipped update with the names of its images. Every process must call this."""
     names = collected([source.describe(index) for one in forwards for index in one.indices.tolist()])
-    why = f"loss {', '.join(f'{row[0]:g}' for row in update.values)}, norm of the gradient {update.norm:g}"
+    why = f"loss {', '.join(f'{row[0]:g}' for row in update.values)}, gradient norm {update.norm:g}"
     if not reporter.loud:
         return
     folder.note_skipped("\t".join([f"step {state.step}", why, *names]))
-    reporter.say(f"  step {state.step:,} was skipped: {why}; {folder.skipped} names its {len(names)} images")
+    reporter.say(f"  skipped step {state.step:,}: {why}; {folder.skipped} lists its {len(names)} images")
 
 
 _SAVE_EVERY = 60.0  # seconds between checkpoints
-_SAVE_FIRST = 5.0  # seconds of a start to its first one; each of the next comes after twice as many
-_MAX_IN_A_ROW = 5  # updates that are not finite before the run goes back to a checkpoint
+_SAVE_FIRST = 5.0  # seconds to the first one of a start; each of the next ones takes twice as long
+_MAX_IN_A_ROW = 5  # consecutive skipped updates before the run goes back to a checkpoint
 _STOPPING = "stopping after this update, with a checkpoint; Ctrl-C once more stops at once, without one"
 
 
@@ -244,26 +246,26 @@ def pretrain(
     dry_run: bool = False,
     **settings: Any,
 ) -> Run:
-    """Pre-train an encoder on images without labels.
+    """Pre-train an encoder on unlabelled images.
 
     Args:
-        data: a folder of images, a list or table of them, a pattern, shards, or the name of a data set, as
-            `patchloom.data.sources.open.open_data` takes it; a list of several; or an object, such as a list of arrays
-            or PIL images, an array, or a Dataset.
+        data: folder of images, list or table of them, pattern, shards, or name of a data set, as for
+            `patchloom.data.sources.open.open_data`; a list of several; or an object, such as a list of arrays or PIL
+            images, an array, or a Dataset.
         task: name of a pretext task, ``FILE.py:CLASS``, or a class; or a dict of one of these as ``name``, and options.
-        out: folder of the run; ``runs/DATA-TASK`` or ``runs/DATA-RECIPE`` if absent. A run that is there is resumed.
-        dry_run: print the plan, what it takes of time, memory and disc among it, and end there: nothing is written but
-            what is kept of this machine and of the images for the next time.
-        settings: the fields of `patchloom.runs.settings.Settings`, such as ``epochs=100``; ``model`` may be a name,
-            or a dict of ``name`` and sizes.
+        out: folder of the run; ``runs/DATA-TASK`` or ``runs/DATA-RECIPE`` if absent. An existing run is resumed.
+        dry_run: plan of the run with its time, memory and disc space; nothing is trained. Only caches about this
+            machine and the images are written.
+        settings: fields of `patchloom.runs.settings.Settings`, such as ``epochs=100``; ``model`` may be a name, or a
+            dict of ``name`` and sizes.
 
     Returns:
-        The run; of a dry one the folder that it would have, and what it would take.
+        The run; for a dry run, its future folder and its forecast.
 
     Raises:
-        PatchloomError: something cannot be used; the sentence says what to do.
+        PatchloomError: the input cannot be used; the message says what to do.
     """
-    # ---- what is asked for, and whether it is done already
+    # ---- the request, and whether such a run is finished already
     asked = request(data, task, settings)
     check_installed(trackers := parse_trackers(asked.log))
     folder = RunFolder(out or usual_folder(asked.data, asked.task["name"], asked.recipe))
@@ -271,7 +273,7 @@ def pretrain(
     finished = Planner(asked, opened, folder, Cores(cores(), 1))
     if (summary := folder.read_summary()) is not None and not finished.longer():
         finished.resumes()
-        if is_object_name(asked.data):  # others of the same number are called the same
+        if is_object_name(asked.data):  # other objects of the same length have the same name
             check_same(folder, opened.train)
         print(f"{folder.path} is finished. {summary}")
         if not dry_run:
@@ -279,7 +281,7 @@ def pretrain(
             send_pending(trackers, folder)
         return Run(folder.path, summary)
 
-    # ---- the processes that train together, and the plan that the first of them makes for all: new, or resumed
+    # ---- the processes, and the plan, new or resumed, which the first process makes for all
     keep_freed_memory()
     kind = folder.read_config().device if folder.config.exists() else asked.device
     fabric = launch(best_device()[0] if kind == "auto" else kind, asked.devices, asked.strategy)
@@ -287,40 +289,41 @@ def pretrain(
     plan = first_decides(planner.plan)
     if not fabric.is_global_zero and opened.train.fingerprint() != plan.fingerprint:
         raise PatchloomError(
-            f"process {rank()} finds other images in {opened.train.name} than the first: give all machines the same"
+            f"process {rank()} finds other images in {opened.train.name} than the first process: give all machines the "
+            "same images"
         )
     opened = opened.heard_as(plan.stats.sound)
     training, held_out = plan.held_out.parts(opened.train)
     with explain_errors(plan.settings), ExitStack() as ending:
-        # ---- the task, with the weights with which it begins
+        # ---- the task with its initial weights
         if plan.settings.device == "cpu":
             torch.set_num_threads(plan.settings.threads)
         forecast = first_decides(lambda: planner.forecast(plan))
         torch.manual_seed(plan.settings.seed)
         start = None if plan.resumed else Start(asked)
         begin = None if start is None else start.encoder
-        with StatusMessage("making the first weights"):
+        with StatusMessage("initialising the weights"):
             pretext = prepare_task(plan.settings, plan.stats, begin)
         if start is not None:
-            start.rest(pretext)
+            start.load_task_weights(pretext)
             plan = plan.with_chosen(pretext)
-            # the task alone knows how large its crops are
+            # only the task knows the size of its crops
             first_decides(lambda: plan.settings.check_cache(pretext.augment.size))
 
-        # ---- the plan is said
+        # ---- print the plan
         reporter = Reporter(folder, fabric.is_global_zero)
         lines = announce(plan, asked, opened, pretext, start.sentences if start else [], folder, forecast)
         for line in lines:
             reporter.show(line)
         if dry_run:
-            reporter.show("This was a dry run: nothing is trained, and there is no such folder yet.")
+            reporter.show("This was a dry run: nothing was trained, and the folder was not created.")
             planned: dict[str, Any] = {"settings": plan.settings.plain(), "reasons": dict(plan.reasons)}
             planned["forecast"] = None if forecast is None else forecast.plain()
             return Run(folder.path, "; ".join(forecast.sentences()) if forecast else "", planned)
 
-        # ---- the images as the steps read them, then the folder: there may be no room for a cache
+        # ---- the cache of images, then the folder: there may be no room for a cache
         source = training
-        if plan.settings.cache != "none":  # held-out images are in it, too, so that other seeds find the same there
+        if plan.settings.cache != "none":  # with held-out images, so that runs of other seeds can use it
             say = partial(print, flush=True) if fabric.is_global_zero else lambda line: None
             cached = cache_images(opened.train, plan.settings.cache, plan.settings.workers, say)
             source = plan.held_out.parts(cached)[0]
@@ -337,15 +340,15 @@ def pretrain(
         tracks = ending.enter_context(TrackerSet(trackers if fabric.is_global_zero else (), folder, reporter.say))
         ended, measure, state = train(fabric, pretext, source, plan.settings, folder, reporter, validation, tracks)
 
-        # ---- what was learnt
+        # ---- the final evaluation
         if not fabric.is_global_zero:
             if not ended:
                 raise AlreadyReported("stopped")
             return Run(folder.path, "")
-        compile_blocks(pretext, enabled=False)  # the final evaluation has other shapes, each of them once
+        compile_blocks(pretext, enabled=False)  # the final evaluation uses each of its shapes only once
         if not ended:
             raise Stopped("stopped, and a checkpoint was written: the same command goes on from there")
-        if isinstance(pretext, FSDPModule):  # of which this process has a part; the last checkpoint has the whole
+        if isinstance(pretext, FSDPModule):  # this process has only its shard; the last checkpoint has all weights
             validation.task = load_task(folder.path).task.to(fabric.device)
         elif state.best.chosen:
             restore(state.best.weights, pretext)
@@ -365,22 +368,23 @@ def train(
     validation: Validation,
     tracks: TrackerSet,
 ) -> tuple[bool, Measure | None, TrainState]:
-    """Train to the end, or until somebody stops it (see `Stop`), which writes a checkpoint.
+    """Train to the last step, to early stopping (``--patience``), or to an interrupt, which saves a checkpoint.
 
-    With ``--patience``, the end comes when so many measures were not better than the best one.
+    One loop for every task, device, precision and number of processes. Batch, random draws and learning rate of a step
+    are functions of the seed and the step. So a resumed run equals one that was never interrupted, and batches and
+    draws do not depend on the number of processes.
 
-    One loop for every task, device, precision, and number of processes. Time is an argument everywhere: what a step
-    sees (batch, draws, learning rate) follows from its number and the seed, so that going on after a stop is the same
-    as never having stopped; and neither batches nor draws depend on how many processes share them.
+    Returns:
+        Whether training ended (not interrupted), the last measure of this start, and the training state.
     """
-    # ---- what follows from the settings
-    each = share_of_batch(settings.batch_size, len(source), world())  # images a step of this process
+    # ---- derived from the settings
+    each = share_of_batch(settings.batch_size, len(source), world())  # images per step in this process
     images_per_step = each * world()
     steps = steps_of(settings.epochs, len(source), settings.batch_size)
     first_warmup = round(settings.warmup_epochs * steps_per_epoch(len(source), settings.batch_size))
     peak = settings.blr * images_per_step * settings.accumulate / 256
 
-    # ---- where the run is: at its newest sound checkpoint, or before its first step
+    # ---- the state: that of the newest intact checkpoint, or a new one
     stepper = Stepper(fabric, task, settings, steps)
     state = restored_state(folder, stepper, reporter)
     about = validation, stepper, settings, len(source), images_per_step, tracks, stepper.began
@@ -388,22 +392,22 @@ def train(
     unreadable: set[str] = set()
     if state is not None:
         known = f" The last measure: {measure_forms(state.measured)[0]}." if state.measured else ""
-        verb = "Training on" if state.began == state.step > 0 else "Resuming"
+        verb = "Training longer" if state.began == state.step > 0 else "Resuming"
         reporter.say(f"{verb} after step {state.step:,} of {steps:,}.{known}")
         if reason := missing_kernels(settings.kernels):
-            reporter.say(f"  {reason}: torch's go on, and last digits differ")
+            reporter.say(f"  {reason}: using torch's kernels, so the last digits differ")
         if fabric.is_global_zero:
-            folder.write_metrics(state.rows)  # the run may have been killed between its checkpoint and this
+            folder.write_metrics(state.rows)  # the run may have been killed before it wrote them
         tracks.start(settings, state.rows)
     else:
         state = TrainState(steps=steps)
         tracks.start(settings, [])
         journal.before_the_first_step(state)
         if not save_checkpoint(folder, stepper, state, unreadable):
-            reason = "the weights with which the run would begin are not finite: begin with others"
+            reason = "the initial weights are not finite: choose others"
             raise PatchloomError(reason) if fabric.is_global_zero else AlreadyReported(reason)
 
-    if state.began == state.step > 0:  # what goes back to a checkpoint goes back to this schedule
+    if state.began == state.step > 0:  # so that going back returns to the new schedule
         save_checkpoint(folder, stepper, state, unreadable)
     began, warmup = state.began, warmup_again(state.began, steps, first_warmup)
 
@@ -413,14 +417,12 @@ def train(
     with Stop(_STOPPING if fabric.is_global_zero else "") as stop, ExitStack() as reading:
         journal.start(state)
         batches: Prefetcher | None = None
-        while not state.ended(steps, settings):
-            if (
-                batches is None
-            ):  # closed with `reading_rate`: else processes that read would live until memory is tidied
+        while not state.is_finished(steps, settings):
+            if batches is None:  # closed by `reading`: workers would live until garbage collection otherwise
                 batches = batches_of(source, task.augment, settings, each, state.step, steps, fabric.device)
                 reading.enter_context(closing(batches))
 
-            # ---- the steps of an update: their gradients are added up, and no checkpoint is written between them
+            # ---- the steps of an update: gradients are accumulated, without checkpoints in between
             todo = range(state.step, min(state.step + settings.accumulate, steps))
             scale, forwards = state.loss_scale(settings.precision), []
             for step in todo:
@@ -429,12 +431,12 @@ def train(
                 unreadable.update(batch.unreadable)
                 if len(batch.indices) < smallest:
                     smallest = len(batch.indices)
-                    reporter.say(f"  step {step + 1:,} has {smallest * world():,} images: no more can be read")
+                    reporter.say(f"  step {step + 1:,} has {smallest * world():,} images: the others cannot be read")
                 forwards.append(stepper.forward(batch, step, step == todo[-1], generator, scale))
-                with journal.pace.waits():  # while a GPU still works at the step
+                with journal.pace.waits():  # while a GPU is still busy with the step
                     batches.send()
 
-            # ---- the update, unless it is not finite; the processes agree on whether to stop and to save
+            # ---- the update, if it is finite; the processes agree on whether to stop and to save
             due = fabric.is_global_zero and timer.due
             if settings.halve_every:
                 rate = halving_rate(todo[-1], first_warmup, peak, settings.halve_every * settings.accumulate)
@@ -448,12 +450,13 @@ def train(
                 note_skipped(folder, state, source, forwards, made, reporter)
             diverged = state.in_a_row == _MAX_IN_A_ROW
             journal.after_update(state, todo.start + 1, rate, sound=not diverged)
-            ended = state.ended(steps, settings)
+            ended = state.is_finished(steps, settings)
             state.best.choose(ended)
             if ended and state.step < steps:
-                reporter.say("  no measure was better for as long as --patience says, so that this is the end")
+                count = f"{state.best.failed} evaluation{'s' * (state.best.failed != 1)}"
+                reporter.say(f"  stopped early: no improvement in {count} (--patience)")
 
-            # ---- a checkpoint; amid updates that fail it is too late to save what to go back to
+            # ---- a checkpoint; not between skipped updates, since it could not be gone back to
             if not diverged and (stopping or ended or (due and not state.in_a_row)):
                 before = time.perf_counter()
                 diverged = not save_checkpoint(folder, stepper, state, unreadable)
@@ -467,8 +470,8 @@ def train(
                 smallest = each
                 timer.restart()
             elif stopping or ended:
-                fabric.barrier()  # whoever started these processes may end all of them when one has ended
+                fabric.barrier()  # a launcher may end all processes once one has ended
                 if stopping:
                     return False, journal.measure, state
-        # asked while the end was being saved: the first process alone has more to do
+        # interrupted while the end was being saved: only the first process has more to do
         return not (stop.asked and fabric.is_global_zero), journal.measure, state

@@ -1,4 +1,4 @@
-"""What a run tells while it trains: rows of ``metrics.csv``, lines of progress, and the measures in both."""
+"""Logging of a run: rows of ``metrics.csv``, progress lines, held-out measures and pictures."""
 
 from __future__ import annotations
 
@@ -36,10 +36,7 @@ from patchloom.train.step import Stepper
 from patchloom.train.validation import Validation
 from patchloom.train.verdict import VerdictInputs, health_of, logged_class_result
 
-# Lines that fit a terminal: one whose parts give way as it gets narrower, and prose that is broken between words.
-
-
-# what belongs together: the number and its unit, and an interval
+# kept on one line: a number and its unit, and an interval
 _TOGETHER = re.compile(r"\[[^][]{1,30}\]|(?<=[\d%]) (?=[%[])")
 _TIE = "\x00"
 
@@ -48,9 +45,8 @@ class LinePart(NamedTuple):
     """A part of a line.
 
     Attributes:
-        forms: texts for it, the longest first; an empty one leaves it out.
-        gives_way: when it is cut back to each of the forms after the first; among all parts of a line, those with the
-            lowest numbers go first.
+        forms: texts, the longest first; an empty one omits the part.
+        gives_way: priority of each form after the first; the lowest number in a line is shortened first.
     """
 
     forms: Sequence[str]
@@ -58,7 +54,7 @@ class LinePart(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of parts, in the order in which they are shown."""
+    """A line of parts that are shortened to fit a width."""
 
     parts: tuple[LinePart, ...]
 
@@ -66,7 +62,7 @@ class Line(NamedTuple):
         return self.fit(None)
 
     def fit(self, width: int | None) -> str:
-        """The line in at most ``width`` columns: what matters least is shortened, then left out, then all is cut."""
+        """Return the line in at most ``width`` columns: shorten the least important parts first, then cut the rest."""
         forms = [0] * len(self.parts)
         turns = sorted((when, number) for number, part in enumerate(self.parts) for when in part.gives_way)
         text = self._with(forms)
@@ -82,10 +78,10 @@ class Line(NamedTuple):
 
 
 def wrap_columns(text: str, width: int) -> str:
-    """Text broken between words into lines of at most ``width`` columns.
+    """Wrap a text between words into lines of at most ``width`` columns.
 
-    What follows the first line stands two columns further in, or under the last column of a table. A number and its
-    unit stay together, and so does an interval; a word that is longer than a line is left whole.
+    Continuation lines are indented by two columns, or to the last column of a table. A number and its unit stay
+    together, and so does an interval; words longer than a line are not broken.
     """
     if len(text) <= width:
         return text
@@ -101,23 +97,23 @@ def wrap_columns(text: str, width: int) -> str:
     return "\n".join([*lines, here]).replace(_TIE, " ")
 
 
-# Pictures of a run while it trains and at its end: the sheets of its task on held-out images, and its curves.
+# Pictures of a run during training and at its end: task pictures of held-out images, and curves.
 
 
-# Operations of training between two drawings. A drawing takes 0.5 to 0.9 s of a CPU core, and so many operations half a
-# minute of one or more: some 2 % of the time go into pictures. A run that is shorter has them soon, at its end.
+# Training operations between two drawings. A drawing takes 0.5 to 0.9 s of a CPU core, and this many operations take at
+# least half a minute of one: pictures cost some 2 % of the time. Shorter runs draw them only at the end.
 _BETWEEN = 5e12
 
 
 def drawing_steps(steps: int, measured: Collection[int], images_per_step: int, task: Task) -> set[int]:
-    """Steps after which pictures are drawn on the way: 0 (before the first one), and those of some measures.
+    """Return the steps after which pictures are drawn during training: 0, and some of the ``measured`` steps.
 
-    There is enough training between two of them that they cost little, and nothing at the end, which draws anyhow.
-    Which they are follows from the settings alone, as with the measures.
+    They are far enough apart to cost little, and none is near the end, when pictures are drawn anyway. They depend on
+    the settings only, as the measured steps do.
     """
     each = images_per_step * estimate_flops(task)
     drawn: set[int] = set()
-    last = -_BETWEEN  # so that the first picture comes before the first step
+    last = -_BETWEEN  # so that step 0 is among them
     for step in sorted({0, *measured}):
         if (step * each - last) >= _BETWEEN and (steps - step) * each >= _BETWEEN:
             drawn.add(step)
@@ -126,10 +122,10 @@ def drawing_steps(steps: int, measured: Collection[int], images_per_step: int, t
 
 
 def estimate_flops(task: Task) -> float:
-    """Roughly those of training on an image: 2 a weight and patch, and twice as many on the way back.
+    """Estimate the operations of training on an image: 2 per weight and patch forward, and 4 backward.
 
-    Blocks of the encoder that stay as they are have no way back (``--train_blocks``). Patches that are masked, and
-    decoders that see less than the encoder, are not looked at: it is the size that counts.
+    Frozen blocks of the encoder have no backward pass (``--train_blocks``). Masking and smaller decoder inputs are
+    ignored: only the order of magnitude matters.
     """
     trained = sum(one.numel() for one in task.parameters() if one.requires_grad)
     kept = sum(one.numel() for one in task.encoder.parameters() if not one.requires_grad and one.ndim == 2)
@@ -145,13 +141,13 @@ def draw_run(
     device: torch.device,
     ended: bool = False,
 ) -> list[Path]:
-    """Draw the sheets of a run's task, and its curves, into the folder of its pictures; they replace those before."""
+    """Draw task pictures and curves into a run's folder of pictures, and return the files."""
     card, doubt, (done, whole) = validation.card, validation.doubt, place
     folder.check_lock()
     files = []
     if done or ended:
         noun = card.modality.noun
-        shown = f"{noun} that may be known by heart" if doubt else f"held-out {noun}"
+        shown = f"{noun} that may have been trained on" if doubt else f"held-out {noun}"
         curves, percent = folder.pictures / "curves.png", measure.result.unit == "%"
         files.append(draw_curves(folder.metrics, curves, measure.name, images=shown, percent=percent))
     means = {f"baseline:{name}": value for name, value in measure.result.baselines.items()}
@@ -160,26 +156,26 @@ def draw_run(
     return [*files, *draw_task(validation.task, validation.held_out, card, folder.pictures, device, title=title)]
 
 
-# What a run prints, and how long it will take.
+# Printed progress, and the remaining time.
 
 
-_REFRESHED = 0.2  # seconds between two states of the line on a terminal
-# seconds to the first line of progress where there is no terminal, then between two: a 20th of what has passed
+_REFRESHED = 0.2  # seconds between two updates of the line on a terminal
+# seconds to the first progress line without a terminal, then bounds of the pause: a 20th of the elapsed time
 _FIRST, _LEAST, _MOST = 10.0, 30.0, 300.0
-_WARM_UP = 4  # updates of a start that may be slower: threads, memory and kernels are got ready in them
-_ENOUGH = 10  # updates of a start that give a pace
-_WINDOW = 60.0  # seconds over which the pace is taken
-_SPACING = 0.25  # seconds between two notes of it
+_WARM_UP = 4  # first updates of a start, which are slower: threads, memory and kernels are set up
+_ENOUGH = 10  # updates that are enough for a pace
+_WINDOW = 60.0  # seconds over which the pace is measured
+_SPACING = 0.25  # seconds between two marks of the pace
 _EARLY = 20_000  # images before the first measure, half a minute to a minute on a CPU
 
 
 class Reporter:
-    """Prints to the terminal and to the run's ``log.txt``. Silent where ``loud`` is false (other processes).
+    """Output to the terminal and to the run's ``log.txt``.
 
     Args:
-        folder: of the run.
-        loud: whether it prints.
-        clock: seconds.
+        folder: folder of the run.
+        loud: whether to print and log; false in all processes but the first.
+        clock: function that returns seconds.
     """
 
     def __init__(self, folder: RunFolder, loud: bool = True, clock: Callable[[], float] = time.monotonic):
@@ -190,16 +186,16 @@ class Reporter:
 
     @property
     def terminal(self) -> bool:
-        """Whether a line can be replaced by the next one."""
+        """Whether output goes to a terminal on which a line can be replaced."""
         return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
     def say(self, text: str | Line = "") -> None:
-        """Print a line that stays, in columns that fit a terminal; the log has the whole of it."""
+        """Print a line, wrapped to the width of a terminal, and log it."""
         self.note(text)
         self.show(text)
 
     def note(self, text: str | Line) -> None:
-        """Write a line to the log alone."""
+        """Write a line to the log only."""
         if self.loud:
             self.folder.check_lock()
             append(self.folder.log, f"{text}\n")
@@ -211,7 +207,7 @@ class Reporter:
             self._print(self._fitted(text) if self.terminal else str(text), "\n")
 
     def flash(self, text: str | Line) -> None:
-        """Show a line that the next one replaces; only on a terminal."""
+        """Show a line that the next one replaces, only on a terminal."""
         if self.loud and self.terminal:
             line = text if isinstance(text, Line) else Line((LinePart((text,)),))
             self._print(line.fit(shutil.get_terminal_size().columns - 1), "")
@@ -219,7 +215,7 @@ class Reporter:
             self._shown = self.clock()
 
     def progress(self, line: Callable[[], Line]) -> None:
-        """Where training stands: on a terminal the line is kept up to date, elsewhere it is printed now and then."""
+        """Show the progress line: updated in place on a terminal, printed at intervals elsewhere."""
         if not self.loud:
             return
         now = self.clock()
@@ -232,19 +228,19 @@ class Reporter:
         pause = min(_MOST, max(_LEAST, (now - self._began) / 20)) if self._first_is_out else _FIRST
         if now - self._shown >= pause:
             self._shown, self._first_is_out = now, True
-            self._print(str(line()), "\n")  # not into the log: when these lines come is no part of what a run is
+            self._print(str(line()), "\n")  # not logged: its timing is not reproducible
 
     def _fitted(self, text: str | Line) -> str:
         width = shutil.get_terminal_size().columns
         return text.fit(width) if isinstance(text, Line) else wrap_columns(text, width)
 
     def _print(self, text: str, end: str) -> None:
-        """Print, or be silent from now on: a terminal that was closed, or a reader that went away, ends no training."""
+        """Print, or discard all output from now on: a closed terminal or pipe must not end training."""
         try:
             if self._live:
                 sys.stdout.write("\r\x1b[2K")
                 self._live = False
-            # a pipe or a job's log file shall show lines as they come
+            # flushed, so that a pipe or a job's log file shows lines at once
             print(text, end=end, flush=True)
         except OSError:
             discard_output()
@@ -257,19 +253,19 @@ class _Mark(NamedTuple):
 
 
 class Pace:
-    """Images a second, the share of time spent waiting for data, and the time left.
+    """Images per second, fraction of time spent waiting for data, and time left.
 
-    The first updates of a start are slower, and a machine is not always as busy. So the pace is that of the last
-    minute, without the first updates; and that of the start before, until there are enough.
+    The pace is that of the last minute, without the slow first updates of a start. Until there are enough updates, it
+    is the pace of the previous start.
 
     Args:
-        steps: of the whole training.
-        step: those that are done.
-        images_per_step: of all processes.
-        seconds: of earlier starts.
-        before: seconds a step took there; 0 if that is not known.
-        noun: what a step has.
-        clock: seconds.
+        steps: number of steps of the whole training.
+        step: number of steps done.
+        images_per_step: images per step over all processes.
+        seconds: training time of earlier starts.
+        before: seconds per step of the previous start; 0 if unknown.
+        noun: "images" or "recordings".
+        clock: function that returns seconds.
     """
 
     def __init__(
@@ -290,7 +286,7 @@ class Pace:
 
     @contextmanager
     def waits(self) -> Iterator[None]:
-        """While entered, the program waits for data."""
+        """Count the time in this block as waiting for data."""
         start = self.clock()
         try:
             yield
@@ -299,7 +295,7 @@ class Pace:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While entered, the time does not count: it is for measures."""
+        """Exclude the time in this block, which is spent on measures and pictures."""
         start = self.clock()
         try:
             yield
@@ -307,11 +303,11 @@ class Pace:
             self.excluded += self.clock() - start
 
     def update(self, step: int) -> None:
-        """Note that an update was made, and that ``step`` steps are done."""
+        """Record an update after which ``step`` steps are done."""
         busy, marks = self.clock() - self.start - self.excluded, self._marks
         self._updates += 1
         if self._updates > _ENOUGH and len(marks) > 2 and marks[-1].busy - marks[-2].busy < _SPACING:
-            marks.pop()  # the last note moves on, so that there are not too many
+            marks.pop()  # the last mark is replaced, so that there are not too many
         marks.append(_Mark(busy, self.waiting, step))
         while self._left_out < min(_WARM_UP, self._updates // 2):
             marks.popleft()
@@ -320,19 +316,19 @@ class Pace:
             marks.popleft()
 
     def seconds_a_step(self) -> float:
-        """Seconds that a step takes, without measures; 0 if that is not known yet."""
+        """Return the seconds per step, without measures; 0 if unknown."""
         if self._updates < _ENOUGH and self.before:
             return self.before
         first, last = self._marks[0], self._marks[-1]
         return (last.busy - first.busy) / (last.step - first.step) if last.step > first.step else self.before
 
-    def left(self) -> float | None:
-        """Seconds that the steps still take; None if that is not known yet."""
+    def seconds_left(self) -> float | None:
+        """Return the seconds for the remaining steps; None if unknown."""
         each = self.seconds_a_step()
         return each * (self.steps - self._marks[-1].step) if each else None
 
     def describe(self) -> tuple[str, str]:
-        """Images a second, and the share of the time in which training waited for data."""
+        """Format images per second, and the fraction of time spent waiting for data."""
         each = self.seconds_a_step()
         if not each:
             return "", ""
@@ -341,12 +337,12 @@ class Pace:
         return f"{self.images_per_step / each:,.0f} {self.noun}/s", f"{waited:.0%} waiting for data"
 
     def seconds(self) -> float:
-        """Seconds since the start, those of earlier starts included."""
+        """Return the training time in seconds, including earlier starts."""
         return self.earlier + self.clock() - self.start
 
 
 def round_duration(seconds: float) -> str:
-    """A `duration` in its larger unit alone: '42 s', '3 min' or '5 h'."""
+    """Format a `duration` in its larger unit only: '42 s', '3 min' or '5 h'."""
     for unit, name in ((3600, "h"), (60, "min")):
         if round(seconds) >= unit:
             return f"{round(seconds / unit)} {name}"
@@ -354,7 +350,7 @@ def round_duration(seconds: float) -> str:
 
 
 def measure_forms(measure: MeasureResult) -> list[str]:
-    """A measure's part of the line of progress, the longest form first: with all baselines, with the one, alone."""
+    """Return forms of a measure for the progress line: with all baselines, with the one to beat, and without any."""
     alone, to_beat = f"{measure.name} {measure.show()}", measure.to_beat
     baselines = ", ".join(f"{name} {measure.show(value)}" for name, value in measure.baselines.items())
     spread = "".join(f", {name} {value:.2f}" for name, value in measure.outputs.items())
@@ -364,7 +360,7 @@ def measure_forms(measure: MeasureResult) -> list[str]:
 def progress_line(
     epoch: float, epochs: float, losses: str, measured: Sequence[str], time_left: Sequence[str], pace: Sequence[str]
 ) -> Line:
-    """The line of progress."""
+    """Build the progress line."""
     digits = 1 if epochs >= 1 else 3
     return Line((
         LinePart(time_left, (5,)),
@@ -377,18 +373,17 @@ def progress_line(
 
 
 def event_steps(steps: int, share: float) -> set[int]:
-    """Steps after which something happens that is to happen every ``share`` of the training; the last always is one."""
+    """Return steps evenly spaced by a fraction ``share`` of the training, including the last one."""
     wanted = max(1, round(1 / share))
     return {round(steps * i / wanted) for i in range(1, wanted + 1)}
 
 
 def measuring_steps(steps: int, logged: Collection[int], images_per_step: int) -> set[int]:
-    """Steps after which held-out measures are taken: at every quarter, and before the first one at a few more.
+    """Return the steps of held-out measures: every quarter of the training, and a few early ones.
 
-    The first of them comes after a 20th of the training, or after 20,000 images where that is sooner, and the next ones
-    after four times as many each, up to an eighth. All are among ``logged``, the steps that have a row in
-    ``metrics.csv``. Which they are follows from the settings alone, never from the time: else a run that was stopped
-    would not end as one that was not.
+    The first comes after a 20th of the training or after 20,000 images, if that is sooner. Each of the next ones comes
+    after four times as many steps, up to an eighth. All are among ``logged``, the steps with a row in ``metrics.csv``.
+    They depend on the settings only, never on time, so that a resumed run ends like an uninterrupted one.
     """
     early: set[int] = set()
     step = min(steps / 20, _EARLY / images_per_step)
@@ -398,26 +393,26 @@ def measuring_steps(steps: int, logged: Collection[int], images_per_step: int) -
     return early | event_steps(steps, 0.25) - {0}
 
 
-_LOGGED = 200  # rows of metrics.csv in a run
+_LOGGED = 200  # rows of metrics.csv per run
 
 
 class MetricsLog:
-    """Keeps the rows of a run, and tells where it is.
+    """Metrics, progress, verdicts and pictures of a run during training.
 
     Args:
-        reporter: prints.
-        validation: the held-out measures.
-        stepper: has the task, and the device on which it is.
-        settings: resolved.
-        images: that are trained on.
-        images_per_step: of all processes.
-        tracks: the trackers to which rows and pictures are sent.
-        began: step at which the present schedule began; measures are spread over what comes after it.
+        reporter: printer and log.
+        validation: held-out measures.
+        stepper: task and device.
+        settings: resolved settings.
+        images: number of training images.
+        images_per_step: images per step over all processes.
+        tracks: trackers that receive rows and pictures.
+        began: first step of the present schedule; measures are spread over the steps after it.
 
     Attributes:
-        steps: of the whole training.
-        measure: the last one of this start; None before the first.
-        pace: of this start, once `start` was called.
+        steps: number of steps of the whole training.
+        measure: last measure of this start; None before the first.
+        pace: pace of this start, once `start` was called.
     """
 
     pace: Pace
@@ -439,14 +434,14 @@ class MetricsLog:
         self.steps = steps_of(settings.epochs, images, settings.batch_size)
         logged = event_steps(self.steps - began, 1 / _LOGGED)
         validated = measuring_steps(self.steps - began, logged - {0}, images_per_step)
-        # compiled blocks would be compiled again for the batches of pictures
+        # the batches of pictures would need another compilation of compiled blocks
         drawn = drawing_steps(self.steps - began, validated, images_per_step, validation.task)
         self.logged, self.validated, drawn = ({began + one for one in some} for some in (logged, validated, drawn))
         self.drawn = set[int]() if settings.compile else drawn
         self.measure: Measure | None = None
 
     def before_the_first_step(self, state: TrainState) -> None:
-        """Measure what needs no training, begin the rows with it, and draw what the task is."""
+        """Measure the baselines, write the first row, and draw pictures of the task."""
         columns = self._measured(state, first=True)
         state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
         self.tracks.log_row(state.rows[-1])
@@ -456,7 +451,7 @@ class MetricsLog:
         self._drawn(state)
 
     def start(self, state: TrainState) -> None:
-        """Begin to count time, where training is now; again after it went back."""
+        """Start the clock at the present step; call it again after going back."""
         self.pace = Pace(
             self.steps,
             state.step,
@@ -468,7 +463,7 @@ class MetricsLog:
         self.reporter.progress(lambda: self._line(state, ""))
 
     def after_update(self, state: TrainState, first: int, rate: float, sound: bool) -> None:
-        """Tell of an update; at times also a row, and the held-out measures. Every process must call it."""
+        """Report an update, with a row and held-out measures if they are due. Every process must call this."""
         self.pace.update(state.step)
         state.seconds, state.pace = self.pace.seconds(), self.pace.seconds_a_step()
         passed = {*range(first, state.step + 1)}
@@ -496,7 +491,7 @@ class MetricsLog:
                 self._drawn(state)
 
     def _judged(self, state: TrainState) -> None:
-        """Keep a verdict on the run so far, and say it, once there is something to say."""
+        """Store the verdict so far, and print it."""
         if self.measure is None or not self.reporter.loud:
             return
         modality = self.validation.task.modality
@@ -510,17 +505,17 @@ class MetricsLog:
         health = health_of(signs)
         folder = self.reporter.folder
         before = read_health(folder.path)
-        folder.write_metrics(state.rows)  # not only with the next checkpoint: a report shows both
+        folder.write_metrics(state.rows)  # before the next checkpoint, since a report shows both
         write_health(folder.path, health)
         if state.step == self.steps or (not state.step and health.verdict != Verdict.UNKNOWN):
-            return  # the final evaluation says it; and before the first step there is nothing to say
+            return  # the final evaluation prints it, and before the first step it says nothing new
         if before is not None and before.verdict == health.verdict:
             self.reporter.say(f"  still {health.verdict}")
         else:
             self.reporter.say(f"  so far {health}")
 
     def _drawn(self, state: TrainState) -> None:
-        """Draw pictures, if they are due after this step. Every process must call it."""
+        """Draw pictures if they are due after this step. Every process must call this."""
         if state.step not in self.drawn or self.measure is None:
             return
         began, reporter = time.perf_counter(), self.reporter
@@ -532,11 +527,11 @@ class MetricsLog:
                 files = draw_run(self.validation, reporter.folder, self.settings, self.measure, place, device)
                 self.tracks.log_images(files, state.step)
         if state.step == min(self.drawn):
-            reporter.say(f"first pictures: {reporter.folder.pictures}; they are drawn again on the way, and at the end")
+            reporter.say(f"first pictures: {reporter.folder.pictures}; redrawn during training and at the end")
         state.measuring += time.perf_counter() - began
 
     def _measured(self, state: TrainState, first: bool = False) -> dict[str, float]:
-        """Columns of a measure that is taken now; what it says is kept for the line of progress, after a stop, too."""
+        """Take a held-out measure, store its result in ``state``, and return its columns."""
         began = time.perf_counter()
         self.reporter.flash(f"measuring on {len(self.validation.held_out):,} images")
         self.measure, columns = self.validation.run(self.stepper.fabric.device, self.stepper.autocast, first=first)
@@ -544,16 +539,16 @@ class MetricsLog:
         state.results[str(state.step)] = each_result(self.measure)
         if self.settings.patience is not None:
             state.best.compare(state.step, self.measure, self.stepper.task)
-        if not first:  # that one has more to do than the others
+        if not first:  # the first one takes longer
             state.measuring = time.perf_counter() - began
         return columns
 
     def _line(self, state: TrainState, losses: str) -> Line:
-        left = self.pace.left()
+        left = self.pace.seconds_left()
         if state.step == self.steps:
             time_left = [f"trained in {duration(state.seconds)}"] * 2
         elif left is None:
-            time_left = ["time left not known yet", "time left: ?"]
+            time_left = ["time left unknown", "time left: ?"]
         else:
             measures = len([one for one in self.validated if one > state.step])
             left += measures * state.measuring
@@ -563,9 +558,9 @@ class MetricsLog:
 
 
 def _losses(mean: float | None) -> str:
-    return "no update was made" if mean is None else f"loss {mean:.4f}"
+    return "all updates skipped" if mean is None else f"loss {mean:.4f}"
 
 
 def each_result(measure: Measure) -> list[float]:
-    """Return the result of a measure on each held-out image, rounded to six digits, as a checkpoint keeps it."""
+    """Return the result of a measure on each held-out image, rounded to six digits for checkpoints."""
     return [float(f"{value:.6g}") for value in measure.values.tolist()]

@@ -1,4 +1,4 @@
-"""The plan of a run: the first process finds out what holds for all of them, and stores it in the run's folder."""
+"""Plan of a run: settings, statistics and held-out split, made by the first process for all and stored."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class Plan(NamedTuple):
-    """What holds for all processes of a run.
+    """Plan of a run, the same in all processes.
 
     Attributes:
-        resumed: the run's folder holds a part of it already.
-        settings: resolved.
-        reasons: by setting, why ``auto`` became what it is.
-        stats: of the training images.
-        fingerprint: of all images.
-        held_out: which of them are not trained on.
-        doubt: a sentence, if some may be near copies of images that are trained on.
-        views: of the task, by which epochs become effective ones.
-        ended: epochs after which the run was finished, and from which it is trained on; 0 of any other.
-        moved: the images lie elsewhere than when the run began.
+        resumed: whether the run has begun already.
+        settings: resolved settings.
+        reasons: reasons for the values of ``auto``, by setting.
+        stats: statistics of the training images.
+        fingerprint: fingerprint of all images.
+        held_out: held-out split.
+        doubt: sentence on possible near copies of training images in the held-out split; "" if there are none.
+        views: crops per image of the task: the factor from epochs to effective epochs.
+        ended: epochs of the finished run that is trained longer; 0 for other runs.
+        moved: whether the images lie elsewhere than when the run began.
     """
 
     resumed: bool
@@ -63,8 +63,8 @@ class Plan(NamedTuple):
     moved: bool = False
 
     def with_chosen(self, task: Task) -> Plan:
-        """With what the task's own options that were ``auto`` became, and its views."""
-        # a class of the user's own that derives from ours may not take all of its options
+        """Add the task's own values of ``auto`` options, and its views."""
+        # a user's subclass of one of our tasks may not take all of its options
         chosen = {name: one for name, one in task.chosen.items() if name in self.settings.task}
         values = {name: value for name, (value, _) in chosen.items()}
         reasons = {f"task.{name}": why for name, (_, why) in chosen.items()}
@@ -73,47 +73,47 @@ class Plan(NamedTuple):
 
 
 class Planner:
-    """Plans a run in the first process.
+    """Planner of a run, used in the first process.
 
     Args:
-        asked: the settings as the user gave them.
-        data: the images.
-        folder: of the run.
-        here: cores of this machine, and the processes of this training that share them.
-        reasons: by setting, why it became what it is, where that is known already.
+        asked: settings as the user gave them.
+        data: images.
+        folder: folder of the run.
+        here: cores of this machine, and the training processes that share them.
+        reasons: reasons for settings that are known already, by setting.
     """
 
     def __init__(
         self, asked: Settings, data: Data, folder: RunFolder, here: Cores, reasons: Mapping[str, str] | None = None
     ):
         self.asked, self.data, self.folder, self.here, self.reasons = asked, data, folder, here, dict(reasons or {})
-        self.record = no_record()  # too long to be sent to the other processes, which have no use for it
+        self.record = no_record()  # not part of the plan: large, and only needed in the first process
 
     def plan(self) -> Plan:
-        """What was stored when the run that is to be resumed was begun, or what is found out now."""
-        return self._stored() if self.resumes() else self._found()
+        """Return the stored plan of a run to be resumed, or make a new one."""
+        return self._stored() if self.resumes() else self._new()
 
     def resumes(self) -> bool:
-        """Whether the run's folder holds a part of this very run, or all of it."""
+        """Return whether the run's folder holds this run, finished or not."""
         try:
             return self.folder.holds(self._as_begun())
         except PatchloomError as problem:
-            found = self._found()
+            found = self._new()
             task = prepare_task(found.settings, found.stats)
             found.settings.check_cache(task.augment.size)
             if self._elsewhere() and (why := self._other_images()):
-                raise PatchloomError(f"{problem}. Of the images: {why}") from None
+                raise PatchloomError(f"{problem}. Images: {why}") from None
             raise
 
     def longer(self) -> bool:
-        """Return whether a finished run is asked to train on: the same settings, and more epochs."""
+        """Return whether a finished run is to be trained longer: the same settings, and more epochs."""
         folder, epochs = self.folder, self.asked.epochs
         if not folder.config.exists() or epochs == "auto" or epochs <= (now := folder.read_config().epochs):
             return False
         return folder.read_summary() is not None or folder.kept_end(now).exists()
 
     def go_on(self, plan: Plan, views: float) -> None:
-        """Change what is stored of a run that is trained on, or whose images have moved."""
+        """Update the stored settings of a run that is trained longer, or whose images have moved."""
         if plan.moved:
             self.folder.rewrite("data", plan.settings.data)
         if plan.ended:
@@ -121,20 +121,20 @@ class Planner:
             self.folder.rewrite("epochs", plan.settings.epochs, plan.settings.epochs * views)
 
     def note_place(self) -> None:
-        """Note where the images of a finished run lie now, if it is elsewhere, unless another process works there."""
+        """Store the new place of a finished run's images if they have moved, unless the folder is locked."""
         if self._elsewhere() and is_first():
             with suppress(FolderLocked):
                 self.folder.lock()
                 self.folder.rewrite("data", self.asked.data)
-                print(f"  the images have moved, and are the same: {self.folder.config} says so from now on")
+                print(f"  the images have moved, but are the same: {self.folder.config} was updated")
             self.folder.unlock()
 
     def _elsewhere(self) -> bool:
-        """Return whether the images are called otherwise than in the run's configuration."""
+        """Return whether the images have another name or path than in the run's configuration."""
         return self.folder.config.exists() and self.folder.read_config().data != self.asked.data
 
     def _as_begun(self) -> Settings:
-        """Return what is asked for, with the words of the run's first command for what may change since."""
+        """Return the requested settings, with the first command's values for what may differ."""
         asked, folder = self.asked, self.folder
         if not (folder.config.exists() and folder.requested.exists()):
             return asked
@@ -145,31 +145,31 @@ class Planner:
         if self.longer() or asked.epochs == now.epochs:
             scaled: dict[str, Any] = (
                 {"warmup_epochs": begun.get("warmup_epochs", "auto")} if asked.recipe else {}
-            )  # with the epochs
+            )  # scaled with the epochs
             return replace(asked, **first, **scaled)
         if (end := folder.last_end()) is not None and asked.epochs != "auto":
             raise PatchloomError(
-                f"{folder.path} has been trained on to {now.epochs:g} epochs, and --epochs {asked.epochs:g} is asked "
-                f"for: give --epochs {now.epochs:g} or more; the run as it was before is kept in {end}"
+                f"{folder.path} has been trained for {now.epochs:g} epochs already, more than --epochs "
+                f"{asked.epochs:g}: give --epochs {now.epochs:g} or more; the earlier, shorter run is in {end}"
             )
         return asked
 
     def _other_images(self) -> str:
-        """Return how the images differ from those with which the run was begun, as far as that is known."""
+        """Return how the images differ from those with which the run began; "" if unknown."""
         record, contents = read_record(self.folder.trained_on), self.data.train.contents()
         if record is None or record.unknown or contents is None or not len(record.contents):
             return ""
         there = int(np.isin(record.contents, contents).sum())
         noun, name = self.data.train.noun, self.data.train.name
         if there < len(record.contents):
-            return f"of the {len(record.contents):,} {noun} that were trained on, {there:,} are in {name}"
+            return f"{name} has {there:,} of the {len(record.contents):,} training {noun}"
         return (
-            f"the {len(record.contents):,} {noun} that were trained on are in {name}, but their names or dates are "
-            "others, or there are more: move or copy them with both (cp -a, rsync -a)"
+            f"the {len(record.contents):,} training {noun} are in {name}, but their names or dates differ, or there "
+            "are more files: copy them with names and dates (cp -a, rsync -a)"
         )
 
     def forecast(self, plan: Plan) -> Forecast | None:
-        """What the run will take, or what is left of it; None where nothing is known."""
+        """Forecast the run, or the rest of a resumed one; None if nothing is known."""
         training = plan.held_out.parts(self.data.train.heard_as(plan.stats.sound))[0]
         if plan.resumed and (found := forecast_rest(plan.settings, training, self.folder, kept=plan.ended > 0)):
             return found
@@ -189,7 +189,7 @@ class Planner:
         settings, stats = self.folder.read_config(), self.folder.read_stats()
         if any(settings.task.get(name) != self.asked.task.get(name) for name in ("name", "features_of")):
             raise PatchloomError(
-                f"{self.folder.config} names another task than the same run asked for: restore it from a copy, or "
+                f"{self.folder.config} and {self.folder.requested} name different tasks: restore them from a copy, or "
                 "choose another --out"
             )
         fingerprint = self.data.train.fingerprint()
@@ -208,11 +208,11 @@ class Planner:
             settings = replace(settings, data=self.asked.data)
         if ended and self.asked.epochs != "auto":
             settings = replace(settings, epochs=self.asked.epochs)
-        if self.asked.workers == "auto" and settings.workers != number:  # nothing but the pace depends on it
+        if self.asked.workers == "auto" and settings.workers != number:  # affects the pace only
             settings, reasons = replace(settings, workers=number), {"workers": why}
         return Plan(True, settings, reasons, stats, fingerprint, held_out, ended=ended, moved=moved)
 
-    def _found(self) -> Plan:
+    def _new(self) -> Plan:
         asked, as_there = Start(self.asked).shaped()
         held_out, self.record = choose_held_out(self.asked, self.data.train)
         training = held_out.parts(self.data.train)[0]
@@ -226,14 +226,14 @@ class Planner:
         whole = self.data.train
         asked, share = with_share(asked, len(whole), whole.noun)
         if share and whole.groups is not None:
-            share["held_out"] += f"; in whole groups {len(held_out.indices):,}"
+            share["held_out"] += f"; {len(held_out.indices):,} in whole groups"
         found = len(training), channels, stats, world(), self.here, training
         settings, reasons = resolve(replace(asked, minutes=None), *found)
         if asked.minutes is not None:
             each = share_of_batch(settings.batch_size, len(training), world())
             forecast = forecast_run(settings, training, each, self.here, self.folder, endless=True)
             epochs, why = epochs_in(asked.minutes, forecast, settings, len(training))
-            fixed = {name: getattr(settings, name) for name in ("batch_size", "threads")}  # of which the pace is
+            fixed = {name: getattr(settings, name) for name in ("batch_size", "threads")}  # as in the forecast
             reasons = {name: reasons[name] for name in fixed if name in reasons}
             settings, others = resolve(replace(asked, minutes=None, epochs=epochs, **fixed), *found)
             reasons |= {**others, "epochs": why}
@@ -252,7 +252,7 @@ class Planner:
 
 
 def check_same(folder: RunFolder, images: Source) -> None:
-    """Refuse to go on with other images than those with which a run was begun."""
+    """Refuse to resume a run with other images."""
     if folder.read_data()["fingerprint"] != images.fingerprint():
         name = images.name
         other = (
@@ -261,8 +261,8 @@ def check_same(folder: RunFolder, images: Source) -> None:
             else f"the {images.noun} in {name} have changed since"
         )
         raise PatchloomError(
-            f"{other} {folder.path} was begun: choose a new folder with --out; --from {folder.path} starts there from "
-            "its weights"
+            f"{other} {folder.path} was begun: choose a new folder with --out; add --from {folder.path} to start there "
+            "from its weights"
         )
 
 
@@ -275,13 +275,13 @@ def announce(
     folder: RunFolder,
     forecast: Forecast | None,
 ) -> list[str]:
-    """Lines on what will be done, what every ``auto`` became, with which weights the task begins, and what it takes."""
+    """Return the printed plan: data, values of ``auto``, initial weights, and forecast."""
     lines: list[str] = []
     s, say, held, whole = plan.settings, lines.append, plan.held_out, data.train
     training, held_out = held.parts(whole)
     counts = f"{len(training):,} {whole.noun} to train on, {len(held_out):,} held out"
     if copies := len(held.copies):
-        counts += f", {copies:,} left out as exact copies of those"
+        counts += f", {copies:,} exact copies of those left out"
     say(f"{label(s.task['name'])} on {whole.name}: {counts}")
     for line in describe_continuation(plan, folder):
         say(f"  {line}")
@@ -292,11 +292,14 @@ def announce(
     if plan.doubt:
         say(f"  warning: {plan.doubt}")
     if not held.looked:
-        say(f"  exact copies among the {whole.noun} were not looked for")
+        say(f"  not checked for exact copies among the {whole.noun}")
     if held.doubt:
-        say(f"  {held.sentence(f'the {whole.noun} of the measures')}")
+        say(f"  {held.sentence(f'the validation {whole.noun}')}")
     elif (start := held.start) and (more := held_out_count(asked, whole)) > len(held_out):
-        say(f"  not {more:,} are held out: all others are copies, or the weights of {start} were trained on them")
+        say(
+            f"  only {len(held_out):,} of {more:,} {whole.noun} are held out: all others are copies, or the weights "
+            f"of {start} were trained on them"
+        )
     wide = max([20, *map(len, plan.reasons)])
     for name, why in plan.reasons.items():
         owner, _, option = name.rpartition(".")
@@ -305,16 +308,16 @@ def announce(
         shown = f"{shown:.4g}" if isinstance(shown, float) else shown
         say(f"  {name:<{wide}} {shown!s:<12} ({why})")
     if plan.stats.unreadable:
-        say(f"  {len(plan.stats.unreadable)} of {plan.stats.sampled} sampled files cannot be read and are skipped")
+        say(f"  {len(plan.stats.unreadable)} of {plan.stats.sampled} sampled files cannot be read, and are skipped")
     encoder = sum(weight.numel() for weight in task.encoder.parameters())
     rest = sum(weight.numel() for weight in task.parameters()) - encoder
     for line in sentences:
         say(f"  {line}")
     if world() > 1:
-        say(f"  {world()} processes ({s.strategy}) with {s.batch_size // world()} {whole.noun} of a step each")
+        say(f"  {world()} processes ({s.strategy}), {s.batch_size // world()} {whole.noun} per step each")
     if line := effective(task, s.epochs):
         say(f"  {line}")
-    say(f"  encoder of {_in_words(encoder)} parameters, and {_in_words(rest)} that only the task needs")
+    say(f"  {_in_words(encoder)} parameters of the encoder, {_in_words(rest)} task-only parameters")
     for line in [] if s.train_blocks is None else last_blocks(task, s.train_blocks):
         say(f"  {line}")
     for line in forecast.sentences() if forecast else ():
@@ -324,17 +327,17 @@ def announce(
 
 
 def describe_continuation(plan: Plan, folder: RunFolder) -> list[str]:
-    """Lines on a finished run that is trained on, and on images that have moved."""
+    """Return lines on a finished run that is trained longer, and on images that have moved."""
     lines = (
-        [f"the images have moved, and are the same: the run goes on with {plan.settings.data}"] if plan.moved else []
+        [f"the images have moved, but are the same: the run goes on with {plan.settings.data}"] if plan.moved else []
     )
     if plan.ended:
         more = plan.settings.epochs - plan.ended
         rise = min(plan.settings.warmup_epochs, more / 10)
-        rate = f"the rate rises over {rise:.3g} of them, and falls to 0 as a cosine"
-        rate = "the rate goes on being halved" if plan.settings.halve_every else rate
-        lines.append(f"trains on after {plan.ended:g} epochs: {more:g} more, from its weights and moments; {rate}")
-        lines.append(f"the run as it is now is kept in {folder.kept_end(plan.ended)}")
+        rate = f"the learning rate rises over {rise:.3g} of them, then falls to 0 as a cosine"
+        rate = "the learning rate is halved as before" if plan.settings.halve_every else rate
+        lines.append(f"trains {more:g} epochs more after {plan.ended:g}, from its weights and moments; {rate}")
+        lines.append(f"the run of {plan.ended:g} epochs is kept in {folder.kept_end(plan.ended)}")
     return lines
 
 
@@ -343,7 +346,7 @@ def _in_words(weights: int) -> str:
 
 
 def last_blocks(task: Task, count: int) -> list[str]:
-    """Lines on a training of the encoder's last ``count`` blocks alone, and on what makes it dearer."""
+    """Return lines on training only the last ``count`` blocks of the encoder."""
     weights = list(task.encoder.parameters())
     trained = _in_words(sum(weight.numel() for weight in weights if weight.requires_grad))
     whole = _in_words(sum(weight.numel() for weight in weights))
@@ -355,24 +358,23 @@ def last_blocks(task: Task, count: int) -> list[str]:
 
 
 def describe_recipe(settings: ResolvedSettings, n: int, noun: str) -> list[str]:
-    """Lines on the recipe of a run on ``n`` images: what of it was changed, and how large an update is."""
+    """Return lines on the recipe of a run on ``n`` images: changed settings, and images per update."""
     if settings.recipe is None:
         return []
-    if settings.recipe not in recipe_names():  # of the version that began the run
-        return [f"by the recipe {settings.recipe}, which this version does not have"]
+    if settings.recipe not in recipe_names():  # begun by another version
+        return [f"recipe {settings.recipe}, which this version does not have"]
     recipe = recipe_named(settings.recipe)
     changes = recipe.changes(settings.plain())
     said = f"with {', '.join(changes)}" if changes else "unchanged"
-    return [f"by the recipe {recipe.name} ({recipe.source}), {said}", recipe.update(settings.plain(), n, noun)]
+    return [f"recipe {recipe.name} ({recipe.source}), {said}", recipe.update(settings.plain(), n, noun)]
 
 
 def effective(task: Task, epochs: float) -> str:
-    """A line on the effective epochs, where an image is seen in other crops than one of the encoder's size; or none."""
+    """Return a line on effective epochs; "" if a step sees one crop of the encoder's size per image."""
     (h, w), (height, width) = task.geometry.size, task.augment.size
     if task.views != 1:
         item = task.modality.item
         return f"effective epochs {epochs * task.views:,g}: a step sees {task.views:g} crops of each {item}"
     if (h, w) != (height, width):
-        asked = f"of a crop of {height}x{width} the encoder is given {h}x{w}"
-        return f"effective epochs {epochs:,}: {asked}, once in a step"
+        return f"effective epochs {epochs:,}: a step uses {h}x{w} of each crop of {height}x{width}"
     return ""

@@ -1,4 +1,4 @@
-"""What every ``auto`` of a run's settings becomes, and why."""
+"""Values for the ``auto`` settings of a run, with their reasons."""
 
 from __future__ import annotations
 
@@ -32,43 +32,43 @@ from patchloom.system.hardware import (
 )
 from patchloom.tasks import check_step_size, encoder_defaults, task_class, training_defaults, updates_needed
 
-# Defaults by device: what ``auto`` becomes where speed decides, and why.
+# Defaults by device, chosen for speed.
 
 
-_WORTH = 1.05  # less than that is noise
-_CLEARLY = 0.8  # forms that are nearly alike shall not be chosen by chance: the results differ in their last digits
+_WORTH = 1.05  # smaller gains are noise
+_CLEARLY = 0.8  # nearly equal times must not decide, because the last digits of results depend on the form
 
-_MAX_EXPLICIT = 2**28  # numbers: of an explicit softmax of one image, GiB and seconds even to try it
+_MAX_EXPLICIT = 2**28  # values of an explicit softmax per image; more take GiB and seconds even to try
 
 
 def default_device() -> tuple[str, str]:
-    """The best device there is."""
+    """Choose the best device of this machine."""
     if torch.cuda.is_available():
-        return "cuda", "a CUDA GPU is there"
+        return "cuda", "a CUDA GPU was found"
     if torch.backends.mps.is_available():
-        return "mps", "an Apple GPU is there"
+        return "mps", "an Apple GPU was found"
     return "cpu", "no GPU was found"
 
 
 def default_threads(device: str) -> tuple[int, str]:
-    """As many as multiply fastest."""
+    """Choose the number of threads with the fastest matrix products."""
     if device != "cpu":
-        return torch.get_num_threads(), "the device does the work"
+        return torch.get_num_threads(), "training runs on the GPU"
     best, there = best_threads(), cores()
-    of = "there is one core" if there == 1 else f"products are fastest so, of {there} cores{when(best)}"
+    of = "there is one core" if there == 1 else f"fastest matrix products, of {there} cores{when(best)}"
     return round(best), of
 
 
 def default_workers(device: str, here: Cores) -> tuple[int, str]:
-    """Processes that read images; where they are in memory, cropping them is still work."""
+    """Choose the number of reading processes; at least one, because cropping is work even for images in memory."""
     return hardware.choose_workers(device, here, least=1)
 
 
 def default_precision(device: str) -> tuple[str, str]:
-    """Half the bits where products gain from it."""
+    """Choose half precision if matrix products gain from it."""
     if device == "cuda":
         good = torch.cuda.is_bf16_supported(including_emulation=False)
-        return ("bfloat16", "the GPU has it") if good else ("float16", "the GPU has no bfloat16")
+        return ("bfloat16", "the GPU supports it") if good else ("float16", "the GPU has no bfloat16")
     if device == "mps":
         return "float32", "the safe choice on an Apple GPU"
     pays, why = bfloat16_pays()
@@ -76,49 +76,49 @@ def default_precision(device: str) -> tuple[str, str]:
 
 
 def default_attention(device: str, precision: str, spec: EncoderSpec, an_item: str = "an image") -> tuple[str, str]:
-    """The form that is faster for the encoder's shape."""
+    """Choose the form of attention that is faster for the encoder's shape."""
     if device != "cpu":
         return "fused", "the usual choice on a GPU"
     heads, tokens, side = attention_shape(outline(spec))
     if heads * tokens**2 > _MAX_EXPLICIT:
-        return "fused", f"an explicit softmax would hold {heads} tables of {tokens:,} x {tokens:,} numbers {an_item}"
+        return "fused", f"an explicit softmax needs {heads} matrices of {tokens:,} x {tokens:,} for {an_item}"
     gain = fused_gain(device, precision, heads, tokens, side)
     return ("explicit" if gain < _CLEARLY else "fused"), f"the fused kernel is ×{gain:.2f} as fast here{when(gain)}"
 
 
 def default_kernels(device: str, bfloat16: bool, spec: EncoderSpec, images: int) -> tuple[str, str]:
-    """Our own where they can be had, and are faster than torch's for the encoder's attention."""
+    """Choose native kernels if they are available and faster than torch's for the encoder's attention."""
     return choose_kernels(outline(spec), device, bfloat16, images)
 
 
 def default_compile(device: str, precision: str, spec: EncoderSpec, kernels: str, threads: int) -> tuple[bool, str]:
-    """Only where `patchloom bench` found that it pays: trying it takes a minute."""
+    """Choose compilation only if `patchloom bench` has measured a gain: trying it takes a minute."""
     gain = compile_gain(device, precision, spec.model, kernels, threads)
     if gain is None:
-        return False, "unknown here: patchloom bench --compile true measures what it brings"
+        return False, "gain unknown here: patchloom bench --compile true measures it"
     if not can_compile(device):
         return False, "there is no C++ compiler"
     return gain > _WORTH, f"patchloom bench measured ×{gain:.2f}{when(gain)}"
 
 
 def can_compile(device: str) -> bool:
-    """Whether torch.compile finds what it needs: on a CPU, a C++ compiler."""
+    """Return whether torch.compile works: on a CPU, it needs a C++ compiler."""
     return device != "cpu" or any(map(shutil.which, (os.environ.get("CXX") or "g++", "g++", "clang++")))
 
 
-# Images seen by the end of a run, if epochs is auto: minutes on a CPU, hours on a GPU.
+# Images seen in a run if epochs is auto: minutes on a CPU, hours on a GPU.
 _SAMPLES = {"cpu": 200_000, "gpu": 20_000_000}
 _MAX_EPOCHS = 1600
-_LEAST_FOR_UPDATES = 32  # images of a step, which are not made fewer for the sake of more updates
+_LEAST_FOR_UPDATES = 32  # smallest batch size that is chosen to get more updates
 
-# Measured (benchmarks/README.md): with few, large patches, positions on `shapes` can be learnt within minutes.
-_SMALLEST = 4  # pixels of a side: two patches of two
+# Measured (benchmarks/README.md): with few large patches, positions on `shapes` are learnt within minutes.
+_SMALLEST = 4  # image side in pixels: two patches of two
 _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
-_USUAL_SCALE = 0.2  # MAE's, of crops
+_USUAL_SCALE = 0.2  # smallest area of a crop, as in MAE
 _PROGRAMS = "as in the papers' programs"
-LARGE = 2.0  # sides of images over those of what is trained on, from which on crops at native scale are thought of
-_FINE = 0.25  # share of the variance of images whose structure is too fine to be reduced (benchmarks/resolution.py)
-_FRAMES_ON_TONES = 7  # of a patch: of single frames hardly a position was learnt in as long
+LARGE = 2.0  # ratio of image side to training side from which crops at native scale are considered
+_FINE = 0.25  # fraction of variance lost by resizing from which crops are cut natively (benchmarks/resolution.py)
+_FRAMES_ON_TONES = 7  # frames per patch: with single frames, hardly a position was learnt in the same time
 
 
 def resolve(
@@ -130,7 +130,7 @@ def resolve(
     here: Cores | None = None,
     images: Source | None = None,
 ) -> tuple[ResolvedSettings, dict[str, str]]:
-    """Replace every ``auto``."""
+    """Replace every ``auto``, and return the resolved settings with the reasons."""
     settings, reasons = with_share(settings, n, stats.modality.noun)
     chosen: dict[str, Any] = {}
 
@@ -142,15 +142,15 @@ def resolve(
         chosen[name] = {**settings.model, "name": value} if name == "model" else value
         return value
 
-    def found(name: str, find: Callable[..., tuple[Any, str]], *about: Any) -> Any:
-        """As `auto`, for what takes seconds to find: nothing is measured where a value was given."""
+    def measured(name: str, find: Callable[..., tuple[Any, str]], *about: Any) -> Any:
+        """Call `auto` with the result of ``find``, which takes seconds and is skipped if a value was given."""
         asked = getattr(settings, name)
         return auto(name, *find(*about)) if asked == "auto" else asked
 
     device = auto("device", *default_device())
     check_device(device)
     modality = stats.modality
-    auto("channels", channels, f"what the {modality.noun} have")
+    auto("channels", channels, f"as the {modality.noun}")
     swin = swin_sizes(settings.model.get("name", "auto"), settings.model)
     task_class(settings.task["name"]).refuse_swin(swin is not None)
     if swin is not None:
@@ -160,30 +160,28 @@ def resolve(
     elif modality.own_size is not None:
         h, w = auto("img_size", *modality.own_size)
         if str(settings.data).partition(":")[0] == "tones" and not w % _FRAMES_ON_TONES:
-            patch = auto("patch_size", (h, _FRAMES_ON_TONES), "few, so that their order can be learnt within minutes")
+            patch = auto("patch_size", (h, _FRAMES_ON_TONES), "few patches, whose order is learnt within minutes")
         else:
-            patch = auto("patch_size", (h, 1), "a frame each, as in MP3")
+            patch = auto("patch_size", (h, 1), "one frame per patch, as in MP3")
         modality.check_patches(patch)
     elif str(settings.data).partition(":")[0] == "shapes" and (settings.img_size, settings.patch_size) == (
         "auto",
         "auto",
     ):
-        (h, w), patch = (
-            auto(name, value, "measured best on shapes within minutes") for name, value in _ON_SHAPES.items()
-        )
+        (h, w), patch = (auto(name, value, "best on shapes within minutes") for name, value in _ON_SHAPES.items())
     else:
         h, w = auto(
             "img_size", *_img_size(settings.img_size, device, min(stats.height, stats.width), settings.patch_size)
         )
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
     if modality.resizable:
-        found("crop_scale", _crop_scale, settings, (h, w), (stats.height, stats.width), images)
+        measured("crop_scale", _crop_scale, settings, (h, w), (stats.height, stats.width), images)
     else:
         chosen["crop_scale"] = _USUAL_SCALE
     rows, columns = to_pair(patch)
     auto("model", *_model(device, (h // rows) * (w // columns), modality.noun))
     defaults = encoder_defaults(settings.task)
-    usual = ("sincos", "as in the papers") if swin is None else ("none", "a Swin has relative ones of its own")
+    usual = ("sincos", "as in the papers") if swin is None else ("none", "a Swin has relative positions")
     auto("positions", *defaults.get("positions", usual))
     if "class_token" in defaults and settings.model.get("class_token") is None:
         value, reasons["model.class_token"] = defaults["class_token"]
@@ -210,69 +208,69 @@ def resolve(
             chosen[owner] = {**chosen.get(owner, settings.task), option: value}
             reasons[name] = why
     auto("warmup_epochs", round(epochs * 0.1, 4), "a tenth of the epochs")
-    threads = found("threads", default_threads, device)
+    threads = measured("threads", default_threads, device)
     auto("workers", *default_workers(device, here))
-    half = found("precision", default_precision, device)
+    half = measured("precision", default_precision, device)
     shape = ("model", "img_size", "patch_size", "channels", "positions")
     spec = encoder_spec(*(chosen.get(name, getattr(settings, name)) for name in shape))
-    found("attention", default_attention, device, half, spec, modality.an_item)
+    measured("attention", default_attention, device, half, spec, modality.an_item)
     halves = "bfloat16" in (half, settings.teacher_precision)
-    kernels = found("kernels", default_kernels, device, halves, spec, batch // world)
+    kernels = measured("kernels", default_kernels, device, halves, spec, batch // world)
     if settings.kernels == "native":
         check_native(outline(spec), device, halves)
-    found("compile", default_compile, device, half, spec, kernels, threads)
+    measured("compile", default_compile, device, half, spec, kernels, threads)
     if settings.compile is True and not can_compile(device):
         raise PatchloomError("--compile true needs a C++ compiler, such as g++: install one, or leave it out")
     resolved = settings.resolved(**chosen)
-    resolved.check()  # what was given may not go with what was chosen
+    resolved.check()  # given and chosen values may be incompatible
     return resolved, reasons
 
 
 def measure_data(settings: Settings, source: Source, sample: int = 1000) -> tuple[int, Stats]:
-    """What is measured of the training data before a run: its channels, and its statistics."""
+    """Measure the channels and the statistics of the training data."""
     settings.check_kind(source)
     return measure(source, settings.channels, settings.sound(), sample)
 
 
 def _of_swin(device: str, median: int, settings: Settings, patch: int | None, along: int) -> list[tuple[str, Any, str]]:
-    """Sizes for a Swin, each with its reason: sides of even numbers of units, by which it can be masked."""
+    """Choose sizes for a Swin with their reasons: image sides are an even number of mask units."""
     asked, given = settings.patch_size, settings.img_size
     if isinstance(asked, tuple):
-        raise PatchloomError(f"a Swin takes square patches, and these are {in_pixels(asked)} pixels: give their side")
+        raise PatchloomError(f"--patch_size {in_pixels(asked)}: a Swin needs square patches, so give one side")
     side = min(given) if given != "auto" else min(median, 96 if device == "cpu" else 256)
     why = "as the name says"
     if patch is None:
-        patch, why = 2 ** max(0, math.floor(math.log2(side / (8 * along)))), "gives 8 units a side, or a little more"
+        patch, why = 2 ** max(0, math.floor(math.log2(side / (8 * along)))), "for 8 or a few more units a side"
     step = 2 * along * (patch if asked == "auto" else asked)
     fitting = max(1, round(side / step)) * step
-    reason = f"an even number of units, of {step // 2} pixels each"
+    reason = f"an even number of units of {step // 2} pixels"
     return [("patch_size", patch, why), ("img_size", (fitting, fitting), reason)]
 
 
 def _img_size(asked: Any, device: str, median: int, patch: PatchSize | Auto) -> tuple[tuple[int, int], str]:
     if asked == "auto" and median < _SMALLEST:
         raise PatchloomError(
-            f"half of the images have {median} pixel{'s' * (median != 1)} or fewer on a side, too few to be cut into "
-            "patches: give larger images, or --img_size to enlarge them"
+            f"half of the images have a side of {median} pixel{'s' * (median != 1)} or less, too small for patches: "
+            "give larger images, or --img_size to enlarge them"
         )
     ceiling = 96 if device == "cpu" else 224
     steps = to_pair(_patch(min(median, ceiling)) if patch == "auto" else patch)
     h, w = (max(1, round(min(median, ceiling) / step)) * step for step in steps)
-    why = f"the most that is quick on a {device}" if median > ceiling else f"as the images, {median} at the median"
+    why = f"the largest that is fast on a {device}" if median > ceiling else f"as the images, median {median}"
     return (h, w), why
 
 
 def _crop_scale(
     settings: Settings, size: tuple[int, int], image: tuple[int, int], images: Source | None
 ) -> tuple[float | str, str]:
-    """What crops are cut, where images (h, w) are trained on at ``size`` (h, w)."""
+    """Choose the crop scale for images of median size ``image`` (h, w), trained on at ``size`` (h, w)."""
     factor = min(image[0] / size[0], image[1] / size[1])
     if factor < LARGE or images is None or not task_class(settings.task["name"]).native_crops:
         return _USUAL_SCALE, _PROGRAMS
     if isinstance(settings.cache, int):
-        return _USUAL_SCALE, f"{_PROGRAMS}; --cache {settings.cache} reduces the images before crops are cut"
+        return _USUAL_SCALE, f"{_PROGRAMS}; --cache {settings.cache} shrinks the images before crops are cut"
     lost = variance_lost(images, size)
-    said = f"images of {in_pixels(image)} would lose {lost:.0%} of their variance reduced to {in_pixels(size)}"
+    said = f"shrinking images of {in_pixels(image)} to {in_pixels(size)} loses {lost:.0%} of their variance"
     return ("native", said) if lost > _FINE else (_USUAL_SCALE, f"{_PROGRAMS}; {said}")
 
 
@@ -282,20 +280,20 @@ def _patch(side: int) -> int:
 
 def _model(device: str, patches: int, noun: str) -> tuple[str, str]:
     if device == "cpu":
-        return "nano", "small enough to train on a CPU"
+        return "nano", "small enough for a CPU"
     if patches <= 100:
         return "mini", f"small {noun}"
     return "vit_small_patch16_224", "a good start on one GPU"
 
 
 def _batch(device: str, n: int, world: int, samples: float, needed: tuple[int, str], noun: str) -> tuple[int, str]:
-    """Images of a step, where ``samples`` over the images of an update are their number, and so many are ``needed``."""
+    """Choose the batch size for ``samples`` images in all, with at least the ``needed`` number of updates."""
     usual, why = (128, "usual on a cpu") if device == "cpu" else (256 * world, f"usual on a {device}")
     if world > 1:
         why += f", for {world} processes"
     if n < 8 * usual:
         usual = max(1, min(usual, 2 ** max(3, (n // 8).bit_length() - 1), n))
-        why = f"an eighth of the {n} {noun} or less"
+        why = f"at most an eighth of the {n} {noun}"
     least, reason = needed
     while samples / usual < least and usual > _LEAST_FOR_UPDATES:
         usual, why = max(_LEAST_FOR_UPDATES, usual // 2), f"for more updates: {reason}"
@@ -303,21 +301,21 @@ def _batch(device: str, n: int, world: int, samples: float, needed: tuple[int, s
 
 
 def share_of_batch(batch: int, n: int, world: int) -> int:
-    """Images of a step of ``batch`` that each of ``world`` processes takes, of ``n`` images in all."""
+    """Return the images per step and process for batch size ``batch``; refuse uneven shares."""
     images = min(batch, n)
     if images % world:
         below, above = images // world * world, (images // world + 1) * world
         near = f"{below} or {above}" if 0 < below and above <= n else str(below or above)
         raise PatchloomError(
-            f"{images} images a step cannot be shared evenly by {world} processes: use --batch_size {near}, or another "
-            "number of processes"
+            f"{images} images per step cannot be shared evenly by {world} processes: use --batch_size {near}, or "
+            "another number of processes"
         )
     return images // world
 
 
 def _blr(model: str, batch: int, swin: bool) -> tuple[float, str]:
     if model in PRESETS and not swin:
-        return 4e-3, "narrow encoders in small batches want more than the papers' 1.5e-4"
+        return 4e-3, "narrow encoders and small batches need more than the papers' 1.5e-4"
     if batch < 1024:
-        return 1e-3, "small batches want more than the papers' 1.5e-4, which is for 4096"
+        return 1e-3, "small batches need more than the papers' 1.5e-4 for 4096"
     return 1.5e-4, "the papers'"

@@ -1,4 +1,4 @@
-"""One update: forward, backward, and the move of the weights, unless loss or gradient are not finite."""
+"""One update: forward, backward and optimiser step, skipped if loss or gradient are not finite."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.distributed import Shared, total, world
 from patchloom.tasks.task import Task
 
-# The optimiser: AdamW with the usual groups.
-
-
 _FREE = ("pos_embed", "reg_token", "relative_position_bias_table")
 
 
 def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters in two groups: with weight decay, and without (biases, norms, tokens, positions).
+    """Split trainable parameters into two groups: with weight decay, and without (biases, norms, tokens, positions).
 
-    Tokens and positions are recognised by their shape: all their dimensions but the last are 1, or by what their name
-    ends in: ``pos_embed``, or that of a Swin's table of relative position biases.
+    Biases, norms and tokens are recognised by their shape (all dimensions but the last are 1), and positions by the
+    end of their name.
     """
     decayed, free = list[nn.Parameter](), list[nn.Parameter]()
     for name, weight in net.named_parameters():
@@ -42,13 +39,13 @@ def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]
 def build_optimizer(
     net: nn.Module, weight_decay: float, device: str, betas: tuple[float, float] = (0.9, 0.95)
 ) -> torch.optim.AdamW:
-    """Build AdamW, fused where the device has it, by default with MAE's betas. The loop sets the rate."""
+    """Build AdamW, fused if the device supports it, with MAE's betas by default. The loop sets the learning rate."""
     fused = device in ("cpu", "cuda")
     return torch.optim.AdamW(parameter_groups(net, weight_decay), lr=0.0, betas=betas, fused=fused)
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, scale: float = 1.0) -> Tensor:
-    """Divide the gradient by ``scale``, then shorten it to the norm ``max_norm`` if it is longer (0: never)."""
+    """Divide the gradients by ``scale``, clip them to the norm ``max_norm`` (0: never), and return their norm."""
     weights = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
     gradients = [one.grad for one in weights]
     if scale != 1:
@@ -58,21 +55,21 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, scale: flo
 
 
 class Forward(NamedTuple):
-    """What one step left behind, still on the device: its loss (first) and metrics, and which images it saw."""
+    """Result of one step, still on the device: loss (first) and metrics, and the indices of its images."""
 
     values: dict[str, Tensor]
     indices: Tensor
 
 
 class Update(NamedTuple):
-    """How an update went.
+    """Result of an update.
 
     Attributes:
-        good: loss and gradient are finite, and the weights were moved.
-        overflow: the losses are finite, and the gradient is not.
-        norm: of the gradient.
-        names, values: of the loss (first) and the metrics, a row a step, each the mean over the processes.
-        answers: to each question, whether any process said yes.
+        good: whether loss and gradient were finite and the weights were updated.
+        overflow: whether the losses were finite, but not the gradient.
+        norm: gradient norm.
+        names, values: names and values of the loss (first) and the metrics, one row per step, averaged over processes.
+        answers: for each question, whether any process answered yes.
     """
 
     good: bool
@@ -84,22 +81,22 @@ class Update(NamedTuple):
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager[Any]:
-    """The ``precision`` in which a task computes on a kind of device; weights are float32 always."""
+    """Return torch's autocast context for a kind of device and a ``precision``; weights stay float32."""
     half = precision != "float32"
     return torch.autocast(device, getattr(torch, precision)) if half else nullcontext()
 
 
 class Stepper:
-    """A task, its optimiser, and the processes among which they are shared.
+    """A task with its optimiser, set up for all processes.
 
     Args:
         fabric: device and processes, launched.
-        task: what is trained.
-        settings: resolved.
-        steps: of the whole training.
+        task: task to train.
+        settings: resolved settings.
+        steps: number of steps of the whole training.
 
     Attributes:
-        began: step at which the present schedule began; above 0 in a run that is trained on.
+        began: first step of the present schedule; above 0 in a run that is trained longer.
     """
 
     def __init__(self, fabric: Fabric, task: Task, settings: ResolvedSettings, steps: int):
@@ -110,7 +107,7 @@ class Stepper:
         self.module = fabric.setup_module(task.to(fabric.device))
         adam = build_optimizer(task, settings.weight_decay, settings.device, settings.betas)
         self.optimizer: Any = fabric.setup_optimizers(adam)
-        # what a forward pass changes, and an update that is not made must not
+        # buffers that a forward pass changes, restored if the update is skipped
         self.statistics = [
             buffer
             for module in task.modules()
@@ -120,19 +117,19 @@ class Stepper:
         self.remember_statistics()
 
     def remember_statistics(self) -> None:
-        """Remember the running statistics as they are now: an update that is not made goes back to them."""
+        """Save the running statistics, to restore them if the next update is skipped."""
         self.before = [buffer.clone() for buffer in self.statistics]
 
     def progress(self, step: int) -> float:
-        """Return the share of the present schedule that is done after ``step`` steps."""
+        """Return the fraction of the present schedule that is done after ``step`` steps."""
         return (step - self.began) / (self.steps - self.began)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The precision in which the task computes."""
+        """Return the autocast context of the task."""
         return autocast(self.fabric.device.type, self.settings.precision)
 
     def forward(self, batch: Batch, step: int, last: bool, generator: Shared, scale: float = 1.0) -> Forward:
-        """Add a step's gradients to those that wait; with the ``last`` before an update, processes share them."""
+        """Accumulate the gradients of a step; the ``last`` step before an update averages them over processes."""
         seed_step(self.settings.seed, step, self.fabric.global_rank, generator)
         views = [normalize(view, self.task.mean, self.task.std) for view in batch.views]
         with nullcontext() if last else self.fabric.no_backward_sync(self.module):
@@ -144,14 +141,14 @@ class Stepper:
     def update(
         self, done: int, rate: float, forwards: Sequence[Forward], questions: Sequence[bool], scale: float = 1.0
     ) -> Update:
-        """Move the weights by the gradients that wait, if they and the losses are finite in every process."""
+        """Apply the accumulated gradients if they and the losses are finite in every process."""
         norm = clip_gradients(self.optimizer.optimizer, self.settings.clip, scale)
         at = self.fabric.device
         values = torch.stack([torch.stack([v.float().to(at) for v in one.values.values()]) for one in forwards])
         faults = torch.stack([~values[:, 0].isfinite().all(), ~norm.isfinite()])
         asked = torch.tensor(questions, dtype=torch.float32).to(at, non_blocking=True)
         summed = total(torch.cat([faults.float(), asked, values.flatten() / world()]))
-        # the one moment of an update at which the device is waited for
+        # the only synchronisation with the device in an update
         *counts, length = torch.cat([summed, norm.float()[None]]).tolist()
         agreed, width = len(faults) + len(asked), values.shape[1]
         (lost, unbounded, *answers), means = (count > 0 for count in counts[:agreed]), counts[agreed:]
@@ -171,8 +168,8 @@ class Stepper:
 
 
 def seed_step(seed: int, step: int, rank: int, generator: torch.Generator) -> None:
-    """Make everything random in a step follow from its number: the task's draws, which all processes share, and
-    torch's own (drop path), which differ between them."""
+    """Seed the random draws of a step: those of the task, shared by all processes, and torch's own (drop path), which
+    differ between processes."""
     mixed = (seed * 1_000_003 + step) * 1_009
     generator.manual_seed(mixed)
     torch.manual_seed(mixed + rank + 1)

@@ -1,4 +1,4 @@
-"""Validation during training: measures on held-out images, each beside what needs no learning."""
+"""Validation during training: held-out measures and features, with their baselines."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from patchloom.system.distributed import gathered_weights
 from patchloom.tasks.task import Task
 
 _BATCH = 250
-_FEATURED = 500  # held-out images whose features tell whether the encoder tells images apart
+_FEATURED = 500  # held-out images for the statistics of features
 _BESIDE_UNTRAINED = ("features:effective rank", "features:centred rank", "features:deviation")
 
 
 class Validation:
-    """Measures a task during its training.
+    """Validation of a task during training.
 
     Args:
         task: the task.
-        card: mean, std and sizes with which images become its input.
-        held_out: images that are not trained on; with labels, they also ask the kNN.
-        training: the training images, of which at most ``knn_gallery`` answer the kNN.
-        settings: seed of the draws, which are the same at every point of the training; batch size and workers.
-        doubt: what keeps the held-out images from being new to the run, as `patchloom.runs.held_out.HeldOut` has it.
+        card: mean, std and sizes of the input.
+        held_out: held-out images; labelled ones are also kNN queries.
+        training: training images; up to ``knn_gallery`` labelled ones form the kNN gallery.
+        settings: seed of the random draws, the same at every evaluation; batch size and workers.
+        doubt: whether the held-out images may be known to the initial weights (`patchloom.runs.held_out.HeldOut`).
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Validation:
         self.size, self.k = input_size(task.encoder), settings.knn_k
         self.gallery = None
         if has_labels(held_out) and count_classes(training) > 1:
-            assert training.labels is not None  # of several classes
+            assert training.labels is not None  # there are several classes
             with_label = np.flatnonzero(training.labels >= 0)
             order = np.random.default_rng(self.seed).permutation(with_label)
             self.gallery = training.subset(order[: settings.knn_gallery])
@@ -70,7 +70,7 @@ class Validation:
     def run(
         self, device: torch.device, precision: Callable[[], AbstractContextManager[Any]], first: bool = False
     ) -> tuple[Measure, dict[str, float]]:
-        """Measure now. Every process must call it, since each may have a part of the weights only."""
+        """Take all measures. Every process must call this, because the weights may be sharded."""
         with StatusMessage("measuring on held-out images"), gathered_weights(self.task):
             self.task.eval()
             with torch.inference_mode(), precision():
@@ -78,24 +78,24 @@ class Validation:
             row = self._columns(measure, device)
             self.task.train()
         if first:
-            with StatusMessage("measuring what needs no training"):
+            with StatusMessage("measuring baselines"):
                 row |= self._without_training(row, device)
         return measure, row
 
     @property
     def labelled(self) -> int:
-        """How many held-out images have a label, and so ask the kNN."""
+        """Number of labelled held-out images, which are the kNN queries."""
         return 0 if self.gallery is None else len(known_labels(self.held_out))
 
     def _without_training(self, now: Mapping[str, float], device: torch.device) -> dict[str, float]:
-        """Columns of what needs no training; ``now`` has those of the encoder, which may begin with fresh weights."""
-        row = {"images:apart": self._apart(device)}
+        """Return the columns of the baselines; ``now`` has those of the encoder, which may be untrained."""
+        row = {"images:apart": self._image_deviation(device)}
         pixels = None if self.gallery is None else self._raw_pixel_knn()
         for name, untrained in (now if self.fresh else self._untrained(device)).items():
             if name in _BESIDE_UNTRAINED:
                 row[f"{name}:untrained"] = untrained
             elif name in ("knn", "instance_knn"):
-                assert pixels is not None  # the kNN has a gallery
+                assert pixels is not None  # there is a kNN column
                 row |= {f"{name}:untrained": untrained, f"{name}:raw pixels": pixels}
         return row
 
@@ -111,7 +111,7 @@ class Validation:
         return row
 
     def _featured(self, device: torch.device) -> Iterator[Tensor]:
-        """Batches [b c h w] of whole held-out images, normalised, spread over all of them: at most 500."""
+        """Yield normalised batches [b c h w] of at most 500 whole held-out images, evenly spread."""
         places = np.unique(np.linspace(0, len(self.held_out) - 1, _FEATURED).round().astype(int))
         some, channels = self.held_out.subset(places), self.card.own_spec.channels
         for batch in plain_batches(some, self.size, self.batch_size, self.workers, channels, device):
@@ -119,10 +119,10 @@ class Validation:
 
     @torch.inference_mode()
     def _features_of(self, vit: Encoder, device: torch.device) -> dict[str, float]:
-        """Figures of an encoder's features of whole images, means of its patch tokens; nan where these are not finite.
+        """Compute statistics of an encoder's features (means of patch tokens); nan if they are not finite.
 
-        Spread and effective rank are of the features as they are. A vector that all images have in common makes both
-        small, so whether images are told apart is judged by the other two, which it does not move.
+        Spread and effective rank use the raw features, so a vector that all images share makes both small. Deviation
+        and centred rank do not depend on it, and so show whether the features distinguish images.
         """
         training = vit.training
         vit.eval()
@@ -138,12 +138,12 @@ class Validation:
         return {name: figure(features) if known else math.nan for name, figure in figures.items()}
 
     @torch.inference_mode()
-    def _apart(self, device: torch.device) -> float:
-        """How far the held-out images are from their mean image, as a share of how much their pixels differ at all."""
+    def _image_deviation(self, device: torch.device) -> float:
+        """Return the deviation of held-out images from their mean image, relative to that of all their pixels."""
         return distance_from_mean(torch.cat([images.flatten(1) for images in self._featured(device)]))
 
     def _knn_of(self, vit: Encoder, head: InstanceHead | None, device: torch.device) -> dict[str, float]:
-        """kNN accuracy of an encoder by mean patch tokens, and by what represents an image where that is another."""
+        """Return the kNN accuracy of mean patch tokens, and of the task's own pooling if it has another."""
         reading, pooling = self._reading(), instance_pooling(self.task)
         poolings = {"knn": "mean"} if pooling == "mean" else {"knn": "mean", "instance_knn": pooling}
         found = self._knn(
@@ -152,13 +152,13 @@ class Validation:
         return {name: found[pooling] for name, pooling in poolings.items()}
 
     def _untrained(self, device: torch.device) -> dict[str, float]:
-        """The columns of fresh weights' features, and their kNN, on the same images."""
+        """Return the columns of an untrained encoder, on the same images."""
         twin, head = untrained_twin(self.card, instance_head(self.task), self.seed)
         row = self._features_of(twin.to(device), device)
         return row | (self._knn_of(twin, head, device) if self.gallery is not None else {})
 
     def _raw_pixel_knn(self) -> float:
-        """kNN accuracy of raw pixels on the same images."""
+        """Return the kNN accuracy of raw pixels on the same images."""
         card, reading = self.card, self._reading()
         pixels = self._knn(lambda source: pixel_features(source, self.size, card.mean, card.std, **reading), ["pixels"])
         return pixels["pixels"]
@@ -167,10 +167,10 @@ class Validation:
         return {"batch_size": self.batch_size, "workers": self.workers}
 
     def _measure(self, device: torch.device) -> Measure:
-        """The task's measure on all held-out images."""
+        """Return the task's measure on all held-out images."""
         generator = torch.Generator().manual_seed(self.seed)
         found = []
-        h, w = self.task.augment.size  # larger than the encoder's where a task sees a part of its images
+        h, w = self.task.augment.size  # larger than the encoder's input if the task shows it a part of the image
         reading = self.batch_size, self.workers, self.card.own_spec.channels, device
         batches = plain_batches(self.held_out, (h, w), *reading, native=cuts_natively(self.task.augment))
         for batch in batches:
@@ -180,8 +180,8 @@ class Validation:
         return Measure.joined(found)
 
     def _knn(self, features_of: Callable[[Source], ImageFeatures], poolings: Collection[str]) -> dict[str, float]:
-        """Accuracy on held-out images by each of these poolings of their features."""
-        assert self.gallery is not None  # asked for of labelled images alone
+        """Return the kNN accuracy on held-out images for each pooling of their features."""
+        assert self.gallery is not None  # only called with labels
         gallery, queries = features_of(self.gallery), features_of(self.held_out)
         k = min(self.k, len(gallery.labels))
         found = {}
@@ -192,17 +192,17 @@ class Validation:
 
 
 def _share_columns(effect: Effect) -> dict[str, float]:
-    """Columns of the share of the way to perfect and its interval; of few images there is none."""
+    """Return the columns of the effect and its interval; {} for too few images."""
     columns = {"share": effect.share, "share:low": effect.low, "share:high": effect.high}
     return {name: value for name, value in columns.items() if math.isfinite(value)}
 
 
 def instance_head(task: Task) -> InstanceHead | None:
-    """The head beside a task's encoder that represents an image, if there is one."""
+    """Return the task's head that pools an image, if it has one."""
     found = next((module for module in task.extra_modules().values() if module.use == "pooling"), None)
     return cast(InstanceHead | None, found)
 
 
 def instance_pooling(task: Task) -> str:
-    """The pooling by which a task represents an image (ExtreMA Figs. 4-5): what its projection is of, else mean."""
+    """Return the pooling before a task's projection (ExtreMA Figs. 4-5), else "mean"."""
     return str(next((module.pooling for module in task.extra_modules().values() if module.use == "stem"), "mean"))
