@@ -104,7 +104,7 @@ _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _MARKUP = re.compile(r"([\\`*_\[\]<>#|~&$])")
 _PATH = re.compile(r"(?<!\S)(?:~|[A-Za-z]:\\|/)\S*[/\\](\S+)")  # of a machine: its last part may be told
 # of what a report tells of a run, what says nothing of a machine or of where its files are
-_TOLD = ("trained for", "trained of the encoder", "held out", "updates left out")
+_TOLD = ("trained for", "trained layers", "held out", "skipped updates")
 
 
 def check_license(license: str | None) -> None:
