@@ -145,7 +145,7 @@ def test_an_instance_head(tiny: Path, photos: Path, tmp_path: Path):
     found = made(tmp_path / "1", tmp_path / "encoder.safetensors", photos, pooling="instance")
     assert np.array_equal(found.vectors, expected(tiny, photos, head=head)["instance"])
     assert len(found.card["encoder"]["head_sha256"]) == 64
-    with pytest.raises(PatchloomError, match="--pooling instance is of the last layer"):
+    with pytest.raises(PatchloomError, match="--pooling instance is only for the last layer"):
         made(tmp_path / "2", tmp_path / "encoder.safetensors", photos, pooling="instance", layer=1)
     with pytest.raises(PatchloomError, match="no module beside it to give instance features"):
         made(tmp_path / "3", tiny, photos, pooling="instance")
@@ -205,7 +205,7 @@ def test_what_is_printed(
     assert (tmp_path / "f.npz").stat().st_mtime_ns == before
     lost, there = capsys.readouterr().out.splitlines()
     assert lost == "1 images could not be read when it was made, and were left out."
-    assert "is there already, made in this very way" in there and "Nothing was computed again." in there
+    assert "exists and was made with the same settings" in there and "Nothing was computed again." in there
 
 
 def test_the_time_of_many_is_told_first(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -218,7 +218,7 @@ def test_the_time_of_many_is_told_first(tiny: Path, tmp_path: Path, capsys: pyte
 def test_a_file_of_another_card_is_left_alone(whole, tiny: Path, photos: Path, tmp_path: Path, suffix: str):
     content = whole[suffix].read_bytes()
     for options, what in (({"layer": 1}, "another layer"), ({"dtype": "float16"}, "another dtype")):
-        with pytest.raises(PatchloomError, match=f"is there already, and was made with {what}: choose another --to"):
+        with pytest.raises(PatchloomError, match=f"exists and was made with {what}: choose another --to"):
             patchloom.embed(tiny, photos, to=whole[suffix], **SMALL | options)
     with pytest.raises(PatchloomError, match="made with another data name, data splits and data fingerprint"):
         patchloom.embed(tiny, photos / "test", to=whole[suffix], **SMALL)
@@ -246,7 +246,7 @@ def test_files_of_others_that_can_be_read_are_left_alone(tiny: Path, photos: Pat
     np.savez(tmp_path / "f.npz", vectors=np.zeros(3))
     (tmp_path / "f.safetensors").write_bytes(tiny.read_bytes())
     for name in ("f.npz", "f.safetensors"):
-        with pytest.raises(PatchloomError, match=f"{name} is there already, and embed did not write it"):
+        with pytest.raises(PatchloomError, match=f"{name} exists and was not written by embed"):
             patchloom.embed(tiny, photos, to=tmp_path / name, **SMALL)
 
 
@@ -255,17 +255,17 @@ def test_refusals(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(PatchloomError, match=sentence):
             patchloom.embed(tiny, photos, **{"to": tmp_path / "f.npz", **SMALL, **options})
 
-    refused("say with --to where the vectors go: a FOLDER, FILE.parquet, FILE.npz or FILE.safetensors", to=None)
-    refused(r"ending of a file says .* .parquet, .npz or .safetensors, as in f.npz; a folder", to=tmp_path / "f.npy")
+    refused("--to is missing: give a FOLDER, FILE.parquet, FILE.npz or FILE.safetensors", to=None)
+    refused(r"no known suffix: .* .parquet, .npz or .safetensors, as in f.npz, or .* folder", to=tmp_path / "f.npy")
     refused("--format npz is not that of .*f.parquet: leave it out", to=tmp_path / "f.parquet", format="npz")
     (tmp_path / "file").write_text("mine")
-    refused("file, which is a file: name a folder", to=tmp_path / "file")
-    refused("is there already, and embed did not write it: choose another --to", to=tmp_path)
+    refused("file is a file of another kind: give a folder", to=tmp_path / "file")
+    refused("exists and was not written by embed: choose another --to", to=tmp_path)
     refused("--devices must be 1 or more, not 0", devices=0)
     (tmp_path / "folder.npz").mkdir()
-    refused("which is a folder: name a file in it", to=tmp_path / "folder.npz")
-    refused("--layer cannot be 4: this encoder has embedding, block 1 to 3 and norm", layer=4)
-    refused("--layer cannot be first: this encoder has", layer="first")
+    refused("is a folder: give a file in it", to=tmp_path / "folder.npz")
+    refused("--layer 4 does not exist: this encoder has embedding, block 1 to 3 and norm", layer=4)
+    refused("--layer first does not exist: this encoder has", layer="first")
     refused("--top must be 1 or more, not 0", top=0)
     refused("--batch_size must be 1 or more, not 0", batch_size=0)
     refused("--pooling cannot be max: it takes mean, class", pooling="max")
@@ -274,13 +274,13 @@ def test_refusals(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.
     refused("needs about 0.0 MB while it is made, and .* has 0.0 MB free: make room", to=tmp_path / "new" / "parts")
     assert not (tmp_path / "new").exists()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused(r"Parquet is written by pyarrow: pip install 'pyarrow", to=tmp_path / "f.parquet")
+    refused(r"Parquet needs pyarrow: pip install 'pyarrow", to=tmp_path / "f.parquet")
 
 
 def test_a_file_that_does_not_fit_in_memory(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     patchloom.embed(tiny, photos, to=tmp_path / "whole.npz", **SMALL)
     monkeypatch.setattr(embed, "free_memory", lambda device: 1e-6)
-    with pytest.raises(PatchloomError, match=r"of memory as one file, .*: name a folder, as in --to .*/f/,"):
+    with pytest.raises(PatchloomError, match=r"of memory as one file, .*: give a folder, as in --to .*/f/,"):
         patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **SMALL)
     assert [one.name for one in tmp_path.iterdir()] == ["whole.npz"]  # nothing was begun
     near = {"near": photos / "train" / "b" / "5.png", **SMALL}

@@ -115,13 +115,13 @@ def test_what_is_printed(tiny: Path, photos: Path, others: Path, tmp_path: Path,
     [
         ("none.png", "there is no such file; give the path of one image"),
         (".", "there is no such file"),
-        ("notes.txt", "it is neither an image nor a recording by its ending"),
+        ("notes.txt", "is not an image or recording by its suffix"),
         ("broken.png", "which cannot be read"),
     ],
 )
 def test_a_bad_image_is_refused_before_anything_is_done(
     tiny: Path, photos: Path, others: Path, tmp_path: Path, name: str, sentence: str
 ):
-    with pytest.raises(PatchloomError, match=f"--near cannot be .*{sentence}"):
+    with pytest.raises(PatchloomError, match=f"--near .*{sentence}"):
         patchloom.embed(tiny, photos, to=tmp_path / "f.npz", near=others / name, **SMALL)
     assert not [*tmp_path.iterdir()]

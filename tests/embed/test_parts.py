@@ -52,7 +52,7 @@ def test_parts_that_are_there_are_not_computed_again(tiny: Path, photos: Path, t
     starts = ("train-000000008", "test-000000000", "test-000000008")
     assert written == [f"{start}.parquet" for start in starts]
     assert [path.stat().st_mtime_ns for path in there] == before
-    assert "18 of them are done already, by this command when it was stopped." in capsys.readouterr().out
+    assert "18 of them are already done" in capsys.readouterr().out
     for path in (tmp_path / "whole").glob("[!.]*"):
         assert path.read_bytes() == (tmp_path / "f" / path.name).read_bytes()
 
@@ -76,8 +76,8 @@ def test_parts_of_another_command_are_left_alone(tiny: Path, photos: Path, tmp_p
     part = max(before)
     patchloom.embed(tiny, photos, to=tmp_path / f"other{suffix}", layer=1, **SMALL)
     for content, sentence in (
-        (b"damaged", "cannot be read as vectors .*: remove it, and give the same command again"),
-        (before[part][:-300], "cannot be read as vectors .*: remove it, and give the same command again"),
+        (b"damaged", "cannot be read as vectors .*: remove it and repeat the command"),
+        (before[part][:-300], "cannot be read as vectors .*: remove it and repeat the command"),
         ((tmp_path / f"other{suffix}").read_bytes(), f"{part.name} was made by a command with another layer"),
     ):
         part.write_bytes(content)

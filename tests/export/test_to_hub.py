@@ -1,4 +1,4 @@
-"""The folder for the Hub is read back by timm and by transformers, each on its own, and its card tells no path."""
+"""Tests of the folder for the Hub: loading with timm and transformers, and a model card without paths."""
 
 import json
 import re

@@ -86,7 +86,7 @@ def test_class_token_and_registers_are_pooled_together(colours, tmp_path):
     images, tokens, _ = features(path, colours, 2)
     (found,) = onnxruntime.InferenceSession(made.weights).run(["features"], {"images": images})
     assert abs(found - tokens[:, :3].mean(1)).max() < 1e-5
-    with pytest.raises(PatchloomError, match="--to hf no prefix: use --to timm"):
+    with pytest.raises(PatchloomError, match="--to hf has no prefix pooling: .* use --to timm"):
         export(path, to="hf", data=str(colours), pooling="prefix")
 
 

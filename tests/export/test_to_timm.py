@@ -89,10 +89,12 @@ def test_without_images_the_code_is_compared_on_noise(photos, tmp_path, capsys):
     path = an_encoder(tmp_path / "here", photos)
     done = export(path)
     assert done.compared_on == "images of noise" and done.images == 16 and done.difference < 1e-5
-    assert done.notes[0].startswith("Compared on noise, since") and "--data PHOTOS compares on images" in done.notes[0]
+    assert (
+        done.notes[0].startswith("Compared on noise, because") and "--data PHOTOS compares on images" in done.notes[0]
+    )
     assert main(["export", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert "on 16 images of noise." in printed and "does not tell which images it was trained on" in printed
+    assert "on 16 images of noise." in printed and "does not record which images it was trained on" in printed
     assert "on 16 images of noise." in done.text(400) and done.notes[0] in done.text(400)
     assert export(path, data=str(photos)).notes == ()
     with pytest.raises(PatchloomError, match="nowhere"):  # what is named must be there
@@ -107,7 +109,7 @@ def test_a_run_whose_images_have_moved_is_exported(photos, tmp_path, moved):
     settings = resolved_settings(moved.format(touched))
     write_checksummed(folder.config, settings.plain())
     done = export(folder.path)
-    why = "not to be had" if moved == "gone" else "only for who types it"
+    why = "are unavailable" if moved == "gone" else "only for who types it"
     assert why in done.notes[0] and not touched.exists()
 
 

@@ -35,7 +35,7 @@ def test_rows_are_the_truth_with_numbers_and_shares(tmp_path: Path, monkeypatch:
         (2, 2): ["500", "100%"],
     }
     assert [label.get_text() for label in axes.get_yticklabels()][:3] == ["yes  (4)", "no  (2)", "up  (500)"]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("answer", "truth (how many)")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("prediction", "true class (count)")
 
 
 @pytest.mark.parametrize("c", [2, 35])

@@ -136,7 +136,7 @@ def test_dark_images_are_drawn_brighter_and_the_caption_says_so(tmp_path, captio
     assert (second[:, 16:] == first[:, 16:]).all()
     assert (second[:, :16, :16] == 0).all() and (second[:, :16, 16:] == 255).all()
     assert captions[0].startswith("Words.") and captions[0].count("Shown as red") == (channels == 5)
-    assert captions[0].endswith("The images are dark: all is drawn 218 times as bright as it is.")
+    assert captions[0].endswith("The images are dark and are drawn 218 times brighter.")
 
 
 def test_what_has_bright_pixels_is_drawn_as_it_is(tmp_path, captions):
@@ -154,7 +154,7 @@ def test_a_few_broken_pixels_keep_no_image_dark(tmp_path, captions):
     images = torch.full((8, 3, 32, 32), 0.02)
     images[:, :, 3, 3] = 1.0
     ((tile, *_), *_) = tiles(draw(tmp_path, {"original": normalised(images)}))
-    assert (tile[80:] == 255).all() and "drawn 50 times as bright" in captions[0]
+    assert (tile[80:] == 255).all() and "drawn 50 times brighter" in captions[0]
 
 
 def test_black_images_are_black(tmp_path, captions):

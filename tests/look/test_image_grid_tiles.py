@@ -25,7 +25,7 @@ RED = np.full((8, 8, 3), (200, 30, 60), np.uint8)
 @pytest.mark.parametrize(("size", "columns"), [((32, 32), 1), ((16, 64), 3), ((64, 16), 9)])
 def test_no_word_or_tile_touches_another(size, columns, figures, tmp_path):
     rows = [[Tile(RED, "0.998", frame="#0072b2") for _ in range(columns)] for _ in range(3)]
-    headings = ["image", "foreground: the first three", *[f"{i}." for i in range(columns)]][:columns]
+    headings = ["image", "first three, foreground", *[f"{i}." for i in range(columns)]][:columns]
     groups = [("", 1), ("an encoder with a name of some length", columns - 1)] if columns > 1 else ()
     scales = [Scale("how much", -1, 1), Scale("how little", 0, 3, ends=("none", "all"))]
     draw_tiles(rows, headings, size, "A title", "A caption of some words. " * 12, tmp_path / "t.png", scales, groups)

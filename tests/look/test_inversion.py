@@ -166,8 +166,8 @@ def test_what_is_not_there_is_refused():
     vit, bare, images = random_vit(), random_vit(class_token=False), photos()
     for options, said in (
         ({"of": "instance"}, "no instance representation to invert"),
-        ({"block": 4}, "blocks 1 to 3, and no block 4"),
-        ({"block": 0}, "blocks 1 to 3, and no block 0"),
+        ({"block": 4}, "no block 4: choose from 1 to 3"),
+        ({"block": 0}, "no block 0: choose from 1 to 3"),
         ({"ratio": 1.0}, "below 1, not 1"),
         ({"steps": 0}, "1 step or more, not 0"),
     ):

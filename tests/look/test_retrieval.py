@@ -187,10 +187,10 @@ def test_two_images_tell_nothing_of_others(tmp_path):
 
 
 def test_what_makes_no_sense_is_a_sentence(tmp_path):
-    with pytest.raises(PatchloomError, match="crops of one image among those of others, and there is one"):
+    with pytest.raises(PatchloomError, match="crops of different images, and there is only one"):
         draw_retrieval(asked(tmp_path, 1))
     heard = EncoderCard(None, (0.5,), (0.25,), "mp3", "speech", sound=Sound(16000, 1.0))
-    with pytest.raises(PatchloomError, match="an enlarged part of a recording would be another sound"):
+    with pytest.raises(PatchloomError, match="an enlarged part of a recording is another sound"):
         draw_retrieval(LookRequest(NamedEncoder("speech", random_vit(), heard), None, tmp_path))
     broken = random_vit()
     torch.nn.init.constant_(broken.norm.weight, torch.nan)

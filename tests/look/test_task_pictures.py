@@ -35,7 +35,9 @@ def test_a_title_has_run_task_epoch_and_the_last_measure():
         "45 of 60; on held-out images (at epoch 30)", "30 of 60; on held-out images"
     )
     doubtful = title_of("photos", SETTINGS, (300, 600), rows, "trained", MEASURE).result
-    assert "on images that may be known by heart: position accuracy" in doubtful and "held-out" not in doubtful
+    assert (
+        "on images that pre-trained weights may have seen: position accuracy" in doubtful and "held-out" not in doubtful
+    )
     assert title_of("photos", SETTINGS, (0, 0), [], "", MEASURE).result == "Epoch 0 of 60"  # of an older version
 
 

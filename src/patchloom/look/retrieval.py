@@ -292,8 +292,8 @@ def _rows(one: NamedEncoder, found: dict[str, Retrieval]) -> list[tuple[str | in
 def _caption(asked: LookRequest, n: int, found: Sequence[tuple[str, dict[str, Retrieval]]]) -> str:
     text = (
         f"Each of {n} images has 25 crops: at five places in five scales (sides as fractions of the image's). Shown is "
-        "the nearest crop to the query by cosine similarity, in the same image and in all others. Blue frames: the same "
-        "place and scale (in the same image: the same place and the next scale); orange: only one of them. "
+        "the nearest crop to the query by cosine similarity, in the same image and in all others. Blue frames: the "
+        "same place and scale (in the same image: the same place and the next scale); orange: only one of them. "
     )
     for within, where in (
         (True, "In the same image the nearest crop has the same place and the next scale"),

@@ -102,7 +102,7 @@ class PastReport:
             for name in _ALIKE
             if name in first.settings and name != without
         ]
-        # the pooling of the logistic regression is selected on validation images
+        # the logistic regression selects its pooling without test images
         if "l2" not in first.settings and first.pooling != "-":
             said.append(f"pooling {first.pooling}")
         return ", ".join([first.data, *said])
@@ -357,8 +357,8 @@ def at_settings(runs: Sequence[PastRun], protocol: str, setting: str) -> list[di
     if values_and_date(how)[0] < 2:
         (value,) = found[0][how]
         raise PatchloomError(
-            f"all {protocol} results of these runs have {setting} {value}: evaluate with another value, as in patchloom "
-            f"evaluate {protocol} {runs[0].path} DATA --{setting} ..."
+            f"all {protocol} results of these runs have {setting} {value}: evaluate with another value, as in "
+            f"patchloom evaluate {protocol} {runs[0].path} DATA --{setting} ..."
         )
     means = []
     for ways in found:
