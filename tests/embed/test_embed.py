@@ -1,4 +1,4 @@
-"""Files of vectors hold what the evaluations are given, as other libraries read them, and say how they were made."""
+"""Tests of the verb embed: vectors as in evaluations, read by other libraries, with their card."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from patchloom.nets.heads import InstanceHead
 
 @pytest.fixture(scope="module")
 def whole(tiny: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A file of each format, by its ending."""
+    """Write a file of each format."""
     folder = tmp_path_factory.mktemp("whole")
     for suffix in SUFFIXES:
         patchloom.embed(tiny, photos, to=folder / f"f{suffix}", **SMALL)
@@ -39,7 +39,7 @@ def whole(tiny: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def expected(encoder: Path, photos: Path, **options) -> dict[str, np.ndarray]:
-    """Features of training and test images, one behind the other, as the evaluations take them."""
+    """Return features of training and test images, concatenated, as in evaluations."""
     vit, card = load_encoder_file(encoder)
     data = open_data(photos)
     each = [extract(vit, card, one, device="cpu", batch_size=4, **options) for one in (data.train, data.test)]
@@ -59,7 +59,7 @@ def test_every_format_has_what_the_evaluations_see(whole: dict[str, Path], tiny:
 
 
 def _images() -> list[tuple[str, str, int]]:
-    """Split, class and number of the images that can be read, in the order in which folders are listed."""
+    """Return split, class and number of the readable images in listing order."""
     train, test = ([f"{i}" for i in some] for some in (range(26), range(26, 36)))
     rows = [(split, "ab"[int(i) % 2], int(i)) for split, some in (("train", train), ("test", test)) for i in some]
     order = sorted(rows, key=lambda row: (row[0] == "test", row[1], f"{row[2]}.png"))
@@ -341,7 +341,7 @@ def test_the_card_is_json_of_ascii(whole: dict[str, Path]):
 
 
 def test_images_for_validation_are_there_too(tiny: Path, photos: Path, tmp_path: Path):
-    """They were left out, though every image is promised."""
+    """Images for validation are embedded, too."""
     folder = shutil.copytree(photos, tmp_path / "photos")
     shutil.copytree(folder / "test", folder / "val")
     patchloom.embed(tiny, folder, to=tmp_path / "f.npz", **SMALL)
@@ -350,7 +350,7 @@ def test_images_for_validation_are_there_too(tiny: Path, photos: Path, tmp_path:
 
 
 def test_rows_of_a_table_for_validation_are_there_too(tiny: Path, photos: Path, tmp_path: Path):
-    """They were left out, though every image is promised."""
+    """Images for validation are embedded, too."""
     paths = sorted((photos / "test").glob("*/*.png"), key=lambda path: int(path.stem))  # a and b in turn
     splits = ["train"] * 5 + ["test"] * 2 + ["val"] * 3
     rows = [f"{path},{path.parent.name},{split}" for path, split in zip(paths, splits, strict=True)]
@@ -372,7 +372,7 @@ def test_without_a_test_split_the_rest_keep_their_names(tiny: Path, tmp_path: Pa
 
 
 def test_what_is_done_once_is_not_multiplied_by_the_images(monkeypatch):
-    """Of 10,000 images at 1 ms each, with 0.9 s before the first: 11 s, not the 20 minutes of few images times."""
+    """With 0.9 s before the first image, 10,000 images at 1 ms take 11 s, not the 20 minutes of a linear estimate."""
     now, prepared = [0.0], set()
     monkeypatch.setattr("patchloom.estimate.time.perf_counter", lambda: now[0])
 

@@ -1,4 +1,4 @@
-"""The nearest images are those of a plain search over all vectors."""
+"""Tests of nearest neighbours against a plain search over all vectors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from patchloom.errors import PatchloomError
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image that is no row, and files that are no images."""
+    """Write an image that is not a row, and files that are not images."""
     folder = tmp_path_factory.mktemp("others")
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 11), np.uint8)).save(folder / "new.png")
     (folder / "broken.png").write_bytes(b"no image")

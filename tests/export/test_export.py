@@ -1,4 +1,4 @@
-"""What is refused before anything is computed: options of another form, and libraries that are not installed."""
+"""Tests of early errors: options of other formats, and missing libraries."""
 
 import sys
 

@@ -14,7 +14,7 @@ FILES = ("config.json", "README.md")
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict]]:
-    """What was asked of the Hub, in order."""
+    """Fixture with the requests to the Hub, in order."""
     found: list[tuple[str, dict]] = []
 
     class Api:

@@ -1,4 +1,4 @@
-"""The code that ``export`` prints is what is compared, and it gives the encoder's features of images as they come."""
+"""Tests of the code that ``export`` prints: it computes the encoder's features."""
 
 import re
 from functools import partial
@@ -31,7 +31,7 @@ from patchloom.runs.folder import RunFolder
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """16 bits, of which the darkest five hundredths of a hundredth are used."""
+    """Write 16-bit images that use only the darkest 0.05 % of the range."""
     folder = tmp_path_factory.mktemp("dark")
     rng = np.random.default_rng(0)
     for i in range(20):
@@ -58,7 +58,7 @@ def test_the_printed_code_gives_the_encoders_features_of_dark_images(photos, tmp
 
 @pytest.mark.parametrize("digits", [3, 4])
 def test_what_the_printed_code_computes_is_compared(photos, tmp_path, monkeypatch, digits):
-    """Not what the file holds: code that normalises otherwise does not pass."""
+    """The printed code is checked: another normalisation fails."""
     path, written = an_encoder(tmp_path / "here", photos), to_timm.features_of_images
 
     def rounded(arguments, path, mean, *others):
@@ -114,7 +114,7 @@ def test_a_run_whose_images_have_moved_is_exported(photos, tmp_path, moved):
 
 
 def of_recordings(folder: Path, sound: Sound, beside: bool = False) -> Path:
-    """The file of an encoder with the statistics of those tones, perhaps with an instance head beside it."""
+    """Write an encoder with the statistics of those tones, optionally with an instance head."""
     stats = statistics_of_recordings(open_data("tones:20").train.heard_as(sound), sound)
     spec = EncoderSpec("nano", sound.size, (sound.bins, 1), 1, options=SMALL)
     torch.manual_seed(0)
@@ -168,7 +168,7 @@ def test_an_encoder_of_recordings_and_its_head_are_compared_on_noise(tmp_path):
 
 @pytest.fixture(scope="module")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In two classes, since evaluations want labels."""
+    """Write images in two classes, which evaluations need."""
     folder = tmp_path_factory.mktemp("colours")
     photographs(folder / "one")
     photographs(folder / "two")
@@ -184,7 +184,7 @@ def pasted(done) -> dict:
 @pytest.mark.parametrize("pooling", ["mean", "class", "both", "prefix"])
 @pytest.mark.parametrize("size", [(16, 16), (16, 24)], ids=str)
 def test_the_printed_code_goes_from_a_file_to_what_evaluations_see(colours, tmp_path, size, pooling):
-    """Turned, transparent, grey, long and small images, as they are read, cropped and resized."""
+    """Rotated, transparent, grey, long and small images are read, cropped and resized identically."""
     path = an_encoder(tmp_path, colours, size, reg_tokens=2 if pooling == "prefix" else 0)
     done = export(path, data=str(colours), pooling=pooling)
     assert re.search(rf"embed\(file\) \({pooling} tokens\) differ by at most \S+ on 4 of its files", done.checks[0])

@@ -1,4 +1,4 @@
-"""What is read of attention, and rolled out, which patch is asked about, and what is drawn of it."""
+"""Tests of attention maps, rollout, the choice of the query patch, and the drawn sheets."""
 
 from dataclasses import replace
 
@@ -86,7 +86,7 @@ def test_the_most_attended_patch_is_that_of_the_others(options):
 
 @pytest.fixture
 def pages(monkeypatch):
-    """What is drawn: of each page the rows of tiles, the headings and the groups."""
+    """Record the rows, headings and groups of each drawn page."""
     drawn, draw = [], image_grid.draw_tiles
 
     def kept(rows, headings, *rest):
@@ -98,7 +98,7 @@ def pages(monkeypatch):
 
 
 def reddest(tile, grid):
-    """The patch that has the strongest colour: red that is not grey."""
+    """Return the patch with the strongest colour: red minus grey."""
     red, green, _ = np.moveaxis(tile.picture.astype(int), -1, 0)
     h, w = red.shape
     by_patch = (red - green).reshape(grid[0], h // grid[0], grid[1], w // grid[1]).mean((1, 3))

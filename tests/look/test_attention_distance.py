@@ -1,4 +1,4 @@
-"""Attention by offset: of heads made by hand, and of others as loops over all pairs count it."""
+"""Tests of attention by offset, for constructed heads and against loops over all pairs."""
 
 import csv
 import math
@@ -73,7 +73,7 @@ def test_a_swin_is_refused():
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that are written, by the names of their files."""
+    """Record the written figures by file name."""
     kept, write = {}, charts.write_figure
     monkeypatch.setattr(
         attention_distance, "write_figure", lambda figure, out: kept.update({out.name: figure}) or write(figure, out)

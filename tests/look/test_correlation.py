@@ -1,4 +1,4 @@
-"""How alike features of patches are: of one patch with all others, and of every pair of positions."""
+"""Tests of similarities: of one patch to all others, and of every pair of positions."""
 
 import csv
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A page of tiles: what is written stays apart, and marks, frames and scales are where they belong."""
+"""Tests of pages of tiles: no overlapping text, and correct marks, frames and scales."""
 
 import matplotlib
 import numpy as np
@@ -13,7 +13,7 @@ from patchloom.look.image_grid import Scale, Tile, draw_tiles
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that were drawn."""
+    """Record the drawn figures."""
     seen = []
     monkeypatch.setattr(image_grid, "write_figure", lambda figure, out: seen.append(figure) or out)
     return seen

@@ -1,4 +1,4 @@
-"""Inversion: generators that stay within images, each on its own, and pictures that an encoder takes for others."""
+"""Tests of inversion: independent generators in the range of images, and matching features."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def named(vit, head=None, channels=3) -> NamedEncoder:
 
 
 def photos(b=2, c=3, h=24, w=32) -> torch.Tensor:
-    """Smooth images, normalised."""
+    """Return smooth normalised images."""
     y, x = torch.linspace(0, 1, h)[:, None], torch.linspace(0, 1, w)
     planes = [torch.sin(3 * (i + 1) * x + 2 * y + i) for i in range(b * c)]
     return torch.stack(planes).view(b, c, h, w)

@@ -1,4 +1,4 @@
-"""Sheets of inversions: which there are of which encoder, what they say, and that a CPU is not kept for hours."""
+"""Tests of the sheets of inversions: their columns and captions for each encoder, and limits on a CPU."""
 
 import csv
 
@@ -37,7 +37,7 @@ def table(path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The sheets that are drawn."""
+    """Record the drawn sheets."""
     sheets = []
     was = image_grid.draw_sheet
     monkeypatch.setattr(inversion, "draw_sheet", lambda sheet, *rest: sheets.append(sheet) or was(sheet, *rest))

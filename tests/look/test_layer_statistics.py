@@ -1,4 +1,4 @@
-"""Features from block to block: measures whose values are known, and their picture and table."""
+"""Tests of layer statistics with known values, and of their picture and table."""
 
 import csv
 import math

@@ -1,4 +1,4 @@
-"""The verb look: pictures of the task, of the encoder, or of both; of a run, or of an encoder's file."""
+"""Tests of the verb look: pictures of tasks and encoders, of runs and files."""
 
 import re
 import shutil
@@ -84,7 +84,7 @@ def test_curves_tell_encoders_of_one_name_apart(run, tmp_path, capsys):
 
 
 def test_all_leaves_out_the_task_of_what_has_none(run, images, tmp_path, capsys):
-    """Such as a run whose checkpoints were deleted; a task that is named is not passed over in silence."""
+    """A requested picture that cannot be drawn is reported, such as the task of a run without checkpoints."""
     light = tmp_path / "light"
     shutil.copytree(run, light, ignore=shutil.ignore_patterns("checkpoints", "pictures"))
     given = [str(images), "--images", "1", "--out", str(tmp_path / "out")]

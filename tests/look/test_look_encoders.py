@@ -1,4 +1,4 @@
-"""Which pictures are meant, of which blocks and which place: what is not there is refused in a sentence."""
+"""Tests of the options of look: pictures, blocks, points and encoders."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The nearest images: a copy is found, names and classes are written, and what cannot be read is left out."""
+"""Tests of nearest neighbours: copies, names and classes, and unreadable images."""
 
 import csv
 
@@ -19,7 +19,7 @@ from patchloom.look.neighbours import draw_neighbours, galleries_of
 
 @pytest.fixture
 def folder(tmp_path):
-    """Six images of two classes; the last of b is a copy of the first of a, and one cannot be read."""
+    """Write six images of two classes: the last of b is a copy of the first of a, and one is unreadable."""
     for name in ("a", "b"):
         (tmp_path / "images" / name).mkdir(parents=True)
     for i in range(6):

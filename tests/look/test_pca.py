@@ -1,4 +1,4 @@
-"""Principal components as colours: a common analysis, a foreground, and a picture of every kind of encoder."""
+"""Tests of principal components: shared PCA, foreground, and pictures for every kind of encoder."""
 
 import pytest
 import torch
@@ -118,7 +118,7 @@ def test_the_same_twice(tmp_path):
 
 
 def test_places_are_only_taken_away_of_several_images(tmp_path, monkeypatch):
-    """Two images less their mean are each other's opposite, whatever the encoder knows."""
+    """With two images, the differences from their mean are always opposite."""
     drawn = []
     monkeypatch.setattr(module, "draw_tiles", lambda rows, headings, size, title, caption, *_: drawn.append(headings))
     for images in (2, 3):

@@ -1,4 +1,4 @@
-"""Retrieval of crops: which ones there are, what is nearest, and how often by chance."""
+"""Tests of crop retrieval: the crops, the nearest ones, and chance."""
 
 import csv
 from dataclasses import replace
@@ -212,7 +212,7 @@ def test_crops_of_dark_images_are_as_bright_as_these(tmp_path, monkeypatch):
 
 
 def test_an_exemplar_is_found_where_it_was_cut(tmp_path):
-    """ExtreMA Fig. 3: a query of one's own, whose like is looked for among 25 crops of each image."""
+    """ExtreMA Fig. 3: a user's query among 25 crops of each image."""
     one, source = named(random_vit((32, 32), 8)), Shapes(6, size=64)
     asked = LookRequest(one, source, tmp_path, images=3)
     whole = asked.pictures(of=one, times=2)

@@ -1,4 +1,4 @@
-"""Several runs in one plot: what is drawn is what their tables hold, and runs that cannot be compared are refused."""
+"""Tests of plots of several runs: drawn values, tables, and incomparable runs."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ Make = Callable[..., Path]
 
 
 def add_result(run: Path, protocol: str, value: float, control: float = 0.2, data: str = "labelled", **how) -> None:
-    """Rows as an evaluation leaves them, of a later day than all before."""
+    """Write rows like an evaluation, dated after all others."""
     name = "from scratch" if protocol == "finetune" else "untrained"
     seed = how.pop("seed", 0)
     pooling = how.pop("pooling", "mean")
@@ -48,7 +48,7 @@ def add_result(run: Path, protocol: str, value: float, control: float = 0.2, dat
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """A run's folder with settings, some of which were asked for, and what it logged; pictures go beside them."""
+    """Write the folder of a run with settings and metrics."""
     monkeypatch.chdir(tmp_path)
 
     def run(name: str, losses=(2.0, 1.0, 0.5), found: float | None = 0.6, **asked) -> Path:
@@ -76,7 +76,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list, list]]:
-    """Label, x and y of every line that matplotlib is asked to draw."""
+    """Record label, x and y of every drawn line."""
     found = []
     plot = Axes.plot
 
@@ -322,6 +322,6 @@ def test_the_command_line_takes_any_number_of_runs(make: Make, capsys: pytest.Ca
 
 
 def test_what_several_runs_hold_is_json_in_words(make: Make) -> None:
-    """A setting with several parts, as the questions of a mixture, is one value."""
+    """A compound setting, such as the questions of a mixture, is one value."""
     runs = read_runs([make("a", task={"ask": {"pixels": 1}}), make("b", task={"ask": {"pixels": 2}})])
     assert setting_of(runs, "ask")[1] == [json.dumps({"pixels": 1}), json.dumps({"pixels": 2})]

@@ -1,4 +1,4 @@
-"""Pictures of a run: as many images as were asked for, under a title that says whose they are and how well it does."""
+"""Tests of the pictures of a run's task: number of images, and titles."""
 
 import shutil
 from dataclasses import replace
@@ -56,7 +56,7 @@ def run(request, small_run, tmp_path_factory):
 
 
 def rows_of(path) -> int:
-    """Rows of tiles, counted by their frames in the first column."""
+    """Return the number of rows, counted by frames in the first column."""
     page = np.asarray(Image.open(path))
     frames = (page == FRAME_GREY).all(-1)
     edges = [y for y in range(len(frames)) if frames[y].sum() > 50]

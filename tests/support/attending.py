@@ -1,4 +1,4 @@
-"""Encoders made by hand, of which it is known what each patch attends to, and others at random."""
+"""Encoders with known attention, and random ones."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def random_vit(size=(24, 32), p=8, channels=3, positions="sincos", **options) ->
 
 @torch.no_grad()
 def attending_vit(targets: list[Callable[[int], int]], size, p, channels, **options) -> VisionTransformer:
-    """An encoder of one block in which patch i attends to patch ``target(i)`` alone, a head a target.
+    """Return an encoder of one block in which patch i attends only to ``target(i)``, with a head per target.
 
     Its tokens are one-hot codes of their places.
     """

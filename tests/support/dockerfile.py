@@ -1,4 +1,4 @@
-"""A Dockerfile without docker: its instructions, what is wrong with them, and the folders that they make.
+"""Dockerfile interpreter without Docker: instructions, lint rules, and the resulting folders.
 
 What is understood is what the Dockerfile of this repository needs; anything else is refused, and never passed over.
 """
@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 
 class Instruction(NamedTuple):
-    """One instruction: its name in capitals, and the rest of its line or lines."""
+    """Instruction: its name in capitals, and the rest of its lines."""
 
     name: str
     text: str
 
 
 def parse(text: str) -> list[Instruction]:
-    """The instructions of a Dockerfile, with lines joined and comments left out."""
+    """Parse the instructions of a Dockerfile, with continued lines joined and comments removed."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     whole = re.sub(r"\\\n\s*", "", "\n".join(lines))
     return [
@@ -34,7 +34,7 @@ def parse(text: str) -> list[Instruction]:
 
 
 def faults(found: list[Instruction]) -> list[str]:
-    """What the rules of small and safe images forbid, a sentence each."""
+    """Return a sentence for each violated rule for small and safe images."""
     said, stages = [], set()
     for name, text in found:
         if name == "FROM":
@@ -60,7 +60,7 @@ def faults(found: list[Instruction]) -> list[str]:
 
 
 def context(root: Path) -> list[str]:
-    """The files of a folder that its .dockerignore leaves to COPY; the last pattern that fits a path decides."""
+    """Return the files of a folder that .dockerignore does not exclude; the last matching pattern decides."""
     patterns = [line.strip() for line in (root / ".dockerignore").read_text().splitlines() if line.strip()]
     names = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
     return sorted(name for name in names if not _ignored(name, patterns))
@@ -80,7 +80,7 @@ def _ignored(name: str, patterns: list[str]) -> bool:
 
 @dataclass
 class Image:
-    """What following a Dockerfile made.
+    """Result of following a Dockerfile.
 
     Attributes:
         root: the folder that stands for /.
@@ -95,11 +95,11 @@ class Image:
     passed: list[str] = field(default_factory=list)
 
     def here(self, text: str) -> str:
-        """A text with the image's folders as they are called on this machine."""
+        """Replace the image's folders in a text by those on this machine."""
         return re.sub(r"(?<![\w./])/(?=(opt|source|wheel|cache|work)\b)", f"{self.root}/", text)
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """The entry point with words behind it, in the working folder, with no variables but the image's."""
+        """Run the entry point with arguments in the working folder, with only the image's variables."""
         command = [*json.loads(self.said["ENTRYPOINT"]), *words]
         folder = self.here(self.said["WORKDIR"])
         env = {**self.env, "OMP_NUM_THREADS": "1"}
@@ -109,7 +109,7 @@ class Image:
 
 
 def follow(found: list[Instruction], source: Path, root: Path, args: dict[str, str], offline: dict[str, str]) -> Image:
-    """Do what a Dockerfile says in a folder, with this machine's Python and packages.
+    """Follow a Dockerfile in a folder with this machine's Python and packages.
 
     Args:
         found: its instructions. RUN lines that would change this machine (useradd) are passed over.

@@ -1,4 +1,4 @@
-"""Processes that are killed amid what they do to files."""
+"""Killing a process at a chosen file operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA tensors without a GPU: shapes, dtypes and devices are followed, numbers are not; what would wait is refused."""
+"""Fake CUDA tensors without a GPU: shapes, dtypes and devices are tracked, and synchronisation is refused."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ CUDA = torch.device("cuda", 0)
 
 
 class Waits(AssertionError):
-    """What a GPU would be waited for."""
+    """Operation that would synchronise with the GPU."""
 
 
 class _NoCopies(TorchFunctionMode):
-    """Refuses tensors that are made of Python's numbers on the GPU: they are made on the CPU first."""
+    """Mode that refuses tensors made from Python numbers on the GPU; they must be made on the CPU first."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -30,7 +30,7 @@ class _NoCopies(TorchFunctionMode):
 
 
 class _OneDevice(TorchDispatchMode):
-    """Refuses operations that read tensors of two devices, or take some from one to the other."""
+    """Mode that refuses operations across devices."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -42,7 +42,7 @@ class _OneDevice(TorchDispatchMode):
 
 @contextmanager
 def fake_cuda() -> Iterator[None]:
-    """While entered, CUDA tensors can be made, and autocast does to them what it does on a GPU.
+    """Allow fake CUDA tensors inside this block, with the autocast behaviour of a GPU.
 
     Raises:
         Waits: a tensor is copied between devices, or used beside one of another device.
@@ -58,7 +58,7 @@ def fake_cuda() -> Iterator[None]:
 
 
 def on_fake_cuda(net: nn.Module) -> nn.Module:
-    """``net`` with fake CUDA parameters and buffers of the same sizes; to be called inside `fake_cuda`.
+    """Return ``net`` with fake CUDA parameters and buffers of the same sizes; call it inside `fake_cuda`.
 
     A tensor that is neither stays where it was, and is refused when it is used: `nn.Module.to` would leave it behind.
     """

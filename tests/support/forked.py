@@ -1,4 +1,4 @@
-"""Commands in processes of their own, forked from a server that has imported patchloom: ready at once, and not in 6 s.
+"""Commands in processes forked from a server that has already imported patchloom, which saves 6 s each.
 
 What only a fresh interpreter shows is tested where one is started (`subprocess`, ``python -m patchloom``).
 """
@@ -17,7 +17,7 @@ from typing import IO
 
 
 def server() -> BaseContext:
-    """How processes begin that are forked from the server. There is one for all tests of this process."""
+    """Return the multiprocessing context of the fork server, which all tests of this process share."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["patchloom.cli", "patchloom.options", "patchloom.train.loop"])
     ensure_running()
@@ -25,7 +25,7 @@ def server() -> BaseContext:
 
 
 class Command:
-    """A command line of patchloom in a session of its own, to be used as `subprocess.Popen`.
+    """Command of patchloom in a new session, with the interface of `subprocess.Popen`.
 
     Args:
         words: of the command.
@@ -48,7 +48,7 @@ class Command:
         self.pid = self._process.pid
 
     def communicate(self) -> tuple[str | None, str]:
-        """All that is still to be read, when everything that can print has ended."""
+        """Return the remaining output after all processes have ended."""
         printed = self.stdout and self.stdout.read()
         self._process.join()
         self._err.seek(0)
@@ -60,7 +60,7 @@ class Command:
 
 
 class Popen:
-    """`subprocess.Popen` of ``python -m patchloom WORDS`` with a pipe as standard input, in a session of its own."""
+    """Replacement for `subprocess.Popen` of ``python -m patchloom WORDS`` with a pipe as input, in a new session."""
 
     def __init__(
         self,

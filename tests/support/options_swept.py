@@ -1,4 +1,4 @@
-"""Sets of options with which every option of every task is met away from its default, for sweeps without task code.
+"""Sets of options that cover every option of every task away from its default.
 
 They are for the small encoders of `sweep`. `left_out` finds from the signatures what no set has.
 """
@@ -147,7 +147,7 @@ _NAMES = {"withhold": {*_SHARES, *STRENGTHS}, "ask": {*_QUESTIONS}}
 
 
 def mixture_of(question: str) -> dict[str, Any]:
-    """Return the first options of a mixture that ask this question alone, of images and of recordings."""
+    """Return the first options of a mixture with only this question, for images and for recordings."""
     for options in OPTION_SETS["mixture"]:
         # some degradations are for images of three channels
         if options.get("ask", {}).keys() == {question} and not options["withhold"].keys() & STRENGTHS.keys():
@@ -156,7 +156,7 @@ def mixture_of(question: str) -> dict[str, Any]:
 
 
 def left_out(name: str) -> list[str]:
-    """What of the options of task ``name`` no set has: an option, a value of its choices, or a kind of value."""
+    """Return options of task ``name`` that no set covers: an option, a choice, or a type of value."""
     cls, sets = task_class(name), OPTION_SETS[name]
     hints, missing = get_type_hints(cls.__init__), []
     for option, parameter in inspect.signature(cls).parameters.items():
@@ -177,7 +177,7 @@ def left_out(name: str) -> list[str]:
 
 
 def _taken(hint: Any) -> tuple[set[Any], set[type]]:
-    """The words that a hint lists, and the types that it takes besides."""
+    """Return the choices in a type hint and the types it accepts besides."""
     if get_origin(hint) is Literal:
         return set(get_args(hint)), set()
     if get_origin(hint) in (list, dict) or not get_args(hint):

@@ -213,8 +213,8 @@ def _code(one: Exportable, path: Path, by_file: bool) -> str:
         f"{'import numpy as np' + chr(10) if by_file else ''}import onnxruntime\n{pillow}\n"
         f'session = onnxruntime.InferenceSession({str(path)!r}, providers=["CPUExecutionProvider"])\n\n\n'
         "def run(images):\n"
-        f'    """Return tokens [b n d] and vectors [b d] ({POOLED[one.pooling]}) of images [b {one.channels} {h} {w}].\n\n'
-        "    The images are float32 in [0, 1]; the graph normalises them.\n"
+        f'    """Return tokens [b n d] and vectors [b d] of images [b {one.channels} {h} {w}].\n\n'
+        f"    The vectors are {POOLED[one.pooling]}. The images are float32 in [0, 1]; the graph normalises them.\n"
         '    """\n'
         '    return session.run(["tokens", "features"], {"images": images})\n'
     )

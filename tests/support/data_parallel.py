@@ -1,4 +1,4 @@
-"""Training a task in several processes, each with its rows of one batch and of every draw made for that batch.
+"""Data-parallel training of a task, each process with its rows of one batch and of its random draws.
 
 A module of its own because the processes have to import it.
 """
@@ -22,7 +22,7 @@ WORLD, BATCH, STEPS = 2, 8, 3
 
 
 class Result(NamedTuple):
-    """What a process saw of a training: the loss of each step, gradients after the first, weights before and after."""
+    """Record of a training: the loss of each step, gradients of the first, weights before and after."""
 
     losses: Tensor
     gradients: dict[str, Tensor]
@@ -31,7 +31,7 @@ class Result(NamedTuple):
 
 
 def train(name, asked, rank=0, world=1):
-    """Three steps of a task with the options ``asked``, on this process's rows of the batch."""
+    """Train three steps of a task with the options ``asked`` on this process's rows of the batch."""
     task = build(name, asked=asked)
     with torch.no_grad():  # zero biases, and a teacher that is the student, would hide mistakes
         for weight in task.parameters():
@@ -61,7 +61,7 @@ def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def worker(rank, cases, folder):
-    """Train each of ``cases`` (name and options) with the other processes; write the results, or what went wrong."""
+    """Train each of ``cases`` (name and options) with the other processes; write results or tracebacks."""
     torch.set_num_threads(1)
     found = []
     for number, case in enumerate(cases):
@@ -80,7 +80,7 @@ def worker(rank, cases, folder):
 
 
 def smallest_by_backend(rank: int, folder: str) -> list[int]:
-    """The smallest of 3 and 4, by processes that are joined for CPUs, and by such as are joined for GPUs alone."""
+    """Return the smallest of 3 and 4, for processes with a backend for CPUs, and with one only for GPUs."""
     dist.init_process_group("gloo", f"file://{folder}/smallest", timedelta(seconds=60), WORLD, rank)
     found = [smallest(4 - rank)]
     with mock.patch.object(dist, "get_backend", lambda group: "nccl"):
@@ -92,7 +92,7 @@ def smallest_by_backend(rank: int, folder: str) -> list[int]:
 
 
 def patience(rank: int, folder: str) -> str:
-    """How it ends to wait for a first process that takes longer than waiting may take elsewhere."""
+    """Return the result of waiting for a first process for longer than the usual timeout."""
     dist.init_process_group("gloo", f"file://{folder}/patience", timedelta(seconds=1), WORLD, rank)
     try:
         wait_for_all()
@@ -106,7 +106,7 @@ def patience(rank: int, folder: str) -> str:
 
 
 def train_together(cases, folder):
-    """The results of each of ``cases`` by process, a traceback where one failed; `smallest_by_backend`; `patience`."""
+    """Return the results of each of ``cases`` by process, `smallest_by_backend`, and `patience`."""
     server()  # what it has imported need not be imported by each
     torch.multiprocessing.start_processes(worker, (cases, str(folder)), WORLD, start_method="forkserver")
     *by_case, smallest_ones, waits = zip(*(torch.load(f"{folder}/rank{rank}.pt") for rank in range(WORLD)), strict=True)
