@@ -14,17 +14,17 @@ from PIL import Image
 
 from patchloom.system.files import cache_root
 
-# Tests run on all cores at once, so that each has one thread; in the processes that they start, too. What threads do is
-# tested where it is asked for by name. Set before torch is imported, which reads it then.
+# Tests run on all cores in parallel, so each process has one thread. Tests of threads set their number explicitly. This
+# must precede the import of torch, which reads it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell that starts the suite in the background has it ignore Ctrl-C, and nohup has it ignore a terminal's end. Tests
-# send both, and what they start would ignore them, too.
+# A background shell ignores SIGINT and nohup ignores SIGHUP, and child processes inherit this. Tests send both signals, so
+# their default handlers are restored.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
-_MAX_WORKERS = 4  # each takes 2 GB and, to import everything, 10 seconds
+_MAX_WORKERS = 4  # each needs 2 GB of memory and 10 seconds for imports
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -39,7 +39,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked ``gpu`` without a GPU; ``pytest -m gpu`` runs only them."""
-    import torch  # not by the process that only hands tests to others
+    import torch  # not needed by the process that distributes tests
 
     if not torch.cuda.is_available():
         for item in items:
@@ -58,7 +58,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Use a separate cache directory for tests and the processes they start."""
     import matplotlib
 
-    fonts = matplotlib.get_cachedir()  # this one may be shared: it takes seconds to make
+    fonts = matplotlib.get_cachedir()  # shared, because it takes seconds to create
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         if "MPLCONFIGDIR" not in os.environ:

@@ -138,7 +138,7 @@ def test_what_is_not_the_same_is_not_written(run, tmp_path, monkeypatch):
 
 
 def test_two_channels_and_class_tokens(tmp_path):
-    """timm must neither convert weights nor pool by itself: mean pooling, unusual channels."""
+    """timm must use the weights and the pooling as they were exported."""
     import numpy as np
 
     for i in range(4):

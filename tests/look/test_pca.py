@@ -118,7 +118,7 @@ def test_the_same_twice(tmp_path):
 
 
 def test_places_are_only_taken_away_of_several_images(tmp_path, monkeypatch):
-    """With two images, the differences from their mean are always opposite."""
+    """The differences of two images from their mean are always opposite."""
     drawn = []
     monkeypatch.setattr(module, "draw_tiles", lambda rows, headings, size, title, caption, *_: drawn.append(headings))
     for images in (2, 3):

@@ -241,7 +241,7 @@ def test_a_setting_of_an_evaluation_that_cannot_be_drawn_is_refused(make: Make) 
     assert f"{b} has no finetune result: patchloom evaluate finetune {b}" in refused([a, b], against="finetune.epochs")
     assert "have epochs 5: evaluate with another value" in refused(a, against="finetune.epochs")
     assert "did you mean epochs? They have epochs, recipe." in refused(a, against="finetune.epoch")
-    assert "leave --of knn out" in refused(a, against="finetune.epochs", of="knn")
+    assert "leave out --of knn" in refused(a, against="finetune.epochs", of="knn")
     add_result(b, "finetune", 0.5, recipe="small", epochs=5)
     assert "were not measured in the same way" in refused([a, b], against="finetune.epochs")
 

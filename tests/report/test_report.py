@@ -169,7 +169,7 @@ def test_recordings_can_be_heard(tmp_path, quick_probe):
     page = page_of([run])
     part = page.runs[0]
     assert page.notes == [] and 5 <= len(part.recordings) <= 12 and part.cloud
-    assert "recordings" in part.numbers[0].note and "Recordings" in page.charts[1].note
+    assert "recordings" in part.numbers[0].note and "recordings" in page.charts[1].note
     assert {"rate", "features"} <= {one.name for one in part.settings} and "flip" not in {s.name for s in part.settings}
 
 

@@ -1,6 +1,6 @@
 """Data-parallel training of a task, each process with its rows of one batch and of its random draws.
 
-A module of its own because the processes have to import it.
+A separate module because the processes have to import it.
 """
 
 import time
@@ -36,10 +36,10 @@ def train(name, asked, rank=0, world=1):
     with torch.no_grad():  # zero biases, and a teacher that is the student, would hide mistakes
         for weight in task.parameters():
             weight.add_(torch.randn_like(weight) * 0.05)
-    # its defaults are what Fabric takes: parameters that the loss does not use are an error
+    # with the defaults of Fabric: parameters that the loss does not use are an error
     module = DistributedDataParallel(task) if world > 1 else task
     trained = {key: weight for key, weight in task.named_parameters() if weight.requires_grad}
-    # not Adam, whose first steps depend on a gradient's sign, even where the gradient is zero but for rounding
+    # not Adam, whose first steps depend on the sign of gradients that are zero up to rounding
     optimizer = torch.optim.SGD(trained.values(), lr=0.1, momentum=0.9)
     views = [view.chunk(world)[rank] for view in views_of(task, BATCH)]
     start, losses, gradients = copied(task.state_dict()), [], {}
@@ -65,12 +65,12 @@ def worker(rank, cases, folder):
     torch.set_num_threads(1)
     found = []
     for number, case in enumerate(cases):
-        # a group for each, so that processes that fell out of step over one case meet again at the next
+        # a new group for each case, so that processes resynchronise after a failure
         meeting = f"file://{folder}/meeting{number}"
         dist.init_process_group("gloo", meeting, timedelta(seconds=60), WORLD, rank)
         try:
             found.append(tuple(train(*case, rank, WORLD)))
-        except Exception:  # whatever it is, the test of this case shows it, and the other cases go on
+        except Exception:  # reported by the test of this case; the other cases continue
             found.append(traceback.format_exc())
         finally:
             dist.destroy_process_group()
@@ -107,7 +107,7 @@ def patience(rank: int, folder: str) -> str:
 
 def train_together(cases, folder):
     """Return the results of each of ``cases`` by process, `smallest_by_backend`, and `patience`."""
-    server()  # what it has imported need not be imported by each
+    server()  # its imports are shared by the processes
     torch.multiprocessing.start_processes(worker, (cases, str(folder)), WORLD, start_method="forkserver")
     *by_case, smallest_ones, waits = zip(*(torch.load(f"{folder}/rank{rank}.pt") for rank in range(WORLD)), strict=True)
     return (

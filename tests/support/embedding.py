@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 SUFFIXES = (".parquet", ".npz", ".safetensors")
 KEY = "patchloom-embeddings-1"
 SMALL = {"device": "cpu", "batch_size": 4, "workers": 0}
-ROWS = 8  # of a part
+ROWS = 8  # rows per part
 
 
 class Read(NamedTuple):
@@ -79,7 +79,7 @@ def embed_apart(run: Path, data: Path, to: Path, event: int | None = None) -> in
     """Run ``embed`` in a separate process, killed before it renames this file (from 1) that it wrote.
 
     Returns:
-        How many events there were; None if it was killed.
+        The number of events; None if it was killed.
     """
     context = server()
     told = context.SimpleQueue()
@@ -142,7 +142,7 @@ def embed_together(
     Args:
         run, data, to: as for ``embed``.
         world: number of processes.
-        failing: by rank, how it fails to write a part: 1 by an error, SIGKILL by that signal.
+        failing: how each rank fails to write a part: 1 with an error, SIGKILL by this signal.
     """
     context = server()
     told, port = context.SimpleQueue(), free_port()

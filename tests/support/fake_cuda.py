@@ -45,14 +45,14 @@ def fake_cuda() -> Iterator[None]:
     """Allow fake CUDA tensors inside this block, with the autocast behaviour of a GPU.
 
     Raises:
-        Waits: a tensor is copied between devices, or used beside one of another device.
-        torch._subclasses.fake_tensor.UnsupportedFakeTensorException, and its like: a result's shape, or a number in
-            Python, depends on what is in a tensor.
+        Waits: if a tensor is copied between devices, or used with one on another device.
+        torch._subclasses.fake_tensor.UnsupportedFakeTensorException, or a similar error: if the shape of a result or a
+            Python number depends on the contents of a tensor.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
         patch.setattr("torch.cuda.is_bf16_supported", lambda *_, **__: True)
-        # of cuDNN's own operations the shapes of results are not known
+        # shapes of results of cuDNN's own operations are unknown
         with torch.backends.cudnn.flags(enabled=False), FakeTensorMode(), _OneDevice(), _NoCopies():
             yield
 
@@ -60,7 +60,7 @@ def fake_cuda() -> Iterator[None]:
 def on_fake_cuda(net: nn.Module) -> nn.Module:
     """Return ``net`` with fake CUDA parameters and buffers of the same sizes; call it inside `fake_cuda`.
 
-    A tensor that is neither stays where it was, and is refused when it is used: `nn.Module.to` would leave it behind.
+    Other tensors stay where they are and are refused when used, because `nn.Module.to` would not move them either.
     """
     for module in net.modules():
         for name, weight in module._parameters.items():

@@ -1,6 +1,6 @@
 """Commands in processes forked from a server that has already imported patchloom, which saves 6 s each.
 
-What only a fresh interpreter shows is tested where one is started (`subprocess`, ``python -m patchloom``).
+Behaviour that needs a fresh interpreter is tested with `subprocess` and ``python -m patchloom``.
 """
 
 import multiprocessing
@@ -28,8 +28,8 @@ class Command:
     """Command of patchloom in a new session, with the interface of `subprocess.Popen`.
 
     Args:
-        words: of the command.
-        stdout: where it prints; by default into a pipe, which the attribute ``stdout`` reads.
+        words: arguments of the command.
+        stdout: file descriptor of its output; default: a pipe, readable as the attribute ``stdout``.
     """
 
     def __init__(self, words: list[str], stdout: int | None = None) -> None:
@@ -43,7 +43,7 @@ class Command:
         out, err = (Connection(one, readable=False) for one in (writer, os.dup(self._err.fileno())))
         self._process = server().Process(target=_work, args=(words, dict(os.environ), out, err))
         self._process.start()
-        out.close()  # else the end of what it prints would never come
+        out.close()  # otherwise the reader would never see the end of the output
         err.close()
         self.pid = self._process.pid
 
@@ -98,7 +98,7 @@ class Popen:
         self._process.kill()
 
 
-# in place of the module, where `runner` looks for it
+# replaces the module `subprocess` in `runner`
 SUBPROCESS = SimpleNamespace(Popen=Popen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
 
 
@@ -108,7 +108,7 @@ def _work(
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
-    multiprocessing.set_start_method(None, force=True)  # what starts from here starts as it does for users
+    multiprocessing.set_start_method(None, force=True)  # restores the default start method of users
     for number, stream in ((0, given), (1, out), (2, err)):
         if stream is None:
             continue

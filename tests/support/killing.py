@@ -1,7 +1,7 @@
 """Runs that are killed at random times, and the files they leave behind.
 
-A module of its own because the processes that are killed have to import it. They are forked from a server that has
-imported patchloom already, so that a start takes a tenth of a second.
+A separate module because the killed processes have to import it. They are forked from a server that has imported
+patchloom, so that a start takes 0.1 s.
 """
 
 import csv
@@ -29,7 +29,7 @@ SMALL |= {"patch_size": 8, "batch_size": 16, "epochs": 6, "precision": "float32"
 SMALL |= {"threads": 1, "compile": False, "workers": 0, "device": "cpu", "held_out": 0.2}
 PROBE_STEPS = 5
 _KEPT = ("summary.txt", "verdict.yaml", "encoder.safetensors")
-# what a run writes and renames is told to audit hooks before it happens
+# audit hooks see these events before a file is written or renamed
 _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.chmod")
 
 
@@ -43,8 +43,7 @@ class Kill(NamedTuple):
 def shorten_ends(put: Callable[[Any, str, Any], None] = setattr) -> None:
     """Shorten the fit of linear probes in this process, and leave the curves of runs blank.
 
-    Runs have them; what probes are good for, and how curves look, others test. Together they are a third of a small
-    run's time.
+    Other tests cover probes and curves, which together take a third of a small run's time.
     """
     from patchloom.evaluate import logistic
     from patchloom.train import metrics
@@ -88,7 +87,7 @@ def draw_images(folder: Path, count: int = 60) -> Path:
 
 
 def _train(images: str, out: str, options: dict[str, Any], event: int | None, told: Any) -> None:
-    multiprocessing.set_start_method("fork", force=True)  # for the processes that read images; the server's is slow
+    multiprocessing.set_start_method("fork", force=True)  # for processes that read images; a fork server is slow
     seen = die_at(event, out, _EVENTS)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -125,7 +124,7 @@ def kill_until_done(images: Path, out: Path, options: dict, events: int, seconds
     """Restart a run and kill it at random times until it finishes; return the number of kills."""
     kills = 0
     while True:
-        at_event = rng.random() < 0.5  # half of them, since what goes on has not all of them before it
+        at_event = rng.random() < 0.5  # half of the kills: a resumed run has fewer events left
         kill = Kill(event=rng.randint(1, events // 2)) if at_event else Kill(seconds=rng.uniform(0.05, seconds))
         killed, _ = start(images, out, options, kill)
         if not killed:

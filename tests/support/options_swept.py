@@ -16,7 +16,7 @@ from patchloom.tasks.restore import STRENGTHS
 _DECODER = {"decoder_width": 24, "decoder_heads": 3}
 _MIXED = {"mask": 0.5, "blank": 0.25, "drop_positions": 0.5, "limit_context": 0.5}
 
-# the first set of each task is the empty one: everything as it is by default
+# the first set of each task is empty: all defaults
 OPTION_SETS: dict[str, list[dict[str, Any]]] = {
     "mae": [
         {},
@@ -142,14 +142,14 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 
-# what the names in an option that is a dict may be
+# valid keys of options that are dicts
 _NAMES = {"withhold": {*_SHARES, *STRENGTHS}, "ask": {*_QUESTIONS}}
 
 
 def mixture_of(question: str) -> dict[str, Any]:
     """Return the first options of a mixture with only this question, for images and for recordings."""
     for options in OPTION_SETS["mixture"]:
-        # some degradations are for images of three channels
+        # some degradations need images with three channels
         if options.get("ask", {}).keys() == {question} and not options["withhold"].keys() & STRENGTHS.keys():
             return options
     raise AssertionError(f"add options to OPTION_SETS that ask {question} alone, without a degradation")

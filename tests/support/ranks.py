@@ -95,7 +95,7 @@ def run_together(
     """Run ``world`` processes; if they are interrupted, writing a checkpoint takes `SAVING` seconds.
 
     Returns:
-        How each process ended, and the weights and moments that each had when it reached the end.
+        The end of each process, and its final weights and moments.
     """
     context = server()
     out.parent.mkdir(parents=True, exist_ok=True)

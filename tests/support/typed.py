@@ -19,7 +19,7 @@ from patchloom.options import MODEL_OPTIONS
 from patchloom.runs.settings import Settings
 from patchloom.tasks import TASKS, task_class
 
-# enough for a sentence about every setting, and quick to build
+# small and quick to build
 SMALL = ["shapes:50", "--model=nano", "--model.embed_dim=32", "--model.depth=1", "--model.num_heads=2"]
 
 NUMBERS = [0, 1, 2, 3, 7, 8, 16, -1, 2**31 - 1, 2**31, 2**63, 10**6, 10**18, 10**400, 0.5, 0.75, 1e-9, -0.5, 1e308]
