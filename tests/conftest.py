@@ -18,8 +18,8 @@ from patchloom.system.files import cache_root
 # must precede the import of torch, which reads it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A background shell ignores SIGINT and nohup ignores SIGHUP, and child processes inherit this. Tests send both signals, so
-# their default handlers are restored.
+# A background shell ignores SIGINT and nohup ignores SIGHUP, and child processes inherit this. Tests send both signals,
+# so their default handlers are restored.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
