@@ -196,7 +196,7 @@ def test_what_is_printed(
     words = ["embed", str(tiny), str(photos), "--to", str(tmp_path / "f.npz"), "--batch_size", "4", "--device", "cpu"]
     assert main(words) == 0
     first, last, holds = capsys.readouterr().out.splitlines()
-    assert first.startswith("36 images: of each, the mean of the patch tokens by tiny, 16 numbers in float32.")
+    assert first.startswith("36 images: for each, the mean of the patch tokens of tiny, 16 numbers in float32.")
     assert "f.npz will have about 0.0 MB" in first
     assert last.startswith("1 images could not be read and were left out, such as") and "17.png" in last
     assert holds == f"{tmp_path / 'f.npz'} has 35 vectors of 16 numbers in float32 (0.0 MB)."
@@ -270,8 +270,10 @@ def test_refusals(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.
     refused("--batch_size must be 1 or more, not 0", batch_size=0)
     refused("--pooling cannot be max: it takes mean, class", pooling="max")
     monkeypatch.setattr(embed.shutil, "disk_usage", lambda folder: type("", (), {"free": 100})())
-    refused("needs about 0.0 MB while it is made, and .* has 0.0 MB free: make room")
-    refused("needs about 0.0 MB while it is made, and .* has 0.0 MB free: make room", to=tmp_path / "new" / "parts")
+    refused("needs about 0.0 MB while it is made, and .* has 0.0 MB free: free some space")
+    refused(
+        "needs about 0.0 MB while it is made, and .* has 0.0 MB free: free some space", to=tmp_path / "new" / "parts"
+    )
     assert not (tmp_path / "new").exists()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     refused(r"Parquet needs pyarrow: pip install 'pyarrow", to=tmp_path / "f.parquet")

@@ -116,7 +116,7 @@ def test_what_is_printed(tiny: Path, photos: Path, others: Path, tmp_path: Path,
         ("none.png", "there is no such file; give the path of one image"),
         (".", "there is no such file"),
         ("notes.txt", "is not an image or recording by its suffix"),
-        ("broken.png", "which cannot be read"),
+        ("broken.png", "cannot be read"),
     ],
 )
 def test_a_bad_image_is_refused_before_anything_is_done(

@@ -157,7 +157,7 @@ def test_two_channels_and_class_tokens(tmp_path):
 
 def test_a_folder_with_other_files_is_left_alone(run, tmp_path):
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(PatchloomError, match="holds other files, such as mine.txt: give another folder"):
+    with pytest.raises(PatchloomError, match="has other files, such as mine.txt: give another folder"):
         export(run, to="hf", out=tmp_path)
     with pytest.raises(PatchloomError, match="is a file: give a folder"):
         export(run, to="hf", out=tmp_path / "mine.txt")

@@ -134,7 +134,7 @@ def test_the_printed_code_gives_an_encoders_features_of_waveforms(sound, tmp_pat
     assert main(["export", str(path), "--data", "tones:20"]) == 0
     printed = capsys.readouterr().out
     assert float(re.search(r"timm's features differ by at most (\S+) on 16 recordings\.", printed)[1]) < 1e-4
-    assert f"It takes {sound.seconds:g} s at {sound.rate:,} samples a second, one channel." in printed
+    assert f"Its input is {sound.seconds:g} s at {sound.rate:,} samples per second, one channel." in printed
     code = printed[printed.index("import timm") :]
     assert "patchloom" not in code.replace(str(tmp_path), "")
     pasted: dict = {}

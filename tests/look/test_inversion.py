@@ -183,7 +183,7 @@ def test_a_line_tells_the_time_left_and_the_distance():
     fitting = FittingProgress(4, "inverting")
     assert fitting.line() == "inverting ..."
     invert(named(random_vit()), photos(), steps=3, fitting=fitting)
-    assert "left · inverting: step 3 of 4, distance" in fitting.line() and "% of what it was" in fitting.line()
+    assert "left · inverting: step 3 of 4, distance" in fitting.line() and "% of the start" in fitting.line()
 
 
 def test_features_that_are_not_finite_are_refused():

@@ -139,7 +139,7 @@ def sheet_as_drawn(
 ) -> tuple[Sheet, Sequence[float], Sequence[float]]:
     """Convert a sheet of normalised images [b c h w] to display colours; return it with their mean and deviation."""
     drawn = {name: modality.colours(images, mean, std) for name, images in sheet.columns.items()}
-    for _, drawn_mean, drawn_std in drawn.values():  # all alike
+    for _, drawn_mean, drawn_std in drawn.values():  # the same for all columns
         mean, std = drawn_mean, drawn_std
     columns = {name: images for name, (images, _, _) in drawn.items()}
     return sheet._replace(caption=" ".join(filter(None, [sheet.caption, modality.axes])), columns=columns), mean, std

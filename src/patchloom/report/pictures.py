@@ -141,9 +141,9 @@ _CAPTIONS = {
         "off. If only the borders are bright, the model has learnt mainly what {noun} look like at their edges.",
     ),
     "layers": Caption(
-        "Linear probe by layer",
-        "Accuracy of a linear probe on the features of each layer. A drop in the last blocks means that these are "
-        "specialised in the pretext task.",
+        "kNN accuracy by layer",
+        "kNN accuracy of the features of each layer, compared with the untrained encoder. A drop in the last blocks "
+        "means that these are specialised in the pretext task.",
     ),
     "segment": Caption(
         "Segmentation: the best and the worst test {noun}",
