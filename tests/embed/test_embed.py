@@ -204,7 +204,7 @@ def test_what_is_printed(
     assert main(words) == 0
     assert (tmp_path / "f.npz").stat().st_mtime_ns == before
     lost, there = capsys.readouterr().out.splitlines()
-    assert lost == "1 images could not be read when it was made, and were left out."
+    assert lost == "1 images could not be read when it was made and were skipped."
     assert "exists and was made with the same settings" in there and "Nothing was computed again." in there
 
 

@@ -101,7 +101,7 @@ def test_a_part_with_other_rows_than_it_says(tiny: Path, photos: Path, tmp_path:
 def test_two_at_once(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(parts_module, "_WAIT", 0.01)
     with _folder(tmp_path / "f.npz.parts", ".npz", _Few(4, ()), 2, 4).locked():
-        with pytest.raises(PatchloomError, match="another process is writing .*f.npz.parts: wait for its end"):
+        with pytest.raises(PatchloomError, match="another process is writing .*f.npz.parts: wait until it ends"):
             patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **SMALL)
 
 
