@@ -14,22 +14,22 @@ from PIL import Image
 
 from patchloom.system.files import cache_root
 
-# Tests run on all cores at once, so that each has one thread; in the processes that they start, too. What threads do is
-# tested where it is asked for by name. Set before torch is imported, which reads it then.
+# Tests run on all cores in parallel, so each process has one thread. Tests of threads set their number explicitly. This
+# must precede the import of torch, which reads it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell that starts the suite in the background has it ignore Ctrl-C, and nohup has it ignore a terminal's end. Tests
-# send both, and what they start would ignore them, too.
+# A background shell ignores SIGINT and nohup ignores SIGHUP, and child processes inherit this. Tests send both signals,
+# so their default handlers are restored.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
-_MAX_WORKERS = 4  # each takes 2 GB and, to import everything, 10 seconds
+_MAX_WORKERS = 4  # each needs 2 GB of memory and 10 seconds for imports
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """A worker a core for the suite and its folders; none for files by name, which import less than workers would."""
+    """Return a worker per core for the suite and its folders, and none for files by name, which import less."""
     asked = [Path(str(argument).partition("::")[0]) for argument in config.args]
     if all(path.suffix == ".py" for path in asked):
         return 0
@@ -38,8 +38,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is marked ``gpu`` is skipped where there is none; ``pytest -m gpu`` runs it alone."""
-    import torch  # not by the process that only hands tests to others
+    """Skip tests marked ``gpu`` without a GPU; ``pytest -m gpu`` runs only them."""
+    import torch  # not needed by the process that distributes tests
 
     if not torch.cuda.is_available():
         for item in items:
@@ -48,17 +48,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules stay: the garbage collector need not look at them again at each of many collections."""
+    """Exclude loaded modules from garbage collection, which is slow with many objects."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test writes into the user's cache, or finds what another one left there; in processes it starts, too."""
+    """Use a separate cache directory for tests and the processes they start."""
     import matplotlib
 
-    fonts = matplotlib.get_cachedir()  # this one may be shared: it takes seconds to make
+    fonts = matplotlib.get_cachedir()  # shared, because it takes seconds to create
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         if "MPLCONFIGDIR" not in os.environ:
@@ -68,7 +68,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def cache_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Give a test a cache of its own in a folder, with what is known of this machine: measuring it takes seconds."""
+    """Give a test its own cache in a folder, with the measurements of this machine, which take seconds."""
 
     def begin(folder: Path) -> None:
         known = cache_root() / "machine.json"
@@ -82,7 +82,7 @@ def cache_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_plain_lines() -> Iterator[None]:
-    """A machine that is busy with other tests is no reason to print more than a test expects."""
+    """Disable status lines that depend on the load of the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("patchloom.display._FIRST", float("inf"))
         yield
@@ -93,7 +93,7 @@ _DEFAULT_WORKERS = ("patchloom.train.plan.default_workers", "patchloom.train.res
 
 @pytest.fixture(autouse=True, scope="session")
 def no_default_workers() -> Iterator[None]:
-    """Runs that do not say how many processes read images have none: to fork this large process takes a second."""
+    """Set the default number of reading processes to 0: forking this large process takes a second."""
     with pytest.MonkeyPatch.context() as patch:
         for place in _DEFAULT_WORKERS:
             patch.setattr(place, lambda *_: (0, "tests start none"))
@@ -102,7 +102,7 @@ def no_default_workers() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def default_workers(no_default_workers: None) -> Iterator[None]:
-    """For tests of how many these are: as many as outside of the tests."""
+    """Restore the default number of reading processes."""
     from patchloom.system.hardware import choose_workers
 
     with pytest.MonkeyPatch.context() as patch:
@@ -113,7 +113,7 @@ def default_workers(no_default_workers: None) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def quick_probe() -> Iterator[None]:
-    """For tests of runs, whose end is no matter: linear probes that are not fitted to the end, and blank curves."""
+    """Shorten linear probes and leave curves blank, for tests that do not need them."""
     from killing import shorten_ends
 
     with pytest.MonkeyPatch.context() as patch:
@@ -139,7 +139,7 @@ def draw(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Hugging Face's data sets keep what they read in a folder of this module's own, and draw no bars."""
+    """Keep the cache of Hugging Face datasets in a folder per module, and disable progress bars."""
     datasets = pytest.importorskip("datasets")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf"))
@@ -150,7 +150,7 @@ def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def record(tmp_path: Path) -> Callable[..., str]:
-    """A function that writes a recording of its own under a path, and returns the path as text."""
+    """Return a function that writes a new recording and returns its path as text."""
     soundfile = pytest.importorskip("soundfile")
     rng = np.random.default_rng(0)
 
@@ -165,7 +165,7 @@ def record(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 images of noise in two classes, 32 by 32; no test may change them."""
+    """60 images of noise in two classes, 32 by 32; tests must not change them."""
     from killing import draw_images
 
     return draw_images(tmp_path_factory.mktemp("images"))
@@ -173,7 +173,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def unlabelled_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 images of noise without labels, so that no time goes into evaluation; no test may change them."""
+    """60 images of noise without labels, which need no evaluation; tests must not change them."""
     from killing import draw_images
 
     return draw_images(tmp_path_factory.mktemp("images"), 120) / "a"

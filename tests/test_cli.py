@@ -226,7 +226,7 @@ def test_folders_without_images(capsys, tmp_path):
         (["evaluate", "knn", "nowhere", "shapes"], "there is no encoder at nowhere"),
         (["look", "nowhere", "shapes"], "is not the folder of a run"),
         (["export", "nowhere"], "there is no encoder at nowhere"),
-        (["export", "nowhere", "--to", "keras"], "patchloom exports to timm"),
+        (["export", "nowhere", "--to", "keras"], "--to keras is not a format"),
         (["tasks", "mae"], "takes no arguments"),
     ],
 )

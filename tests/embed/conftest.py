@@ -22,13 +22,13 @@ one_thread = pytest.fixture(autouse=True, scope="package")(one_thread)
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few images make several parts."""
+    """Make parts small, so that a few images make several."""
     monkeypatch.setattr(parts, "ROWS", ROWS)
 
 
 @pytest.fixture(scope="package")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a small encoder of grey images of 8 pixels."""
+    """File of a small encoder for grey images of 8 pixels."""
     path = tmp_path_factory.mktemp("tiny") / "encoder.safetensors"
     spec = EncoderSpec("nano", (8, 8), 2, channels=1, options={"depth": 3, "embed_dim": 16, "num_heads": 2})
     torch.manual_seed(1)
@@ -38,7 +38,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """26 training images of two classes, of which one is broken, and 10 for the test."""
+    """Folder of 26 training images of two classes, one of them broken, and 10 test images."""
     folder, digits = tmp_path_factory.mktemp("photos"), open_data("digits").train
     for split, numbers in (("train", range(26)), ("test", range(26, 36))):
         for i in numbers:

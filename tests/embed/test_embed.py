@@ -1,4 +1,4 @@
-"""Files of vectors hold what the evaluations are given, as other libraries read them, and say how they were made."""
+"""Tests of the verb embed: vectors as in evaluations, read by other libraries, with their card."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from patchloom.nets.heads import InstanceHead
 
 @pytest.fixture(scope="module")
 def whole(tiny: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A file of each format, by its ending."""
+    """Write a file of each format."""
     folder = tmp_path_factory.mktemp("whole")
     for suffix in SUFFIXES:
         patchloom.embed(tiny, photos, to=folder / f"f{suffix}", **SMALL)
@@ -39,7 +39,7 @@ def whole(tiny: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def expected(encoder: Path, photos: Path, **options) -> dict[str, np.ndarray]:
-    """Features of training and test images, one behind the other, as the evaluations take them."""
+    """Return features of training and test images, concatenated, as in evaluations."""
     vit, card = load_encoder_file(encoder)
     data = open_data(photos)
     each = [extract(vit, card, one, device="cpu", batch_size=4, **options) for one in (data.train, data.test)]
@@ -59,7 +59,7 @@ def test_every_format_has_what_the_evaluations_see(whole: dict[str, Path], tiny:
 
 
 def _images() -> list[tuple[str, str, int]]:
-    """Split, class and number of the images that can be read, in the order in which folders are listed."""
+    """Return split, class and number of the readable images in listing order."""
     train, test = ([f"{i}" for i in some] for some in (range(26), range(26, 36)))
     rows = [(split, "ab"[int(i) % 2], int(i)) for split, some in (("train", train), ("test", test)) for i in some]
     order = sorted(rows, key=lambda row: (row[0] == "test", row[1], f"{row[2]}.png"))
@@ -145,7 +145,7 @@ def test_an_instance_head(tiny: Path, photos: Path, tmp_path: Path):
     found = made(tmp_path / "1", tmp_path / "encoder.safetensors", photos, pooling="instance")
     assert np.array_equal(found.vectors, expected(tiny, photos, head=head)["instance"])
     assert len(found.card["encoder"]["head_sha256"]) == 64
-    with pytest.raises(PatchloomError, match="--pooling instance is of the last layer"):
+    with pytest.raises(PatchloomError, match="--pooling instance is only for the last layer"):
         made(tmp_path / "2", tmp_path / "encoder.safetensors", photos, pooling="instance", layer=1)
     with pytest.raises(PatchloomError, match="no module beside it to give instance features"):
         made(tmp_path / "3", tiny, photos, pooling="instance")
@@ -196,7 +196,7 @@ def test_what_is_printed(
     words = ["embed", str(tiny), str(photos), "--to", str(tmp_path / "f.npz"), "--batch_size", "4", "--device", "cpu"]
     assert main(words) == 0
     first, last, holds = capsys.readouterr().out.splitlines()
-    assert first.startswith("36 images: of each, the mean of the patch tokens by tiny, 16 numbers in float32.")
+    assert first.startswith("36 images: for each, the mean of the patch tokens of tiny, 16 numbers in float32.")
     assert "f.npz will have about 0.0 MB" in first
     assert last.startswith("1 images could not be read and were left out, such as") and "17.png" in last
     assert holds == f"{tmp_path / 'f.npz'} has 35 vectors of 16 numbers in float32 (0.0 MB)."
@@ -204,8 +204,8 @@ def test_what_is_printed(
     assert main(words) == 0
     assert (tmp_path / "f.npz").stat().st_mtime_ns == before
     lost, there = capsys.readouterr().out.splitlines()
-    assert lost == "1 images could not be read when it was made, and were left out."
-    assert "is there already, made in this very way" in there and "Nothing was computed again." in there
+    assert lost == "1 images could not be read when it was made and were skipped."
+    assert "exists and was made with the same settings" in there and "Nothing was computed again." in there
 
 
 def test_the_time_of_many_is_told_first(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -218,7 +218,7 @@ def test_the_time_of_many_is_told_first(tiny: Path, tmp_path: Path, capsys: pyte
 def test_a_file_of_another_card_is_left_alone(whole, tiny: Path, photos: Path, tmp_path: Path, suffix: str):
     content = whole[suffix].read_bytes()
     for options, what in (({"layer": 1}, "another layer"), ({"dtype": "float16"}, "another dtype")):
-        with pytest.raises(PatchloomError, match=f"is there already, and was made with {what}: choose another --to"):
+        with pytest.raises(PatchloomError, match=f"exists and was made with {what}: choose another --to"):
             patchloom.embed(tiny, photos, to=whole[suffix], **SMALL | options)
     with pytest.raises(PatchloomError, match="made with another data name, data splits and data fingerprint"):
         patchloom.embed(tiny, photos / "test", to=whole[suffix], **SMALL)
@@ -246,7 +246,7 @@ def test_files_of_others_that_can_be_read_are_left_alone(tiny: Path, photos: Pat
     np.savez(tmp_path / "f.npz", vectors=np.zeros(3))
     (tmp_path / "f.safetensors").write_bytes(tiny.read_bytes())
     for name in ("f.npz", "f.safetensors"):
-        with pytest.raises(PatchloomError, match=f"{name} is there already, and embed did not write it"):
+        with pytest.raises(PatchloomError, match=f"{name} exists and was not written by embed"):
             patchloom.embed(tiny, photos, to=tmp_path / name, **SMALL)
 
 
@@ -255,32 +255,34 @@ def test_refusals(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(PatchloomError, match=sentence):
             patchloom.embed(tiny, photos, **{"to": tmp_path / "f.npz", **SMALL, **options})
 
-    refused("say with --to where the vectors go: a FOLDER, FILE.parquet, FILE.npz or FILE.safetensors", to=None)
-    refused(r"ending of a file says .* .parquet, .npz or .safetensors, as in f.npz; a folder", to=tmp_path / "f.npy")
+    refused("--to is missing: give a FOLDER, FILE.parquet, FILE.npz or FILE.safetensors", to=None)
+    refused(r"no known suffix: .* .parquet, .npz or .safetensors, as in f.npz, or .* folder", to=tmp_path / "f.npy")
     refused("--format npz is not that of .*f.parquet: leave it out", to=tmp_path / "f.parquet", format="npz")
     (tmp_path / "file").write_text("mine")
-    refused("file, which is a file: name a folder", to=tmp_path / "file")
-    refused("is there already, and embed did not write it: choose another --to", to=tmp_path)
+    refused("file is a file of another kind: give a folder", to=tmp_path / "file")
+    refused("exists and was not written by embed: choose another --to", to=tmp_path)
     refused("--devices must be 1 or more, not 0", devices=0)
     (tmp_path / "folder.npz").mkdir()
-    refused("which is a folder: name a file in it", to=tmp_path / "folder.npz")
-    refused("--layer cannot be 4: this encoder has embedding, block 1 to 3 and norm", layer=4)
-    refused("--layer cannot be first: this encoder has", layer="first")
+    refused("is a folder: give a file in it", to=tmp_path / "folder.npz")
+    refused("--layer 4 does not exist: this encoder has embedding, block 1 to 3 and norm", layer=4)
+    refused("--layer first does not exist: this encoder has", layer="first")
     refused("--top must be 1 or more, not 0", top=0)
     refused("--batch_size must be 1 or more, not 0", batch_size=0)
     refused("--pooling cannot be max: it takes mean, class", pooling="max")
     monkeypatch.setattr(embed.shutil, "disk_usage", lambda folder: type("", (), {"free": 100})())
-    refused("needs about 0.0 MB while it is made, and .* has 0.0 MB free: make room")
-    refused("needs about 0.0 MB while it is made, and .* has 0.0 MB free: make room", to=tmp_path / "new" / "parts")
+    refused("needs about 0.0 MB while it is made, and .* has 0.0 MB free: free some space")
+    refused(
+        "needs about 0.0 MB while it is made, and .* has 0.0 MB free: free some space", to=tmp_path / "new" / "parts"
+    )
     assert not (tmp_path / "new").exists()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused(r"Parquet is written by pyarrow: pip install 'pyarrow", to=tmp_path / "f.parquet")
+    refused(r"Parquet needs pyarrow: pip install 'pyarrow", to=tmp_path / "f.parquet")
 
 
 def test_a_file_that_does_not_fit_in_memory(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     patchloom.embed(tiny, photos, to=tmp_path / "whole.npz", **SMALL)
     monkeypatch.setattr(embed, "free_memory", lambda device: 1e-6)
-    with pytest.raises(PatchloomError, match=r"of memory as one file, .*: name a folder, as in --to .*/f/,"):
+    with pytest.raises(PatchloomError, match=r"of memory as one file, .*: give a folder, as in --to .*/f/,"):
         patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **SMALL)
     assert [one.name for one in tmp_path.iterdir()] == ["whole.npz"]  # nothing was begun
     near = {"near": photos / "train" / "b" / "5.png", **SMALL}
@@ -341,7 +343,7 @@ def test_the_card_is_json_of_ascii(whole: dict[str, Path]):
 
 
 def test_images_for_validation_are_there_too(tiny: Path, photos: Path, tmp_path: Path):
-    """They were left out, though every image is promised."""
+    """Images for validation are embedded, too."""
     folder = shutil.copytree(photos, tmp_path / "photos")
     shutil.copytree(folder / "test", folder / "val")
     patchloom.embed(tiny, folder, to=tmp_path / "f.npz", **SMALL)
@@ -350,7 +352,7 @@ def test_images_for_validation_are_there_too(tiny: Path, photos: Path, tmp_path:
 
 
 def test_rows_of_a_table_for_validation_are_there_too(tiny: Path, photos: Path, tmp_path: Path):
-    """They were left out, though every image is promised."""
+    """Images for validation are embedded, too."""
     paths = sorted((photos / "test").glob("*/*.png"), key=lambda path: int(path.stem))  # a and b in turn
     splits = ["train"] * 5 + ["test"] * 2 + ["val"] * 3
     rows = [f"{path},{path.parent.name},{split}" for path, split in zip(paths, splits, strict=True)]
@@ -372,7 +374,7 @@ def test_without_a_test_split_the_rest_keep_their_names(tiny: Path, tmp_path: Pa
 
 
 def test_what_is_done_once_is_not_multiplied_by_the_images(monkeypatch):
-    """Of 10,000 images at 1 ms each, with 0.9 s before the first: 11 s, not the 20 minutes of few images times."""
+    """10,000 images at 1 ms with 0.9 s of start-up take 11 s, not the 20 minutes of a linear estimate."""
     now, prepared = [0.0], set()
     monkeypatch.setattr("patchloom.estimate.time.perf_counter", lambda: now[0])
 

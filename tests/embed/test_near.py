@@ -1,4 +1,4 @@
-"""The nearest images are those of a plain search over all vectors."""
+"""Tests of nearest neighbours against a plain search over all vectors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from patchloom.errors import PatchloomError
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image that is no row, and files that are no images."""
+    """Write an image that is not a row, and files that are not images."""
     folder = tmp_path_factory.mktemp("others")
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 11), np.uint8)).save(folder / "new.png")
     (folder / "broken.png").write_bytes(b"no image")
@@ -115,13 +115,13 @@ def test_what_is_printed(tiny: Path, photos: Path, others: Path, tmp_path: Path,
     [
         ("none.png", "there is no such file; give the path of one image"),
         (".", "there is no such file"),
-        ("notes.txt", "it is neither an image nor a recording by its ending"),
-        ("broken.png", "which cannot be read"),
+        ("notes.txt", "is not an image or recording by its suffix"),
+        ("broken.png", "cannot be read"),
     ],
 )
 def test_a_bad_image_is_refused_before_anything_is_done(
     tiny: Path, photos: Path, others: Path, tmp_path: Path, name: str, sentence: str
 ):
-    with pytest.raises(PatchloomError, match=f"--near cannot be .*{sentence}"):
+    with pytest.raises(PatchloomError, match=f"--near .*{sentence}"):
         patchloom.embed(tiny, photos, to=tmp_path / "f.npz", near=others / name, **SMALL)
     assert not [*tmp_path.iterdir()]

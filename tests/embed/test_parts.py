@@ -1,4 +1,4 @@
-"""A kill costs a part: the same command goes on, to the same bytes, by any number of processes."""
+"""Tests of interrupted and parallel embedding: the result has the same bytes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_parts_that_are_there_are_not_computed_again(tiny: Path, photos: Path, t
     starts = ("train-000000008", "test-000000000", "test-000000008")
     assert written == [f"{start}.parquet" for start in starts]
     assert [path.stat().st_mtime_ns for path in there] == before
-    assert "18 of them are done already, by this command when it was stopped." in capsys.readouterr().out
+    assert "18 of them are already done" in capsys.readouterr().out
     for path in (tmp_path / "whole").glob("[!.]*"):
         assert path.read_bytes() == (tmp_path / "f" / path.name).read_bytes()
 
@@ -76,8 +76,8 @@ def test_parts_of_another_command_are_left_alone(tiny: Path, photos: Path, tmp_p
     part = max(before)
     patchloom.embed(tiny, photos, to=tmp_path / f"other{suffix}", layer=1, **SMALL)
     for content, sentence in (
-        (b"damaged", "cannot be read as vectors .*: remove it, and give the same command again"),
-        (before[part][:-300], "cannot be read as vectors .*: remove it, and give the same command again"),
+        (b"damaged", "cannot be read as vectors .*: remove it and repeat the command"),
+        (before[part][:-300], "cannot be read as vectors .*: remove it and repeat the command"),
         ((tmp_path / f"other{suffix}").read_bytes(), f"{part.name} was made by a command with another layer"),
     ):
         part.write_bytes(content)
@@ -101,7 +101,7 @@ def test_a_part_with_other_rows_than_it_says(tiny: Path, photos: Path, tmp_path:
 def test_two_at_once(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(parts_module, "_WAIT", 0.01)
     with _folder(tmp_path / "f.npz.parts", ".npz", _Few(4, ()), 2, 4).locked():
-        with pytest.raises(PatchloomError, match="another process is writing .*f.npz.parts: wait for its end"):
+        with pytest.raises(PatchloomError, match="another process is writing .*f.npz.parts: wait until it ends"):
             patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **SMALL)
 
 
@@ -114,7 +114,7 @@ def _folder(folder: Path, suffix: str, source: Source, width: int, batch: int) -
 
 @pytest.mark.parametrize("to", ["f.npz", "parts"])
 def test_several_processes(tiny: Path, photos: Path, tmp_path: Path, to: str):
-    """Each writes its share of the parts, and they are those of one."""
+    """Each process writes its share of the parts, with the same bytes as a single one."""
     patchloom.embed(tiny, photos, to=tmp_path / "whole" / to, **SMALL)
     ended = embed_together(tiny, photos, tmp_path / "together" / to, 3)
     assert [one.code for one in ended] == [0, 0, 0] and [one.written for one in ended] == [2, 2, 2]
@@ -125,7 +125,7 @@ def test_several_processes(tiny: Path, photos: Path, tmp_path: Path, to: str):
 
 
 def test_of_several_processes_one_fails(tiny: Path, photos: Path, tmp_path: Path):
-    """The others keep what they have done, and all of them end."""
+    """If one process fails, the others keep their parts, and all end."""
     ended = embed_together(tiny, photos, tmp_path / "parts", 3, failing={1: 1})
     assert [one.code for one in ended] == [2, 2, 2] and [one.written for one in ended] == [2, 0, 2]
     assert [one.told for one in ended] == ["another", "PatchloomError: no", "another"]
@@ -155,7 +155,7 @@ def test_a_process_with_other_images_or_another_version(tiny: Path, photos: Path
 
 
 class _Few(Source):
-    """Grey images of 8 pixels, of which some cannot be read."""
+    """Source of grey images of 8 pixels, some of them unreadable."""
 
     name = "few"
 
@@ -175,7 +175,7 @@ class _Few(Source):
 
 
 def test_nothing_readable_is_left(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Where a pass goes on amid images none of which can be read, the file is as if it had not been stopped."""
+    """Resuming among unreadable images gives the same file as an uninterrupted command."""
     from patchloom.data.source import Data
     from patchloom.evaluate import settings
 
@@ -225,7 +225,7 @@ def test_a_pass_holds_a_batch_or_two(tiny: Path):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_memory_does_not_grow_with_the_images(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch):
-    """20 MB of vectors go into a folder of parts, and are read back, within 6 MB."""
+    """Writing and reading 20 MB of vectors in parts needs less than 6 MB of memory."""
     monkeypatch.setattr(parts_module, "ROWS", 1024)
     n, width, batch = 20 * 1024, 256, 256
     folder = _folder(tmp_path / "parts", suffix, _Few(n, ()), width, batch)

@@ -211,7 +211,7 @@ def test_evaluate_by_it_alone(run: Path, photos: Path, protocol: str, capsys: py
 def test_export_prints_how_to_use_it_with_timm_alone(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["export", str(run), "--to", "timm", "--out", str(tmp_path / "mine.safetensors")]) == 0
     printed = capsys.readouterr().out
-    assert "mine-instance_head.safetensors: timm's features, the instance representation among them, differ" in printed
+    assert "mine-instance_head.safetensors: timm's features, including the instance representation, differ" in printed
     snippet = printed[printed.index("import timm") :]
     assert "patchloom" not in snippet.replace(str(tmp_path), "")
     names: dict = {}

@@ -1,4 +1,4 @@
-"""What is refused before anything is computed: options of another form, and libraries that are not installed."""
+"""Tests of early errors: options of other formats, and missing libraries."""
 
 import sys
 
@@ -11,14 +11,14 @@ from patchloom.export.export import export
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"to": "timm", "fp16": True}, "--fp16 is for --to onnx: leave it out with --to timm"),
-        ({"to": "hf", "fp16": True}, "--fp16 is for --to onnx: leave it out with --to hf"),
-        ({"to": "onnx", "license": "mit"}, "--license is for --to hf: leave it out with --to onnx"),
-        ({"push": "me/it"}, "--push is for --to hf: leave it out with --to timm"),
-        ({"to": "hf", "public": True}, "--public is for what --push uploads"),
-        ({"to": "hf", "license": "My own!"}, "--license My own! is no identifier"),
-        ({"to": "hf", "push": "a b"}, "--push a b is no name on the Hub"),
-        ({"to": "keras"}, "patchloom exports to timm, hf or onnx, not to keras: use --to timm"),
+        ({"to": "timm", "fp16": True}, "--fp16 is only for --to onnx: leave it out with --to timm"),
+        ({"to": "hf", "fp16": True}, "--fp16 is only for --to onnx: leave it out with --to hf"),
+        ({"to": "onnx", "license": "mit"}, "--license is only for --to hf: leave it out with --to onnx"),
+        ({"push": "me/it"}, "--push is only for --to hf: leave it out with --to timm"),
+        ({"to": "hf", "public": True}, "--public needs --push"),
+        ({"to": "hf", "license": "My own!"}, "--license My own! is not an identifier"),
+        ({"to": "hf", "push": "a b"}, "--push a b is not a repository name"),
+        ({"to": "keras"}, "--to keras is not a format: choose from timm, hf or onnx"),
         ({"pooling": "max"}, "--pooling cannot be max: it takes class, mean, prefix, both or instance"),
     ],
 )
@@ -44,5 +44,5 @@ def test_recordings_go_to_timm_alone(to, tmp_path):
     spec = EncoderSpec("nano", sound.size, (sound.bins, 1), 1, options={"embed_dim": 32, "depth": 1})
     card = EncoderCard(spec, (0.5,), (0.2,), "mae", "tones", sound=sound)
     save_encoder(build_encoder(spec), card, tmp_path / "e.safetensors")
-    with pytest.raises(PatchloomError, match="takes encoders of images: --to timm writes code that takes waveforms"):
+    with pytest.raises(PatchloomError, match="only encoders of images: use --to timm"):
         export(tmp_path / "e.safetensors", to=to)

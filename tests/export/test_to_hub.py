@@ -1,4 +1,4 @@
-"""The folder for the Hub is read back by timm and by transformers, each on its own, and its card tells no path."""
+"""Tests of the folder for the Hub: loading with timm and transformers, and a model card without paths."""
 
 import json
 import re
@@ -31,7 +31,7 @@ ROW = (
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose names are markup, with figures."""
+    """Write a run with results whose names contain markup."""
     folder = tmp_path_factory.mktemp("secret-project")
     images = photographs(folder / "pipe | <b>star*")
     rows = [ROW.format(name, f"{folder}/labels of mine", value) for name, value in (("run", 0.5), ("untrained", 0.3))]
@@ -44,7 +44,7 @@ def done(run: Path):
 
 
 def features(run: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Normalised images, tokens and mean tokens of a run's encoder."""
+    """Return normalised images, tokens and mean tokens of a run's encoder."""
     vit, card = load_encoder_file(run)
     (images,) = next(plain_batches(open_data(str(next(run.parent.glob("pipe*")))).train, (16, 16), 16)).views
     images = normalize(images, card.mean, card.std)
@@ -109,7 +109,7 @@ def test_the_card_tells_no_path_and_nothing_in_it_is_markup(run, done):
 
 
 def test_the_card_says_of_which_epoch_the_weights_are(run):
-    """As those of a run with ``--patience``, whose last epoch is another one; without the path of the run."""
+    """The card of a run with ``--patience`` names the epoch of its weights, and no path."""
     one = load_exportable(run, "mean")
     note = f"The run {run} stopped after epoch 2 of 3; these are the weights of its best measure, at epoch 1 of 3."
     text = model_card(run, replace(one, card=replace(one.card, note=note)), None, None, 0.0)
@@ -138,7 +138,7 @@ def test_what_is_not_the_same_is_not_written(run, tmp_path, monkeypatch):
 
 
 def test_two_channels_and_class_tokens(tmp_path):
-    """No class token of the mean, no photograph's channels: timm neither adapts nor pools anything by itself."""
+    """timm must use the weights and the pooling as they were exported."""
     import numpy as np
 
     for i in range(4):
@@ -157,7 +157,7 @@ def test_two_channels_and_class_tokens(tmp_path):
 
 def test_a_folder_with_other_files_is_left_alone(run, tmp_path):
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(PatchloomError, match="holds other files, such as mine.txt: give another folder"):
+    with pytest.raises(PatchloomError, match="has other files, such as mine.txt: give another folder"):
         export(run, to="hf", out=tmp_path)
     with pytest.raises(PatchloomError, match="is a file: give a folder"):
         export(run, to="hf", out=tmp_path / "mine.txt")

@@ -1,4 +1,4 @@
-"""What goes to the Hub, and when nothing is tried: by an API that only notes what it is asked."""
+"""Tests of uploads to the Hub with an API that only records requests."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ FILES = ("config.json", "README.md")
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict]]:
-    """What was asked of the Hub, in order."""
+    """Fixture with the requests to the Hub, in order."""
     found: list[tuple[str, dict]] = []
 
     class Api:
@@ -63,9 +63,9 @@ def test_what_the_hub_refuses_is_a_sentence(folder, monkeypatch):
 def test_nothing_is_tried_that_would_fail(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     for name in ("a b", "photos-mae"):  # the second without its owner
-        with pytest.raises(PatchloomError, match=f"--push {name} is no name on the Hub"):
+        with pytest.raises(PatchloomError, match=f"--push {name} is not a repository name"):
             pushing.check_push(name)
-    with pytest.raises(PatchloomError, match="needs a token of the Hub that may write: run hf auth login"):
+    with pytest.raises(PatchloomError, match="needs a token of the Hub with write access: run hf auth login"):
         pushing.check_push("me/photos-mae")
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_nothing")
     monkeypatch.setattr(pushing, "why_offline", lambda: "huggingface.co does not answer")

@@ -1,4 +1,4 @@
-"""The code that ``export`` prints is what is compared, and it gives the encoder's features of images as they come."""
+"""Tests of the code that ``export`` prints: it computes the encoder's features."""
 
 import re
 from functools import partial
@@ -31,7 +31,7 @@ from patchloom.runs.folder import RunFolder
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """16 bits, of which the darkest five hundredths of a hundredth are used."""
+    """Write 16-bit images that use only the darkest 0.05 % of the range."""
     folder = tmp_path_factory.mktemp("dark")
     rng = np.random.default_rng(0)
     for i in range(20):
@@ -58,7 +58,7 @@ def test_the_printed_code_gives_the_encoders_features_of_dark_images(photos, tmp
 
 @pytest.mark.parametrize("digits", [3, 4])
 def test_what_the_printed_code_computes_is_compared(photos, tmp_path, monkeypatch, digits):
-    """Not what the file holds: code that normalises otherwise does not pass."""
+    """The printed code is checked: another normalisation fails."""
     path, written = an_encoder(tmp_path / "here", photos), to_timm.features_of_images
 
     def rounded(arguments, path, mean, *others):
@@ -89,10 +89,12 @@ def test_without_images_the_code_is_compared_on_noise(photos, tmp_path, capsys):
     path = an_encoder(tmp_path / "here", photos)
     done = export(path)
     assert done.compared_on == "images of noise" and done.images == 16 and done.difference < 1e-5
-    assert done.notes[0].startswith("Compared on noise, since") and "--data PHOTOS compares on images" in done.notes[0]
+    assert (
+        done.notes[0].startswith("Compared on noise, because") and "--data PHOTOS compares on images" in done.notes[0]
+    )
     assert main(["export", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert "on 16 images of noise." in printed and "does not tell which images it was trained on" in printed
+    assert "on 16 images of noise." in printed and "does not record which images it was trained on" in printed
     assert "on 16 images of noise." in done.text(400) and done.notes[0] in done.text(400)
     assert export(path, data=str(photos)).notes == ()
     with pytest.raises(PatchloomError, match="nowhere"):  # what is named must be there
@@ -107,12 +109,12 @@ def test_a_run_whose_images_have_moved_is_exported(photos, tmp_path, moved):
     settings = resolved_settings(moved.format(touched))
     write_checksummed(folder.config, settings.plain())
     done = export(folder.path)
-    why = "not to be had" if moved == "gone" else "only if you type"
+    why = "are unavailable" if moved == "gone" else "only if you type"
     assert why in done.notes[0] and not touched.exists()
 
 
 def of_recordings(folder: Path, sound: Sound, beside: bool = False) -> Path:
-    """The file of an encoder with the statistics of those tones, perhaps with an instance head beside it."""
+    """Write an encoder with the statistics of those tones, optionally with an instance head."""
     stats = statistics_of_recordings(open_data("tones:20").train.heard_as(sound), sound)
     spec = EncoderSpec("nano", sound.size, (sound.bins, 1), 1, options=SMALL)
     torch.manual_seed(0)
@@ -132,7 +134,7 @@ def test_the_printed_code_gives_an_encoders_features_of_waveforms(sound, tmp_pat
     assert main(["export", str(path), "--data", "tones:20"]) == 0
     printed = capsys.readouterr().out
     assert float(re.search(r"timm's features differ by at most (\S+) on 16 recordings\.", printed)[1]) < 1e-4
-    assert f"It takes {sound.seconds:g} s at {sound.rate:,} samples a second, one channel." in printed
+    assert f"Its input is {sound.seconds:g} s at {sound.rate:,} samples per second, one channel." in printed
     code = printed[printed.index("import timm") :]
     assert "patchloom" not in code.replace(str(tmp_path), "")
     pasted: dict = {}
@@ -166,7 +168,7 @@ def test_an_encoder_of_recordings_and_its_head_are_compared_on_noise(tmp_path):
 
 @pytest.fixture(scope="module")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In two classes, since evaluations want labels."""
+    """Write images in two classes, which evaluations need."""
     folder = tmp_path_factory.mktemp("colours")
     photographs(folder / "one")
     photographs(folder / "two")
@@ -182,7 +184,7 @@ def pasted(done) -> dict:
 @pytest.mark.parametrize("pooling", ["mean", "class", "both", "prefix"])
 @pytest.mark.parametrize("size", [(16, 16), (16, 24)], ids=str)
 def test_the_printed_code_goes_from_a_file_to_what_evaluations_see(colours, tmp_path, size, pooling):
-    """Turned, transparent, grey, long and small images, as they are read, cropped and resized."""
+    """Rotated, transparent, grey, long and small images are read, cropped and resized identically."""
     path = an_encoder(tmp_path, colours, size, reg_tokens=2 if pooling == "prefix" else 0)
     done = export(path, data=str(colours), pooling=pooling)
     assert re.search(rf"embed\(file\) \({pooling} tokens\) differ by at most \S+ on 4 of its files", done.checks[0])

@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture
 def exact() -> Iterator[None]:
-    """float32 products and convolutions in float32, not in TF32."""
+    """Disable TF32 for products and convolutions."""
     places = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [place.allow_tf32 for place in places]
     for place in places:

@@ -1,4 +1,4 @@
-"""Whole runs on a GPU, as they are typed: stopped and resumed, compiled, of every task, and what comes after them."""
+"""Tests of runs on a GPU: resumed, compiled, of every task, and later verbs."""
 
 import csv
 import os

@@ -1,4 +1,4 @@
-"""Every task's step on a GPU: it never waits, gives what the CPU gives, and nearly that in bfloat16."""
+"""Tests of every task's step on a GPU: no synchronisation, and agreement with the CPU, also in bfloat16."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def seeded(seed=0):
 
 
 def loss_and_gradients(name, device, half=False):
-    """On the CPU, of the same task with the same draws."""
+    """Return the loss and gradients of a task on a device, with the same draws on every device."""
     task = build(name).to(device).train()
     views = [view.to(device) for view in views_of(task)]
     with torch.autocast(device, torch.bfloat16, enabled=half):
@@ -35,7 +35,7 @@ def loss_and_gradients(name, device, half=False):
 
 
 def distance(one, two):
-    """Between gradients, relative to the norm of the first."""
+    """Return the difference of gradients relative to the norm of the first."""
     one, two = (torch.cat([part.flatten() for part in of.values()]) for of in (one, two))
     return ((one - two).norm() / one.norm()).item()
 

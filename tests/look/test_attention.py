@@ -1,4 +1,4 @@
-"""What is read of attention, and rolled out, which patch is asked about, and what is drawn of it."""
+"""Tests of attention maps, rollout, the choice of the query patch, and the drawn sheets."""
 
 from dataclasses import replace
 
@@ -35,7 +35,9 @@ def test_reading_leaves_gradients_to_the_caller():
         assert torch.is_grad_enabled() and not weights.requires_grad
 
 
-@pytest.mark.parametrize(("blocks", "said"), [((0,), "no block 0"), ((1, 4, 9), "no block 4"), ((), "no block was")])
+@pytest.mark.parametrize(
+    ("blocks", "said"), [((0,), "no block 0"), ((1, 4, 9), "no block 4"), ((), "no block is given")]
+)
 def test_blocks_that_are_not_there(blocks, said):
     with pytest.raises(PatchloomError, match=said):
         attention_maps(random_vit(), torch.randn(1, 3, 24, 32), blocks)
@@ -44,7 +46,7 @@ def test_blocks_that_are_not_there(blocks, said):
 def test_a_swin_is_refused():
     net, images = swin(), torch.randn(1, 3, 32, 32)
     for read in (attention_maps, lambda *given: class_attention(given[0], InstanceHead(16, 2), given[1])):
-        with pytest.raises(PatchloomError, match="which a Swin is not"):
+        with pytest.raises(PatchloomError, match="Swin"):
             read(net, images)
 
 
@@ -84,7 +86,7 @@ def test_the_most_attended_patch_is_that_of_the_others(options):
 
 @pytest.fixture
 def pages(monkeypatch):
-    """What is drawn: of each page the rows of tiles, the headings and the groups."""
+    """Record the rows, headings and groups of each drawn page."""
     drawn, draw = [], image_grid.draw_tiles
 
     def kept(rows, headings, *rest):
@@ -96,7 +98,7 @@ def pages(monkeypatch):
 
 
 def reddest(tile, grid):
-    """The patch that has the strongest colour: red that is not grey."""
+    """Return the patch with the strongest colour: red minus grey."""
     red, green, _ = np.moveaxis(tile.picture.astype(int), -1, 0)
     h, w = red.shape
     by_patch = (red - green).reshape(grid[0], h // grid[0], grid[1], w // grid[1]).mean((1, 3))
@@ -154,7 +156,7 @@ def test_extremas_class_token_has_blocks_of_its_own(pages, tmp_path):
     draw_attention(asked)
     ((rows, headings, groups, caption),) = pages
     assert headings[-2:] == ["own block 1", "own block 2"] and groups[-1] == ("the class token", 2)
-    assert "blocks of its own" in caption and "What goes to class and register tokens is not shown" in caption
+    assert "separate blocks" in caption and "class and register tokens is not shown" in caption
     weights = class_attention(one.vit, head, asked.pictures())[0, 1, :, 1:]
     assert len(rows) == 5  # four heads of its own, and a rollout
     for row, own in zip(rows, weights, strict=False):
@@ -163,7 +165,7 @@ def test_extremas_class_token_has_blocks_of_its_own(pages, tmp_path):
 
 
 def test_a_query_outside_of_the_image(tmp_path):
-    with pytest.raises(PatchloomError, match="the point 32,5 is outside of the image: .* 32 pixels from left to right"):
+    with pytest.raises(PatchloomError, match="the point 32,5 is outside the image: .* 32 pixels wide"):
         draw_attention(asked_of(named(random_vit()), tmp_path, query=ImagePoint(32, 5)))
 
 
@@ -176,7 +178,7 @@ def test_recordings_are_drawn(pages, tmp_path):
 
 
 def test_no_picture_of_a_swin_or_of_what_has_diverged(tmp_path):
-    with pytest.raises(PatchloomError, match="which a Swin is not"):
+    with pytest.raises(PatchloomError, match="Swin"):
         draw_attention(asked_of(named(swin()), tmp_path))
     vit = random_vit()
     with torch.no_grad():
@@ -211,6 +213,6 @@ def test_the_mean_of_extremas_own_class_token(pages, tmp_path):
     asked = asked_of(one, tmp_path, images=1, heads="mean")
     draw_attention(asked)
     ((rows, headings, *_, caption),) = pages
-    assert headings[-1] == "class token" and "last of its own blocks" in caption
+    assert headings[-1] == "class token" and "last class-attention block" in caption
     mean = class_attention(one.vit, head, asked.pictures())[0, -1, :, 1:].mean(0)
     assert rows[0][-1].words == f"{100 * float(mean.max()):.2g}%"

@@ -1,4 +1,4 @@
-"""Attention by offset: of heads made by hand, and of others as loops over all pairs count it."""
+"""Tests of attention by offset, for constructed heads and against loops over all pairs."""
 
 import csv
 import math
@@ -67,13 +67,13 @@ def test_uniform_attention_reaches_the_uniform_distance():
 
 
 def test_a_swin_is_refused():
-    with pytest.raises(PatchloomError, match="which a Swin is not"):
+    with pytest.raises(PatchloomError, match="Swin"):
         relative_attention(swin(), torch.randn(1, 3, 32, 32))
 
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that are written, by the names of their files."""
+    """Record the written figures by file name."""
     kept, write = {}, charts.write_figure
     monkeypatch.setattr(
         attention_distance, "write_figure", lambda figure, out: kept.update({out.name: figure}) or write(figure, out)
@@ -115,7 +115,7 @@ def test_distances_of_all_encoders_beside_uniform_attention(figures, tmp_path):
         np.testing.assert_allclose(dots.get_ydata(), found[0][:, head])
     np.testing.assert_allclose(axes.lines[4].get_ydata(), found[0].mean(1))
     caption = figures["distances.png"].get_supxlabel()
-    assert "Left out: shifted, a Swin" in caption and "other grids of patches" in caption
+    assert "Left out: shifted, a Swin" in caption and "own dashed line" in caption
 
 
 def test_recordings_and_blocks(figures, tmp_path):

@@ -1,4 +1,4 @@
-"""Curves of runs, from tables with gaps, with one row, and with none."""
+"""Tests of learning curves from tables with gaps, with one row, and without rows."""
 
 import csv
 from pathlib import Path
@@ -35,7 +35,7 @@ def table(path: Path, rows: list[dict], names: list[str] = NAMES) -> Path:
 
 
 def run(n: int, *, measured: bool = True) -> list[dict]:
-    """A run's rows, with held-out measures in every tenth."""
+    """Return rows of a run, with held-out measures in every tenth."""
     rows = []
     for i in range(1, n + 1):
         row = {"step": i * 10, "epoch": i / 5, "loss": 2 / i, "lr": 1e-3}

@@ -1,4 +1,4 @@
-"""The picture of which classes are taken for which."""
+"""Tests of the confusion matrix."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from patchloom.look.charts import draw_confusion
 
 
 def _texts(monkeypatch: pytest.MonkeyPatch, counts: np.ndarray, names: list[str], out: Path) -> Figure:
-    """The figure that is written."""
+    """Draw a matrix and return its figure."""
     kept, write = [], charts.write_figure
     monkeypatch.setattr(charts, "write_figure", lambda figure, out: kept.append(figure) or write(figure, out))
     assert draw_confusion(counts, names, "title", "caption", out) == out
@@ -35,7 +35,7 @@ def test_rows_are_the_truth_with_numbers_and_shares(tmp_path: Path, monkeypatch:
         (2, 2): ["500", "100%"],
     }
     assert [label.get_text() for label in axes.get_yticklabels()][:3] == ["yes  (4)", "no  (2)", "up  (500)"]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("answer", "truth (how many)")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("prediction", "true class (count)")
 
 
 @pytest.mark.parametrize("c", [2, 35])

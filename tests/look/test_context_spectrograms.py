@@ -1,4 +1,4 @@
-"""Pictures of recordings: what is drawn where, in which colours, and in words of sound."""
+"""Tests of pictures of recordings: orientation, colours and captions."""
 
 from dataclasses import replace
 
@@ -107,7 +107,7 @@ def test_every_kind_of_task_draws_recordings(task, options, expected):
 
 
 def test_holes_between_frames_are_filled_row_by_row():
-    """What is blurred along a frame would be no guess of it: its rows are other coefficients."""
+    """Blurring along a frame is no baseline: rows are different coefficients."""
     images = torch.tensor([5.0, -5.0])[:, None].expand(1, 1, 2, 9).clone()
     images[..., 3:6] = torch.randn(2, 3)
     filled = fill_holes(images, (2, 1), torch.tensor([[0, 1, 2, 6, 7, 8]]))

@@ -1,4 +1,4 @@
-"""How alike features of patches are: of one patch with all others, and of every pair of positions."""
+"""Tests of similarities: of one patch to all others, and of every pair of positions."""
 
 import csv
 from dataclasses import replace
@@ -60,7 +60,7 @@ def test_a_point_is_in_its_patch():
     ]
     assert mark_of(one, 6) == pytest.approx((1 / 3, 0.5, 1 / 3, 0.25))
     for outside in ((32, 0), (0, 24), (-1, 0)):
-        with pytest.raises(PatchloomError, match="outside of the image: mine is given images of 32 pixels"):
+        with pytest.raises(PatchloomError, match="outside the image: the input of mine is 32 pixels"):
             patch_at(one, ImagePoint(*outside))
 
 
@@ -95,7 +95,7 @@ def test_a_caption_speaks_of_the_next_image_only_where_there_is_one(images, tmp_
         module, "draw_tiles", lambda rows, headings, size, title, caption, *_, **__: said.append(caption)
     )
     draw_correlation(asked_of(named(random_vit()), tmp_path, images=images))
-    assert ("lie elsewhere in the next image" in said[0]) == ("same place in both" in said[0]) == (images == 2)
+    assert ("elsewhere in the next image" in said[0]) == ("same place in both" in said[0]) == (images == 2)
 
 
 def test_every_pair_of_positions_is_correlated_as_numpy_does_it():

@@ -1,4 +1,4 @@
-"""Picture sheets, read back pixel by pixel."""
+"""Tests of picture sheets, pixel by pixel."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ def normalised(images: Tensor) -> Tensor:
 
 
 def draw(folder: Path, columns: dict[str, Tensor], caption: str = "", mean=None, std=None) -> np.ndarray:
-    """The page [h w 3] that is drawn of ``columns``, in normalised pixels of ImageNet unless told otherwise."""
+    """Draw ``columns`` in normalised pixels, by default with ImageNet's statistics; return the page [h w 3]."""
     path = draw_sheet(
         SimpleNamespace(name="sheet", caption=caption, columns=columns, empty="masked"),
         mean or MEAN,
@@ -50,7 +50,7 @@ def draw(folder: Path, columns: dict[str, Tensor], caption: str = "", mean=None,
 
 
 def test_colours_come_back_and_what_is_empty_or_wrong_is_hatched(tmp_path):
-    """By pixels of the page, each in its own two colours: neither is one of night or of sky."""
+    """Marks are hatched in two colours each, with lines in page pixels."""
     colours = torch.tensor([[0.2, 0.4, 0.6], [0.9, 0.1, 0.5]]).view(2, 3, 1, 1).expand(2, 3, 8, 8).clone()
     marked = normalised(colours)
     marked[:, :, :4, :4] = float("nan")
@@ -111,7 +111,7 @@ def test_values_beyond_the_colours_are_clamped(tmp_path):
 
 @pytest.fixture
 def captions(monkeypatch):
-    """What is written beneath the sheets that are drawn."""
+    """Record the captions of the drawn sheets."""
     found, real = [], image_grid.lay_out
     monkeypatch.setattr(
         image_grid,
@@ -123,7 +123,7 @@ def captions(monkeypatch):
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
 def test_dark_images_are_drawn_brighter_and_the_caption_says_so(tmp_path, captions, monkeypatch, channels):
-    """Of 16 bits, 300 levels are used: all of them are told apart as far as 256 colours can."""
+    """300 of the levels of 16 bits stay distinguishable as far as 256 colours allow."""
     drawn, real = [], image_grid.to_pixels
     monkeypatch.setattr(image_grid, "to_pixels", lambda *given: drawn.append(real(*given)) or drawn[-1])
     levels = torch.linspace(0, 300, 32 * 32).round().view(1, 1, 32, 32).expand(2, channels, -1, -1) / 65535
@@ -136,7 +136,7 @@ def test_dark_images_are_drawn_brighter_and_the_caption_says_so(tmp_path, captio
     assert (second[:, 16:] == first[:, 16:]).all()
     assert (second[:, :16, :16] == 0).all() and (second[:, :16, 16:] == 255).all()
     assert captions[0].startswith("Words.") and captions[0].count("Shown as red") == (channels == 5)
-    assert captions[0].endswith("The images are dark: all is drawn 218 times as bright as it is.")
+    assert captions[0].endswith("The images are dark and are drawn 218 times brighter.")
 
 
 def test_what_has_bright_pixels_is_drawn_as_it_is(tmp_path, captions):
@@ -154,7 +154,7 @@ def test_a_few_broken_pixels_keep_no_image_dark(tmp_path, captions):
     images = torch.full((8, 3, 32, 32), 0.02)
     images[:, :, 3, 3] = 1.0
     ((tile, *_), *_) = tiles(draw(tmp_path, {"original": normalised(images)}))
-    assert (tile[80:] == 255).all() and "drawn 50 times as bright" in captions[0]
+    assert (tile[80:] == 255).all() and "drawn 50 times brighter" in captions[0]
 
 
 def test_black_images_are_black(tmp_path, captions):

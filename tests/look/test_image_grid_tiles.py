@@ -1,4 +1,4 @@
-"""A page of tiles: what is written stays apart, and marks, frames and scales are where they belong."""
+"""Tests of pages of tiles: no overlapping text, and correct marks, frames and scales."""
 
 import matplotlib
 import numpy as np
@@ -13,7 +13,7 @@ from patchloom.look.image_grid import Scale, Tile, draw_tiles
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that were drawn."""
+    """Record the drawn figures."""
     seen = []
     monkeypatch.setattr(image_grid, "write_figure", lambda figure, out: seen.append(figure) or out)
     return seen
@@ -25,7 +25,7 @@ RED = np.full((8, 8, 3), (200, 30, 60), np.uint8)
 @pytest.mark.parametrize(("size", "columns"), [((32, 32), 1), ((16, 64), 3), ((64, 16), 9)])
 def test_no_word_or_tile_touches_another(size, columns, figures, tmp_path):
     rows = [[Tile(RED, "0.998", frame="#0072b2") for _ in range(columns)] for _ in range(3)]
-    headings = ["image", "foreground: the first three", *[f"{i}." for i in range(columns)]][:columns]
+    headings = ["image", "first three, foreground", *[f"{i}." for i in range(columns)]][:columns]
     groups = [("", 1), ("an encoder with a name of some length", columns - 1)] if columns > 1 else ()
     scales = [Scale("how much", -1, 1), Scale("how little", 0, 3, ends=("none", "all"))]
     draw_tiles(rows, headings, size, "A title", "A caption of some words. " * 12, tmp_path / "t.png", scales, groups)

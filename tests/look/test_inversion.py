@@ -1,4 +1,4 @@
-"""Inversion: generators that stay within images, each on its own, and pictures that an encoder takes for others."""
+"""Tests of inversion: independent generators in the range of images, and matching features."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def named(vit, head=None, channels=3) -> NamedEncoder:
 
 
 def photos(b=2, c=3, h=24, w=32) -> torch.Tensor:
-    """Smooth images, normalised."""
+    """Return smooth normalised images."""
     y, x = torch.linspace(0, 1, h)[:, None], torch.linspace(0, 1, w)
     planes = [torch.sin(3 * (i + 1) * x + 2 * y + i) for i in range(b * c)]
     return torch.stack(planes).view(b, c, h, w)
@@ -166,8 +166,8 @@ def test_what_is_not_there_is_refused():
     vit, bare, images = random_vit(), random_vit(class_token=False), photos()
     for options, said in (
         ({"of": "instance"}, "no instance representation to invert"),
-        ({"block": 4}, "blocks 1 to 3, and no block 4"),
-        ({"block": 0}, "blocks 1 to 3, and no block 0"),
+        ({"block": 4}, "no block 4: choose from 1 to 3"),
+        ({"block": 0}, "no block 0: choose from 1 to 3"),
         ({"ratio": 1.0}, "below 1, not 1"),
         ({"steps": 0}, "1 step or more, not 0"),
     ):
@@ -183,7 +183,7 @@ def test_a_line_tells_the_time_left_and_the_distance():
     fitting = FittingProgress(4, "inverting")
     assert fitting.line() == "inverting ..."
     invert(named(random_vit()), photos(), steps=3, fitting=fitting)
-    assert "left · inverting: step 3 of 4, distance" in fitting.line() and "% of what it was" in fitting.line()
+    assert "left · inverting: step 3 of 4, distance" in fitting.line() and "% of the start" in fitting.line()
 
 
 def test_features_that_are_not_finite_are_refused():

@@ -1,4 +1,4 @@
-"""The verb look: pictures of the task, of the encoder, or of both; of a run, or of an encoder's file."""
+"""Tests of the verb look: pictures of tasks and encoders, of runs and files."""
 
 import re
 import shutil
@@ -40,7 +40,7 @@ def test_an_encoder_of_a_file_is_looked_at_on_images_that_are_given(run, images,
     (file,) = capsys.readouterr().out.split()
     assert re.fullmatch(r"pictures-encoder-\S+/components\.png|pictures-mae-\S+/components\.png", file)
     assert main(["look", encoder, *words]) == 2
-    assert "is no run, so it has no images of its own: patchloom look" in capsys.readouterr().err
+    assert "is not a run and has no images: give some, as in patchloom look" in capsys.readouterr().err
 
 
 def test_another_size_and_an_encoder_beside(run, tmp_path, capsys):
@@ -56,13 +56,13 @@ def test_another_size_and_an_encoder_beside(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--query", "3,4"], "--query is for --what attention or correlation: leave it out, or name one of them"),
-        (["--what", "depth", "--steps", "9"], "--steps is for --what inversion"),
+        (["--query", "3,4"], "--query is only for --what attention or correlation: leave it out, or add one of them"),
+        (["--what", "depth", "--steps", "9"], "--steps is only for --what inversion"),
         (["--what", "inversion", "--steps", "0"], "--steps must be 1 or more, not 0"),
-        (["--img_size", "64"], "--img_size is for --what attention, relative"),
-        (["--what", "depth", "--task", "a.py:B"], "--task changes nothing in depth"),
+        (["--img_size", "64"], "--img_size is only for --what attention, relative"),
+        (["--what", "depth", "--task", "a.py:B"], "--task has no effect on depth"),
         (["--what", "dept"], "there is no such picture; did you mean depth"),
-        (["--what", "attention", "--query", "32,0"], "--query takes x,y in pixels"),
+        (["--what", "attention", "--query", "32,0"], "--query 32,0 is not a point x,y in pixels"),
         (["--what", "attention", "--blocks", "2"], "--blocks takes numbers from 1 to 1"),
     ],
 )
@@ -80,11 +80,11 @@ def test_curves_tell_encoders_of_one_name_apart(run, tmp_path, capsys):
     names = {row.split(",")[0] for row in (tmp_path / "relative.csv").read_text().splitlines()[1:]}
     assert names == {str(run), "untrained", str(twin)}
     assert main([*given, "--beside", str(run)]) == 2
-    assert f"{run} is named twice" in capsys.readouterr().err
+    assert f"{run} is given twice" in capsys.readouterr().err
 
 
 def test_all_leaves_out_the_task_of_what_has_none(run, images, tmp_path, capsys):
-    """Such as a run whose checkpoints were deleted; a task that is named is not passed over in silence."""
+    """A requested picture that cannot be drawn is reported, such as the task of a run without checkpoints."""
     light = tmp_path / "light"
     shutil.copytree(run, light, ignore=shutil.ignore_patterns("checkpoints", "pictures"))
     given = [str(images), "--images", "1", "--out", str(tmp_path / "out")]
@@ -102,7 +102,7 @@ def test_all_of_what_has_diverged_is_a_failure(run, images, tmp_path, capsys):
     save_encoder(vit, card, tmp_path / "broken.safetensors")
     assert main(["look", str(tmp_path / "broken.safetensors"), str(images), "--what", "all"]) == 2
     said = capsys.readouterr().err
-    assert said.count("is left out") == 9 and "no picture of mae could be drawn: what is wrong stands above" in said
+    assert said.count("is left out") == 9 and "no picture of mae could be drawn" in said
 
 
 def test_an_encoder_of_recordings_does_not_stand_beside_one_of_images(run, tmp_path, capsys):
@@ -110,4 +110,4 @@ def test_an_encoder_of_recordings_does_not_stand_beside_one_of_images(run, tmp_p
     spec = EncoderSpec("nano", Sound().size, (40, 1), channels=1, options=size)
     save_encoder(build_encoder(spec), EncoderCard(spec, (0.5,), (0.2,), "mae", "heard", sound=Sound()), heard)
     assert main(["look", str(run), "--what", "depth", "--beside", str(heard), "--out", str(tmp_path)]) == 2
-    assert "heard cannot stand beside mae: one of them is of recordings" in capsys.readouterr().err
+    assert "heard cannot be compared with mae: their inputs differ" in capsys.readouterr().err

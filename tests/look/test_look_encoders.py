@@ -1,4 +1,4 @@
-"""Which pictures are meant, of which blocks and which place: what is not there is refused in a sentence."""
+"""Tests of the options of look: pictures, blocks, points and encoders."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_names_of_pictures():
     assert parse_pictures("depth,all") == ["task", *PICTURES]
     with pytest.raises(PatchloomError, match="--what atention: there is no such picture; did you mean attention"):
         parse_pictures("atention")
-    with pytest.raises(PatchloomError, match="no such picture: it takes task, attention, .* or all"):
+    with pytest.raises(PatchloomError, match="no such picture: choose from task, attention, .* or all"):
         parse_pictures("xyz")
 
 
@@ -58,12 +58,12 @@ def test_a_place_is_within_the_image():
     assert parse_points("47.5,31", (32, 48)) == ((47.5, 31),) and parse_points(None, (32, 48)) == ()
     assert parse_points([0, 0], (32, 48)) == ((0, 0),)
     assert parse_points("1,2; 3,4", (32, 48), 4) == parse_points([1, 2, 3, 4], (32, 48), 4) == ((1, 2), (3, 4))
-    with pytest.raises(PatchloomError, match="2 points: give one, or --what attention --heads mean alone"):
+    with pytest.raises(PatchloomError, match="2 points: give one, or only --what attention --heads mean"):
         parse_points("1,2;3,4", (32, 48))
     with pytest.raises(PatchloomError, match="3 points: give 2 or fewer"):
         parse_points("1,2;3,4;5,6", (32, 48), 2)
     for wrong in ("48,0", "0,32", "-1,0", "7", "1,2,3", "a,b", "nan,0", ";"):
-        with pytest.raises(PatchloomError, match="x,y in pixels of what the encoder is given, 48 wide and 32 high"):
+        with pytest.raises(PatchloomError, match="x,y in pixels of the encoder's input, 48 wide and 32 high"):
             parse_points(wrong, (32, 48))
 
 
@@ -102,5 +102,5 @@ def test_encoders_of_one_name_are_named_by_their_places():
         "mp3",
         "runs/untrained",
     ]
-    with pytest.raises(PatchloomError, match="runs/mp3 is named twice: name each encoder once"):
+    with pytest.raises(PatchloomError, match="runs/mp3 is given twice: give each encoder once"):
         disambiguate_encoders([*places, "runs/mp3/"], [*given, given[2]])

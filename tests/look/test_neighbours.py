@@ -1,4 +1,4 @@
-"""The nearest images: a copy is found, names and classes are written, and what cannot be read is left out."""
+"""Tests of nearest neighbours: copies, names and classes, and unreadable images."""
 
 import csv
 
@@ -19,7 +19,7 @@ from patchloom.look.neighbours import draw_neighbours, galleries_of
 
 @pytest.fixture
 def folder(tmp_path):
-    """Six images of two classes; the last of b is a copy of the first of a, and one cannot be read."""
+    """Write six images of two classes: the last of b is a copy of the first of a, and one is unreadable."""
     for name in ("a", "b"):
         (tmp_path / "images" / name).mkdir(parents=True)
     for i in range(6):
@@ -65,8 +65,8 @@ def test_a_large_folder_is_thinned_out_and_that_is_said(folder, tmp_path, monkey
     said = []
     monkeypatch.setattr(neighbours, "full_caption", lambda one, text, images: said.append(text) or text)
     _, table = draw_neighbours(LookRequest(named(random_vit()), open_data(str(folder)).train, tmp_path / "out"))
-    assert "left out" not in said[0]  # it is none of the four
-    assert "The nearest others of 4 of 7 images, evenly spread, by the cosine of the mean" in said[0]
+    assert "Unreadable" not in said[0]  # it is none of the four
+    assert "The nearest neighbours among 4 of 7 images, evenly spread, by the cosine" in said[0]
     assert {row["rank"] for row in csv.DictReader(table.open())} == {"1", "2", "3"}
 
 
@@ -77,9 +77,9 @@ def test_beside_the_untrained_encoder_and_by_classes(folder, tmp_path, monkeypat
     _, table = draw_neighbours(LookRequest(named(random_vit()), open_data(str(folder)).train, tmp_path / "out", beside))
     assert {row["encoder"] for row in csv.DictReader(table.open())} == {"mine", "untrained"}
     # each of six has all five others beside it, two of them of its own class
-    assert "blue are 12 of 30 by mine, 12 of 30 by untrained." in said[0]
-    assert "Could not be read, and left out: 1." in said[0]
-    assert said[0].endswith("What the untrained encoder finds as well was not learnt.")
+    assert "Blue are 12 of 30 by mine, 12 of 30 by untrained." in said[0]
+    assert "Unreadable and skipped: 1." in said[0]
+    assert said[0].endswith("the untrained encoder finds as well were not learnt.")
 
 
 def test_swin_sound_and_a_single_image(folder, tmp_path):
@@ -87,5 +87,5 @@ def test_swin_sound_and_a_single_image(folder, tmp_path):
     draw_neighbours(LookRequest(named(swin()), source, tmp_path / "swin", images=2))
     picture, _ = draw_neighbours(asked_of_sound(tmp_path / "sound"))
     assert picture.stat().st_size > 5000
-    with pytest.raises(PatchloomError, match="has one image that can be read, and none beside it"):
+    with pytest.raises(PatchloomError, match="fewer than two readable images"):
         draw_neighbours(LookRequest(named(random_vit()), source.subset([1]), tmp_path / "one"))

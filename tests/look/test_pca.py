@@ -1,4 +1,4 @@
-"""Principal components as colours: a common analysis, a foreground, and a picture of every kind of encoder."""
+"""Tests of principal components: shared PCA, foreground, and pictures for every kind of encoder."""
 
 import pytest
 import torch
@@ -105,9 +105,7 @@ def test_a_caption_says_what_is_shown_of_the_channels_and_speaks_of_recordings(t
         full_caption(named(random_vit(channels=2)), "Images.", day[:, :2]) == "Images. Shown in grey: channel 1 of 2."
     )
     night = torch.full((1, 3, 24, 32), (0.05 - 0.5) / 0.2)
-    assert full_caption(named(random_vit()), "Images.", night).endswith(
-        "they are drawn 20 times as bright as they are."
-    )
+    assert full_caption(named(random_vit()), "Images.", night).endswith("are drawn 20 times brighter.")
     assert to_pictures(named(random_vit()), night).min() == 255
     heard = full_caption(asked_of_sound(tmp_path).encoder, "Recordings.", day[:, :1])
     assert heard.startswith("Recordings. Left to right: 0.11 s")
@@ -120,9 +118,9 @@ def test_the_same_twice(tmp_path):
 
 
 def test_places_are_only_taken_away_of_several_images(tmp_path, monkeypatch):
-    """Two images less their mean are each other's opposite, whatever the encoder knows."""
+    """The differences of two images from their mean are always opposite."""
     drawn = []
     monkeypatch.setattr(module, "draw_tiles", lambda rows, headings, size, title, caption, *_: drawn.append(headings))
     for images in (2, 3):
         draw_features(asked_of(named(random_vit()), tmp_path, images=images))
-    assert ["all, less places" in headings for headings in drawn] == [False, True]
+    assert ["all, minus position mean" in headings for headings in drawn] == [False, True]

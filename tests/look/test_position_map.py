@@ -1,4 +1,4 @@
-"""The picture of positions: what it counts, which patches it chooses, and that it can be drawn of anything."""
+"""Tests of the picture of positions: counts, examples and unusual grids."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ GRID = (2, 3)
 
 
 def placed(guesses: list[list[int]], sure: float = 5.0) -> PositionPrediction:
-    """Answers for patches 0, 1, ... of each image; -1 stands for a position that was given."""
+    """Return answers for patches 0, 1, ... of each image; -1 is a position that was given."""
     guess = torch.tensor(guesses)
     logits = sure * torch.nn.functional.one_hot(guess.clamp(min=0), 6).float()
     return PositionPrediction(torch.arange(guess.shape[1]).expand_as(guess), guess >= 0, logits)

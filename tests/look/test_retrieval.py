@@ -1,4 +1,4 @@
-"""Retrieval of crops: which ones there are, what is nearest, and how often by chance."""
+"""Tests of crop retrieval: the crops, the nearest ones, and chance."""
 
 import csv
 from dataclasses import replace
@@ -187,10 +187,10 @@ def test_two_images_tell_nothing_of_others(tmp_path):
 
 
 def test_what_makes_no_sense_is_a_sentence(tmp_path):
-    with pytest.raises(PatchloomError, match="crops of one image among those of others, and there is one"):
+    with pytest.raises(PatchloomError, match="crops of different images, and there is only one"):
         draw_retrieval(asked(tmp_path, 1))
     heard = EncoderCard(None, (0.5,), (0.25,), "mp3", "speech", sound=Sound(16000, 1.0))
-    with pytest.raises(PatchloomError, match="an enlarged part of a recording would be another sound"):
+    with pytest.raises(PatchloomError, match="an enlarged part of a recording is another sound"):
         draw_retrieval(LookRequest(NamedEncoder("speech", random_vit(), heard), None, tmp_path))
     broken = random_vit()
     torch.nn.init.constant_(broken.norm.weight, torch.nan)
@@ -212,7 +212,7 @@ def test_crops_of_dark_images_are_as_bright_as_these(tmp_path, monkeypatch):
 
 
 def test_an_exemplar_is_found_where_it_was_cut(tmp_path):
-    """ExtreMA Fig. 3: a query of one's own, whose like is looked for among 25 crops of each image."""
+    """ExtreMA Fig. 3: a user's query among 25 crops of each image."""
     one, source = named(random_vit((32, 32), 8)), Shapes(6, size=64)
     asked = LookRequest(one, source, tmp_path, images=3)
     whole = asked.pictures(of=one, times=2)

@@ -1,4 +1,4 @@
-"""Several runs in one plot: what is drawn is what their tables hold, and runs that cannot be compared are refused."""
+"""Tests of plots of several runs: drawn values, tables, and incomparable runs."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ Make = Callable[..., Path]
 
 
 def add_result(run: Path, protocol: str, value: float, control: float = 0.2, data: str = "labelled", **how) -> None:
-    """Rows as an evaluation leaves them, of a later day than all before."""
+    """Write rows like an evaluation, dated after all others."""
     name = "from scratch" if protocol == "finetune" else "untrained"
     seed = how.pop("seed", 0)
     pooling = how.pop("pooling", "mean")
@@ -48,7 +48,7 @@ def add_result(run: Path, protocol: str, value: float, control: float = 0.2, dat
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """A run's folder with settings, some of which were asked for, and what it logged; pictures go beside them."""
+    """Write the folder of a run with settings and metrics."""
     monkeypatch.chdir(tmp_path)
 
     def run(name: str, losses=(2.0, 1.0, 0.5), found: float | None = 0.6, **asked) -> Path:
@@ -76,7 +76,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list, list]]:
-    """Label, x and y of every line that matplotlib is asked to draw."""
+    """Record label, x and y of every drawn line."""
     found = []
     plot = Axes.plot
 
@@ -239,17 +239,17 @@ def test_a_setting_of_an_evaluation_that_cannot_be_drawn_is_refused(make: Make) 
     add_result(a, "finetune", 0.5, recipe="mae", epochs=5)
     assert "no knn results; they have finetune" in refused(a, against="knn.k")
     assert f"{b} has no finetune result: patchloom evaluate finetune {b}" in refused([a, b], against="finetune.epochs")
-    assert "have epochs 5: evaluate with another one" in refused(a, against="finetune.epochs")
+    assert "have epochs 5: evaluate with another value" in refused(a, against="finetune.epochs")
     assert "did you mean epochs? They have epochs, recipe." in refused(a, against="finetune.epoch")
-    assert "leave --of knn out" in refused(a, against="finetune.epochs", of="knn")
+    assert "leave out --of knn" in refused(a, against="finetune.epochs", of="knn")
     add_result(b, "finetune", 0.5, recipe="small", epochs=5)
-    assert "were not measured alike" in refused([a, b], against="finetune.epochs")
+    assert "were not measured in the same way" in refused([a, b], against="finetune.epochs")
 
 
 def test_knn_over_the_epochs_of_training(make: Make, drawn: list) -> None:
     """ExtreMA Figs. 4-5."""
     a, b = make("a"), make("b", epochs=5)
-    assert "a measured no knn in its training, which takes labels: leave it out" in refused([a, b], of="knn")
+    assert "a did not measure knn during training, which needs labels: leave it out" in refused([a, b], of="knn")
     for run, values in ((a, (0.1, 0.3)), (b, (0.2, 0.4))):
         (run / "metrics.csv").write_text("epoch,loss,knn\n" + "".join(f"{i},,{v}\n" for i, v in enumerate(values)))
     picture, points = draw_run_curves([a, b], of="knn")
@@ -257,10 +257,10 @@ def test_knn_over_the_epochs_of_training(make: Make, drawn: list) -> None:
     assert [y for _, _, y in drawn] == [[0.1, 0.3], [0.2, 0.4]]
     found = [(row["run"], row["epoch"], float(row["knn"])) for row in table(points)]
     assert found == [("a", "0.0", 0.1), ("a", "1.0", 0.3), ("b", "0.0", 0.2), ("b", "1.0", 0.4)]
-    assert "a task with a representation of its own" in refused([a, b], of="instance-knn")
+    assert "a task with its own representation" in refused([a, b], of="instance-knn")
     other = make("c", knn_k=200)
     (other / "metrics.csv").write_text((a / "metrics.csv").read_text())
-    assert "another --knn_k or --knn_gallery" in refused([a, other], of="knn")
+    assert "different --knn_k or --knn_gallery" in refused([a, other], of="knn")
 
 
 def test_the_same_runs_give_the_same_bytes_and_out_is_another_folder(make: Make, tmp_path: Path) -> None:
@@ -285,17 +285,17 @@ def test_what_cannot_be_compared_is_refused(make: Make, tmp_path: Path) -> None:
     assert "not the folder of a run" in refused([a, tmp_path / "none"])
     assert f"{bare} has logged no loss yet" in refused([a, bare])
     assert "all of these runs have patch_size 4: give runs that differ in it" in refused([a, b], against="patch_size")
-    assert "--against epoch is no setting of these runs; did you mean epochs?" in refused([a, b], against="epoch")
+    assert "--against epoch is not a setting of these runs; did you mean epochs?" in refused([a, b], against="epoch")
     assert "all of these runs have task.name mp3" in refused([a, b], against="task"), "as --task is typed"
     assert "--of finetune is for --against SETTING" in refused([a, b], of="finetune")
     said = refused([a, b], against="epochs", of="finetune")
-    assert "--of finetune is no result of these runs. These runs have position-accuracy." in said
+    assert "--of finetune is not a result of these runs. These runs have position-accuracy." in said
     add_result(a, "finetune", 0.5, recipe="mae")
     said = refused([a, b], against="epochs", of="finetune")
     assert f"{b} has no finetune result (patchloom evaluate finetune {b} DATA makes one)" in said
     add_result(b, "finetune", 0.5, recipe="small")
     said = refused([a, b], against="epochs", of="finetune")
-    assert "were not measured alike, as by labelled, recipe mae, pooling mean and by labelled, recipe small" in said
+    assert "were not measured in the same way (labelled, recipe mae, pooling mean; labelled, recipe small" in said
     assert "has no position accuracy" in refused([a, bare], against="epochs", of="position-accuracy")
     assert "no result in common" in refused([b, bare], against="epochs")
     mae = make("mae", task={"name": "mae"})
@@ -322,6 +322,6 @@ def test_the_command_line_takes_any_number_of_runs(make: Make, capsys: pytest.Ca
 
 
 def test_what_several_runs_hold_is_json_in_words(make: Make) -> None:
-    """A setting with several parts, as the questions of a mixture, is one value."""
+    """A compound setting, such as the questions of a mixture, is one value."""
     runs = read_runs([make("a", task={"ask": {"pixels": 1}}), make("b", task={"ask": {"pixels": 2}})])
     assert setting_of(runs, "ask")[1] == [json.dumps({"pixels": 1}), json.dumps({"pixels": 2})]

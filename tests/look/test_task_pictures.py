@@ -1,4 +1,4 @@
-"""Pictures of a run: as many images as were asked for, under a title that says whose they are and how well it does."""
+"""Tests of the pictures of a run's task: number of images, and titles."""
 
 import shutil
 from dataclasses import replace
@@ -35,7 +35,9 @@ def test_a_title_has_run_task_epoch_and_the_last_measure():
         "45 of 60; on held-out images (at epoch 30)", "30 of 60; on held-out images"
     )
     doubtful = title_of("photos", SETTINGS, (300, 600), rows, "trained", MEASURE).result
-    assert "on images that may be known by heart: position accuracy" in doubtful and "held-out" not in doubtful
+    assert (
+        "on images that pre-trained weights may have seen: position accuracy" in doubtful and "held-out" not in doubtful
+    )
     assert title_of("photos", SETTINGS, (0, 0), [], "", MEASURE).result == "Epoch 0 of 60"  # of an older version
 
 
@@ -54,7 +56,7 @@ def run(request, small_run, tmp_path_factory):
 
 
 def rows_of(path) -> int:
-    """Rows of tiles, counted by their frames in the first column."""
+    """Return the number of rows, counted by frames in the first column."""
     page = np.asarray(Image.open(path))
     frames = (page == FRAME_GREY).all(-1)
     edges = [y for y in range(len(frames)) if frames[y].sum() > 50]

@@ -7,11 +7,11 @@ import pytest
 
 @pytest.fixture(scope="session")
 def finished(small_run: Callable[[str], Path]) -> Path:
-    """The folder of a finished run; no test may change it."""
+    """Folder of a finished run; tests must not change it."""
     return small_run("droppos")
 
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
-    """A copy of a finished run, to be changed."""
+    """Copy of a finished run that tests may change."""
     return shutil.copytree(finished, tmp_path / "mine")

@@ -1,4 +1,4 @@
-"""The page in a real browser: what it answers to mouse and keyboard, that nothing is fetched, and axe-core's rules."""
+"""Browser tests of the page: mouse, keyboard, no network requests, and the accessibility rules of axe-core."""
 
 import json
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ def written(tmp_path_factory) -> dict[str, Path]:
 
 
 class Visit:
-    """A page that is open, and what it did besides: errors, dialogs, requests."""
+    """Open page that records its errors, dialogs and requests."""
 
     def __init__(self, chromium, path: Path, size: str = "wide", **context):
         self.context = chromium.new_context(viewport=SIZES[size], **context)
@@ -55,7 +55,7 @@ class Visit:
 
 
 def spot(tab, i: int) -> tuple[float, float]:
-    """Where image ``i`` of the first map is on the screen."""
+    """Return the screen position of image ``i`` of the first map."""
     tab.locator(".map .field").first.scroll_into_view_if_needed()
     tab.evaluate("document.querySelectorAll('.dot').forEach((one) => { one.style.transition = 'none'; })")
     box = tab.locator(".map").first.locator(".dot").nth(i).bounding_box()
@@ -125,7 +125,7 @@ def test_projections_and_classes_of_the_map(chromium, written):
 
 
 def ticks(tab) -> list[float]:
-    """Numbers along the horizontal axis of the first chart."""
+    """Return the tick labels of the horizontal axis of the first chart."""
     texts = tab.locator(".axes").first.locator("text[text-anchor=middle]").all_text_contents()[:-1]
     return [float(text) for text in texts]
 
@@ -175,7 +175,7 @@ def test_a_curve_by_keyboard_and_buttons(chromium, written):
 
 def test_curves_of_no_point_and_of_one(chromium, written):
     with Visit(chromium, written["hostile"]) as tab:
-        assert tab.locator(".plot").nth(1).inner_text() == "Nothing is measured yet."
+        assert tab.locator(".plot").nth(1).inner_text() == "No measurements yet."
         tab.locator(".plot").nth(2).locator(".axes").focus()
         tab.keyboard.press("End")
         assert tab.locator("#told").inner_text() == "epochs 1: one –, two 2"
@@ -271,7 +271,7 @@ def test_hostile_names_do_nothing(chromium, written):
 
 
 def test_the_policy_forbids_what_would_slip_through(chromium, written, tmp_path):
-    """A request by a page that somebody broke: it is refused, which also shows that the tests above would see it."""
+    """The policy blocks the request of a manipulated page, and the tests above would detect it."""
     text = written["one"].read_text("utf-8").replace("</main>", '<img src="https://example.org/x.png"></main>')
     broken = tmp_path / "broken.html"
     broken.write_text(text, "utf-8")

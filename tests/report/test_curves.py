@@ -1,4 +1,4 @@
-"""Curves as points: what each run measured, baselines once, and never more points than can be seen."""
+"""Tests of the charts: values of each run, merged baselines, and the limit on points."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def test_several_runs_share_axes_where_they_measure_the_same(run):
     assert [line.name for line in charts["position accuracy"].lines] == ["one", "two", "chance"]
     assert [line.name for line in charts["reconstruction error"].lines] == ["far", "copy"]
     assert not charts["reconstruction error"].percent
-    shares = charts["training loss, over the first that was logged"]
+    shares = charts["training loss, relative to its start"]
     assert [line.y for line in shares.lines] == [[1, 0.5]] * 3
     assert [line.y for line in charts_of([one, two])[0].lines] == [[4, 2]] * 2
     apart = replace(two, metrics=two.metrics | {"baseline:chance": np.array([0.2, 0.2, 0.2])})

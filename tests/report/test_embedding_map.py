@@ -1,4 +1,4 @@
-"""A map of embeddings: what is alike is near, thumbnails are those of the images, and few images are refused."""
+"""Tests of embedding maps: projections, thumbnails, and the smallest number of images."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""What a run's folder tells, also where it is not finished, damaged, or of another version."""
+"""Tests of reading a run's folder, also of unfinished, damaged and older runs."""
 
 import csv
 import os
@@ -27,7 +27,7 @@ def test_a_finished_run_tells_all_of_itself(run):
 
 
 def test_a_run_of_an_older_version_keeps_words_and_no_reasons(run):
-    """Nothing is read out of its words: a neutral label stands for the name, and no reason is told."""
+    """The text of an old measure is not parsed: a neutral label replaces its name."""
     (run / "reasons.yaml").unlink()
     tensors, about, _ = (checkpoints := RunFolder(run).checkpoints).read()
     checkpoints.save(tensors, about | {"measured": ["position accuracy 7.2% (chance 6.2%)", "position accuracy 7.2%"]})
@@ -60,10 +60,10 @@ def test_a_run_that_trains_says_how_far_it_is(run):
     (run / "encoder.safetensors").unlink()
     found = load_run(run)
     written = found.last_written()
-    assert found.state(now=written + 60) == "epoch 2 of 2, on the way"
-    assert found.state(now=written + 7200.5).startswith("epoch 2 of 2, not finished; nothing was written for 2 h 0")
+    assert found.state(now=written + 60) == "epoch 2 of 2, training"
+    assert found.state(now=written + 7200.5).startswith("epoch 2 of 2, not finished; last written 2 h 0")
     ending = replace(found, settings=replace(found.settings, epochs=1.98701))  # whole steps go beyond it
-    assert ending.state(now=written) == "epoch 1.99 of 1.99, on the way"
+    assert ending.state(now=written) == "epoch 1.99 of 1.99, training"
     assert [_rounded(epochs) for epochs in (1200.0, 2.531, 0.0)] == ["1,200", "2.53", "0"]
     (run / "metrics.csv").unlink()
     assert load_run(run).epoch == 2  # by the checkpoint

@@ -1,4 +1,4 @@
-"""Reasons of settings, and a command that means the same run when it is typed."""
+"""Tests of the reasons for settings, and of the command that repeats a run."""
 
 import shlex
 from dataclasses import replace
@@ -11,7 +11,7 @@ from patchloom.runs.settings import request
 
 
 def typed_again(command: str):
-    """The settings that a command asks for, and its folder."""
+    """Return the settings and the folder of a command."""
     verb, name, *words = shlex.split(command)
     assert (verb, name) == ("patchloom", "pretrain")
     given, out = parse_pretrain(words)
@@ -81,7 +81,7 @@ def test_what_cannot_be_typed_has_no_command(run):
 
 
 def test_nobodys_code_is_run(run, tmp_path):
-    """A page of a stranger's run must not import the file that the run names."""
+    """The report must not import a file that a run names."""
     file = tmp_path / "theirs.py"
     file.write_text("raise SystemExit('run')\n")
     found = load_run(run)

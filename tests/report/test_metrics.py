@@ -1,4 +1,4 @@
-"""Key numbers: those that are quoted, the newest of each, with intervals, beside their controls."""
+"""Tests of the key numbers: the newest quoted results with intervals and controls."""
 
 import csv
 import json
@@ -73,7 +73,7 @@ def test_a_run_on_the_way_has_the_last_accuracy_that_was_measured(run):
     number = key_numbers(load_run(run))[1]
     assert number[:2] == ("kNN accuracy", Quantity(0.407))
     assert number.beside == [Quantity(0.25, name="untrained"), Quantity(0.1, name="raw pixels")]
-    assert number.note == "On held-out images, measured on the way, after 1.53 epochs."
+    assert number.note == "On held-out images, measured during training, after 1.53 epochs."
     write(run, {})
     assert [one.quantity.text() for one in key_numbers(load_run(run))[1:]] == ["50.7 %"]  # what is quoted counts
 
@@ -95,7 +95,7 @@ def test_the_newest_counts_and_other_seeds_are_told(run):
     write(run, {"value": 0.4}, {"value": 0.5, **later}, {"value": 0.6, "seed": 1, **later}, {"data": "cats", **later})
     found = key_numbers(load_run(run))[1:]
     assert [one.quantity.text() for one in found] == ["60.0 %", "50.7 %"]
-    assert found[0].note.endswith("of birds. Seeds 0, 1 gave 50.0 %, 60.0 %.")
+    assert found[0].note.endswith("of birds. Results of seeds 0, 1: 50.0 %, 60.0 %.")
 
 
 def test_an_encoder_that_is_quoted_several_times_is_told_apart(run):
@@ -118,7 +118,7 @@ def test_what_is_no_share_is_no_percentage(run):
 
 @pytest.mark.parametrize("name", HEAD.split(","))
 def test_a_table_of_another_version_is_named(run, name):
-    """One column is not there, whichever it is."""
+    """Any single column may be missing."""
     write(run, {})
     path = run / "results.csv"
     head, row = csv.reader(path.read_text().splitlines())
@@ -174,7 +174,7 @@ def test_without_results_and_rows_there_are_none(run):
 
 
 def write_with_differences(run, *rows):
-    """Write results, of which each may have differences."""
+    """Write results that may have differences."""
     write(run, *({name: cell for name, cell in row.items() if name != "against"} for row in rows))
     head, *lines = (run / "results.csv").read_text().splitlines()
     with (run / "results.csv").open("w", newline="") as file:
@@ -186,14 +186,14 @@ def write_with_differences(run, *rows):
 
 
 def test_a_number_ends_with_what_its_difference_allows_to_say(run):
-    """Beside 50.7 % and 30.0 % nothing said whether the two are told apart."""
+    """The interpretation of a difference follows the number."""
     one = Difference("untrained", 0.01, -0.02, 0.04, 2000)
     write_with_differences(run, {"against": [one]}, {"encoder": "untrained", "value": 0.497})
     assert key_numbers(load_run(run))[1].note.endswith(one.sentence())
 
 
 def test_one_table_answers_whether_pre_training_helped(run):
-    """The differences were sentences below the cards, and nothing had all of them."""
+    """One table has the differences of all evaluations."""
     linear = {"protocol": "linear", "settings": "{}", "pooling": "both"}
     pixels = {"encoder": "raw pixels", "pooling": "pixels"}
     write_with_differences(
@@ -258,7 +258,7 @@ def test_scores_over_several_seeds_are_the_means_that_the_difference_is_of(run):
 
 
 def test_seeds_with_test_splits_of_their_own_are_one_evaluation(run):
-    """Each had a card and a line of its own, all of the same title."""
+    """Such seeds share a card and a line."""
     over = Difference("from scratch", 0.1, -0.3, 0.5, 20, 2, True)
     rows = []
     for seed, ours, theirs in ((0, 0.5, 0.4), (1, 0.7, 0.6)):
@@ -270,7 +270,7 @@ def test_seeds_with_test_splits_of_their_own_are_one_evaluation(run):
     (row,) = gains_of(load_run(run)).rows
     assert row[1:] == ("60.0 %", "from scratch", "50.0 %", "+10.0 [-30.0, +50.0]", "indistinguishable over 2 trainings")
     (number,) = key_numbers(load_run(run))[1:]
-    assert "Seeds 0, 1 gave 50.0 %, 70.0 %" in number.note
+    assert "seeds 0, 1: 50.0 %, 70.0 %" in number.note
 
 
 def test_a_number_of_trainings_that_cannot_be_costs_nothing(run):
@@ -296,7 +296,7 @@ def test_cards_of_other_settings_have_other_titles(run):
 
 
 def test_evaluations_that_differ_in_any_setting_have_their_own_cards(run):
-    """What no card tells, such as the temperature, did not keep the second from replacing the first."""
+    """Settings that no card displays, such as the temperature, also distinguish evaluations."""
     warm, later = '"{""k"": 20, ""temperature"": 0.5}"', {"date": "2026-11-23T10:00:00+00:00"}
     write(run, {"settings": '"{""k"": 20, ""temperature"": 0.07}"'}, {"settings": warm, "value": 0.4, **later})
     first, second = key_numbers(load_run(run))[1:]
@@ -316,4 +316,4 @@ def test_seeds_that_choose_differently_are_of_one_evaluation(run):
         {"settings": settings(2.0, 0.7), "seed": 1, "pooling": "class", "value": 0.6},
     )
     (number,) = key_numbers(load_run(run))[1:]
-    assert number.quantity.text() == "60.0 %" and "Seeds 0, 1" in number.note
+    assert number.quantity.text() == "60.0 %" and "seeds 0, 1" in number.note

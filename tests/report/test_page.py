@@ -1,4 +1,4 @@
-"""The file of a page: what stands in it, that text stays text, and that it needs nothing else. No browser is needed."""
+"""Tests of the HTML of a page without a browser: contents, escaping, and independence of other files."""
 
 import json
 import math
@@ -33,7 +33,7 @@ OURS = {"page.js", "chart.js", "map.js"}
 
 
 class Tree(HTMLParser):
-    """Tags with their attributes in order, text of each, and that every one is closed by its own."""
+    """Parser that collects tags, attributes and texts, and checks that tags are balanced."""
 
     def __init__(self, text: str):
         super().__init__(convert_charrefs=True)
@@ -63,7 +63,7 @@ class Tree(HTMLParser):
 
 
 def data_of(text: str) -> list:
-    """What the programs of the page read."""
+    """Return the data for the scripts of the page."""
     return [json.loads(found) for found in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text)]
 
 
@@ -280,9 +280,9 @@ def test_bars_go_from_zero_to_a_hundred_percent_on_each_card():
     (low,) = bars([Number("position accuracy", Quantity(0.01703), [Quantity(0.017, name="chance")])])
     assert [row["bar"] for row in low] == [1.7, 1.7]
     text = render(Page("a", "2026-11-22", "0.1.0", runs=[RunPart("a", "finished", numbers=[error, knn])]))
-    assert text.count('class="track"') == 3 and "width:30.0%" in text and "Bars go from 0 to 100 %." in text
+    assert text.count('class="track"') == 3 and "width:30.0%" in text and "Bars range from 0 to 100 %." in text
     text = render(Page("a", "2026-11-22", "0.1.0", runs=[RunPart("a", "finished", numbers=[error, rank])]))
-    assert 'class="track"' not in text and "Bars go" not in text
+    assert 'class="track"' not in text and "Bars range" not in text
 
 
 def test_columns_of_numbers_stand_on_the_right():

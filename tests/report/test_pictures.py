@@ -1,4 +1,4 @@
-"""All pictures of a run's folder are on the page, with words on what is seen, and stay within their budget."""
+"""Tests of the pictures on a page: captions, and the budget of bytes."""
 
 import base64
 import io
@@ -35,8 +35,8 @@ def test_sheets_are_shown_with_captions(run):
     assert not said
     titles = [one.title for one in found]
     assert "<script>" in titles and "curves" not in " ".join(titles)
-    assert titles[-1] == "What was withheld, and what came back, of birds"
-    assert {"Patches that were put where they belong", "Images put together again"} <= set(titles)
+    assert titles[-1] == "Masked patches and their reconstruction, of birds"
+    assert {"Patches whose position was found", "Images reassembled from patches"} <= set(titles)
     for one in found:
         assert opened(one).size == (one.width, one.height) and one.alt
         assert one.caption or one.title == "<script>"
@@ -51,11 +51,11 @@ def test_many_pictures_become_smaller_and_then_fewer(run, monkeypatch):
     assert sum(len(one.uri) for one in many) <= 60_000 and max(one.width for one in many) < 200 and not said
     (few,), said = collect_pictures([load_run(run)], budget=15_000)
     assert 0 < len(few) < len(many) and sum(len(one.uri) for one in few) <= 15_000
-    assert said == [f"{len(many) - len(few)} of {len(many)} pictures are left out, so that the page stays small."]
+    assert said == [f"{len(many) - len(few)} of {len(many)} pictures are left out to keep the page small."]
 
 
 def test_a_large_sheet_is_made_small_when_it_is_opened(run, monkeypatch):
-    """All sheets are held at once, while their quality is tried."""
+    """All sheets are in memory at once while their quality is chosen."""
     seen = []
     monkeypatch.setattr(pictures, "_STEPS", ((200, 85), (100, 60)))
     monkeypatch.setattr(pictures, "webp", lambda image, *how: (seen.append(image.size), webp(image, *how))[1])
@@ -83,8 +83,8 @@ def test_pictures_keep_their_shape(size, shown):
 
 
 def test_captions_are_of_the_kind_of_picture():
-    assert find_caption("attention-3").title == "What patches attend to (3)"
-    assert find_caption("position_map-birds").title.startswith("Where positions are found")
+    assert find_caption("attention-3").title == "Attention of single patches (3)"
+    assert find_caption("position_map-birds").title.startswith("Accuracy of predicted positions")
     assert find_caption("positions").title != find_caption("position_map").title
     assert find_caption("whatever") == ("whatever", "")
     heard = find_caption("nearest", modality_of(Sound()))

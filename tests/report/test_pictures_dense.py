@@ -1,4 +1,4 @@
-"""Truth and answer that an evaluation kept apart are a slider, of one size and within a budget."""
+"""Tests of the sliders between ground truth and prediction: equal sizes, and the budget of bytes."""
 
 import json
 import shutil

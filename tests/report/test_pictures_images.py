@@ -1,4 +1,4 @@
-"""Images for a page: the run's own held-out ones, or given ones; and no error where there are none."""
+"""Tests of the images for a page: held out by the run, given, or unavailable."""
 
 import shutil
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The verb report: one file a page, of runs of any state; hostile names are plain text, and nothing else changes."""
+"""Tests of the verb report: runs in any state, hostile names, and no changes to other files."""
 
 import shutil
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from patchloom.runs.verdict import Health, Verdict, no_labels, write_health
 
 @pytest.fixture
 def pages(monkeypatch):
-    """What was rendered; the page itself is its title."""
+    """Replace rendering; the fixture lists the pages."""
     made = []
 
     def render(page):
@@ -124,10 +124,10 @@ def test_a_run_before_its_first_row(run):
     shutil.rmtree(run / "pictures")
     page = page_of([run])
     part = page.runs[0]
-    assert part.state == "epoch 0 of 2, on the way" and part.settings and part.files and part.command
+    assert part.state == "epoch 0 of 2, training" and part.settings and part.files and part.command
     assert (part.numbers, part.cloud, list(page.charts), part.summary) == ([], None, [], "")
     assert page.notes == [page.notes[0]] and page.notes[0].startswith("There is no map of embeddings: ")
-    assert "the run has no checkpoint yet" in page.notes[0] and page.lead == ["epoch 0 of 2, on the way"]
+    assert "the run has no checkpoint yet" in page.notes[0] and page.lead == ["epoch 0 of 2, training"]
 
 
 def test_hostile_names_are_plain_text(images, run, tmp_path):
@@ -169,7 +169,7 @@ def test_recordings_can_be_heard(tmp_path, quick_probe):
     page = page_of([run])
     part = page.runs[0]
     assert page.notes == [] and 5 <= len(part.recordings) <= 12 and part.cloud
-    assert "recordings" in part.numbers[0].note and "Recordings" in page.charts[1].note
+    assert "recordings" in part.numbers[0].note and "recordings" in page.charts[1].note
     assert {"rate", "features"} <= {one.name for one in part.settings} and "flip" not in {s.name for s in part.settings}
 
 
@@ -178,7 +178,7 @@ def test_recordings_can_be_heard(tmp_path, quick_probe):
     [
         (["nowhere"], "nowhere is not the folder of a run"),
         (["RUN", "RUN/"], "is given twice: give each run once"),
-        (["RUN", "--out", "."], "--out . is a folder: give the file, such as report.html"),
+        (["RUN", "--out", "."], "--out . is a folder: give a file, such as report.html"),
         ([], "patchloom report needs RUNS"),
     ],
 )

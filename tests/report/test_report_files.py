@@ -1,4 +1,4 @@
-"""Sentences on what could not be read, and on copies."""
+"""Tests of the sentences on unreadable files and on copies."""
 
 from dataclasses import replace
 
@@ -12,9 +12,11 @@ from patchloom.runs.folder import RunFolder
 
 
 def test_broken_files_are_named(run):
-    assert "All files that were met could be read." in describe_data_issues(load_run(run))
+    assert "All files that the run opened could be read." in describe_data_issues(load_run(run))
     (run / "unreadable.txt").write_bytes(b"a<b>.png\n\xff.png\n")
-    assert describe_data_issues(load_run(run))[0] == "2 files could not be read, and left out: a<b>.png, \\udcff.png."
+    assert (
+        describe_data_issues(load_run(run))[0] == "2 files could not be read and were skipped: a<b>.png, \\udcff.png."
+    )
     (run / "unreadable.txt").write_text("".join(f"{i}.png\n" for i in range(13)))
     said = describe_data_issues(load_run(run))[0]
     assert said.startswith("13 files") and ", and 3 more: " in said and said.endswith("unreadable.txt.")
@@ -25,7 +27,7 @@ def test_a_broken_file_in_a_folder_of_two_lines_counts_once(run):
     folder.lock()
     folder.note_unreadable([f"two\nlines/{i}.png" for i in range(6)])
     said = describe_data_issues(load_run(run))[0]
-    assert said.startswith('6 files could not be read, and left out: "two\\nlines/0.png", ') and "\n" not in said
+    assert said.startswith('6 files could not be read and were skipped: "two\\nlines/0.png", ') and "\n" not in said
 
 
 def test_exact_copies_are_counted(run):
@@ -34,10 +36,10 @@ def test_exact_copies_are_counted(run):
     def said(**data):
         return describe_data_issues(replace(found, data=found.data | data))
 
-    assert "No image that was trained on is an exact copy of a held-out one." in said()
-    assert "2 exact copies of held-out images are in the data, and not trained on." in said(held_out_copies=[1, 5])
-    assert "1 exact copy of held-out images is in the data, and not trained on." in said(held_out_copies=[1])
-    assert "Exact copies of the held-out images were not looked for." in said(held_out_looked=False)
+    assert "No training image is an exact copy of a held-out one." in said()
+    assert "2 exact copies of held-out images were excluded from training." in said(held_out_copies=[1, 5])
+    assert "1 exact copy of held-out images was excluded from training." in said(held_out_copies=[1])
+    assert "The data were not searched for exact copies of the held-out images." in said(held_out_looked=False)
 
 
 def test_near_copies_are_told(run, tmp_path, images):
@@ -50,7 +52,7 @@ def test_near_copies_are_told(run, tmp_path, images):
             Image.fromarray(frames).save(folder / f"film{film}_{frame:03}.png")
     said = describe_data_issues(load_run(run), open_data(folder).train)[-1]
     assert said.startswith("Neighbours in name are near copies (") and "--group" in said
-    assert "no sign of being near copies" in describe_data_issues(load_run(run), open_data(images).train)[-1]
+    assert "No near copies were found" in describe_data_issues(load_run(run), open_data(images).train)[-1]
     assert describe_data_issues(load_run(run), open_data("shapes:40").train) == describe_data_issues(
         load_run(run)
     )  # they have no names

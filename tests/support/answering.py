@@ -1,4 +1,4 @@
-"""Questions without an encoder: what it would have been given and made, and a decoder that answers as it is told."""
+"""Stand-ins for encoder outputs and decoders in tests of questions."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_pat
 
 
 class Answers(nn.Module):
-    """Answers what it is told to, whatever it is given; ``visible_asked`` as for a decoder of ours."""
+    """Decoder with fixed answers; ``visible_asked`` is as in real decoders."""
 
     def __init__(self, answers: Tensor | None = None, visible_asked: int = 0):
         super().__init__()
@@ -20,16 +20,16 @@ class Answers(nn.Module):
 
 
 def geometry_of(images: Tensor, p: int) -> Geometry:
-    """That of an encoder of images [b c h w], with a class token."""
+    """Return the geometry of an encoder of images [b c h w] with a class token."""
     return Geometry((images.shape[2] // p, images.shape[3] // p), (p, p), images.shape[1], 1, 8, True)
 
 
 def masking(images: Tensor, p: int, visible: Tensor, masked: Tensor) -> EncoderInput:
-    """Images [b c h w] of which only the patches ``visible`` [b k] enter."""
+    """Return encoder input with only the patches ``visible`` [b k] of images [b c h w]."""
     return mask_patches(all_patches(images, geometry_of(images, p).n), visible, masked)
 
 
 def encoded_of(images: Tensor, given: EncoderInput) -> Encoded:
-    """A batch in [0, 1], or of any numbers: its mean is 0 and its deviation 1. Its tokens mean nothing."""
+    """Return a batch with mean 0, deviation 1 and meaningless tokens."""
     tokens = torch.zeros(len(images), 1 + given.visible.shape[1], 8)
     return Encoded(images, given, tokens, None, images, torch.zeros(1), torch.ones(1))

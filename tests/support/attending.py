@@ -1,4 +1,4 @@
-"""Encoders made by hand, of which it is known what each patch attends to, and others at random."""
+"""Encoders with known attention, and random ones."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.nets.build import EncoderSpec, build_encoder
 
-# whose patches lie in a square, in a strip, or are columns of a spectrogram
+# image size, patch size and channels of a 2-D grid, and of a spectrogram with patches as columns
 GRIDS = {"3x4": ((24, 32), 8, 3), "1x6": ((12, 6), (12, 1), 1)}
 PREFIXES = {"class token": {}, "registers": {"reg_tokens": 2}, "no class token": {"class_token": False}}
 
@@ -24,9 +24,9 @@ def random_vit(size=(24, 32), p=8, channels=3, positions="sincos", **options) ->
 
 @torch.no_grad()
 def attending_vit(targets: list[Callable[[int], int]], size, p, channels, **options) -> VisionTransformer:
-    """An encoder of one block in which patch i attends to patch ``target(i)`` alone, a head a target.
+    """Return an encoder of one block in which patch i attends only to ``target(i)``, with a head per target.
 
-    Its tokens are one-hot codes of their places.
+    Its tokens are one-hot codes of their positions.
     """
     n = (size[0] // (p if isinstance(p, int) else p[0])) * (size[1] // (p if isinstance(p, int) else p[1]))
     heads = len(targets)

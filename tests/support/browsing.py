@@ -1,4 +1,4 @@
-"""A real browser, where there is one: Chromium or Chrome of the machine, driven by Playwright."""
+"""Chromium or Chrome driven by Playwright, if installed."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def missing() -> str:
-    """Why no browser can be started, or ""."""
+    """Return why no browser can be started, or ""."""
     try:
         import playwright.sync_api  # noqa: F401
     except ImportError:
@@ -21,7 +21,7 @@ def missing() -> str:
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """Headless; closed at the end, as is the loop that Playwright runs, which would be in the way of other tests."""
+    """Start a headless browser and close it at the end, with the event loop of Playwright."""
     from playwright.sync_api import sync_playwright
 
     program = next(filter(None, map(shutil.which, NAMES)))

@@ -1,4 +1,4 @@
-"""What the tests of degradations share: sizes to draw from, and a comparison."""
+"""Shared helpers for tests of degradations: image sizes and a comparison."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Small segmenters and detectors with their cards, for tests of what is done with them."""
+"""Small segmenters and detectors with their cards."""
 
 import torch
 
@@ -16,7 +16,7 @@ CLASSES = ("sky", "road", "tree")
 
 
 def a_model(kind: str, size: tuple[int, int], **arguments) -> tuple[Segmenter | Detector, DenseCard]:
-    """A model away from its first weights, at another size than its encoder was pre-trained, and its card."""
+    """Return a model with perturbed weights, at another size than in pre-training, and its card."""
     torch.manual_seed(0)
     spec = EncoderSpec("nano", (32, 32), 8, positions="sincos", options=SIZES)
     encoder = EncoderCard(spec, (0.5,) * 3, (0.25,) * 3, "mae", "runs/small")

@@ -1,4 +1,4 @@
-"""Small encoders of every kind for tests of dense heads, and what must hold of every net on them."""
+"""Small encoders of every kind for tests of dense heads, and shared checks."""
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ def card_of(spec: EncoderSpec) -> EncoderCard:
 
 
 def encoder(kind: str = "p16 registers", grid: tuple[int, int] = (4, 4), channels: int = 3, **options):
-    """An encoder away from its first weights, and its card; ``grid`` is that of a ViT's patches, or a Swin's units."""
+    """Return an encoder with perturbed weights and its card; ``grid`` is that of its last feature map."""
     torch.manual_seed(0)
     p, positions, own = KINDS[kind]
     sizes = ({} if kind == "swin" else SMALL) | own | options

@@ -1,6 +1,6 @@
-"""A Dockerfile without docker: its instructions, what is wrong with them, and the folders that they make.
+"""Dockerfile interpreter without Docker: instructions, lint rules, and the resulting folders.
 
-What is understood is what the Dockerfile of this repository needs; anything else is refused, and never passed over.
+Only the instructions of this repository's Dockerfile are supported; all others raise an error.
 """
 
 import json
@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 
 class Instruction(NamedTuple):
-    """One instruction: its name in capitals, and the rest of its line or lines."""
+    """Instruction: its name in capitals, and the rest of its lines."""
 
     name: str
     text: str
 
 
 def parse(text: str) -> list[Instruction]:
-    """The instructions of a Dockerfile, with lines joined and comments left out."""
+    """Parse the instructions of a Dockerfile, with continued lines joined and comments removed."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     whole = re.sub(r"\\\n\s*", "", "\n".join(lines))
     return [
@@ -34,7 +34,7 @@ def parse(text: str) -> list[Instruction]:
 
 
 def faults(found: list[Instruction]) -> list[str]:
-    """What the rules of small and safe images forbid, a sentence each."""
+    """Return a sentence for each violated rule for small and safe images."""
     said, stages = [], set()
     for name, text in found:
         if name == "FROM":
@@ -60,7 +60,7 @@ def faults(found: list[Instruction]) -> list[str]:
 
 
 def context(root: Path) -> list[str]:
-    """The files of a folder that its .dockerignore leaves to COPY; the last pattern that fits a path decides."""
+    """Return the files of a folder that .dockerignore does not exclude; the last matching pattern decides."""
     patterns = [line.strip() for line in (root / ".dockerignore").read_text().splitlines() if line.strip()]
     names = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
     return sorted(name for name in names if not _ignored(name, patterns))
@@ -80,13 +80,13 @@ def _ignored(name: str, patterns: list[str]) -> bool:
 
 @dataclass
 class Image:
-    """What following a Dockerfile made.
+    """Result of following a Dockerfile.
 
     Attributes:
-        root: the folder that stands for /.
-        env: the variables of the last stage.
+        root: folder in place of /.
+        env: variables of the last stage.
         said: LABEL, USER, WORKDIR, ENTRYPOINT and CMD of the last stage.
-        passed: the RUN lines that were not run.
+        passed: skipped RUN lines.
     """
 
     root: Path
@@ -94,14 +94,14 @@ class Image:
     said: dict[str, str] = field(default_factory=dict)
     passed: list[str] = field(default_factory=list)
 
-    def here(self, text: str) -> str:
-        """A text with the image's folders as they are called on this machine."""
+    def on_host(self, text: str) -> str:
+        """Replace the image's folders in a text by those on this machine."""
         return re.sub(r"(?<![\w./])/(?=(opt|source|wheel|cache|work)\b)", f"{self.root}/", text)
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """The entry point with words behind it, in the working folder, with no variables but the image's."""
+        """Run the entry point with arguments in the working folder, with only the image's variables."""
         command = [*json.loads(self.said["ENTRYPOINT"]), *words]
-        folder = self.here(self.said["WORKDIR"])
+        folder = self.on_host(self.said["WORKDIR"])
         env = {**self.env, "OMP_NUM_THREADS": "1"}
         found = shutil.which(command[0], path=env["PATH"])
         assert found, f"there is no {command[0]} on {env['PATH']}"
@@ -109,14 +109,14 @@ class Image:
 
 
 def follow(found: list[Instruction], source: Path, root: Path, args: dict[str, str], offline: dict[str, str]) -> Image:
-    """Do what a Dockerfile says in a folder, with this machine's Python and packages.
+    """Follow a Dockerfile in a folder with this machine's Python and packages.
 
     Args:
-        found: its instructions. RUN lines that would change this machine (useradd) are passed over.
-        source: the folder that COPY takes from.
-        root: an empty folder, which stands for / as far as the image's own folders go.
-        args: given with --build-arg.
-        offline: variables of RUN lines, by which nothing is downloaded.
+        found: its instructions. RUN lines that would change this machine (useradd) are skipped.
+        source: source folder of COPY.
+        root: empty folder in place of / for the image's folders.
+        args: values of --build-arg.
+        offline: variables of RUN lines that prevent downloads.
     """
     image, scope, left = Image(root), {}, dict(args)
     path = f"{Path(sys.executable).parent}:{os.defpath}"
@@ -130,17 +130,17 @@ def follow(found: list[Instruction], source: Path, root: Path, args: dict[str, s
         elif name == "ENV":
             for pair in shlex.split(text):
                 option, _, value = pair.partition("=")
-                image.env[option] = image.here(value).replace("$PATH", image.env["PATH"])
+                image.env[option] = image.on_host(value).replace("$PATH", image.env["PATH"])
         elif name == "COPY":
             _copy(image, text, source)
         elif name == "RUN" and "useradd" in text:
             image.passed.append(text)
         elif name == "RUN":
             env = {**image.env, **scope, **offline}
-            done = subprocess.run(["sh", "-ec", image.here(text)], env=env, capture_output=True, text=True)
+            done = subprocess.run(["sh", "-ec", image.on_host(text)], env=env, capture_output=True, text=True)
             assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
             if " -m venv " in text:
-                _lend(Path(image.here(text.split()[-1])))
+                _lend(Path(image.on_host(text.split()[-1])))
         else:
             assert name in ("LABEL", "USER", "WORKDIR", "ENTRYPOINT", "CMD"), f"{name} is not understood"
             image.said[name] = text
@@ -158,7 +158,7 @@ def _copy(image: Image, text: str, source: Path) -> None:
         files = [name for name in there if name == wanted or name.startswith(f"{wanted}/")]
         assert files, f".dockerignore leaves nothing of {wanted}"
         for name in files:
-            target = Path(image.here(to)) / name.removeprefix(wanted).lstrip("/")
+            target = Path(image.on_host(to)) / name.removeprefix(wanted).lstrip("/")
             target = target / wanted if name == wanted else target
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, target)

@@ -1,4 +1,4 @@
-"""Processes that are killed amid what they do to files."""
+"""Killing a process at a chosen file operation."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Collection
 
 
 def die_at(event: int | None, folder: str, events: Collection[str]) -> list[str]:
-    """Kill this process (SIGKILL) just before its event number ``event``, from 1; of None never.
+    """Kill this process (SIGKILL) just before its event number ``event``, from 1; None: never.
 
     Args:
-        event: its number.
-        folder: events count whose path begins with it; of files that are opened, those to be written.
-        events: as Python's audit hooks call them.
+        event: number of the event.
+        folder: prefix of the paths that count; opened files count if they are opened for writing.
+        events: names of Python's audit events.
 
     Returns:
-        Those that were met, a list that grows.
+        The events so far, a list that grows.
     """
     seen: list[str] = []
 

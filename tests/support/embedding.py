@@ -1,4 +1,4 @@
-"""Vectors of a few images in small parts, a reader of each format by its own library, and processes that are killed."""
+"""Readers of embedding files by other libraries, and embedding in processes that are killed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from safetensors.numpy import load_file
 SUFFIXES = (".parquet", ".npz", ".safetensors")
 KEY = "patchloom-embeddings-1"
 SMALL = {"device": "cpu", "batch_size": 4, "workers": 0}
-ROWS = 8  # of a part
+ROWS = 8  # rows per part
 
 
 class Read(NamedTuple):
-    """What is in a file, as its own library reads it."""
+    """Contents of a file, as read by another library."""
 
     vectors: np.ndarray
     paths: list[str]
@@ -33,7 +33,7 @@ class Read(NamedTuple):
 
 
 def read(path: Path) -> Read:
-    """By pyarrow, numpy or safetensors, as docs/embed.md shows it."""
+    """Read a file with pyarrow, numpy or safetensors, as in docs/embed.md."""
     if path.suffix == ".parquet":
         table = pyarrow.parquet.read_table(path)
         card = json.loads(table.schema.metadata[KEY.encode()])
@@ -57,7 +57,7 @@ def read(path: Path) -> Read:
 
 
 def read_parts(folder: Path) -> dict[str, Read]:
-    """The parts of a folder by their names."""
+    """Read the parts of a folder by name."""
     return {path.name: read(path) for path in sorted(folder.glob("[!.]*-*"))}
 
 
@@ -76,10 +76,10 @@ def _work(run: str, data: str, to: str, event: int | None, told: Any) -> None:
 
 
 def embed_apart(run: Path, data: Path, to: Path, event: int | None = None) -> int | None:
-    """``embed`` in a process of its own, killed before it gives its name to this file (from 1) of those it writes.
+    """Run ``embed`` in a separate process, killed before it renames this file (from 1) that it wrote.
 
     Returns:
-        How many events there were; None if it was killed.
+        The number of events; None if it was killed.
     """
     context = server()
     told = context.SimpleQueue()
@@ -93,8 +93,8 @@ def embed_apart(run: Path, data: Path, to: Path, event: int | None = None) -> in
     return None
 
 
-class Ended(NamedTuple):
-    """Exit code of a process, parts that it wrote, whether it was told of a result that was made, and its error."""
+class ProcessOutcome(NamedTuple):
+    """Outcome of a process: exit code, number of parts written, whether the result was made, and the error."""
 
     code: int
     written: int
@@ -127,20 +127,22 @@ def _rank(run: str, data: str, to: str, rank: int, world: int, port: int, failin
     parts.PartFolder.write = recording
     try:
         made = embed.embed(run, data, to=to, **SMALL).made
-        told.put((rank, Ended(0, len(written), made, "")))
+        told.put((rank, ProcessOutcome(0, len(written), made, "")))
     except AlreadyReported:
-        told.put((rank, Ended(2, len(written), False, "another")))
+        told.put((rank, ProcessOutcome(2, len(written), False, "another")))
     except PatchloomError as error:
-        told.put((rank, Ended(2, len(written), False, f"PatchloomError: {error}")))
+        told.put((rank, ProcessOutcome(2, len(written), False, f"PatchloomError: {error}")))
 
 
-def embed_together(run: Path, data: Path, to: Path, world: int, failing: dict[int, int] | None = None) -> list[Ended]:
-    """``embed`` in several processes, as torchrun starts them, by rank.
+def embed_together(
+    run: Path, data: Path, to: Path, world: int, failing: dict[int, int] | None = None
+) -> list[ProcessOutcome]:
+    """Run ``embed`` in several processes like torchrun; return the outcomes by rank.
 
     Args:
         run, data, to: as for ``embed``.
         world: number of processes.
-        failing: by rank, how it fails to write a part: 1 by an error, SIGKILL by that signal.
+        failing: how each rank fails to write a part: 1 with an error, SIGKILL by this signal.
     """
     context = server()
     told, port = context.SimpleQueue(), free_port()
@@ -153,8 +155,8 @@ def embed_together(run: Path, data: Path, to: Path, world: int, failing: dict[in
     for process in processes:
         process.join(120)
         process.kill()
-    found: dict[int, Ended] = {}
+    found: dict[int, ProcessOutcome] = {}
     while not told.empty():
         rank, ended = told.get()
         found[rank] = ended
-    return [found.get(rank, Ended(-1, 0, False, "nothing was heard")) for rank in range(world)]
+    return [found.get(rank, ProcessOutcome(-1, 0, False, "nothing was heard")) for rank in range(world)]

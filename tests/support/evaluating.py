@@ -1,4 +1,4 @@
-"""Fixtures that all tests of evaluations use."""
+"""Fixtures shared by the tests of evaluations."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +9,12 @@ from patchloom.evaluate import features
 
 
 def empty_cache(tmp_path_factory: pytest.TempPathFactory, cache_in: Callable[[Path], None]) -> Path:
-    """For a fixture: an empty cache of features for one test; returns its folder, which does not exist yet."""
+    """Create an empty cache of features for one test; return its folder, which does not exist yet."""
     home = tmp_path_factory.mktemp("cache")
     cache_in(home)
     return home / "patchloom" / "features"
 
 
 def float32_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a fixture: train in float32 unless a test asks for more, so that none measures the machine."""
+    """Train in float32 by default, so that no test measures the machine."""
     monkeypatch.setattr(features, "bfloat16_pays", lambda: (False, "as the test says"))

@@ -1,4 +1,4 @@
-"""Small encoders and runs to be exported."""
+"""Small encoders and runs to export."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ SMALL = {"embed_dim": 32, "depth": 2}
 
 
 def an_encoder(folder: Path, photos: Path, size=(16, 16), model="nano", p=4, **options) -> Path:
-    """The file of an encoder with the statistics of those images, away from its first weights."""
+    """Write an encoder with perturbed weights and the statistics of those images; return its file."""
     source = open_data(str(photos)).train
     stats = statistics_of(source, channels_of(source))
     positions = options.pop("positions", "none" if model.startswith("swin") else "sincos")
@@ -40,7 +40,7 @@ def an_encoder(folder: Path, photos: Path, size=(16, 16), model="nano", p=4, **o
 
 
 def with_card(path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
-    """A file that patchloom wrote with another card, as a stranger may write it: whole, and with its checksum."""
+    """Change the card of a file, with a valid checksum, like a malicious author could."""
     with safe_open(path, "pt") as file:
         ((key, text),) = file.metadata().items()
         weights = {name: file.get_tensor(name) for name in file.keys()}
@@ -52,7 +52,7 @@ def with_card(path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
 
 
 def a_run(folder: Path, photos: Path, rows: Sequence[str] = (), **options) -> Path:
-    """The folder of a finished run of those images, with rows of ``results.csv``."""
+    """Write the folder of a finished run on those images, with rows of ``results.csv``."""
     path = an_encoder(folder, photos, **options)
     run = RunFolder(folder)
     path.rename(run.encoder)
@@ -65,7 +65,7 @@ def a_run(folder: Path, photos: Path, rows: Sequence[str] = (), **options) -> Pa
 
 
 def photographs(folder: Path) -> Path:
-    """Ten images of 8 bits, of several kinds of files and shapes, one turned, one transparent, one grey."""
+    """Write ten 8-bit images in several formats and shapes: one rotated, one transparent, one grey."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for i, (h, w) in enumerate([(20, 30), (40, 17), (16, 16), (50, 50), (9, 12), (33, 61), *[(24, 24)] * 4]):

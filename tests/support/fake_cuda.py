@@ -1,4 +1,4 @@
-"""CUDA tensors without a GPU: shapes, dtypes and devices are followed, numbers are not; what would wait is refused."""
+"""Fake CUDA tensors without a GPU: shapes, dtypes and devices are tracked, and synchronisation is refused."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ CUDA = torch.device("cuda", 0)
 
 
 class Waits(AssertionError):
-    """What a GPU would be waited for."""
+    """Operation that would synchronise with the GPU."""
 
 
 class _NoCopies(TorchFunctionMode):
-    """Refuses tensors that are made of Python's numbers on the GPU: they are made on the CPU first."""
+    """Mode that refuses tensors made from Python numbers on the GPU; they must be made on the CPU first."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -30,7 +30,7 @@ class _NoCopies(TorchFunctionMode):
 
 
 class _OneDevice(TorchDispatchMode):
-    """Refuses operations that read tensors of two devices, or take some from one to the other."""
+    """Mode that refuses operations across devices."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -42,25 +42,25 @@ class _OneDevice(TorchDispatchMode):
 
 @contextmanager
 def fake_cuda() -> Iterator[None]:
-    """While entered, CUDA tensors can be made, and autocast does to them what it does on a GPU.
+    """Allow fake CUDA tensors inside this block, with the autocast behaviour of a GPU.
 
     Raises:
-        Waits: a tensor is copied between devices, or used beside one of another device.
-        torch._subclasses.fake_tensor.UnsupportedFakeTensorException, and its like: a result's shape, or a number in
-            Python, depends on what is in a tensor.
+        Waits: if a tensor is copied between devices, or used with one on another device.
+        torch._subclasses.fake_tensor.UnsupportedFakeTensorException, or a similar error: if the shape of a result or a
+            Python number depends on the contents of a tensor.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
         patch.setattr("torch.cuda.is_bf16_supported", lambda *_, **__: True)
-        # of cuDNN's own operations the shapes of results are not known
+        # shapes of results of cuDNN's own operations are unknown
         with torch.backends.cudnn.flags(enabled=False), FakeTensorMode(), _OneDevice(), _NoCopies():
             yield
 
 
 def on_fake_cuda(net: nn.Module) -> nn.Module:
-    """``net`` with fake CUDA parameters and buffers of the same sizes; to be called inside `fake_cuda`.
+    """Return ``net`` with fake CUDA parameters and buffers of the same sizes; call it inside `fake_cuda`.
 
-    A tensor that is neither stays where it was, and is refused when it is used: `nn.Module.to` would leave it behind.
+    Other tensors stay where they are and are refused when used, because `nn.Module.to` would not move them either.
     """
     for module in net.modules():
         for name, weight in module._parameters.items():

@@ -1,6 +1,6 @@
-"""Commands in processes of their own, forked from a server that has imported patchloom: ready at once, and not in 6 s.
+"""Commands in processes forked from a server that has already imported patchloom, which saves 6 s each.
 
-What only a fresh interpreter shows is tested where one is started (`subprocess`, ``python -m patchloom``).
+Behaviour that needs a fresh interpreter is tested with `subprocess` and ``python -m patchloom``.
 """
 
 import multiprocessing
@@ -17,7 +17,7 @@ from typing import IO
 
 
 def server() -> BaseContext:
-    """How processes begin that are forked from the server. There is one for all tests of this process."""
+    """Return the multiprocessing context of the fork server, which all tests of this process share."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["patchloom.cli", "patchloom.options", "patchloom.train.loop"])
     ensure_running()
@@ -25,11 +25,11 @@ def server() -> BaseContext:
 
 
 class Command:
-    """A command line of patchloom in a session of its own, to be used as `subprocess.Popen`.
+    """Command of patchloom in a new session, with the interface of `subprocess.Popen`.
 
     Args:
-        words: of the command.
-        stdout: where it prints; by default into a pipe, which the attribute ``stdout`` reads.
+        words: arguments of the command.
+        stdout: file descriptor of its output; default: a pipe, readable as the attribute ``stdout``.
     """
 
     def __init__(self, words: list[str], stdout: int | None = None) -> None:
@@ -43,12 +43,12 @@ class Command:
         out, err = (Connection(one, readable=False) for one in (writer, os.dup(self._err.fileno())))
         self._process = server().Process(target=_work, args=(words, dict(os.environ), out, err))
         self._process.start()
-        out.close()  # else the end of what it prints would never come
+        out.close()  # otherwise the reader would never see the end of the output
         err.close()
         self.pid = self._process.pid
 
     def communicate(self) -> tuple[str | None, str]:
-        """All that is still to be read, when everything that can print has ended."""
+        """Return the remaining output after all processes have ended."""
         printed = self.stdout and self.stdout.read()
         self._process.join()
         self._err.seek(0)
@@ -60,7 +60,7 @@ class Command:
 
 
 class Popen:
-    """`subprocess.Popen` of ``python -m patchloom WORDS`` with a pipe as standard input, in a session of its own."""
+    """Replacement for `subprocess.Popen` of ``python -m patchloom WORDS`` with a pipe as input, in a new session."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Popen:
         self._process.kill()
 
 
-# in place of the module, where `runner` looks for it
+# replaces the module `subprocess` in `runner`
 SUBPROCESS = SimpleNamespace(Popen=Popen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
 
 
@@ -108,7 +108,7 @@ def _work(
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
-    multiprocessing.set_start_method(None, force=True)  # what starts from here starts as it does for users
+    multiprocessing.set_start_method(None, force=True)  # restores the default start method of users
     for number, stream in ((0, given), (1, out), (2, err)):
         if stream is None:
             continue

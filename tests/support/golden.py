@@ -1,4 +1,4 @@
-"""Golden vectors of the authors' programs, as files that these programs save and patchloom reads."""
+"""Golden vectors from the authors' code, in the files that this code saves and patchloom reads."""
 
 import argparse
 import json
@@ -35,7 +35,7 @@ PROGRAMS = {
 
 
 class Oracle:
-    """One file of golden vectors; weights and gradients come by our names through the tables of the package."""
+    """File of golden vectors; weights and gradients are renamed by the tables of the package."""
 
     def __init__(self, name: str):
         self.program = PROGRAMS[name]
@@ -47,21 +47,21 @@ class Oracle:
         return self.tensors[key]
 
     def theirs(self, prefix: str) -> dict[str, Tensor]:
-        """What begins with ``prefix``, by the authors' names."""
+        """Return the entries that begin with ``prefix``, by the authors' names."""
         return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
 
     def under(self, prefix: str, names: NameRules | None = None) -> dict[str, Tensor]:
-        """Weights ('w.') or gradients ('g.') by our names."""
+        """Return weights ('w.') or gradients ('g.') by patchloom's names."""
         return translate_names(self.program, names or self.program.names, timm_names(self.theirs(prefix)))[0]
 
     def teacher(self, prefix: str) -> dict[str, Tensor]:
-        """ExtreMA's teacher by our names."""
+        """Return ExtreMA's teacher by patchloom's names."""
         theirs = {f"momentum_encoder.{name}": value for name, value in self.theirs(prefix).items()}
         ours = translate_names(self.program, self.program.names, theirs)[0]
         return {name.removeprefix(f"{TEACHER_PREFIX}."): value for name, value in ours.items()}
 
     def saved(self) -> dict[str, object]:
-        """The weights as the authors' program saves them."""
+        """Return the weights as the authors' code saves them."""
         weights = self.theirs("w.")
         if self.program is EXTREMA_PROGRAM:  # a MoCo v3 at heart
             return {"epoch": 300, "arch": "vit_base", "state_dict": {f"module.{key}": w for key, w in weights.items()}}
@@ -80,7 +80,7 @@ class Oracle:
         return {"decoder_width": c["ddim"], "decoder_depth": c["ddepth"], "decoder_heads": c["dheads"]}
 
     def load(self, task: torch.nn.Module) -> None:
-        """Begin with a file of the authors' program, as ``--init`` does; the task must be filled wholly by it."""
+        """Initialise from a file of the authors' code, like ``--init``; it must fill the whole task."""
         # fixed tables: ours are computed, so they are compared rather than loaded
         for key in ("w.decoder_pos_embed", "w.aux_decoder_pos_embed"):
             if key in self.tensors:
@@ -99,7 +99,7 @@ class Oracle:
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:
-    """Relative difference of the whole tensor below 1e-5."""
+    """Check that the relative difference of the whole tensor is below 1e-5."""
     assert ours.shape == theirs.shape
     error = (ours.detach().double() - theirs.double()).norm() / theirs.double().norm().clamp_min(1e-12)
     assert error < 1e-5, f"relative difference {error:.2e}"

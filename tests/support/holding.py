@@ -1,4 +1,4 @@
-"""A lock that another process has."""
+"""A file lock held by another process."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ sys.stdin.read()
 
 
 def hold(path: Path) -> subprocess.Popen[bytes]:
-    """A process that has locked the file, as a run does; it ends, and lets go of it, by ``communicate()``."""
+    """Start a process that locks the file like a run, until ``communicate()``."""
     words = [sys.executable, "-c", _HOLD, str(path)]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"

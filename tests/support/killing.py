@@ -1,7 +1,7 @@
-"""Runs that are killed at random instants, and what they leave behind.
+"""Runs that are killed at random times, and the files they leave behind.
 
-A module of its own because the processes that are killed have to import it. They are forked from a server that has
-imported patchloom already, so that a start takes a tenth of a second.
+A separate module because the killed processes have to import it. They are forked from a server that has imported
+patchloom, so that a start takes 0.1 s.
 """
 
 import csv
@@ -29,22 +29,21 @@ SMALL |= {"patch_size": 8, "batch_size": 16, "epochs": 6, "precision": "float32"
 SMALL |= {"threads": 1, "compile": False, "workers": 0, "device": "cpu", "held_out": 0.2}
 PROBE_STEPS = 5
 _KEPT = ("summary.txt", "verdict.yaml", "encoder.safetensors")
-# what a run writes and renames is told to audit hooks before it happens
+# audit hooks see these events before a file is written or renamed
 _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.chmod")
 
 
 class Kill(NamedTuple):
-    """When a process is killed: at an event of its files (from 1), or after seconds of its life; else never."""
+    """Time of a kill: at an event of its files (from 1), or after some seconds; else never."""
 
     event: int | None = None
     seconds: float | None = None
 
 
 def shorten_ends(put: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Do not fit linear probes of this process to the end, and leave the curves of runs blank.
+    """Shorten the fit of linear probes in this process, and leave the curves of runs blank.
 
-    Runs have them; what probes are good for, and how curves look, others test. Together they are a third of a small
-    run's time.
+    Other tests cover probes and curves, which together take a third of a small run's time.
     """
     from patchloom.evaluate import logistic
     from patchloom.train import metrics
@@ -54,13 +53,13 @@ def shorten_ends(put: Callable[[Any, str, Any], None] = setattr) -> None:
 
 
 def _blank_curves(metrics_csv: Path, out: Path, *_: Any, **__: Any) -> Path:
-    """In place of `draw_curves`: what is read and written is the same, but there is nothing in the figure."""
+    """Replace `draw_curves` by reading and writing the same files with an empty figure."""
     assert "epoch" in read_metrics(metrics_csv)
     return write_figure(Figure((1, 1)), out)
 
 
 class Numbers:
-    """Numbers that a worker prepares; with the process that did, and one on which it works for ever."""
+    """Dataset of numbers with the process that prepared each; one of them never returns."""
 
     def __init__(self, stuck: int | None = None):
         self.stuck = stuck
@@ -72,13 +71,13 @@ class Numbers:
 
 
 def work_for_ever(path: str) -> None:
-    """Tell the process id, and stay until a signal comes."""
+    """Write the process id, and wait for a signal."""
     Path(path).write_text(str(os.getpid()))
     time.sleep(600)
 
 
 def draw_images(folder: Path, count: int = 60) -> Path:
-    """Images of two classes."""
+    """Draw images of two classes."""
     rng = np.random.default_rng(0)
     for i in range(count):
         path = folder / "ab"[i % 2] / f"{i}.png"
@@ -88,7 +87,7 @@ def draw_images(folder: Path, count: int = 60) -> Path:
 
 
 def _train(images: str, out: str, options: dict[str, Any], event: int | None, told: Any) -> None:
-    multiprocessing.set_start_method("fork", force=True)  # for the processes that read images; the server's is slow
+    multiprocessing.set_start_method("fork", force=True)  # for processes that read images; a fork server is slow
     seen = die_at(event, out, _EVENTS)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -102,7 +101,7 @@ def _train(images: str, out: str, options: dict[str, Any], event: int | None, to
 
 
 def start(images: Path, out: Path, options: dict[str, Any], kill: Kill) -> tuple[bool, int]:
-    """One process of a run, until its end or its kill.
+    """Run one process until its end or its kill.
 
     Returns:
         Whether it was killed, and how many events of its files it saw (0 if it was killed).
@@ -122,10 +121,10 @@ def start(images: Path, out: Path, options: dict[str, Any], kill: Kill) -> tuple
 
 
 def kill_until_done(images: Path, out: Path, options: dict, events: int, seconds: float, rng: random.Random) -> int:
-    """Start a run again and again, each time to be killed at another instant, until it reaches its end; the kills."""
+    """Restart a run and kill it at random times until it finishes; return the number of kills."""
     kills = 0
     while True:
-        at_event = rng.random() < 0.5  # half of them, since what goes on has not all of them before it
+        at_event = rng.random() < 0.5  # half of the kills: a resumed run has fewer events left
         kill = Kill(event=rng.randint(1, events // 2)) if at_event else Kill(seconds=rng.uniform(0.05, seconds))
         killed, _ = start(images, out, options, kill)
         if not killed:
@@ -134,7 +133,7 @@ def kill_until_done(images: Path, out: Path, options: dict, events: int, seconds
 
 
 def left_behind(run: Path) -> dict[str, Any]:
-    """All that a finished run is: tensors, tables without times, pictures and words."""
+    """Return the contents of a finished run: tensors, tables without times, pictures and texts."""
     tensors = load_file(run / "checkpoints" / "last.safetensors")
     found: dict[str, Any] = {name: value.numpy().tobytes() for name, value in tensors.items()}
     for table, times in (("metrics.csv", "seconds"), ("results.csv", "date")):
@@ -146,7 +145,7 @@ def left_behind(run: Path) -> dict[str, Any]:
 
 
 def typed(images: Path, out: Path, options: dict[str, Any]) -> list[str]:
-    """The words of the command line for the same run."""
+    """Return the command-line arguments of the same run."""
     words = ["pretrain", str(images), f"--out={out}"]
     for name, value in (SMALL | options).items():
         pairs = {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}

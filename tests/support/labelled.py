@@ -11,7 +11,7 @@ def image(height=8, width=10, seed=0):
 
 
 def ids(*numbers, height=8, width=10):
-    """A label map whose columns hold the numbers in turn."""
+    """Return a label map whose columns have the numbers in turn."""
     row = np.array(numbers)[np.arange(width) * len(numbers) // width]
     return np.tile(row, (height, 1)).astype(np.uint8 if row.max() < 256 else np.uint16)
 
@@ -29,7 +29,7 @@ def write(folder: Path, files):
 
 
 def labelled(folder: Path, maps, form="{kind}/{name}", **others):
-    """A folder of label maps (by name, such as ``train/a``) with an image for each, and other files."""
+    """Write a folder of label maps (by name, such as ``train/a``) with an image for each, and other files."""
     files = {}
     for name, content in maps.items():
         files[form.format(kind="images", name=name) + ".jpg"] = None

@@ -6,7 +6,7 @@ from patchloom.tasks import build_task
 
 
 def make(positions=None, **options):
-    """A mixture with ``options`` around an encoder with ``positions``, by default those that go with it."""
+    """Build a mixture with ``options`` around an encoder with ``positions``, by default the matching ones."""
     withhold = options.get("withhold")
     all_of_them = isinstance(withhold, dict) and withhold.get("drop_positions") == 1
     positions = positions or ("none" if all_of_them else "sincos")

@@ -1,4 +1,4 @@
-"""Trackers that note what they are told."""
+"""Trackers that record their calls."""
 
 import threading
 
@@ -6,7 +6,7 @@ from patchloom.loggers.base import Tracker
 
 
 class Noting(Tracker):
-    """Notes its calls, and fails where it is told to."""
+    """Tracker that records its calls and fails on request."""
 
     calls: list = []
     fails: dict = {}
@@ -20,7 +20,7 @@ class Noting(Tracker):
 
     @staticmethod
     def forget():
-        """Begin anew, as every test does."""
+        """Reset the records before a test."""
         Noting.calls, Noting.fails, Noting.let_go, Other.calls, Other.fails = [], {}, threading.Event(), [], {}
 
     def _note(self, name, *values):
@@ -50,6 +50,6 @@ class Noting(Tracker):
 
 
 class Other(Noting):
-    """Another one, with calls and failures of its own."""
+    """Second tracker with separate calls and failures."""
 
     calls: list = []

@@ -1,4 +1,4 @@
-"""Sets of options with which every option of every task is met away from its default, for sweeps without task code.
+"""Sets of options that cover every option of every task away from its default.
 
 They are for the small encoders of `sweep`. `left_out` finds from the signatures what no set has.
 """
@@ -16,7 +16,7 @@ from patchloom.tasks.restore import STRENGTHS
 _DECODER = {"decoder_width": 24, "decoder_heads": 3}
 _MIXED = {"mask": 0.5, "blank": 0.25, "drop_positions": 0.5, "limit_context": 0.5}
 
-# the first set of each task is the empty one: everything as it is by default
+# the first set of each task is empty: all defaults
 OPTION_SETS: dict[str, list[dict[str, Any]]] = {
     "mae": [
         {},
@@ -142,21 +142,21 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 
-# what the names in an option that is a dict may be
+# valid keys of options that are dicts
 _NAMES = {"withhold": {*_SHARES, *STRENGTHS}, "ask": {*_QUESTIONS}}
 
 
 def mixture_of(question: str) -> dict[str, Any]:
-    """Return the first options of a mixture that ask this question alone, of images and of recordings."""
+    """Return the first options of a mixture with only this question, for images and for recordings."""
     for options in OPTION_SETS["mixture"]:
-        # some degradations are for images of three channels
+        # some degradations need images with three channels
         if options.get("ask", {}).keys() == {question} and not options["withhold"].keys() & STRENGTHS.keys():
             return options
     raise AssertionError(f"add options to OPTION_SETS that ask {question} alone, without a degradation")
 
 
 def left_out(name: str) -> list[str]:
-    """What of the options of task ``name`` no set has: an option, a value of its choices, or a kind of value."""
+    """Return options of task ``name`` that no set covers: an option, a choice, or a type of value."""
     cls, sets = task_class(name), OPTION_SETS[name]
     hints, missing = get_type_hints(cls.__init__), []
     for option, parameter in inspect.signature(cls).parameters.items():
@@ -177,7 +177,7 @@ def left_out(name: str) -> list[str]:
 
 
 def _taken(hint: Any) -> tuple[set[Any], set[type]]:
-    """The words that a hint lists, and the types that it takes besides."""
+    """Return the choices in a type hint and the types it accepts besides."""
     if get_origin(hint) is Literal:
         return set(get_args(hint)), set()
     if get_origin(hint) in (list, dict) or not get_args(hint):

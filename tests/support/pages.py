@@ -1,4 +1,4 @@
-"""Pages of drawn pictures and made-up numbers, as a report would have them; none of them comes from a run."""
+"""Report pages with drawn pictures and invented numbers."""
 
 import base64
 import io
@@ -40,14 +40,14 @@ _COLOURS = ["#2b6cb0", "#c05621", "#2f855a", "#97266d", "#b7791f", "#4a5568"]
 
 
 def uri_of(image: Image.Image) -> str:
-    """As a data URI."""
+    """Encode an image as a data URI."""
     written = io.BytesIO()
     image.save(written, "png", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
 
 
 def picture(title: str = "Recovered", width: int = 640, height: int = 320, grid: int = 8, seed: int = 0) -> Picture:
-    """A grid of coloured patches."""
+    """Draw a grid of coloured patches."""
     colours = np.random.default_rng(seed).integers(60, 230, (grid, 2 * grid, 3), dtype=np.uint8)
     image = Image.fromarray(colours).resize((width, height), Image.Resampling.NEAREST)
     caption = "Left the image, in the middle what the encoder was given, right what it gave back."
@@ -55,7 +55,7 @@ def picture(title: str = "Recovered", width: int = 640, height: int = 320, grid:
 
 
 def drawing(label: int, side: int, seed: int) -> Image.Image:
-    """A shape of class ``label`` on a square of ``side`` pixels."""
+    """Draw a shape of class ``label`` on a square of ``side`` pixels."""
     draws = np.random.default_rng(seed)
     image = Image.new("RGB", (side, side), tuple(int(one) for one in draws.integers(205, 250, 3)))
     r, x, y = side * draws.uniform(0.25, 0.36), *(side * draws.uniform(0.42, 0.58, 2))
@@ -72,7 +72,7 @@ def drawing(label: int, side: int, seed: int) -> Image.Image:
 
 
 def cloud(n: int = 60, names: list[str] | None = None, classes: list[str] | None = None, side: int = 32) -> Cloud:
-    """``n`` drawn shapes, of which each class lies about a place of its own; neighbours by the true distance."""
+    """Return a map of ``n`` drawn shapes, clustered by class, with exact neighbours."""
     classes = CLASSES if classes is None else classes
     draws = np.random.default_rng(0)
     labels = [i % len(classes) if classes else -1 for i in range(n)]
@@ -106,7 +106,7 @@ def cloud(n: int = 60, names: list[str] | None = None, classes: list[str] | None
 
 
 def recording(name: str = "yes/0001.wav") -> Recording:
-    """A tone of a tenth of a second."""
+    """Return a tone of 0.1 s."""
     written = io.BytesIO()
     with wave.open(written, "wb") as sound:
         sound.setparams((1, 2, 8000, 0, "NONE", ""))
@@ -116,7 +116,7 @@ def recording(name: str = "yes/0001.wav") -> Recording:
 
 
 def slider(name: str = "street/0001.png") -> Slider:
-    """A disc where it is, and where somebody found it."""
+    """Return a disc at its true and at a predicted position."""
 
     def disc(title: str, x: int) -> Picture:
         image = Image.new("RGB", (320, 220), "#7f8a93")
@@ -127,7 +127,7 @@ def slider(name: str = "street/0001.png") -> Slider:
 
 
 def chart(names: list[str], points: int = 60, title: str = "kNN accuracy, held-out images") -> Chart:
-    """Curves that rise, a hole of one point in the first, and a baseline."""
+    """Return rising curves, with a gap of one point in the first, and a baseline."""
     x = [100 * (i + 1) / points for i in range(points)]
     rising = [
         [0.5 - (0.4 - 0.05 * k) * math.exp(-one / 25) + 0.004 * math.sin(one) for one in x] for k, _ in enumerate(names)
@@ -141,7 +141,7 @@ def chart(names: list[str], points: int = 60, title: str = "kNN accuracy, held-o
 
 
 def run_part(name: str = "shapes-mae", tone: str = "good") -> RunPart:
-    """A run of which everything is there."""
+    """Return a run with all parts."""
     controls = {"untrained encoder": 0.111, "raw pixels": 0.173, "chance": 0.04}
     beside = [Quantity(value, name=name) for name, value in controls.items()]
     return RunPart(
@@ -198,7 +198,7 @@ def run_part(name: str = "shapes-mae", tone: str = "good") -> RunPart:
 
 
 def one_run(tone: str = "good") -> Page:
-    """The page of a run."""
+    """Return the page of one run."""
     charts = [
         chart(["shapes-mae"]),
         Chart("Loss", "Of each epoch.", [Curve("shapes-mae", [1, 2, 3, 4], [0.9, 0.5, 0.4, 0.35])]),
@@ -207,7 +207,7 @@ def one_run(tone: str = "good") -> Page:
 
 
 def comparison() -> Page:
-    """The page of three runs."""
+    """Return the page of three runs."""
     names = ["shapes-droppos", "shapes-mae", "shapes-mp3"]
     table = Table(
         "kNN accuracy on 2,000 held-out images",
@@ -236,7 +236,7 @@ def comparison() -> Page:
 
 
 def hostile() -> Page:
-    """Every text of a page is one that somebody named to do harm; and curves of no point and of one."""
+    """Return a page whose texts are all injection attempts, with curves of no point and of one."""
     text = iter(HOSTILE * 30)
     n = len(HOSTILE)
     image = picture(next(text))._replace(caption=next(text), alt=next(text))

@@ -1,4 +1,4 @@
-"""Weights as others publish them, and what timm makes of them."""
+"""Published formats of weights, and timm's conversion of them."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ NAME = "vit_tiny_patch16_224"
 
 
 def theirs(img_size=16, patch_size=4, seed=0, **options):
-    """A ViT of timm's, with no weight at zero or one."""
+    """Return a ViT of timm's with no weight at zero or one."""
     torch.manual_seed(seed)
     vit = timm.create_model(
         NAME, img_size=img_size, patch_size=patch_size, **({"num_classes": 0} | TINY | options)
@@ -32,7 +32,7 @@ def ours(img_size=16, patch_size=4, channels=3, positions="learned", **options):
 
 
 def written(path: Path, state) -> Path:
-    """A file with a state dict, or with whatever it lies in."""
+    """Write a file with a state dict, possibly nested."""
     if path.suffix == ".safetensors":
         save_file({name: value.contiguous() for name, value in state.items()}, path)
     else:
@@ -46,7 +46,7 @@ def same(one, other, images, tolerance=0.0):
 
 
 def by_timm(source, **arguments):
-    """What timm makes of the weights for other sizes, on its own path."""
+    """Return timm's own conversion of the weights to other sizes."""
     vit = timm.create_model(NAME, **({"num_classes": 0} | TINY | arguments)).eval()
     vit.load_state_dict(checkpoint_filter_fn(dict(source.state_dict()), vit), strict=False)
     return vit

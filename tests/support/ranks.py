@@ -1,4 +1,4 @@
-"""Runs of several processes, started as torchrun does, but forked from a server that has imported patchloom already."""
+"""Distributed runs with torchrun's environment, forked from a server that has imported patchloom."""
 
 import multiprocessing
 import os
@@ -16,8 +16,8 @@ from killing import SMALL, shorten_ends
 SAVING = 3.0
 
 
-class Ended(NamedTuple):
-    """How a process ended: exit code, the lines that it printed to stderr, and seconds of its life."""
+class ProcessOutcome(NamedTuple):
+    """End of a process: exit code, lines on stderr, and lifetime in seconds."""
 
     code: int
     told: str
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 class Signal(NamedTuple):
-    """A signal that some ranks send to themselves before the update of a step."""
+    """Signal that some ranks send to themselves before the update of a step."""
 
     ranks: tuple[int, ...]
     step: int
@@ -91,11 +91,11 @@ def _rank(
 
 def run_together(
     images: Path, out: Path, world: int, options: dict[str, Any], sent: Signal | None = None
-) -> tuple[list[Ended], list[dict[str, torch.Tensor]]]:
-    """A run of ``world`` processes; where they are asked to stop, writing a checkpoint takes `SAVING` seconds.
+) -> tuple[list[ProcessOutcome], list[dict[str, torch.Tensor]]]:
+    """Run ``world`` processes; if they are interrupted, writing a checkpoint takes `SAVING` seconds.
 
     Returns:
-        How each process ended, and the weights and moments that each had when it reached the end.
+        The end of each process, and its final weights and moments.
     """
     context = server()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -119,6 +119,6 @@ def run_together(
         process.kill()
         process.join()
     told = [Path(f"{beside}.{rank}.err").read_text() for rank in range(world)]
-    ended = [Ended(p.exitcode, told[r], ends.get(r, float("inf"))) for r, p in enumerate(processes)]
+    ended = [ProcessOutcome(p.exitcode, told[r], ends.get(r, float("inf"))) for r, p in enumerate(processes)]
     kept = [Path(f"{beside}.{rank}.pt") for rank in range(world)]
     return ended, [torch.load(path) for path in kept if path.exists()]

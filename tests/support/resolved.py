@@ -13,5 +13,5 @@ VALUES: dict[str, Any] = {
 
 
 def resolved_settings(data: str = "photos/", **given: Any) -> ResolvedSettings:
-    """Settings of a run of MAE on a nano encoder, or others where they are given."""
+    """Return the settings of a run of MAE on a nano encoder, with overrides."""
     return Settings(data, {"name": "mae"}, {"name": "nano"}).resolved(**VALUES | given)

@@ -1,4 +1,4 @@
-"""Tasks that restore degraded pictures, and pictures for them."""
+"""Restoration tasks, and images for them."""
 
 import torch
 from small import SIZES, seeded
@@ -31,7 +31,7 @@ def make(size=(32, 32), p=4, channels=3, statistics=True, **options):
 
 
 def pictures(task, b=3, seed=1):
-    """Smooth images [b c H W] of the size that the task asks for, normalised."""
+    """Return smooth normalised images [b c H W] of the task's input size."""
     coarse = torch.rand(b, task.geometry.channels, 6, 6, generator=seeded(seed))
     return (F.interpolate(coarse, task.augment.size, mode="bicubic").clamp(0, 1) - task.mean) / task.std
 
@@ -41,5 +41,5 @@ def plain(task, images):
 
 
 def degraded(task, images, generator=None):
-    """All patches of what the task makes of images."""
+    """Return all patches of the task's views of images."""
     return task.degradation(all_patches(images, task.geometry.n), task.mean, task.std, generator)

@@ -1,4 +1,4 @@
-"""Drawn images with label maps, or with boxes and masks, small enough for a test."""
+"""Small drawn images with label maps, or with boxes and masks."""
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ class _Drawn(Source):
         return self.count
 
     def scene(self, i: int) -> tuple[Tensor, Tensor]:
-        """An image uint8 [3 h w] with a red and a blue square on noise, and its label map int16 [h w]."""
+        """Return an image uint8 [3 h w] with a red and a blue square on noise, and its label map int16 [h w]."""
         rng = np.random.default_rng((self.seed, i))
         h, w = self.size
         image, labels = rng.integers(90, 120, (3, h, w)).astype(np.uint8), np.zeros((h, w), np.int16)
@@ -44,7 +44,7 @@ class _Drawn(Source):
 
 
 class Squares(Annotated[Tensor]):
-    """Images of `CLASSES` with label maps, whose first row does not count."""
+    """Return images of `CLASSES` with label maps, whose first row is ignored."""
 
     classes = CLASSES
 
@@ -59,7 +59,7 @@ class Squares(Annotated[Tensor]):
 
 
 class BoxedSquares(Annotated[Objects]):
-    """The same images with the boxes of what is seen of the squares, and with masks if asked for."""
+    """Return the same images with boxes around the visible parts of the squares, and masks if requested."""
 
     classes = CLASSES[1:]
 

@@ -1,4 +1,4 @@
-"""What pictures of an encoder are asked of: drawn shapes, or tones."""
+"""Requests for pictures of an encoder on drawn shapes or tones."""
 
 from pathlib import Path
 from typing import Any

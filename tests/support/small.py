@@ -1,4 +1,4 @@
-"""Small tasks for tests of what they compute."""
+"""Small tasks for tests of their computations."""
 
 import torch
 from golden import close
@@ -11,7 +11,7 @@ SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 
 
 def small(task_class: type[Task], size=(32, 32), p=4, channels=3, positions="sincos", encoder=None, **options) -> Task:
-    """A task with ``options`` around a small encoder with further options ``encoder``, away from its first weights."""
+    """Build a task with ``options`` around a small encoder with options ``encoder``, with perturbed weights."""
     torch.manual_seed(0)
     spec = EncoderSpec("nano", size, p, channels, positions=positions, options=SIZES | (encoder or {}))
     task = task_class(build_encoder(spec), **options)
@@ -27,7 +27,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def same_loss_and_gradients(task: nn.Module, ours: torch.Tensor, other: nn.Module, theirs: torch.Tensor) -> None:
-    """A loss of ``task`` and one of its copy ``other`` are equal, and so are the gradients, none of which is zero."""
+    """Check that losses and non-zero gradients of ``task`` and its copy ``other`` are equal."""
     close(ours, theirs.detach())
     ours.backward()
     theirs.backward()
@@ -38,5 +38,5 @@ def same_loss_and_gradients(task: nn.Module, ours: torch.Tensor, other: nn.Modul
 
 
 def indices_of(flags: torch.Tensor) -> torch.Tensor:
-    """The indices [b m] of the patches [b n] that are flagged, as many for each image."""
+    """Return the indices [b m] of the flagged patches [b n], equally many per image."""
     return flags.nonzero()[:, 1].view(len(flags), -1)

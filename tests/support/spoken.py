@@ -1,4 +1,4 @@
-"""Tiny recordings, in a source and in Speech Commands' layout, and a tiny encoder of them."""
+"""Tiny recordings in memory and in Speech Commands' layout, and a tiny encoder of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PITCHES = {"yes": 300, "no": 700, "up": 1500, "cat": 1100, "bed": 500}
 
 
 def tone(word: str, number: int, seconds: float = 0.1) -> np.ndarray:
-    """A tone [n] in [-1, 1] of a word's pitch, with noise of its own."""
+    """Return a tone [n] in [-1, 1] with a word's pitch and new noise."""
     rng = np.random.default_rng([PITCHES[word], number])
     time = np.arange(round(RATE * seconds)) / RATE
     return 0.5 * np.sin(2 * np.pi * (PITCHES[word] * time + rng.random())) + 0.05 * rng.normal(size=len(time))
 
 
 class Tones(Source):
-    """Recordings in memory, some of each of the words."""
+    """Return a source of recordings in memory, with some of each word."""
 
     in_memory = True
 
@@ -45,7 +45,7 @@ class Tones(Source):
 
 
 def encoder_of_sound(folder: Path) -> Path:
-    """A folder with a tiny encoder for `SOUND`."""
+    """Write a folder with a tiny encoder for `SOUND`."""
     folder.mkdir(parents=True, exist_ok=True)
     sizes = {"depth": 2, "embed_dim": 16, "num_heads": 2, "class_token": True}
     spec = EncoderSpec("nano", SOUND.size, (8, 1), channels=1, options=sizes)
@@ -56,7 +56,7 @@ def encoder_of_sound(folder: Path) -> Path:
 
 
 def speech_commands(folder: Path) -> Path:
-    """Five words in the layout of Speech Commands: of each 6 are for training, 2 for validation, 3 for the test."""
+    """Write five words in the layout of Speech Commands: 6 training, 2 validation and 3 test recordings each."""
     import soundfile
 
     lists: dict[str, list[str]] = {"validation_list.txt": [], "testing_list.txt": []}

@@ -1,4 +1,4 @@
-"""What the sweeps over every task share: small tasks, and what their own augmentation makes of random images."""
+"""Shared parts of the sweeps over all tasks: small tasks, and their augmentations of random images."""
 
 import tempfile
 from functools import cache
@@ -25,7 +25,7 @@ NEEDED = {"distill": {"features_of": TEACHER}}  # options without a default
 
 @cache
 def teacher_file(channels: int = 3) -> str:
-    """An encoder of another width, patch and grid than those of the sweeps, and of other statistics."""
+    """Write an encoder with another width, patch size, grid and statistics than those of the sweeps."""
     spec = EncoderSpec("nano", (16, 16), 8, channels, options={"embed_dim": 16, "depth": 1, "num_heads": 2})
     mean, std = (0.4, 0.5, 0.6)[:channels], (0.2, 0.2, 0.3)[:channels]
     path = Path(tempfile.mkdtemp()) / "teacher.safetensors"
@@ -37,7 +37,7 @@ def teacher_file(channels: int = 3) -> str:
 
 @cache
 def plain_file() -> str:
-    """Weights of timm's smallest ViT, as somebody without network has them."""
+    """Write weights of timm's smallest ViT, which needs no network."""
     path = Path(tempfile.mkdtemp()) / "vit_tiny.safetensors"
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -46,7 +46,7 @@ def plain_file() -> str:
 
 
 def asked_of(name, asked=None, channels=3):
-    """A task's name and options, with those that it needs."""
+    """Return a task's name and options, including the required ones."""
     options = NEEDED.get(name, {}) | (asked or {})
     return {"name": name} | {
         key: teacher_file(channels) if value == TEACHER else plain_file() if value == PLAIN else value
@@ -55,7 +55,7 @@ def asked_of(name, asked=None, channels=3):
 
 
 def spec_of(name, options, asked=None):
-    """The encoder that goes with the task where ``asked`` of it, with the class token or sizes that the test wants."""
+    """Build the encoder for the task with options ``asked``, with the test's class token or sizes."""
     defaults = encoder_defaults(asked_of(name, asked))
     positions = defaults.get("positions", ("sincos",))[0]
     usual = {**USUAL, "embed_dim": 32, "depth": 2, "num_heads": 2, **options}
@@ -64,14 +64,14 @@ def spec_of(name, options, asked=None):
 
 
 def build(name, seed=0, asked=None, **options):
-    """The task with the options ``asked`` of it, around an encoder with further ``options``."""
+    """Build the task with options ``asked`` around an encoder with further ``options``."""
     torch.manual_seed(seed)
     spec = spec_of(name, options, asked)
     return build_task(asked_of(name, asked, spec.channels), build_encoder(spec))
 
 
 def views_of(task, b=8, seed=0):
-    """What the task's own augmentation makes of random images."""
+    """Return the task's augmentation of random images."""
     rng = np.random.default_rng(seed)
     images = [
         torch.from_numpy(rng.integers(0, 256, (task.geometry.channels, 40, 40), dtype=np.uint8)) for _ in range(b)

@@ -13,7 +13,7 @@ def spec_of(size=(32, 32), p=2, channels=3, **options):
 
 
 def swin(size=(32, 32), p=2, channels=3, **options):
-    """An encoder away from its first weights, since zero biases would hide mistakes."""
+    """Build an encoder with perturbed weights, because zero biases would hide mistakes."""
     torch.manual_seed(0)
     net = build_encoder(spec_of(size, p, channels, **options))
     with torch.no_grad():

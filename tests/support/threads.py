@@ -6,7 +6,7 @@ import torch
 
 
 def one_thread() -> Iterator[None]:
-    """For a fixture: what is small takes one; several that wait for one another are many times slower."""
+    """Use one thread: small computations with several waiting threads are many times slower."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Sheets of pictures, read back."""
+"""Reader of drawn sheets."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from patchloom.look.image_grid import FRAME_GREY
 
 
 def tiles(page: np.ndarray) -> list[list[np.ndarray]]:
-    """Rows of tiles [h w 3], found by their frames."""
+    """Find rows of tiles [h w 3] by their frames."""
     frame = (page == FRAME_GREY).all(-1)
     top_edges = [y for y in range(len(frame)) if frame[y].sum() > 50]
     found = []

@@ -1,4 +1,4 @@
-"""A run's rows, pictures and result as trackers are given them, and what W&B's offline files hold of them."""
+"""Rows, pictures and result of a run for trackers, and a reader of W&B's offline files."""
 
 import io
 import json
@@ -36,18 +36,18 @@ RESULT = FinalResult(8, "healthy: half of the way.", "The task is clearly being 
 
 
 def png(path: Path, grey: int) -> Path:
-    """A small picture of one grey."""
+    """Draw a small uniform grey picture."""
     Image.new("RGB", (4, 2), (grey, grey, grey)).save(path)
     return path
 
 
 def shade(data: bytes) -> int:
-    """The grey of a picture that `png` drew."""
+    """Return the grey value of a picture from `png`."""
     return Image.open(io.BytesIO(data)).convert("L").getpixel((0, 0))
 
 
 def whole_run(names: list[str], run: Path, said: list[str]) -> None:
-    """A run of two starts: the first ends by a stop after its second row, the second does all to the end."""
+    """Track a run of two starts: the first stops after its second row, the second finishes."""
     (run / "pictures").mkdir(parents=True)
     first = TrackerSet(names, RunFolder(run), said.append)
     first.start(SETTINGS, [])
@@ -64,7 +64,7 @@ def whole_run(names: list[str], run: Path, said: list[str]) -> None:
 
 
 def kept_by_wandb(file: Path) -> Iterator[Any]:
-    """The records of one offline file of W&B: a log as LevelDB writes it, of protocol buffers.
+    """Yield the records of an offline file of W&B: a LevelDB log of protocol buffers.
 
     After 7 bytes come blocks of 32 KiB, with records of 4 bytes of checksum, 2 of length, 1 of type (1 whole; 2, 3, 4
     first, middle and last part), and data; fewer than 7 bytes at the end of a block are empty.
@@ -85,7 +85,7 @@ def kept_by_wandb(file: Path) -> Iterator[Any]:
 
 
 def whole_by_wandb(file: Path, seconds: float = 30) -> list[Any]:
-    """`kept_by_wandb`, once the run's end is there: W&B's own process still writes after ``finish`` came back."""
+    """Return `kept_by_wandb` when the run's end is there: W&B's process still writes after ``finish``."""
     from google.protobuf.message import DecodeError
 
     until = time.monotonic() + seconds
@@ -99,6 +99,6 @@ def whole_by_wandb(file: Path, seconds: float = 30) -> list[Any]:
 
 
 def history_of(records: list[Any]) -> list[dict[str, Any]]:
-    """The rows that W&B was given."""
+    """Return the rows that W&B received."""
     found = [one.history for one in records if one.WhichOneof("record_type") == "history"]
     return [{(item.key or item.nested_key[0]): json.loads(item.value_json) for item in one.item} for one in found]

@@ -1,4 +1,4 @@
-"""A fine-tuning in a process of its own, which may kill itself; here, where every process finds it by its name."""
+"""Fine-tuning in a separate process that may kill itself; a module, because processes import it by name."""
 
 import os
 import pickle
@@ -29,13 +29,13 @@ OPTIONS |= {"mixup": 0.8, "erasing": 0.5, "drop_path": 0.1, "control": True, "se
 
 
 def left(run: Path, report) -> tuple:
-    """Rows, which images were right, and the bytes of the classifier."""
+    """Return rows, correctness per image, and the bytes of the classifier."""
     (path,) = (run / "finetuned").iterdir()
     return report.rows, [row.right.tolist() for row in report.rows], path.read_bytes()
 
 
 def tune(run: str, home: str, event: int | None) -> None:
-    """Fine-tune, and note what came of it; killed amid step ``event``, if that is given."""
+    """Fine-tune and store the result; the process is killed during step ``event``, if given."""
     torch.set_num_threads(1)
     os.environ["XDG_CACHE_HOME"] = home  # the server has that of an earlier test
     hardware.bfloat16_pays = lambda: (False, "")

@@ -1,4 +1,4 @@
-"""What people may type or configure, as strategies: options come from the signatures."""
+"""Hypothesis strategies for options on the command line, derived from the signatures."""
 
 import inspect
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from patchloom.options import MODEL_OPTIONS
 from patchloom.runs.settings import Settings
 from patchloom.tasks import TASKS, task_class
 
-# enough for a sentence about every setting, and quick to build
+# small and quick to build
 SMALL = ["shapes:50", "--model=nano", "--model.embed_dim=32", "--model.depth=1", "--model.num_heads=2"]
 
 NUMBERS = [0, 1, 2, 3, 7, 8, 16, -1, 2**31 - 1, 2**31, 2**63, 10**6, 10**18, 10**400, 0.5, 0.75, 1e-9, -0.5, 1e308]
@@ -88,7 +88,7 @@ word = st.sampled_from(WORDS) | st.sampled_from(NUMBERS).map(str) | st.text(max_
 
 
 def meant(hint: Any) -> st.SearchStrategy[str]:
-    """Words of the kind that a hint takes, in its range or not."""
+    """Generate words for a type hint, inside and outside its range."""
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Literal:
         return st.sampled_from([str(one) for one in inside])
@@ -106,13 +106,13 @@ def meant(hint: Any) -> st.SearchStrategy[str]:
 
 @cache
 def options(owner: Callable, skip: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
-    """Names and hints of what a signature takes as options."""
+    """Return names and hints of the options in a signature."""
     hints = get_type_hints(owner.__init__ if inspect.isclass(owner) else owner)
     return [(name, hints[name]) for name in inspect.signature(owner).parameters if name not in skip and name in hints]
 
 
 def spelt(names: list[tuple[str, Any]]) -> st.SearchStrategy[list[str]]:
-    """One option as somebody may type it: with a value of its kind or another, without one, abbreviated, unknown."""
+    """Generate one option: with a value of its type or another, without a value, abbreviated, or unknown."""
 
     def typed(chosen: tuple[str, Any]) -> st.SearchStrategy[list[str]]:
         name, hint = chosen

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from data_parallel import train, train_together
 from options_swept import mixture_of
-from together import train, train_together
 
 from patchloom.tasks import TASKS
 from patchloom.tasks.mixture import _QUESTIONS

@@ -1,1 +1,1 @@
-"""Vectors of every image as files for other programs: Parquet, npz or safetensors, one file or parts in a folder."""
+"""Embeddings of images as Parquet, npz or safetensors files."""

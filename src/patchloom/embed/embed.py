@@ -1,6 +1,6 @@
-"""``embed``: the features of every image in files for other programs, and the nearest images in them.
+"""The verb ``embed``: write embeddings of images to files, and search them for the nearest images.
 
-Letters as in `patchloom.nets.encode`: b batch, c channels, h w height and width, n patches, d width.
+Shapes are as in `patchloom.nets.encode`: b batch, c channels, h w height and width, n patches, d width.
 """
 
 from __future__ import annotations
@@ -85,36 +85,38 @@ from patchloom.version import __version__
 from patchloom.withhold.encoder_input import all_patches
 
 Tokens = Literal["mean", "class", "prefix", "both", "instance", "patches"]
-LAST = "norm"  # of `layer_names`: what the encoder gives at its end
+LAST = "norm"  # the encoder's output in `layer_names`
 
 Keep = Callable[[np.ndarray, np.ndarray], None]
 
 
-# Vectors: the tokens of an encoder that become the vector of an image, and the layer after which they are taken.
+# Extraction of vectors: layer and pooling.
 
 
 def resolve_layer(vit: Encoder, layer: int | str) -> str:
-    """That of `layer_names` which is meant by the number of a block, from 1, or by its name."""
+    """Return the layer in `layer_names` for a name or the number of a block, from 1."""
     names = layer_names(vit)
     word = " ".join(str(layer).lower().replace("_", " ").split())
     if re.fullmatch(r"[0-9]{1,9}", word):
         word = f"{names[1].split()[0]} {int(word)}"
     if word not in names:
         blocks = f"{names[1]} to {names[-2].split()[1]}"
-        raise PatchloomError(f"--layer cannot be {layer}: this encoder has {listing([names[0], blocks, LAST], 'and')}")
+        raise PatchloomError(
+            f"--layer {layer} does not exist: this encoder has {listing([names[0], blocks, LAST], 'and')}"
+        )
     return word
 
 
 def vector_extractor(
     vit: Encoder, head: InstanceHead | None, pooling: Tokens, layer: str
 ) -> Callable[[Tensor], dict[str, Tensor]]:
-    """What takes the vectors, by the name "vectors", from normalised images [b c h w].
+    """Return a function from normalised images [b c h w] to a dictionary with the key "vectors".
 
-    They are what the evaluations are given: at the end those of `pooled_tokens`, and the mean in each layer that of
-    `extract` with ``layers``. Patch tokens at the end are normed, [b n d].
+    The vectors are those of the evaluations: for the last layer those of `pooled_tokens`, for others the means of
+    `extract` with ``layers``. Patch tokens [b n d] of the last layer are normed.
     """
     if pooling == "instance" and layer != LAST:
-        raise PatchloomError("--pooling instance is of the last layer: leave out --layer, or take --pooling mean")
+        raise PatchloomError("--pooling instance is only for the last layer: leave out --layer, or use --pooling mean")
     if pooling != "patches":
         check_pooling(pooling, tokens_of(vit, head))
     if layer == LAST:
@@ -133,26 +135,26 @@ def vector_extractor(
 
 
 def _last_patches(vit: Encoder, images: Tensor) -> Tensor:
-    """Patch tokens [b n d] after the last norm."""
+    """Return the patch tokens [b n d] after the last norm."""
     unnormed = encode(vit, all_patches(images, patch_count(vit)), norm=False)
     return final_norm(vit, unnormed).float()[:, prefix_count(vit) :]
 
 
 def _tokens_after(vit: Encoder, images: Tensor, number: int) -> Tensor:
-    """Tokens [b prefix+n d] of the layer with this number in `layer_names`; those behind it are not computed."""
+    """Return the tokens [b prefix+n d] of the layer with this number in `layer_names`; later ones are not computed."""
     if is_hierarchical(vit):
         return next(islice(patch_layers(vit, images), number, None)).flatten(1, 2)
     return next(islice(attend_each(vit, embed_patches(vit, all_patches(images, patch_count(vit)))), number, None))
 
 
 class Encoding(NamedTuple):
-    """An encoder, what of it is taken, and how it runs.
+    """Encoder with its extraction of vectors and the settings for computing them.
 
     Attributes:
         vit, card: the encoder.
-        take: what `vector_extractor` gives.
-        settings: the device, images of a batch, and who reads them.
-        most: processes that may read images for this one, if their number is chosen here.
+        take: result of `vector_extractor`.
+        settings: device, batch size and number of processes that read images.
+        most: largest number of processes that read images, if it is chosen automatically.
     """
 
     vit: Encoder
@@ -162,7 +164,7 @@ class Encoding(NamedTuple):
     most: int = 0
 
     def workers_for(self, source: Source, batches: int) -> int:
-        """Return the number of processes that read so many batches of a source."""
+        """Return the number of processes that read a number of batches of a source."""
         found = self.settings.workers_for(source, batches)
         return min(found, self.most) if self.settings.workers == "auto" else found
 
@@ -183,12 +185,12 @@ class Encoding(NamedTuple):
 
 @torch.inference_mode()
 def vector_shape(vit: Encoder, card: EncoderCard, take: Callable[[Tensor], dict[str, Tensor]]) -> tuple[int, ...]:
-    """The shape of the vector of one image: (d,), (2d,) or (n, d)."""
+    """Return the shape of the vector of one image: (d,), (2d,) or (n, d)."""
     image = torch.zeros(1, input_channels(vit), *input_size(vit))
     return tuple(take(normalize(image, card.mean, card.std))["vectors"].shape[1:])
 
 
-# The card of a file of vectors. It has no date, so that the same command gives the same bytes.
+# The card of a file of vectors. It has no date, so that the same command writes the same bytes.
 
 
 def card_of(
@@ -203,7 +205,7 @@ def card_of(
     shape: tuple[int, ...],
     dtype: str,
 ) -> Card:
-    """Return everything on which the vectors depend, as plain values of JSON."""
+    """Return everything that the vectors depend on, as JSON values."""
     first = next(iter(sources.values()))
     half = runs_in_bfloat16(settings.torch_device, "auto")
     prepared: Card = {"size": list(input_size(vit)), "channels": input_channels(vit)}
@@ -238,49 +240,49 @@ def card_of(
 
 
 def _one_spelling(name: str) -> str:
-    """Return the name of data; that of a folder without what can be left out, as in ./photos/."""
+    """Return the name of data, with the path of a folder normalised."""
     place = Path(name).expanduser()
     return str(place) if place.is_dir() else name
 
 
-# Messages: before the images are read, and on the result.
+# Messages before the images are read, and about the result.
 
 
-_SCALE = "and how many pairs of rows are as near"
+_SCALE = "and the fraction of pairs of rows that are as near"
 _WHICH = POOLED | {"patches": "the patch tokens"}
 
 
 def describe_plan(card: Card, to: Path, noun: str, size: int, seconds: float | None, at_most: bool) -> str:
-    """Return a sentence on the number of images, the vectors, the size of the result and the time that it takes."""
+    """Describe the number of images, the vectors, the size of the result and the estimated time."""
     n = sum(card["data"]["splits"].values())
     layer = "" if card["layer"] == "norm" else f" after {card['layer']}"
     takes = "" if seconds is None else f", and it takes {'at most ' * at_most}about {duration(seconds)}"
     return (
-        f"{n:,} {noun}: of each, {_WHICH[card['pooling']]}{layer} by {card['encoder']['name']}, "
+        f"{n:,} {noun}: for each, {_WHICH[card['pooling']]}{layer} of {card['encoder']['name']}, "
         f"{describe_vector(card)}. "
         f"{to} will have about {size_in_words(size)}{takes}."
     )
 
 
 def describe_vector(card: Card) -> str:
-    """The size of a vector, such as "128 numbers in float32"."""
+    """Describe the size of a vector, such as "128 numbers in float32"."""
     *patches, width = card["shape"]
     return f"{f'{math.prod(patches):,} times ' if patches else ''}{width:,} numbers in {card['dtype']}"
 
 
 @dataclass(frozen=True, repr=False)
 class EmbeddingsFile(Displayable):
-    """A file of vectors, or a folder of parts.
+    """File of vectors, or folder of parts.
 
     Attributes:
-        file: its path.
-        card: how they were made, and how many there are.
-        size: in bytes.
-        made: this call made it; else it was there already.
+        file: path of the file or folder.
+        card: how the vectors were made, and their number.
+        size: size in bytes.
+        made: whether this call made it; otherwise it existed.
         files: number of parts in a folder; 0 for a file.
-        notes: sentences on the encoder, and on what was left out.
-        near: the image to which the nearest were asked for; "" for none.
-        neighbours: the nearest, the nearest first.
+        notes: sentences on the encoder and on skipped images.
+        near: query image of the search; "" for none.
+        neighbours: nearest rows, the nearest first.
     """
 
     file: Path
@@ -311,20 +313,20 @@ class EmbeddingsFile(Displayable):
         }
 
     def sentences(self) -> list[str]:
-        """What is in the file; and to which image the nearest are."""
+        """Return sentences on the contents of the file and on the query image."""
         parts = f" in {self.files:,} {'parts' if self.files > 1 else 'part'}" if self.files else ""
         holds = f"{self.card['rows']:,} vectors of {describe_vector(self.card)}{parts} ({size_in_words(self.size)})"
         said = [
             f"{self.file} has {holds}."
             if self.made
-            else f"{self.file} is there already, made in this very way: {holds}. Nothing was computed again."
+            else f"{self.file} exists and was made with the same settings: {holds}. Nothing was computed again."
         ]
         if not self.neighbours:
             return said
-        return [*said, f"Nearest to {self.near}, by the cosine of the vectors without their mean, {_SCALE}:"]
+        return [*said, f"Nearest to {self.near}, by the cosine of the vectors minus their mean, {_SCALE}:"]
 
     def table(self) -> list[tuple[str, ...]]:
-        """The nearest below a heading; without splits or labels where there are none."""
+        """Return the nearest rows below a heading, without columns that are empty."""
         columns = {
             "rank": [str(one.rank or "") for one in self.neighbours],
             "cosine": [f"{one.cosine:.4f}" for one in self.neighbours],
@@ -342,7 +344,7 @@ class EmbeddingsFile(Displayable):
 
 
 def _one_in(share: float) -> str:
-    """A fraction of pairs, such as "1 pair in 120"; "" if it is not known."""
+    """Format a fraction of pairs, such as "1 pair in 120"; "" if it is unknown."""
     if math.isnan(share):
         return ""
     if not share:
@@ -351,12 +353,12 @@ def _one_in(share: float) -> str:
     return f"1 pair in {count:.1f}" if count < 10 else f"1 pair in {float(f'{count:.2g}'):,.0f}"
 
 
-# Estimates: size of the result, room on the disc and in memory, and time.
+# Estimates of disc space, memory and time.
 
 
-_FEW, _TIMED = 8, 64  # images: what does not depend on them is in both, and is not multiplied
-_SLOW = 1.0  # seconds, above which the next few are as few
-_PATHS = 100  # are looked at
+_FEW, _TIMED = 8, 64  # numbers of images timed; the difference excludes the constant time
+_SLOW = 1.0  # seconds above which the second timing has few images, too
+_PATHS = 100  # paths sampled to estimate their length
 _BESIDE = 10  # bytes of a row for its split and label
 _IN_MEMORY = 400  # bytes of a row for path, split and label as Python's text
 
@@ -367,37 +369,37 @@ def result_bytes(parts: PartFolder) -> int:
     total = 0.0
     for source in parts.sources.values():
         lengths = [len(path_of(source, i)) for i in evenly_spaced(len(source), _PATHS)]
-        # text of a fixed width has 4 bytes a letter, as many as the longest needs
+        # text of a fixed width has 4 bytes per character of the longest path
         path = 4 * max(lengths) if parts.suffix == ".npz" else sum(lengths) / len(lengths) + 8
         total += len(source) * (vector + path + _BESIDE)
     return round(total)
 
 
 def check_disk_space(to: Path, parts: PartFolder, size: int) -> None:
-    """Refuse to begin if the disc has no room for the parts, and for a file beside them."""
+    """Refuse to start if the disc has no room for the parts and the joined file."""
     folder = next(one for one in parts.folder.absolute().parents if one.is_dir())
     need = (size if to == parts.folder else 2 * size) - parts.size
     free = shutil.disk_usage(folder).free
     if need > free:
         raise PatchloomError(
             f"{to.name} needs about {size_in_words(need)} while it is made, and {folder} has {size_in_words(free)} "
-            "free: make room, choose a --to on a larger disc, or take --dtype float16"
+            "free: free some space, choose a --to on a larger disc, or use --dtype float16"
         )
 
 
 def check_memory(file: Path, size: int, images: int) -> None:
-    """Refuse a single file that does not fit in memory: it is put together, and searched, there."""
+    """Refuse a single file that does not fit in memory, where it is joined and searched."""
     need = 2 * size + _IN_MEMORY * images
     free = free_memory("cpu") * 2**30
     if need > free:
         raise PatchloomError(
-            f"{file} needs about {size_in_words(need)} of memory as one file, and {size_in_words(free)} are free: name "
+            f"{file} needs about {size_in_words(need)} of memory as one file, and {size_in_words(free)} are free: give "
             f"a folder, as in --to {file.with_suffix('')}/, which keeps the vectors in parts"
         )
 
 
 def seconds_for(encoding: Encoding, sources: Mapping[str, Source], images: int) -> float | None:
-    """Estimate the time for a number of images by a few of them in this process; None if these cannot be read."""
+    """Estimate the time for a number of images from a few of them; None if these cannot be read."""
     source = max(sources.values(), key=len)
     if images <= 2 * _TIMED:
         return None
@@ -407,15 +409,15 @@ def seconds_for(encoding: Encoding, sources: Mapping[str, Source], images: int) 
 
     try:
         return scaled_seconds(encode_some, images, few=_FEW, some=_TIMED, slow=_SLOW, again=True)
-    except PatchloomError:  # none of the few can be read: the pass itself tells what is wrong
+    except PatchloomError:  # none of the few can be read; the full pass reports the reason
         return None
 
 
-# The making: one process plans, all compute the parts that are missing, and one ends it.
+# Computation: one process plans, all compute the missing parts, and one finishes.
 
 
 def find_existing(to: Path, parts: PartFolder) -> EmbeddingsFile | None:
-    """Return the file or the folder of parts, if it is there already, and made in this way."""
+    """Return the file or the folder of parts if it exists and was made with the same settings."""
     if to == parts.folder:
         found = None if parts.missing() else parts.finished()
         if found is None:
@@ -425,8 +427,7 @@ def find_existing(to: Path, parts: PartFolder) -> EmbeddingsFile | None:
         found = read_card(to)
         if other := differing_fields(parts.card, found):
             raise PatchloomError(
-                f"{to} is there already, and was made with another {listing(other[:3], 'and')}: choose another --to, "
-                "or remove it"
+                f"{to} exists and was made with another {listing(other[:3], 'and')}: choose another --to, or remove it"
             )
         with suppress(PatchloomError):  # of another command's parts
             parts.missing()
@@ -435,12 +436,12 @@ def find_existing(to: Path, parts: PartFolder) -> EmbeddingsFile | None:
     else:
         return None
     lost = found["unreadable"]
-    notes = (f"{lost:,} {parts.noun} could not be read when it was made, and were left out.",) if lost else ()
+    notes = (f"{lost:,} {parts.noun} could not be read when it was made and were skipped.",) if lost else ()
     return EmbeddingsFile(to, found, size, False, count, notes)
 
 
 def make(to: Path, parts: PartFolder, encoding: Encoding) -> EmbeddingsFile:
-    """Compute the parts that are missing, each process its share, and join them if a file is asked for."""
+    """Compute the missing parts, distributed over processes, and join them if the result is a single file."""
     with ExitStack() as held:
         done, missing = first_decides(lambda: _plan(to, parts, encoding, held))
         if done is not None:
@@ -456,7 +457,7 @@ def make(to: Path, parts: PartFolder, encoding: Encoding) -> EmbeddingsFile:
 
 
 def _plan(to: Path, parts: PartFolder, encoding: Encoding, held: ExitStack) -> tuple[EmbeddingsFile | None, list[Part]]:
-    """Return the result if it is there, else the parts to compute, announced, and locked until ``held`` ends."""
+    """Return the existing result, or announce and return the parts to compute, locked until ``held`` ends."""
     if done := find_existing(to, parts):
         return done, []
     size = result_bytes(parts)
@@ -470,12 +471,12 @@ def _plan(to: Path, parts: PartFolder, encoding: Encoding, held: ExitStack) -> t
     missing = parts.missing()
     parts.begin()
     rest = sum(part.stop - part.start for part in missing)
-    with StatusMessage("taking the time of a few"):
+    with StatusMessage("estimating the time"):
         seconds = seconds_for(encoding, parts.sources, rest // world())
     readers = any(encoding.settings.reading(source)["workers"] for source in parts.sources.values())
     print(describe_plan(parts.card, to, parts.noun, size, seconds, readers), flush=True)
     if rest < images:
-        print(f"{images - rest:,} of them are done already, by this command when it was stopped.", flush=True)
+        print(f"{images - rest:,} of them are already done: resuming.", flush=True)
     return None, missing
 
 
@@ -502,34 +503,34 @@ def _finish(to: Path, parts: PartFolder) -> EmbeddingsFile:
 def find_nearest(
     near: str | Path, image: Source, done: EmbeddingsFile, parts: PartFolder, encoding: Encoding, top: int
 ) -> EmbeddingsFile:
-    """Return the result with the nearest to an image, which is the only one of the source ``image``."""
+    """Return the result with the nearest rows to the only image of the source ``image``."""
     if not done.files:
         check_memory(done.file, done.size, done.card["rows"])
     files = [part.path for part in parts.all] if done.files else [done.file]
-    with StatusMessage(f"looking for the nearest in {done.file}"):
+    with StatusMessage(f"searching {done.file}"):
         vector = vector_of(image, encoding, done.card["dtype"])
         found = nearest_rows(files, vector, top, matching_rows(near, parts.sources))
     return replace(done, near=str(near), neighbours=tuple(found))
 
 
 def vector_of(image: Source, encoding: Encoding, dtype: str) -> np.ndarray:
-    """Return the vector of a source's only image, as it is in a file of ``dtype``; float32."""
+    """Return the vector of a source's only image as float32, rounded to ``dtype``."""
     found: list[np.ndarray] = []
     encoding.each(image, lambda _, vectors: found.append(cast_vectors(vectors, dtype).astype(np.float32)))
     return found[0][0]
 
 
 def parse_target(to: str | Path, format: str) -> tuple[Path, Path, str]:
-    """Return the path of the result, the folder of its parts, and the ending of these."""
+    """Return the path of the result, the folder of its parts, and their file suffix."""
     path = Path(to).expanduser()
     if not (str(to).endswith("/") or not path.suffix or (path.is_dir() and path.suffix.lower() not in FORMATS)):
         suffix = check_suffix(path)
         if format not in ("auto", suffix[1:]):
-            raise PatchloomError(f"--format {format} is not that of {path}: leave it out, or name a folder")
+            raise PatchloomError(f"--format {format} is not that of {path}: leave it out, or give a folder")
         return path, path.with_name(f"{path.name}.parts"), suffix
     if path.is_file():
         raise PatchloomError(
-            f"--to cannot be {to}, which is a file: name a folder, or a file whose ending is {listing(FORMATS)}"
+            f"--to {to} is a file of another kind: give a folder, or a file that ends in {listing(FORMATS)}"
         )
     there = {one.suffix for one in path.glob("*-*") if one.suffix in FORMATS} if path.is_dir() else set()
     suffix = f".{format}" if format != "auto" else min(there, default=".parquet")
@@ -557,37 +558,38 @@ def embed(
     workers: int | Literal["auto"] = "auto",
     model: str | None = None,
 ) -> EmbeddingsFile:
-    """Write the features of every image to files that other programs read, with how they were made inside.
+    """Write the embeddings of images to Parquet, npz or safetensors files, with a description of how they were made.
 
-    They are what the evaluations are given. Each part of about a thousand images is a whole file, written by any number
-    of processes; the same command goes on after a kill, and ends with the same vectors.
+    They are the features that the evaluations use. Each part has about a thousand images and is a complete file, so any
+    number of processes can write parts; an interrupted command resumes when it is repeated.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: images of any source, all of its splits, with or without labels.
-        to: a folder, which keeps the parts; or a file, into which they are joined in memory: .parquet (by pyarrow, an
-            extra), .npz or .safetensors.
-        format: kind of the parts; auto is that of the file's ending, and parquet in a new folder.
-        pooling: mean of the patch tokens, class token, prefix (mean of class token and registers), both mean and class
-            token, instance (of an encoder with such a head), or all patches.
-        layer: number of a block, from 1, or embedding; norm is what the encoder gives at its end.
-        dtype: of the numbers that are written.
-        near: an image, whose nearest in the file or folder are printed.
-        top: how many of them.
-        device: what computes: auto (a GPU where there is one), cpu, cuda, or another name that torch has for it.
-        devices: processes on each machine, with a device each; auto is what torchrun or SLURM started, else 1.
-        batch_size: images at once; auto is 256.
-        workers: processes that read images; auto depends on the device, and is 0 where starting them does not pay.
-        model: timm's name of the model, where the encoder is a file of weights alone.
+        run: folder of a run, ``.safetensors`` file of an encoder, or ``timm:NAME``.
+        data: images from any source, with all its splits, with or without labels.
+        to: folder, which keeps the parts, or file (.parquet, .npz or .safetensors), which joins them in memory.
+            Parquet needs pyarrow, an extra.
+        format: format of the parts; auto: by the suffix of the file, or parquet in a new folder.
+        pooling: vector of an image: mean of the patch tokens, class token, prefix (mean of class token and registers),
+            both (mean and class token), instance (for an encoder with such a head), or patches (all patch tokens).
+        layer: number of a block, from 1, or embedding, or norm (the encoder's output).
+        dtype: number format of the vectors.
+        near: image to search for: its nearest neighbours in the result are printed.
+        top: number of nearest neighbours.
+        device: device for the encoder: auto (a GPU if there is one), cpu, cuda, or another device name of torch.
+        devices: number of processes per machine, with a device each; auto: those of torchrun or SLURM, else 1.
+        batch_size: number of images per batch; auto: 256.
+        workers: number of processes that read images; auto: by the device, and 0 if starting them takes longer.
+        model: timm's model name, if the encoder is a file with weights only.
 
     Returns:
-        What is in the file or folder, and the nearest.
+        Description of the file or folder, with the nearest neighbours.
 
     Raises:
-        PatchloomError: no such encoder, images or layer; a file that is taken or cannot be written; or no room for it.
+        PatchloomError: if there is no such encoder, data or layer, the file exists with other settings or cannot be
+            written, or there is no room for it.
     """
     if to is None:
-        raise PatchloomError("say with --to where the vectors go: a FOLDER, FILE.parquet, FILE.npz or FILE.safetensors")
+        raise PatchloomError("--to is missing: give a FOLDER, FILE.parquet, FILE.npz or FILE.safetensors")
     if top < 1:
         raise PatchloomError(f"--top must be 1 or more, not {top}")
     if devices != "auto" and devices < 1:
@@ -614,7 +616,7 @@ def embed(
     shape = vector_shape(vit, about, encoding.take)
     if head is not None:
         head.to(settings.torch_device)
-    with StatusMessage("looking at the encoder and the images"):
+    with StatusMessage("fingerprinting the encoder and the images"):
         how: dict[str, Any] = {"pooling": pooling, "layer": named, "shape": shape, "dtype": dtype}
         card = card_of(vit, about, head, sources, settings, **how)
     parts = PartFolder(folder, suffix, sources, card, settings.at_once)

@@ -1,4 +1,4 @@
-"""Tables of vectors as Parquet, npz and safetensors files, and the card in each that says how they were made."""
+"""Tables of vectors as Parquet, npz and safetensors files, each with a card that describes how it was made."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from safetensors.numpy import save_file
 
 from patchloom.errors import PatchloomError, closest_word, listing, pip_install
 
-METADATA_KEY = "patchloom-embeddings-1"  # of the card in a file
-ROWS, BYTES = 1024, 2**26  # of vectors in a part or a row group, whichever is less
-_READ_BYTES = 2**24  # of vectors that are handed out at once
-COUNTS = ("rows", "unreadable")  # of a card: not known before the images are read
+METADATA_KEY = "patchloom-embeddings-1"  # key of the card in a file
+ROWS, BYTES = 1024, 2**26  # largest part or row group
+_READ_BYTES = 2**24  # largest chunk of vectors read
+COUNTS = ("rows", "unreadable")  # fields of a card that are unknown before the images are read
 _NESTED = ("encoder", "preprocessing", "computed", "data")
 
 Card = dict[str, Any]
 
 
 class Rows(NamedTuple):
-    """Rows of a file: vectors [m ...], and the path, split and label (None: unlabelled) of each."""
+    """Rows of a file: vectors [m ...] with the path, split and label (None: unlabelled) of each."""
 
     vectors: np.ndarray
     paths: list[str]
@@ -37,18 +37,18 @@ class Rows(NamedTuple):
 
 
 def parse_card(text: str | None, path: Path, counts: bool = False) -> Card:
-    """Return a card from its JSON; ``counts``: it has to have those."""
+    """Parse a card from JSON; ``counts``: require its counts."""
     try:
         card = json.loads(text or "")
     except ValueError:
         card = None
     known = isinstance(card, dict) and all(isinstance(card.get(name), dict) for name in _NESTED)
     if not known or (counts and not all(isinstance(card.get(name), int) for name in COUNTS)):
-        raise PatchloomError(f"{path} is there already, and embed did not write it: choose another --to, or remove it")
+        raise PatchloomError(f"{path} exists and was not written by embed: choose another --to, or remove it")
     return card
 
 
-# Parquet, by pyarrow, an extra: columns path, split, label and vector.
+# Parquet with pyarrow, an extra: columns path, split, label and vector.
 
 
 def arrow() -> ModuleType:
@@ -58,21 +58,20 @@ def arrow() -> ModuleType:
         import pyarrow.parquet
     except ImportError as error:
         raise PatchloomError(
-            f"Parquet is written by pyarrow: {pip_install('parquet')}, or choose .npz or .safetensors (--format for "
-            "a folder)"
+            f"Parquet needs pyarrow: {pip_install('parquet')}, or choose .npz or .safetensors (--format for a folder)"
         ) from error
     return library
 
 
 def _write_parquet(path: Path, rows: Rows, card: Card) -> None:
-    """Write a vector as a list of fixed length, and n patch tokens as a list of n of them."""
+    """Write vectors as lists of fixed length, and n patch tokens as lists of n vectors."""
     pa, shape = arrow(), rows.vectors.shape[1:]
     vector = reduce(pa.list_, reversed(shape), pa.from_numpy_dtype(rows.vectors.dtype))
     kinds = {"path": pa.string(), "split": pa.string(), "label": pa.string(), "vector": vector}
     schema = pa.schema(list(kinds.items()), metadata={METADATA_KEY: json.dumps(card)})
     vectors = reduce(pa.FixedSizeListArray.from_arrays, reversed(shape), pa.array(rows.vectors.ravel()))
     texts = [pa.array(values, pa.string()) for values in (rows.paths, rows.splits, rows.labels)]
-    # features hardly shrink, and are read faster uncompressed
+    # features hardly compress, and are read faster uncompressed
     packed = {"path": "zstd", "split": "zstd", "label": "zstd", "vector" + ".list.element" * len(shape): "none"}
     group = max(1, min(ROWS, BYTES // (rows.vectors.itemsize * int(np.prod(shape)))))
     columns = pa.table([*texts, vectors], schema=schema)
@@ -85,7 +84,7 @@ def _read_parquet_card(path: Path) -> str | None:
 
 
 def _read_parquet(path: Path) -> Rows:
-    # else all row groups would be fetched ahead, and stay until the last one is read
+    # pre-buffering would keep all row groups in memory
     with arrow().parquet.ParquetFile(path, pre_buffer=False) as file:
         kind, shape = file.schema_arrow.field("vector").type, [file.metadata.num_rows]
         while hasattr(kind, "list_size"):
@@ -103,7 +102,7 @@ def _read_parquet(path: Path) -> Rows:
     return rows
 
 
-# npz, which numpy.load reads without pickle: vectors, paths, splits, labels (int64 in classes, -1 for none) and card.
+# npz without pickle: vectors, paths, splits, labels (int64 indices into classes, -1 for none) and card.
 
 
 def _write_npz(path: Path, rows: Rows, card: Card) -> None:
@@ -115,7 +114,7 @@ def _write_npz(path: Path, rows: Rows, card: Card) -> None:
         "paths": np.array(rows.paths, str),
         "vectors": rows.vectors,
     }
-    with open(path, "wb") as file:  # numpy would add an ending to another name
+    with open(path, "wb") as file:  # numpy would append a suffix to a path
         np.savez(file, **columns)
 
 
@@ -130,8 +129,8 @@ def _read_npz(path: Path) -> Rows:
         return Rows(file["vectors"], file["paths"].tolist(), file["splits"].tolist(), labels)
 
 
-# safetensors: vectors, labels int64 and splits uint8 as numbers in the card, and paths as UTF-8 in a row: uint8, path i
-# from path_ends[i] to path_ends[i + 1]. The format has no text.
+# safetensors, which has no text type: vectors, labels (int64) and splits (uint8) as indices into the card, and
+# concatenated paths in UTF-8 (uint8); path i is from path_ends[i] to path_ends[i + 1].
 
 
 def _write_safetensors(path: Path, rows: Rows, card: Card) -> None:
@@ -146,7 +145,7 @@ def _write_safetensors(path: Path, rows: Rows, card: Card) -> None:
     path.touch()
     mode = path.stat().st_mode
     save_file(columns, path, {METADATA_KEY: json.dumps(card)})
-    path.chmod(mode)  # the library's is for its owner alone
+    path.chmod(mode)  # the library makes the file private to its owner
 
 
 def _read_safetensors_card(path: Path) -> str | None:
@@ -165,7 +164,7 @@ def _read_safetensors(path: Path) -> Rows:
 
 
 def _numbers(names: Sequence[str | None], known: Sequence[str]) -> np.ndarray:
-    """Return the place int64 [m] of each name in ``known``; -1 for none."""
+    """Return the index int64 [m] of each name in ``known``; -1 for None."""
     places: dict[str | None, int] = {name: i for i, name in reversed([*enumerate(known)])}
     return np.array([-1 if name is None else places[name] for name in names], np.int64)
 
@@ -174,16 +173,16 @@ def _names(numbers: np.ndarray, known: Sequence[str]) -> list[str | None]:
     return [None if i < 0 else known[i] for i in numbers.tolist()]
 
 
-# Any of them, by the ending of its name.
+# Reading and writing by file suffix.
 
 
 class Format(NamedTuple):
     """Writer and readers of one kind of file.
 
     Attributes:
-        write: writes rows, with a card, to a path.
-        read: reads all rows.
-        read_card: reads the text of the card alone; None: there is none.
+        write: function that writes rows with a card to a path.
+        read: function that reads all rows.
+        read_card: function that reads the text of the card; None without one.
     """
 
     write: Callable[[Path, Rows, Card], None]
@@ -199,16 +198,16 @@ FORMATS = {
 
 
 def check_suffix(path: Path) -> str:
-    """Return the ending of a file of vectors that is to be written, a key of `FORMATS`."""
+    """Return the suffix of a file of vectors, a key of `FORMATS`."""
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
         ending = closest_word(suffix, FORMATS) or ".parquet"
         raise PatchloomError(
-            f"--to cannot be {path}: the ending of a file says how it is written, {listing(FORMATS)}, as in "
-            f"{path.name.removesuffix(path.suffix) or 'features'}{ending}; a folder of parts is named {path}/"
+            f"--to {path} has no known suffix: end the file in {listing(FORMATS)}, as in "
+            f"{path.name.removesuffix(path.suffix) or 'features'}{ending}, or give {path}/ for a folder of parts"
         )
     if path.is_dir():
-        raise PatchloomError(f"--to cannot be {path}, which is a folder: name a file in it, or {path}/")
+        raise PatchloomError(f"--to {path} is a folder: give a file in it, or {path}/")
     if suffix == ".parquet":
         arrow()
     return suffix
@@ -230,29 +229,29 @@ def read_rows(path: Path) -> Rows:
 
 
 def iterate_rows(paths: Sequence[Path]) -> Iterator[Rows]:
-    """Read the rows of several files, one file in memory at a time, and yield up to 16 MB of vectors at once."""
+    """Read the rows of several files, one at a time, and yield up to 16 MB of vectors at once."""
     for path in paths:
         rows = read_rows(path)
         size = max(1, _READ_BYTES // (4 * max(1, int(np.prod(rows.vectors.shape[1:])))))
         for start in range(0, len(rows.paths), size):
             some = slice(start, start + size)
-            # a copy, because a view would keep all of the file
+            # a copy, because a view would keep the whole file in memory
             yield Rows(rows.vectors[some].copy(), rows.paths[some], rows.splits[some], rows.labels[some])
 
 
 @contextmanager
 def _as_vectors(path: Path) -> Iterator[None]:
-    """Inside, an error of a library means that a file is damaged, or another program's."""
+    """Convert a library's errors in this block to one about a damaged or foreign file."""
     try:
         yield
     except PatchloomError:
         raise
-    # pyarrow's own errors are of these kinds
+    # these include the errors of pyarrow
     except (
         *(OSError, SafetensorError, zipfile.BadZipFile, zlib.error),
         *(ValueError, LookupError, TypeError, EOFError),
     ) as problem:
         raise PatchloomError(
-            f"{path} cannot be read as vectors ({' '.join(str(problem).split())[:200]}): remove it, and give the same "
-            "command again, or choose another --to"
+            f"{path} cannot be read as vectors ({' '.join(str(problem).split())[:200]}): remove it and repeat the "
+            "command, or choose another --to"
         ) from problem

@@ -1,4 +1,4 @@
-"""Nearest vectors of a file, or of several parts, to that of one image."""
+"""Search for the nearest vectors to that of an image in a file or in several parts."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from patchloom.embed.formats import iterate_rows
 from patchloom.embed.parts import path_of
 from patchloom.errors import PatchloomError
 
-_LEAST = 1e-12  # the length of a vector, as torch's normalize has it
-_ROUNDED = 1e-6  # between the cosines of one pair in two products
-_SAMPLED, _SAMPLED_BYTES = 1000, 2**26  # most rows whose pairs are the scale, and most bytes of them
+_LEAST = 1e-12  # smallest norm, as in torch's normalize
+_ROUNDED = 1e-6  # tolerance for rounding of cosines
+_SAMPLED, _SAMPLED_BYTES = 1000, 2**26  # limits of the sample of rows for the distribution of cosines
 
 
 class Neighbour(NamedTuple):
     """Row of a file near to an image.
 
     Attributes:
-        path, split, label: of the row; no label is None.
-        cosine: of the vectors without the mean of the file's rows.
-        itself: whether it is the row of the image itself.
-        rank: 1 for the nearest; 0 for the image itself.
-        as_near: fraction of the pairs of rows with this cosine or a larger one, from a sample of rows; nan if there are
-            none.
+        path, split, label: fields of the row; label is None if unlabelled.
+        cosine: cosine similarity after subtracting the mean of all rows.
+        itself: whether it is the row of the query image.
+        rank: 1 for the nearest; 0 for the query image.
+        as_near: fraction of pairs of rows with at least this cosine, in a sample of rows; NaN without any.
     """
 
     path: str
@@ -44,27 +43,27 @@ class Neighbour(NamedTuple):
 
 
 def open_one(image: str | Path) -> Data:
-    """A single image, or recording, as a source."""
+    """Open a single image or recording as a source."""
     path = Path(image).expanduser()
     if not path.is_file():
-        raise PatchloomError(f"--near cannot be {image}: there is no such file; give the path of one image")
+        raise PatchloomError(f"--near {image}: there is no such file; give the path of one image")
     if not is_single(str(path)):
-        raise PatchloomError(f"--near cannot be {image}: it is neither an image nor a recording by its ending")
+        raise PatchloomError(f"--near {image} is not an image or recording by its suffix: give another file")
     opened = open_images([str(path)], str(image))
     try:
         opened.train.read(0)
     except Unreadable as problem:
-        raise PatchloomError(f"--near cannot be {image}, which cannot be read ({problem}): give another") from problem
+        raise PatchloomError(f"--near {image} cannot be read ({problem}): give another file") from problem
     return opened
 
 
 def matching_rows(image: str | Path, sources: Mapping[str, Source]) -> set[tuple[str, str]]:
-    """Split and path of the rows that are the very file ``image``, of sources by their split."""
+    """Return split and path of the rows for the file ``image`` itself, in sources by split."""
     asked = Path(image).expanduser()
     found = set()
     for split, source in sources.items():
         for i in range(len(source)):
-            place = source.place(i)  # cheaper than the whole path, of a million images
+            place = source.place(i)  # cheaper than the whole path for a million images
             if place and place.rpartition("/")[2] == asked.name and _same(source.describe(i), asked):
                 found.add((split, path_of(source, i)))
     return found
@@ -73,27 +72,26 @@ def matching_rows(image: str | Path, sources: Mapping[str, Source]) -> set[tuple
 def _same(path: str, other: Path) -> bool:
     try:
         return os.path.samefile(path, other)
-    except (OSError, ValueError):  # inside of a shard, for example
+    except (OSError, ValueError):  # such as a path inside a shard
         return False
 
 
 def nearest_rows(
     files: Sequence[Path], vector: np.ndarray, top: int, own: Collection[tuple[str, str]] = ()
 ) -> list[Neighbour]:
-    """Return the rows of files whose cosine to ``vector`` is largest, the nearest first; equal ones in file order.
+    """Return the rows of files with the largest cosine similarity to ``vector``, the nearest first; ties in file order.
 
-    The mean of the files' vectors is taken from all first: encoders give all images much in common, which crowds plain
-    cosines near 1. Vectors in the file stay as they are. Centred cosines of the nearest may still be crowded, so each
-    comes with the fraction of pairs of rows that are as near.
+    The mean of all vectors is subtracted first, because a common component brings all cosines close to 1. Centred
+    cosines of the nearest may still be close to each other, so each has the fraction of pairs of rows that are as near.
 
-    Of patch tokens all stand in a row, so that each is compared with that at the same place.
+    Patch tokens are concatenated, so each is compared with the one at the same position.
     """
     total, count = np.zeros(vector.size), 0
     for some in iterate_rows(files):
         total += some.vectors.reshape(len(some.vectors), -1).sum(0, dtype=np.float64)
         count += len(some.vectors)
     mean = total / max(1, count)
-    if count < 2:  # nothing to centre by
+    if count < 2:  # a single vector is not centred
         mean[:] = 0
     query = _unit(vector.reshape(1, -1) - mean)[0]
     sampled = np.sort(
@@ -119,11 +117,11 @@ def nearest_rows(
 
 
 def _pairs(units: np.ndarray) -> np.ndarray:
-    """Cosines [m (m - 1) / 2] of all pairs of vectors [m d] of length 1."""
+    """Return the cosines [m (m - 1) / 2] of all pairs of unit vectors [m d]."""
     return (units @ units.T)[np.triu_indices(len(units), 1)]
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors [m d] of length 1, float32."""
+    """Normalise vectors [m d] to unit length, float32."""
     wide = vectors.astype(np.float32)
     return wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), _LEAST)

@@ -1,7 +1,7 @@
-"""Folder of parts, each a whole file of the vectors of consecutive images: written by any number of processes.
+"""Folders of parts, each a complete file with the vectors of consecutive images, for any number of processes.
 
-Parts begin where batches begin, so whichever process computes a part, and whenever, it has the same batches. A part
-that is there is not computed again. The card of the folder, ``_card.json``, has the number of rows once all are there.
+Parts start at batch boundaries, so a part has the same batches regardless of the process that computes it. Existing
+parts are not computed again. The card of the folder, ``_card.json``, has the number of rows once all parts exist.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from patchloom.embed.formats import BYTES, COUNTS, FORMATS, ROWS, Card, Rows, pa
 from patchloom.errors import PatchloomError, listing
 from patchloom.system.files import make_folder, move_whole, remove_leftovers, write_whole
 
-CARD = "_card.json"  # readers of a folder of Parquet files pass over names with an underscore
-_RENAMED = "encoder name"  # of a run whose folder was renamed; its weights have a digest of their own
-_WAIT = 5.0  # seconds for a process that is about to end
+CARD = "_card.json"  # readers of Parquet folders ignore names with an underscore
+_RENAMED = "encoder name"  # may change if the run's folder is renamed; the weights have their own digest
+_WAIT = 5.0  # seconds to wait for a lock
 
 
 def differing_fields(mine: Card, other: Card) -> list[str]:
-    """Return names of fields that differ, but for the counts and the encoder's name; that of the weights first."""
+    """Return the names of fields that differ, weights first, ignoring counts and the encoder's name."""
     flat, its = _flat(mine), _flat(other)
     names = [name for name in dict.fromkeys([*flat, *its]) if flat.get(name) != its.get(name)]
     names = [name for name in names if name not in (*COUNTS, _RENAMED)]
@@ -40,39 +40,38 @@ def differing_fields(mine: Card, other: Card) -> list[str]:
 def _flat(card: Card) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in card.items():
-        # all of them have names and sizes
         nested = isinstance(value, dict)
         found |= {f"{name} {key}": one for key, one in value.items()} if nested else {name: value}
     return found
 
 
 def fingerprints(sources: Mapping[str, Source]) -> dict[str, str]:
-    """Return 16 hex digits per split that change when its images do."""
+    """Return a fingerprint of 16 hex digits for the images of each split."""
     return {name: source.fingerprint() for name, source in sources.items()}
 
 
 def to_utf8(text: str) -> str:
-    """Return the same in UTF-8, which every format wants, and not every file name is."""
+    """Replace characters that UTF-8 cannot encode: all formats need UTF-8, and some file names are not."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def path_of(source: Source, i: int) -> str:
-    """Return the path of image i within the folder that was given, or as a list or several sources have it.
+    """Return the path of image i relative to the given folder, or the whole path for a list or several sources.
 
-    Without a path it is its name in messages, such as "shapes #3".
+    For an image without a path it is its name in messages, such as "shapes #3".
     """
     whole = source.describe(i)
     if isinstance(source, Files | ConcatSource):
         folder, path = PurePath(os.path.expanduser(source.name)), PurePath(whole)
-        if path.is_relative_to(folder):  # with the folder of its split, by which the paths of two splits differ
+        if path.is_relative_to(folder):  # includes the folder of the split, which makes paths unique
             return to_utf8(path.relative_to(folder).as_posix())
     place = None if isinstance(source, ConcatSource) else source.place(i)
     return to_utf8(place or whole)
 
 
 def cast_vectors(vectors: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
-    """Return a copy of float32 vectors in the numbers of a file."""
-    with np.errstate(over="ignore"):  # refused below
+    """Return a copy of float32 vectors as ``dtype``."""
+    with np.errstate(over="ignore"):  # checked below
         narrow = vectors.astype(dtype)
     if not np.isfinite(narrow).all():
         raise PatchloomError("some vectors have values beyond 65,504, which float16 cannot hold: leave out --dtype")
@@ -80,7 +79,7 @@ def cast_vectors(vectors: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
 
 
 class Part(NamedTuple):
-    """Images ``start`` to ``stop`` - 1 of a split, and the file of their vectors."""
+    """Part: images ``start`` to ``stop`` - 1 of a split, and the file with their vectors."""
 
     split: str
     start: int
@@ -89,14 +88,14 @@ class Part(NamedTuple):
 
 
 class PartFolder:
-    """Parts of all splits, in the order of the rows.
+    """Folder with the parts of all splits, in the order of the rows.
 
     Args:
-        folder: where they are.
-        suffix: kind of file, a key of `FORMATS`.
+        folder: path of the folder.
+        suffix: file suffix, a key of `FORMATS`.
         sources: images by split.
-        card: how all are made, without counts.
-        batch_size: images of a batch. A part has whole batches: up to 1,024 images and 64 MB, or one batch.
+        card: how the vectors are made, without counts.
+        batch_size: number of images per batch. A part has whole batches: up to 1,024 images and 64 MB, or one batch.
     """
 
     def __init__(self, folder: Path, suffix: str, sources: Mapping[str, Source], card: Card, batch_size: int) -> None:
@@ -117,21 +116,21 @@ class PartFolder:
 
     @property
     def size(self) -> int:
-        """Bytes of the parts that are there."""
+        """Size of the existing parts in bytes."""
         return sum(part.path.stat().st_size for part in self.all if part.path.exists())
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other commands from writing the same parts; make the folder."""
+        """Create the folder and prevent other commands from writing the same parts."""
         make_folder(self.folder)
         lock = FileLock(self.folder / ".lock")
         try:
             lock.acquire(timeout=_WAIT)
         except Timeout:
             raise PatchloomError(
-                f"another process is writing {self.folder}: wait for its end, or choose another --to"
+                f"another process is writing {self.folder}: wait until it ends, or choose another --to"
             ) from None
-        except (OSError, NotImplementedError):  # a file system without locks, or read-only: what is written next tells
+        except (OSError, NotImplementedError):  # no locks, or read-only: the next write reports it
             pass
         try:
             yield
@@ -139,16 +138,16 @@ class PartFolder:
             lock.release()
 
     def missing(self) -> list[Part]:
-        """Return the parts that are not there.
+        """Return the missing parts.
 
         Raises:
-            PatchloomError: the folder has other files, or a part is damaged, or made in another way.
+            PatchloomError: if the folder has other files, or a part is damaged or was made with other settings.
         """
         begun = self._read_card()
         if begun is None:
             if self.folder.is_dir() and any(not one.name.startswith(".") for one in self.folder.iterdir()):
                 raise PatchloomError(
-                    f"{self.folder} is there already, and embed did not write it: choose another --to, or remove it"
+                    f"{self.folder} exists and was not written by embed: choose another --to, or remove it"
                 )
             return self.all
         self._check(begun, self.folder)
@@ -165,12 +164,12 @@ class PartFolder:
             )
 
     def finished(self) -> Card | None:
-        """Return the card with its counts, if all parts are there; the caller has asked for those that are missing."""
+        """Return the card with its counts if all parts exist; call `missing` first, which checks them."""
         card = self._read_card()
         return card if card and COUNTS[0] in card and all(part.path.exists() for part in self.all) else None
 
     def begin(self) -> None:
-        """Write the card, if none is there; the folder must be locked."""
+        """Write the card if there is none; the folder must be locked."""
         remove_leftovers(self.folder)
         if not (self.folder / CARD).exists():
             self._write_card(self.card)
@@ -197,11 +196,11 @@ class PartFolder:
         write_whole(part.path, lambda path: FORMATS[self.suffix].write(path, rows, card))
 
     def finish(self) -> tuple[Card, list[str]]:
-        """Return the card with its counts, and names of images that could not be read, and write the card."""
+        """Write and return the card with its counts; also return the names of unreadable images."""
         if fingerprints(self.sources) != self.card["data"]["fingerprint"]:
             raise PatchloomError(
-                f"{self.card['data']['name']} has changed while its {self.noun} were read: remove {self.folder}, and "
-                "give the same command again"
+                f"{self.card['data']['name']} has changed while its {self.noun} were read: remove {self.folder} and "
+                "repeat the command"
             )
         rows, unreadable = dict.fromkeys(self.sources, 0), list[str]()
         for part in self.all:
@@ -222,7 +221,7 @@ class PartFolder:
         return [source.describe(i) for i in range(part.start, part.stop) if path_of(source, i) not in paths]
 
     def join(self, file: Path, card: Card) -> None:
-        """Put all parts together in memory, write them as one file, and remove the folder."""
+        """Join all parts in memory, write them as one file, and remove the folder."""
         rows = Rows(np.empty((card["rows"], *self.shape), self.dtype), [], [], [])
         for part in self.all:
             some, start = self._read(part), len(rows.paths)
@@ -230,7 +229,7 @@ class PartFolder:
             rows.paths.extend(some.paths)
             rows.splits.extend(some.splits)
             rows.labels.extend(some.labels)
-        # beside the parts first: whatever a kill leaves lies in their folder
+        # written among the parts first, so that an interruption leaves files only in their folder
         whole = self.folder / f"whole{self.suffix}"
         write_whole(whole, lambda path: FORMATS[self.suffix].write(path, rows, card))
         move_whole(whole, file)
@@ -240,7 +239,7 @@ class PartFolder:
         rows, count = read_rows(part.path), read_card(part.path)["rows"]
         if rows.vectors.shape != (count, *self.shape):
             raise PatchloomError(
-                f"{part.path} does not have the {count} vectors of its card: remove it, and give the same command again"
+                f"{part.path} does not have the {count} vectors of its card: remove it and repeat the command"
             )
         return rows
 
@@ -254,10 +253,10 @@ def _counts(rows: int, unreadable: int) -> Card:
 
 
 class PartWriter:
-    """Collector of the batches of consecutive parts that writes each part when its last batch has come.
+    """Writer of consecutive parts, which writes each part after its last batch.
 
     Args:
-        folder: of all parts.
+        folder: the folder of all parts.
         parts: consecutive parts of one split.
     """
 
@@ -267,17 +266,17 @@ class PartWriter:
         self.vectors: list[np.ndarray] = []
 
     def add(self, indices: np.ndarray, vectors: np.ndarray) -> None:
-        """Take a batch: numbers of images, int64 [b], b at least 1, and vectors [b ...] float32."""
+        """Add a batch: numbers of images, int64 [b], b at least 1, and vectors [b ...] float32."""
         while self.parts[0].stop <= indices[0]:
             self._write()
         self.indices.append(indices)
         self.vectors.append(cast_vectors(vectors, self.folder.dtype))
-        # a batch ends where it would end if all of it could be read
+        # batch boundaries do not depend on unreadable images
         if (int(indices[0]) // self.folder.batch_size + 1) * self.folder.batch_size >= self.parts[0].stop:
             self._write()
 
     def finish(self) -> None:
-        """Write the parts that are left, in which no image can be read."""
+        """Write the remaining parts, which have no readable images."""
         while self.parts:
             self._write()
 
@@ -287,7 +286,7 @@ class PartWriter:
 
 
 def consecutive(parts: Sequence[Part]) -> list[list[Part]]:
-    """Return the runs of parts that one pass over a split can write."""
+    """Group parts into runs that one pass over a split can write."""
     runs: list[list[Part]] = []
     for part in parts:
         if runs and (runs[-1][-1].split, runs[-1][-1].stop) == (part.split, part.start):

@@ -1,1 +1,1 @@
-"""``export``: an encoder for use without patchloom, in the forms of other libraries, each of which is loaded back."""
+"""Export of encoders to timm, ONNX and the Hugging Face Hub, with a check of each exported file."""

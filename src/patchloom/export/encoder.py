@@ -1,4 +1,4 @@
-"""What ``export`` takes and returns: an encoder with all that its export needs, and what was written of it."""
+"""Input and result of ``export``: an exportable encoder, and a description of the exported files."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ ExportPooling = Literal["class", "mean", "prefix", "both", "instance"]
 
 @dataclass(frozen=True)
 class Exportable:
-    """An encoder that is to be exported.
+    """Encoder to export.
 
     Attributes:
         vit: the encoder, in eval mode.
-        card: how it was made and how images are normalised for it; its ``spec`` is there.
-        pooling: how its tokens become the vector of an image.
-        head: the instance head beside it, if there is one.
-        head_file: what the file of that head is called; "" without one.
+        card: its origin and the normalisation of images; its ``spec`` is not None.
+        pooling: pooling of its tokens to the vector of an image.
+        head: its instance head, if there is one.
+        head_file: name of the file of that head; "" without one.
     """
 
     vit: Encoder
@@ -50,50 +50,50 @@ class Exportable:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments with which timm builds the encoder."""
+        """Keyword arguments with which timm builds the encoder."""
         return self.card.own_spec.timm_arguments()
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width (h, w) of its images in pixels."""
+        """Height and width (h, w) of its input in pixels."""
         return self.card.own_spec.img_size
 
     @property
     def channels(self) -> int:
-        """Channels c of its images."""
+        """Number c of input channels."""
         return self.card.own_spec.channels
 
     @property
     def hierarchical(self) -> bool:
-        """Whether its tokens come as a map [b rows columns d], as a Swin's do."""
+        """Whether its tokens are a map [b rows columns d], as for a Swin."""
         return is_hierarchical(self.vit)
 
     def normalized(self, given: Tensor) -> Tensor:
-        """What the encoder is given [b c h w], of images [b c h w], 8 bits or in [0, 1], or of waveforms [b n]."""
+        """Return the encoder's input [b c h w] for images [b c h w] (8 bits or in [0, 1]) or waveforms [b n]."""
         return normalize(self.card.modality.pictures(given), self.card.mean, self.card.std)
 
     def vectors(self, given: Tensor) -> Tensor:
-        """Vectors [b d] of what `normalized` takes, which are those that evaluations see; [b 2d] for "both"."""
+        """Return vectors [b d] ([b 2d] for "both"), as in evaluations, for the same inputs as `normalized`."""
         with torch.inference_mode():
             return select_pooling(self.pooling, pooled_tokens(self.vit, self.normalized(given), self.head))
 
     def vector_of(self, image: Tensor) -> Tensor:
-        """The vector [d] of a whole image [c h w] as `patchloom.data.decode.read_image` gives it."""
+        """Return the vector [d] of a whole image [c h w] from `patchloom.data.decode.read_image`."""
         return self.vectors(CentreCrop(self.size)(to_channels(image, self.channels))[0][None])[0]
 
     @property
     def pooled_norm(self) -> bool:
-        """Whether pooled tokens go through a norm of their own."""
+        """Whether pooled tokens have a separate norm."""
         return not self.hierarchical and not isinstance(self.vit.fc_norm, nn.Identity)
 
 
 def load_exportable(run: str | Path, pooling: ExportPooling, model: str | None = None) -> Exportable:
-    """The encoder of a run or a file, if it can be exported; ``model`` is timm's name for a file of weights alone."""
+    """Load the encoder of a run or a file for export; ``model`` is timm's name if the file has only weights."""
     vit, card = load_encoder(run, model)
     if card.spec is None and model is not None:
         vit, card = _specified(vit, card, model)
     if card.spec is None:
-        raise PatchloomError(f"{card.name} comes from timm already: load it there")
+        raise PatchloomError(f"{card.name} is a model of timm: load it with timm")
     beside = named_extra_module(run, "pooling")
     head_file, head = ("", None) if beside is None else (beside[0], cast(InstanceHead, beside[1]))
     known = poolings_of(tokens_of(vit, head))
@@ -103,39 +103,39 @@ def load_exportable(run: str | Path, pooling: ExportPooling, model: str | None =
 
 
 def _specified(vit: Encoder, card: EncoderCard, model: str) -> tuple[Encoder, EncoderCard]:
-    """The same encoder of a file of weights alone, and its card, with the sizes that build it again."""
+    """Return the encoder of a file with only weights, and its card with the sizes to build it."""
     spec = spec_of_stock(vit, model)
     built = build_encoder(spec)
     try:
         built.load_state_dict(vit.state_dict(), strict=True)
     except RuntimeError as problem:
-        raise PatchloomError(f"{model} has parts of its own, and cannot be exported: load it by timm") from problem
+        raise PatchloomError(f"{model} has parts that export does not support: load it with timm") from problem
     return built.eval(), replace(card, spec=spec)
 
 
 def default_out(run: str | Path, name: str) -> Path:
-    """Where a file or folder called ``name`` is written if nobody says so: in the run, or beside the encoder's file."""
+    """Return the default path of a file or folder called ``name``: in the run, or beside the encoder's file."""
     place = Path(run)
     return (place if place.is_dir() else place.parent) / name
 
 
 @dataclass(frozen=True, repr=False)
 class Export(Displayable):
-    """What was written.
+    """Result of an export.
 
     Attributes:
-        weights: what was written: a safetensors file of timm's names, a folder for the Hub, or an ONNX file.
-        head: that of the instance head, or None if there is none beside the encoder.
-        difference: largest absolute difference between our features, instance representation among them, and those
-            that the other library computes.
-        images: on how many images, or recordings, they were compared.
-        snippet: code that loads what was written without patchloom, and makes features of images or waveforms.
-        compared_on: "images" or "recordings", or "images of noise" or "recordings of noise" where those of the run were
-            not to be had.
-        notes: sentences about that, and about a run that is not finished.
-        sound: how recordings become its pictures; None of an encoder of images.
-        by: whose features were compared, such as "timm's".
-        checks: further sentences, each with its largest difference.
+        weights: path of the safetensors file with timm's names, of the folder for the Hub, or of the ONNX file.
+        head: path of the instance head's file; None without one.
+        difference: largest absolute difference between the features of patchloom (including the instance
+            representation) and those of the other library.
+        images: number of images or recordings compared.
+        snippet: code that loads the export without patchloom and computes features of images or waveforms.
+        compared_on: "images" or "recordings", or "images of noise" or "recordings of noise" if those of the run are
+            unavailable.
+        notes: sentences on that, and on a run that is not finished.
+        sound: spectrogram settings; None for an encoder of images.
+        by: owner of the compared features, such as "timm's".
+        checks: further sentences, each with a largest difference.
     """
 
     weights: Path
@@ -169,30 +169,30 @@ class Export(Displayable):
         }
 
     def sentence(self) -> str:
-        """What was written, and how it was compared."""
+        """Return a sentence on the files and the comparison."""
         files, what = f"{self.weights}", "features"
         if self.head is not None:
-            files, what = f"{files} and {self.head}", "features, the instance representation among them,"
+            files, what = f"{files} and {self.head}", "features, including the instance representation,"
         done = f"{files}: {self.by} {what} differ by at most {self.difference:.1e} on {self.images} {self.compared_on}."
         if self.sound is None:
             return done
-        return f"{done} It takes {self.sound.seconds:g} s at {self.sound.rate:,} samples a second, one channel."
+        return f"{done} Its input is {self.sound.seconds:g} s at {self.sound.rate:,} samples per second, one channel."
 
 
-# Libraries that a form of export needs: whether they are there, as they are extras, and that they do not chatter.
+# Libraries for the formats of export: installation checks, and suppression of their output.
 
 
 def require_packages(to: str, *libraries: str) -> None:
-    """Refuse to go on without them, before anything takes time."""
+    """Refuse to continue if a library is not installed."""
     if absent := [name for name in libraries if find_spec(name) is None]:
         raise PatchloomError(f"--to {to} needs {listing(absent, 'and')}: {pip_install(to)}")
 
 
 @contextmanager
 def silence_libraries() -> Iterator[None]:
-    """While entered, what other libraries say of their progress is not heard: prints, logging and warnings.
+    """Suppress prints, logging and warnings of other libraries inside this block.
 
-    torch's exporter and transformers print lines of which none is for whoever exports; what fails raises all the same.
+    The progress messages of torch's exporter and transformers are of no use here; failures still raise.
     """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

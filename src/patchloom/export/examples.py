@@ -1,4 +1,4 @@
-"""What features are compared on: images of the run, or recordings, or noise where they are not to be had."""
+"""Example images or recordings for comparing features: those of the run, or noise if they are unavailable."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from patchloom.nets.checkpoints.load import kind_of
 from patchloom.runs.folder import RunFolder
 
 _IMAGES = 16
-_WHOLE = 4  # of these, as they are read: they may be large
-# what Pillow reads as patchloom does; TIFFs are read by more than Pillow, and of what is deeper it drops bits
+_WHOLE = 4  # number of these also kept at full size, which may be large
+# formats that Pillow and patchloom read identically; patchloom reads TIFF with other libraries, and more bits
 _BY_PILLOW = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"}
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Images or recordings.
+    """Example images or recordings.
 
     Attributes:
-        given: images [b c h w] in [0, 1], of the encoder's size, or waveforms [b n] in [-1, 1].
-        whole: a few of the images [c h w] as they are read, uint8 or in [0, 1]; () of recordings.
-        files: where those lie, if all are files that Pillow reads as patchloom does; else ().
-        why_noise: a sentence if they are noise, else "".
+        given: images [b c h w] in [0, 1] of the encoder's size, or waveforms [b n] in [-1, 1].
+        whole: a few of the images [c h w] before cropping and resizing, uint8 or in [0, 1]; () for recordings.
+        files: paths of those, if Pillow and patchloom read all of them identically; else ().
+        why_noise: a sentence with the reason if they are noise; else "".
     """
 
     given: Tensor
@@ -46,11 +46,11 @@ class Examples:
     why_noise: str = ""
 
     def by_file(self) -> bool:
-        """Whether files can hold them that Pillow reads: 8 bits, grey or colour."""
+        """Return whether Pillow can store them: 8 bits, grey or colour."""
         return bool(self.whole) and all(one.dtype == torch.uint8 and len(one) in (1, 3) for one in self.whole)
 
     def in_files(self, folder: Path) -> Sequence[Path]:
-        """Files of `whole`: the images' own, else PNG files that are written to ``folder``."""
+        """Return the files of `whole`: their own, or PNG files that are written to ``folder``."""
         if self.files:
             return self.files
         written = [folder / f"{i}.png" for i in range(len(self.whole))]
@@ -61,34 +61,34 @@ class Examples:
 
 
 def make_examples(run: str | Path, data: DataLike | None, card: EncoderCard) -> Examples:
-    """What users have, or noise."""
+    """Load examples from the given data or the run's data; otherwise draw noise."""
     noun = card.modality.noun
     if data is not None:
         return _real(open_data(data), card)
     if not Path(run).is_dir() or kind_of(run) == "hub":
-        why = f"{run} does not tell which {noun} it was trained on"
+        why = f"{run} does not record which {noun} it was trained on"
     else:
         stored = RunFolder(run).read_config().data
         try:
             return _real(open_stored(stored, os.fspath(run), f"--data {noun.upper()}"), card)
         except PatchloomError as problem:
-            why = f"the {noun} of the run are not to be had ({problem})"
+            why = f"the {noun} of the run are unavailable ({problem})"
     generator = torch.Generator().manual_seed(0)
     if card.sound is not None:
-        said = f"Compared on noise, since {why}: --data RECORDINGS compares on recordings."
+        said = f"Compared on noise, because {why}: --data RECORDINGS compares on recordings."
         waves = (0.1 * torch.randn(_IMAGES, card.sound.samples, generator=generator)).clamp(-1, 1)
         return Examples(waves, why_noise=said)
-    said = f"Compared on noise, since {why}: --data PHOTOS compares on images."
+    said = f"Compared on noise, because {why}: --data PHOTOS compares on images."
     h, w = card.own_spec.img_size
-    # whole images are larger, and of another shape, so that cropping and resizing are compared, too
+    # larger and of another shape, so that cropping and resizing are compared, too
     whole = (_noise(card, _WHOLE, (h + h // 2, 2 * w), generator) * 255).round().to(torch.uint8)
     return Examples(_noise(card, _IMAGES, (h, w), generator), tuple(whole), why_noise=said)
 
 
 def _noise(card: EncoderCard, count: int, size: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Images [count c h w] in [0, 1] of the data's statistics, so that the normalisation is compared where it is used.
+    """Draw images [count c h w] in [0, 1] with the statistics of the data, so that values are in the usual range.
 
-    They are of patches of 4 pixels of one colour, which resizing does not average away.
+    They consist of uniform squares of 4 pixels, which resizing does not average away.
     """
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (card.mean, card.std))
     coarse = torch.randn(count, card.own_spec.channels, *(-(-side // 4) for side in size), generator=generator)
@@ -108,20 +108,20 @@ def _real(opened: Data, card: EncoderCard) -> Examples:
     own = tuple(path for path in files if path is not None)
     if len(own) == len(files) and all(read_image(path).dtype == torch.uint8 for path in own):
         return Examples(given, tuple(map(read_image, own)), own)
-    # what is written to files has the encoder's channels, which are then read back as they are
+    # converted to the encoder's channels, so that reading the written files changes nothing
     return Examples(given, tuple(to_channels(source.read(i), channels).contiguous() for i in chosen))
 
 
 def _file_of(source: Source, i: int) -> Path | None:
-    """The file of image ``i`` if it is one that Pillow reads as patchloom does."""
+    """Return the file of image ``i`` if Pillow and patchloom read it identically."""
     path = Path(source.describe(i))
     return path if source.place(i) is not None and path.suffix.lower() in _BY_PILLOW and path.is_file() else None
 
 
 def largest_difference(what: str, ours: Tensor, theirs: Tensor, by: str = "the code that uses timm") -> float:
-    """The largest absolute difference of features."""
+    """Return the largest absolute difference of features; raise if it exceeds 0.1 % of the largest feature."""
     found = (theirs - ours).abs().max().item()
-    if not found <= 1e-3 * ours.abs().max().item():  # true of nan too
+    if not found <= 1e-3 * ours.abs().max().item():  # also true for NaN
         raise PatchloomError(f"{what} by {by} differ by {found:.2e}: this is a bug, please report it")
     return found
 
@@ -129,13 +129,13 @@ def largest_difference(what: str, ours: Tensor, theirs: Tensor, by: str = "the c
 def vectors_of_files(
     examples: Examples, folder: Path, ours: Callable[[Tensor], Tensor], embed: Callable[[str], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Our vectors [n d] of image files, and those that ``embed`` makes of their names.
+    """Compute the vectors [n d] of image files with patchloom and with ``embed``.
 
     Args:
-        examples: of which files there are, or are written to ``folder``.
-        folder: an empty one.
-        ours: the vector [d] of an image [c h w] as it is read.
-        embed: that of a file's name.
+        examples: images with files, or for which files are written to ``folder``.
+        folder: an empty folder.
+        ours: function from a decoded image [c h w] to its vector [d].
+        embed: function from a file's name to its vector [d].
     """
     paths = examples.in_files(folder)
     theirs = [torch.as_tensor(embed(str(path))) for path in paths]
@@ -143,6 +143,6 @@ def vectors_of_files(
 
 
 def describe_files(examples: Examples) -> str:
-    """Which files `vectors_of_files` takes, as the end of a sentence."""
+    """Describe the files of `vectors_of_files`."""
     count = len(examples.whole)
     return f"{count} of its files" if examples.files else f"{count} images in PNG files"

@@ -1,4 +1,4 @@
-"""The verb ``export``: an encoder goes home to timm, to the Hub or to ONNX, and proves that it arrived."""
+"""The verb ``export``: write an encoder for timm, the Hugging Face Hub or ONNX, and check the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from patchloom.export.examples import make_examples
 from patchloom.export.to_timm import to_timm
 from patchloom.nets.checkpoints.load import check_model
 
-# which options are of which form alone, with what they are when nobody gives them
+# options of single formats with their defaults
 _OWN: dict[str, dict[str, Any]] = {
     "timm": {},
     "hf": {"license": None, "push": None, "public": False},
@@ -35,37 +35,36 @@ def export(
     push: str | None = None,
     public: bool = False,
 ) -> Export:
-    """Write an encoder for use without patchloom, run the code that uses it, and compare features of images or sounds.
+    """Write an encoder for use without patchloom, and compare its features with those of the exported code.
 
-    An instance head beside the encoder goes with it to timm, into a file whose name begins with the encoder's.
+    An instance head is exported to timm only, as a separate file whose name begins with the encoder's.
 
     Args:
-        run: a run's folder, also of one that was stopped, an encoder's ``.safetensors`` file, or what a paper's own
-            program saved of a model of the usual sizes.
-        to: timm (weights, and code from a file's name to its vector), hf (a folder for the Hugging Face Hub, which timm
-            and transformers load) or onnx (a graph with normalisation inside, for onnxruntime).
-        data: images or recordings to compare on; if absent, those of the run, or noise where they are not to be had.
-        out: the file to write, or of hf the folder; ``RUN/timm.safetensors``, ``RUN/hf`` or ``RUN/encoder.onnx`` if
-            absent.
-        pooling: what an image's vector is: mean of the patch tokens, class token, prefix (mean of class token and
-            registers; timm and ONNX), both mean and class token, or instance (timm alone).
-        model: timm's name of the model, where RUN is a file of weights alone.
-        fp16: weights and products of onnx in half precision.
-        license: of the weights, in the model card of hf, as the Hub calls it, such as apache-2.0; unknown if absent.
-        push: a name on the Hub, such as me/photos-mae, to which the folder of hf is uploaded.
-        public: whoever wants may see a repository that push makes; else it is private.
+        run: folder of a run, finished or stopped, ``.safetensors`` file of an encoder, or a published checkpoint of a
+            model in a standard size.
+        to: format: timm (weights and code), hf (folder for the Hugging Face Hub, loaded by timm and transformers), or
+            onnx (graph with normalisation, for onnxruntime).
+        data: images or recordings for the comparison; default: those of the run, or noise if they are unavailable.
+        out: file to write, or folder for hf; default: ``RUN/timm.safetensors``, ``RUN/hf`` or ``RUN/encoder.onnx``.
+        pooling: vector of an image: mean of the patch tokens, class token, prefix (mean of class token and registers;
+            timm and ONNX only), both (mean and class token), or instance (timm only).
+        model: timm's model name, if RUN is a file with weights only.
+        fp16: half precision for onnx.
+        license: licence identifier for the model card of hf, such as apache-2.0; default: unknown.
+        push: repository on the Hub, such as me/photos-mae, to upload the folder of hf to.
+        public: public visibility of a new repository; default: private.
 
     Raises:
-        PatchloomError: an unknown library, no encoder there, an option of another form, a library that is not
-            installed, or features that differ after loading.
+        PatchloomError: if the format is unknown, there is no encoder, an option belongs to another format, a library is
+            not installed, or features differ after loading.
     """
     if to not in _OWN:
-        raise PatchloomError(f"patchloom exports to {listing(_OWN)}, not to {to}: use --to timm")
+        raise PatchloomError(f"--to {to} is not a format: choose from {listing(_OWN)}")
     _check_options(to, {"fp16": fp16, "license": license, "push": push, "public": public})
     run = plain_path(run)
     check_model(run, model)
     if to == "hf":
-        from patchloom.export.to_hub import to_hub  # with what a report needs, of which the others know nothing
+        from patchloom.export.to_hub import to_hub  # imports modules of the report, which the others do not need
 
         return to_hub(run, data, out, pooling, license, push, public, model)
     if to == "onnx":
@@ -77,10 +76,10 @@ def export(
 
 
 def _check_options(to: str, given: dict[str, Any]) -> None:
-    """Refuse options that would be without effect."""
+    """Refuse options without effect."""
     for form, own in _OWN.items():
         for name, usual in own.items():
             if form != to and given[name] != usual:
-                raise PatchloomError(f"--{name} is for --to {form}: leave it out with --to {to}")
+                raise PatchloomError(f"--{name} is only for --to {form}: leave it out with --to {to}")
     if given["public"] and given["push"] is None:
-        raise PatchloomError("--public is for what --push uploads: give --push NAME, too, or leave it out")
+        raise PatchloomError("--public needs --push NAME: add it, or leave out --public")

@@ -1,4 +1,4 @@
-"""The README.md of a folder for the Hub: what the weights are, what they were measured to do, and how to use them."""
+"""Model card (README.md) of a folder for the Hub: description, results and usage of the weights."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from patchloom.sizes import in_pixels
 from patchloom.tasks import TASKS
 from patchloom.version import __version__
 
-# Pieces of code that ``export --to hf`` prints and writes into the model card: by timm, and by transformers.
+# Code with timm and with transformers, which ``export --to hf`` prints and writes into the model card.
 
 
 def timm_code(place: str, channels: int) -> str:
-    """An encoder from ``place``, as ``timm.create_model`` takes it, and the vector of an image file."""
+    """Return code that loads an encoder from ``place`` by ``timm.create_model`` and embeds an image file."""
     code = (
         "import timm\n"
         "import torch\n"
@@ -44,14 +44,14 @@ def timm_code(place: str, channels: int) -> str:
         "transform = timm.data.create_transform(**config, is_training=False)\n\n\n"
         "@torch.inference_mode()\n"
         "def embed(file):\n"
-        '    """The vector [d] of an image file."""\n'
+        '    """Return the vector [d] of an image file."""\n'
         f"{_opened(channels)}"
         "    return encoder(transform(image)[None])[0]\n"
     )
 
 
 def transformers_code(place: str, channels: int) -> str:
-    """The same by transformers, whose ``place`` is a folder or a name on the Hub."""
+    """Return the same code with transformers; ``place`` is a folder or a name on the Hub."""
     if not _readable(channels):
         return (
             "import torch\n"
@@ -67,14 +67,14 @@ def transformers_code(place: str, channels: int) -> str:
         f"processor = AutoImageProcessor.from_pretrained({place!r})\n\n\n"
         "@torch.inference_mode()\n"
         "def embed(file):\n"
-        '    """The vector [d] of an image file."""\n'
+        '    """Return the vector [d] of an image file."""\n'
         f"{_opened(channels)}"
         "    return encoder(**processor(image)).pooler_output[0]\n"
     )
 
 
 def _readable(channels: int) -> bool:
-    """Whether Pillow, and so the transforms of timm and transformers, has images of so many channels."""
+    """Return whether Pillow, and so the transforms of timm and transformers, supports this number of channels."""
     return channels in (1, 3)
 
 
@@ -83,7 +83,7 @@ def _pillow(channels: int) -> str:
 
 
 def _opened(channels: int) -> str:
-    """Lines that open ``file``: upright, over white where it is transparent, and with the channels of the encoder."""
+    """Return code that opens ``file`` upright, with transparency over white, and with the encoder's channels."""
     return (
         '    image = ImageOps.exif_transpose(Image.open(file)).convert("RGBA")\n'
         '    white = Image.new("RGBA", image.size, "white")\n'
@@ -95,29 +95,29 @@ def _of_tensors(channels: int, output: str = "") -> str:
     return (
         "\n\n@torch.inference_mode()\n"
         "def vectors(images):\n"
-        f'    """Vectors [b d] of normalised images [b {channels} h w] of the encoder\'s size."""\n'
+        f'    """Return vectors [b d] of normalised images [b {channels} h w] of the encoder\'s size."""\n'
         f"    return encoder(images){output}\n"
     )
 
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _MARKUP = re.compile(r"([\\`*_\[\]<>#|~&$])")
-_PATH = re.compile(r"(?<!\S)(?:~|[A-Za-z]:\\|/)\S*[/\\](\S+)")  # of a machine: its last part may be told
-# of what a report tells of a run, what says nothing of a machine or of where its files are
-_TOLD = ("trained for", "trained of the encoder", "held out", "updates left out")
+_PATH = re.compile(r"(?<!\S)(?:~|[A-Za-z]:\\|/)\S*[/\\](\S+)")  # absolute path, whose last part may be published
+# metadata of a run without information on the machine or its files
+_PUBLISHED = ("trained for", "trained layers", "held out", "skipped updates")
 
 
 def check_license(license: str | None) -> None:
-    """Refuse what is no identifier of a licence."""
+    """Refuse a text that is not a licence identifier."""
     if license is not None and not _LICENSE.fullmatch(license):
         raise PatchloomError(
-            f"--license {license} is no identifier: give one in small letters, as the Hub lists them, such as "
+            f"--license {license} is not an identifier: give one in lower case, as listed by the Hub, such as "
             "apache-2.0, cc-by-4.0 or other"
         )
 
 
 def model_card(run: str | Path, one: Exportable, license: str | None, name: str | None, difference: float) -> str:
-    """Markdown with YAML in front, in which nothing that users named is markup, and no path is told."""
+    """Return Markdown with a YAML header, with names from users escaped and without paths."""
     told = load_run(run) if Path(run).is_dir() and (Path(run) / "config.yaml").is_file() else None
     hidden = {} if told is None else _hidden(told)
     called = one.card.name if name is None else name.rpartition("/")[2]
@@ -142,20 +142,20 @@ def model_card(run: str | Path, one: Exportable, license: str | None, name: str 
 
 
 def escaped(text: str) -> str:
-    """Text on one line in which Markdown finds no markup."""
+    """Escape Markdown in a text and join its lines."""
     return _MARKUP.sub(r"\\\1", " ".join(text.split()))
 
 
 def _lead(one: Exportable) -> str:
-    task = one.card.task.rpartition("/")[2]  # one of a user's own has the path of its file
+    task = one.card.task.rpartition("/")[2]  # a user's task has the path of its file
     entry = TASKS.get(task)
     by = f"`{task}`" if re.fullmatch(r"[\w.-]+", task) else escaped(task)
     paper = ""
     if entry is not None and entry.paper:
         paper = " " + escaped(f"({entry.paper}; withheld: {entry.withheld}; asked: {entry.asked})")
     return (
-        f"An image encoder that was pre-trained without labels, by the pretext task {by}{paper}. It has no "
-        "classifier: it makes a vector of an image."
+        f"An image encoder, pre-trained without labels with the pretext task {by}{paper}. It has no classifier and "
+        "computes a vector for each image."
     )
 
 
@@ -174,7 +174,7 @@ def _model(one: Exportable) -> list[tuple[str, str]]:
 
 
 def _of_run(told: RunData, note: str, hidden: Mapping[str, str]) -> list[str]:
-    """Sections that a run's folder fills: how it was trained, its figures and its verdict."""
+    """Return the sections about a run: training, figures and verdict."""
     settings = told.settings
     about = dict(run_metadata(told))
     data = data_slug(settings.data) if not is_object(settings.data) else "images in memory"
@@ -186,7 +186,7 @@ def _of_run(told: RunData, note: str, hidden: Mapping[str, str]) -> list[str]:
         ("weights", note),
         ("batch", f"{settings.batch_size} images"),
         ("state", "" if told.finished else told.state()),
-        *((term, about.get(term, "")) for term in _TOLD),
+        *((term, about.get(term, "")) for term in _PUBLISHED),
     ]
     facts = [(term, _public(text, hidden)) for term, text in facts if text]
     found = ["## Training\n\n" + _listed(facts)]
@@ -207,7 +207,7 @@ def _of_run(told: RunData, note: str, hidden: Mapping[str, str]) -> list[str]:
 
 
 def _images(told: RunData) -> str:
-    """How many it was trained on; "" where nobody can tell."""
+    """Return the number of training images as text; "" if unknown."""
     with suppress(PatchloomError):
         record = read_record(told.folder.trained_on)
         if record is not None and not record.unknown and len(record.contents):
@@ -216,7 +216,7 @@ def _images(told: RunData) -> str:
 
 
 def _table(numbers: Sequence[Number], hidden: Mapping[str, str]) -> str:
-    """Each number with its interval, and beneath it what it stands beside."""
+    """Return a table of the key numbers with intervals, each followed by its controls, and notes."""
     rows: list[tuple[str, ...]] = [("measure", "of", "value", "95 % interval"), ("---", "---", "---", "---")]
     notes = []
     for number in numbers:
@@ -228,19 +228,19 @@ def _table(numbers: Sequence[Number], hidden: Mapping[str, str]) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     after = "\n\n" + "\n".join(notes) if notes else ""
     return (
-        "Beside each figure stand its controls: what needs no pre-training. Below the table stands what each "
-        "difference allows to say.\n\n" + "\n".join(lines) + after
+        "Controls, which need no pre-training, follow each figure. The notes below the table interpret the "
+        "differences.\n\n" + "\n".join(lines) + after
     )
 
 
 def _limits(one: Exportable, told: RunData | None) -> str:
     said = [
-        "It was trained on the images that are named above, and nothing is known of how it does on others.",
-        "Vectors are of whole images at the size above: what is smaller than a patch is hardly seen.",
-        "Whatever bias is in the images is in the vectors, too; nobody has looked for any.",
+        "It was trained on the images above; its performance on other images is unknown.",
+        "Vectors represent whole images at the size above: details smaller than a patch are mostly lost.",
+        "Biases in the images are also in the vectors; they have not been examined.",
     ]
     if told is None:
-        said[0] = "The file of the encoder does not tell on which images it was trained, or how well."
+        said[0] = "The encoder's file does not record its training images or its performance."
     elif not told.finished:
         said.append("The run is not finished: this is its newest checkpoint.")
     return "\n".join(f"- {one}" for one in said)
@@ -250,9 +250,9 @@ def _usage(one: Exportable, place: str, difference: float) -> str:
     code, other = timm_code(f"hf-hub:{place}", one.channels), transformers_code(place, one.channels)
     return (
         "## How to use\n\n"
-        f"By timm, whose vectors differed from those of the run by at most {difference:.1e} when this was written "
-        "(`local-dir:FOLDER` loads a copy on the disc):\n\n"
-        f"```python\n{code}```\n\nBy transformers:\n\n```python\n{other}```"
+        f"With timm, whose vectors differed from those of the run by at most {difference:.1e} at export "
+        "(`local-dir:FOLDER` loads a local copy):\n\n"
+        f"```python\n{code}```\n\nWith transformers:\n\n```python\n{other}```"
     )
 
 
@@ -261,7 +261,7 @@ def _listed(facts: Sequence[tuple[str, str]]) -> str:
 
 
 def _hidden(told: RunData) -> dict[str, str]:
-    """What may be a path of the machine, by which the run names data, and what is told instead: its last part."""
+    """Map paths that the run's settings and results contain to their last parts."""
     names = [] if is_object(told.settings.data) else [str(name) for name in split_names(told.settings.data)]
     with suppress(OSError, UnicodeDecodeError, csv.Error), open(told.folder.path / "results.csv", newline="") as file:
         names += [row.get("data") or "" for row in csv.DictReader(file)]
@@ -271,7 +271,7 @@ def _hidden(told: RunData) -> dict[str, str]:
 
 
 def _public(text: str, hidden: Mapping[str, str]) -> str:
-    """Text without paths: those that are known are told by their last part, and so is what looks like another one."""
+    """Replace known paths, and texts that look like absolute paths, by their last parts."""
     for name, short in hidden.items():
         text = text.replace(name, short)
     return _PATH.sub(r"\1", text)

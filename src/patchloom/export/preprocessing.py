@@ -1,4 +1,4 @@
-"""Pieces of code that ``export`` prints: an image file as patchloom reads, crops and resizes it, without patchloom."""
+"""Code templates of ``export``: preprocessing of images and recordings as in patchloom, without patchloom."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from patchloom.audio.spectrogram import FLOOR
 from patchloom.export.encoder import Exportable
 from patchloom.nets.encode import prefix_count
 
-_LUMA = "[0.299, 0.587, 0.114]"  # ITU-R BT.601, as `patchloom.data.decode.to_channels`
+_LUMA = "[0.299, 0.587, 0.114]"  # ITU-R BT.601, as in `patchloom.data.decode.to_channels`
 
 READING = '''\
 def read(file):
-    """Pixels [h w 3] of an image file: upright, and over white where it is transparent."""
+    """Read an image file as pixels [h w 3], upright and with transparency over white."""
     image = ImageOps.exif_transpose(Image.open(file))
     if image.mode == "F" or image.mode.startswith("I"):
-        raise ValueError(f"{file} has more than 8 bits, of which Pillow would drop some")
+        raise ValueError(f"{file} has more than 8 bits, which Pillow would truncate")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -26,7 +26,7 @@ def read(file):
 
 
 def centre_crop_code(size: tuple[int, int]) -> str:
-    """Lines that find the largest centre crop of the shape of ``size`` in an image of ``height`` and ``width``."""
+    """Return code for the largest centre crop with the aspect ratio of ``size`` in an image."""
     h, w = size
     return (
         f"    h, w = min(height, max(1, round(width / ({w} / {h})))), min(width, max(1, round(height * ({w} / {h}))))\n"
@@ -35,10 +35,10 @@ def centre_crop_code(size: tuple[int, int]) -> str:
 
 
 def preparing_by_torch(size: tuple[int, int], channels: int, by_file: bool) -> str:
-    """A function that crops and resizes: of pixels [h w 3] of 8 bits, or of an image [c h w] of whatever depth."""
+    """Return code of a function that crops and resizes 8-bit pixels [h w 3], or an image [c h w] of any depth."""
     h, w = size
     if by_file:
-        about = f'    """The largest centre crop of pixels [h w 3], resized: [1 {channels} {h} {w}] in [0, 1]."""\n'
+        about = f'    """Crop pixels [h w 3] at the centre and resize them to [1 {channels} {h} {w}] in [0, 1]."""\n'
         take = "    image = torch.from_numpy(pixels).permute(2, 0, 1)\n"
         if channels == 1:
             take += f'    grey = torch.einsum("chw,c->hw", image.float(), torch.tensor({_LUMA}))\n'
@@ -46,7 +46,7 @@ def preparing_by_torch(size: tuple[int, int], channels: int, by_file: bool) -> s
         name, scaled = "pixels", "    return resized.float() / 255\n"
     else:
         about = (
-            f'    """The largest centre crop of an image [{channels} h w], resized: [1 {channels} {h} {w}] in '
+            f'    """Crop an image [{channels} h w] at the centre and resize it to [1 {channels} {h} {w}] in '
             "[0, 1].\n\n"
             "    The image is uint8, or float32 in [0, 1].\n"
             '    """\n'
@@ -64,13 +64,13 @@ def preparing_by_torch(size: tuple[int, int], channels: int, by_file: bool) -> s
 
 
 def preparing_by_pillow(size: tuple[int, int], channels: int) -> str:
-    """The same of pixels [h w 3], without torch."""
+    """Return code of the same function for pixels [h w 3], without torch."""
     h, w = size
     grey = f"    pixels = np.round(pixels @ np.float32({_LUMA})).astype(np.uint8)\n" if channels == 1 else ""
     axes = "[None, None]" if channels == 1 else ".transpose(2, 0, 1)[None]"
     return (
         "def prepare(pixels):\n"
-        f'    """The largest centre crop of pixels [h w 3], resized: [1 {channels} {h} {w}] in [0, 1]."""\n'
+        f'    """Crop pixels [h w 3] at the centre and resize them to [1 {channels} {h} {w}] in [0, 1]."""\n'
         f"{grey}"
         "    height, width = pixels.shape[:2]\n"
         f"{centre_crop_code(size)}"
@@ -81,7 +81,7 @@ def preparing_by_pillow(size: tuple[int, int], channels: int) -> str:
 
 
 def pooling_code(one: Exportable) -> str:
-    """An expression of the vectors [b d] of ``tokens``, which are a map [b rows columns d] of a Swin."""
+    """Return an expression for the vectors [b d] of ``tokens``, which are a map [b rows columns d] for a Swin."""
     prefix = prefix_count(one.vit)
     patches = "tokens.flatten(1, 2)" if one.hierarchical else f"tokens[:, {prefix}:]"
     found = {"class": "tokens[:, 0]", "mean": f"{patches}.mean(1)", "prefix": f"tokens[:, :{prefix}].mean(1)"}
@@ -90,11 +90,11 @@ def pooling_code(one: Exportable) -> str:
     return found.get(one.pooling, f"torch.cat([{found['class']}, {found['mean']}], dim=1)")
 
 
-# The pictures of recordings as code of torch alone, for whoever uses an encoder without patchloom.
+# Code of spectrograms with torch only.
 
 
 _BANDS = """\
-# triangles that are evenly spaced on the mel scale
+# triangular filters, evenly spaced on the mel scale
 ends = 2595 * torch.log10(1 + torch.tensor([{low}, {top}], dtype=torch.float64) / 700)
 edges = 700 * (10 ** (torch.linspace(*ends.tolist(), {m} + 2, dtype=torch.float64) / 2595) - 1)[:, None]
 hertz = torch.arange({k}, dtype=torch.float64) * {rate} / {n}
@@ -108,7 +108,7 @@ cosines = (torch.cos(angles) * (2 / {m}) ** 0.5).float()
 cosines[0] /= 2**0.5
 """
 _PICTURES = '''\
-# of each row, over the recordings of the training
+# statistics of each row over the training recordings
 mean = {mean}[:, None]
 std = {std}[:, None]
 
@@ -124,7 +124,7 @@ _LINE = 100
 
 
 def code_of_pictures(sound: Sound) -> str:
-    """Code that defines ``pictures``, a function from waveforms to what an encoder is given."""
+    """Return code that defines ``pictures``, a function from waveforms to the encoder's input."""
     logmel = sound.features == "logmel"
     return (_BANDS + _COSINES * (not logmel) + _PICTURES).format(
         low=sound.low,
@@ -146,7 +146,7 @@ def code_of_pictures(sound: Sound) -> str:
 
 
 def _tensor(values: Sequence[float]) -> str:
-    """Some numbers to a line, each with all digits that float32 holds."""
+    """Return code of a tensor with all digits of float32."""
     numbers = fill(
         ", ".join(f"{value:.9g}" for value in values), _LINE, initial_indent="    ", subsequent_indent="    "
     )

@@ -1,4 +1,4 @@
-"""``--to hf``: timm's own folder for the Hugging Face Hub, loaded back by timm and by transformers."""
+"""``--to hf``: a folder in timm's format for the Hugging Face Hub, checked with timm and transformers."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ from patchloom.export.model_card import check_license, model_card, timm_code, tr
 from patchloom.system.files import make_folder, write_whole
 from patchloom.system.network import why_offline
 
-# ``--push NAME``: a folder that was written and compared goes to the Hugging Face Hub.
+# ``--push NAME``: upload of a folder to the Hugging Face Hub.
 
 
 def check_push(name: str) -> None:
-    """Refuse a push that would fail, before anything takes time."""
+    """Refuse a push that would fail, before any other work."""
     try:
         validate_repo_id(name)
-        if "/" not in name:  # the Hub would add whoever is logged in; the model card says the whole name already
+        if "/" not in name:  # the Hub would add the user's name, but the model card needs the whole name
             raise HFValidationError("it has no owner")
     except HFValidationError as problem:
         raise PatchloomError(
-            f"--push {name} is no name on the Hub: give its owner and its own name, such as me/photos-mae, of letters, "
-            "digits, '-', '_' and '.'"
+            f"--push {name} is not a repository name: give OWNER/NAME, such as me/photos-mae, in letters, digits, '-', "
+            "'_' and '.'"
         ) from problem
     if huggingface_hub.get_token() is None:
         raise PatchloomError(
-            "--push needs a token of the Hub that may write: run hf auth login, or set HF_TOKEN; without --push the "
-            "folder is written alone"
+            "--push needs a token of the Hub with write access: run hf auth login, set HF_TOKEN, or leave out --push "
+            "to write only the folder"
         )
     if offline := why_offline():
         raise PatchloomError(f"--push cannot reach the Hub ({offline}): leave it out, and upload the folder later")
 
 
 def push(folder: Path, files: Sequence[str], name: str, public: bool) -> str:
-    """Upload files of a folder to a repository, which is made if it is not there."""
+    """Upload files of a folder to a repository, which is created if necessary."""
     api = huggingface_hub.HfApi()
     try:
         made = api.create_repo(name, private=not public, exist_ok=True)
@@ -66,10 +66,10 @@ def push(folder: Path, files: Sequence[str], name: str, public: bool) -> str:
             allow_patterns=list(files),
             commit_message="Encoder exported by patchloom",
         )
-    except Exception as problem:  # the Hub and the network fail in many ways, and every one means: nothing was uploaded
+    except Exception as problem:  # any error of the Hub or the network means that nothing was uploaded
         first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
         raise PatchloomError(
-            f"{folder} is written, but was not uploaded to {name} ({first}): mend that, and give the command once more"
+            f"{folder} is written, but was not uploaded to {name} ({first}): fix that and repeat the command"
         ) from problem
     return str(made)
 
@@ -78,7 +78,7 @@ _FILES = ("config.json", "model.safetensors", "README.md")
 
 
 class _Compared(NamedTuple):
-    """Largest differences: of features by timm, of vectors by either, and what is to be said of files."""
+    """Largest differences of features by timm and of vectors by both libraries, and a sentence on files."""
 
     features: float
     timm: float
@@ -96,7 +96,7 @@ def to_hub(
     public: bool,
     model: str | None = None,
 ) -> Export:
-    """Write the folder with a model card, load it back by both libraries, compare, and perhaps upload it."""
+    """Write the folder with a model card, load it with both libraries, compare, and upload it if requested."""
     require_packages("hf", "transformers")
     check_license(license)
     if name is not None:
@@ -107,7 +107,7 @@ def to_hub(
     _check_folder(folder)
     examples = make_examples(run, data, one.card)
     readable = one.channels in (1, 3)
-    with TemporaryDirectory() as made:  # what is there already stays until all has been compared
+    with TemporaryDirectory() as made:  # existing files are replaced only after the comparison
         work = Path(made) / "hf"
         _save(one, work)
         found = _compare(one, examples, work, readable and examples.by_file())
@@ -139,9 +139,9 @@ def to_hub(
 
 def _check(one: Exportable) -> None:
     if one.card.sound is not None:
-        raise PatchloomError("--to hf takes encoders of images: --to timm writes code that takes waveforms")
+        raise PatchloomError("--to hf supports only encoders of images: use --to timm for recordings")
     if one.pooling not in ("class", "mean"):
-        raise PatchloomError(f"timm's models give class or mean tokens, and --to hf no {one.pooling}: use --to timm")
+        raise PatchloomError(f"--to hf has no {one.pooling} pooling: choose class or mean, or use --to timm")
 
 
 def _check_folder(folder: Path) -> None:
@@ -153,18 +153,18 @@ def _check_folder(folder: Path) -> None:
         else []
     )
     if others:
-        raise PatchloomError(f"{folder} holds other files, such as {min(others)}: give another folder with --out")
+        raise PatchloomError(f"{folder} has other files, such as {min(others)}: give another folder with --out")
 
 
 def _head_note(one: Exportable) -> str:
-    return "" if one.head is None else "The instance head beside it is left out, as timm has none: --to timm writes it."
+    return "" if one.head is None else "The instance head is left out: --to timm writes it."
 
 
 def _save(one: Exportable, folder: Path) -> None:
-    """Write weights and configuration by timm's own function, so that ``timm.create_model`` alone gives the vectors."""
+    """Write weights and configuration with timm's function, so that the model from ``timm.create_model`` pools."""
     pool: dict[str, Any] = {}
-    if not one.hierarchical:  # a Swin gives the mean already
-        # "avg" would move the norm behind the mean, where its pre-training did not have it
+    if not one.hierarchical:  # a Swin returns the mean already
+        # by default, "avg" would move the norm behind the mean, unlike in pre-training
         pool = (
             {"global_pool": "token"} if one.pooling == "class" else {"global_pool": "avg", "fc_norm": one.pooled_norm}
         )
@@ -189,17 +189,17 @@ def _save(one: Exportable, folder: Path) -> None:
     own = {name: value for name, value in arguments.items() if name not in ("model_name", "num_classes")}
     save_for_hf(model, str(folder), model_args=own, safe_serialization=True)
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    # transformers gives timm this itself, and would give it twice; timm has it beside them, too
+    # transformers passes this itself, and would pass it twice; timm also stores it outside of model_args
     config["model_args"].pop("num_classes", None)
-    # with these, older versions of timm make other weights of those for channels that are not 3
+    # without these, older versions of timm convert weights for other channels than 3
     config["pretrained_cfg"] |= {"first_conv": None, "custom_load": False}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
 def _compare(one: Exportable, examples: Examples, folder: Path, by_file: bool) -> _Compared:
-    """Load the folder by both libraries, and run the code that is printed and written into the card."""
-    # The code of the card is run as it is, but for the place. Its vectors are of files as the libraries read them; the
-    # models in it are what is compared on the same images.
+    """Load the folder with both libraries by running the code of the model card."""
+    # The code differs from that of the card only in the place. Its models are compared on the same images; its vectors
+    # of files also depend on how the libraries read files.
     timms: dict[str, Any] = {}
     theirs: dict[str, Any] = {}
     with silence_libraries():
@@ -220,10 +220,10 @@ def _compare(one: Exportable, examples: Examples, folder: Path, by_file: bool) -
 
 
 def _by_files(one: Exportable, examples: Examples, by_timm: Any, by_transformers: Any) -> str:
-    """A sentence on vectors of files.
+    """Return a sentence on vectors of files.
 
-    The libraries resize the whole image before they cut out its centre, by Pillow, so pixels differ by roundings, and
-    no bound is set.
+    The libraries resize the whole image with Pillow before they crop the centre, so pixels differ slightly, and no
+    bound is set.
     """
     with TemporaryDirectory() as folder:
         ours, first = vectors_of_files(examples, Path(folder), one.vector_of, by_timm)
@@ -231,7 +231,8 @@ def _by_files(one: Exportable, examples: Examples, by_timm: Any, by_transformers
     far = max((first - ours).abs().max().item(), (second - ours).abs().max().item())
     alike = min(_cosine(ours, first), _cosine(ours, second))
     return (
-        f"By their own transforms of files, which resize before they crop, vectors differ by at most {far:.1e} on "
+        f"With the libraries' own transforms of files, which resize before cropping, vectors differ by at most "
+        f"{far:.1e} on "
         f"{describe_files(examples)} (cosine similarity {alike:.5f} or more)."
     )
 

@@ -1,4 +1,4 @@
-"""``--to onnx``: a graph with normalisation inside, for whatever runs ONNX, compared by onnxruntime."""
+"""``--to onnx``: an ONNX graph with normalisation, checked with onnxruntime."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from patchloom.nets.heads import POOLED, select_pooling, summaries
 from patchloom.system.files import write_whole
 from patchloom.version import __version__
 
-_LARGEST = 2**31 - 2**20  # bytes of weights: an ONNX file is one protobuf message, which holds less than 2 GiB
-# Half precision has 11 bits, and roundings add up over the blocks. Beyond this share of the largest feature a weight or
-# a product does not fit its range.
+_LARGEST = 2**31 - 2**20  # bytes of weights: an ONNX file is a protobuf message of less than 2 GiB
+# Half precision has 11 bits, and rounding errors accumulate over blocks. A difference beyond this fraction of the
+# largest feature means that a weight or a product exceeds its range.
 _HALF = 2e-2
 
 
 class _Graph(nn.Module):
-    """Tokens [b n d] and vectors [b d], float32, of images [b c h w] in [0, 1].
+    """Module from images [b c h w] in [0, 1] to tokens [b n d] and vectors [b d], float32.
 
     Args:
-        one: what is exported.
-        half: the encoder's weights and products in half precision; normalisation stays in float32.
+        one: the encoder to export.
+        half: whether the encoder uses half precision; normalisation stays in float32.
     """
 
     mean: Tensor
@@ -71,16 +71,16 @@ def to_onnx(
     fp16: bool,
     model: str | None = None,
 ) -> Export:
-    """Write the graph, run it by onnxruntime at two batch sizes, and compare."""
+    """Write the graph, run it with onnxruntime at two batch sizes, and compare."""
     require_packages("onnx", "onnx", "onnxscript", "onnxruntime")
     one = load_exportable(run, pooling, model)
     _check(one, fp16)
     path = Path(out) if out else default_out(run, "encoder-fp16.onnx" if fp16 else "encoder.onnx")
     if path.is_dir():
-        raise PatchloomError(f"--out {path} is a folder: give the file, such as {path / 'encoder.onnx'}")
+        raise PatchloomError(f"--out {path} is a folder: give a file, such as {path / 'encoder.onnx'}")
     examples = make_examples(run, data, one.card)
     by_file = examples.by_file() and one.channels in (1, 3)
-    with TemporaryDirectory() as folder:  # what is there already stays until all has been compared
+    with TemporaryDirectory() as folder:  # an existing file is replaced only after the comparison
         file = Path(folder) / "encoder.onnx"
         _write(_Graph(one, fp16).eval(), one, file)
         pasted: dict[str, Any] = {}
@@ -106,19 +106,19 @@ def to_onnx(
 
 def _check(one: Exportable, fp16: bool) -> None:
     if one.card.sound is not None:
-        raise PatchloomError("--to onnx takes encoders of images: --to timm writes code that takes waveforms")
+        raise PatchloomError("--to onnx supports only encoders of images: use --to timm for recordings")
     if one.pooling == "instance":
-        raise PatchloomError("an instance head goes with --to timm alone: use --pooling mean with --to onnx")
+        raise PatchloomError("--to onnx does not support an instance head: use --pooling mean, or --to timm")
     size = sum(weight.numel() for weight in one.vit.state_dict().values()) * (2 if fp16 else 4)
     if size > _LARGEST:
         raise PatchloomError(
-            f"an ONNX file holds less than 2 GiB, and the weights are {size / 2**30:.1f}: "
+            f"an ONNX file holds less than 2 GiB, and the weights have {size / 2**30:.1f} GiB: "
             + ("use --to timm" if fp16 else "use --fp16, or --to timm")
         )
 
 
 def _write(graph: _Graph, one: Exportable, file: Path) -> None:
-    images = torch.rand(2, one.channels, *one.size)  # a batch of one would be taken for the only size
+    images = torch.rand(2, one.channels, *one.size)  # a batch of one would be taken as a constant
     try:
         with silence_libraries():
             torch.onnx.export(
@@ -133,13 +133,13 @@ def _write(graph: _Graph, one: Exportable, file: Path) -> None:
                 verbose=False,
             )
             _annotate(file, one)
-    except Exception as problem:  # the exporter raises many kinds, and each means that it cannot write this encoder
+    except Exception as problem:  # any error of the exporter means that it cannot write this encoder
         first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
         raise PatchloomError(f"torch cannot write {one.card.name} as ONNX ({first}): use --to timm") from problem
 
 
 def _annotate(file: Path, one: Exportable) -> None:
-    """Replace the exporter's notes of each node, which hold paths of this machine, by what a user of the file needs."""
+    """Replace the exporter's metadata of nodes, which has local paths, by a description for users of the file."""
     import onnx
 
     model = onnx.load(file)
@@ -161,7 +161,7 @@ def _annotate(file: Path, one: Exportable) -> None:
 
 
 def _compared(one: Exportable, images: Tensor, run: Any, fp16: bool) -> tuple[float, float]:
-    """Largest differences of tokens and of vectors, over all images at once and over the first alone."""
+    """Return the largest differences of tokens and of vectors, for a batch of all images and of the first one."""
     with torch.inference_mode():
         ours = one.vit.forward_features(one.normalized(images))
         ours = ours.flatten(1, 2) if one.hierarchical else ours
@@ -177,7 +177,7 @@ def _compared(one: Exportable, images: Tensor, run: Any, fp16: bool) -> tuple[fl
 def _half(ours: Tensor, theirs: Tensor) -> float:
     found = (theirs - ours).abs().max().item()
     largest = ours.abs().max().item()
-    if not found <= _HALF * largest:  # true of nan too
+    if not found <= _HALF * largest:  # also true for NaN
         raise PatchloomError(
             f"in half precision features differ by {found:.1e}, and the largest is {largest:.1e}: leave out --fp16"
         )
@@ -185,7 +185,7 @@ def _half(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _about(file: Path, session: Any) -> str:
-    """Opset, names, types and shapes, as the file says them."""
+    """Describe the opset, inputs and outputs of the file."""
     import onnx
 
     opset = onnx.load(file, load_external_data=False).opset_import[0].version
@@ -197,12 +197,12 @@ def _about(file: Path, session: Any) -> str:
 
 
 def _by_files(one: Exportable, examples: Examples, folder: Path, embed: Any) -> str:
-    """A sentence on vectors of files. Pillow resizes, which may round a pixel otherwise, so no bound is set."""
+    """Return a sentence on vectors of files. Pillow may round pixels differently, so no bound is set."""
     ours, theirs = vectors_of_files(examples, folder, one.vector_of, embed)
     found, largest = (theirs - ours).abs().max().item(), ours.abs().max().item()
     return (
-        f"Vectors by its embed(file), which resizes by Pillow, differ by at most {found:.1e} on "
-        f"{describe_files(examples)}; the largest number in them is {largest:.1e}."
+        f"Vectors by its embed(file), which resizes with Pillow, differ by at most {found:.1e} on "
+        f"{describe_files(examples)}; their largest value is {largest:.1e}."
     )
 
 
@@ -213,12 +213,15 @@ def _code(one: Exportable, path: Path, by_file: bool) -> str:
         f"{'import numpy as np' + chr(10) if by_file else ''}import onnxruntime\n{pillow}\n"
         f'session = onnxruntime.InferenceSession({str(path)!r}, providers=["CPUExecutionProvider"])\n\n\n'
         "def run(images):\n"
-        f'    """Tokens [b n d], and vectors [b d] ({POOLED[one.pooling]}), of images [b {one.channels} {h} {w}].\n\n'
-        "    The images are float32 in [0, 1]; the graph normalises them.\n"
+        f'    """Return tokens [b n d] and vectors [b d] of images [b {one.channels} {h} {w}].\n\n'
+        f"    The vectors are {POOLED[one.pooling]}. The images are float32 in [0, 1]; the graph normalises them.\n"
         '    """\n'
         '    return session.run(["tokens", "features"], {"images": images})\n'
     )
     if not by_file:
         return code
-    embed = 'def embed(file):\n    """The vector [d] of an image file."""\n    return run(prepare(read(file)))[1][0]\n'
+    embed = (
+        'def embed(file):\n    """Return the vector [d] of an image file."""\n'
+        "    return run(prepare(read(file)))[1][0]\n"
+    )
     return "\n\n".join([code, READING, preparing_by_pillow(one.size, one.channels), embed])

@@ -1,4 +1,4 @@
-"""``--to timm``: the encoder's weights by timm's names, and code that goes from an image file to its vector."""
+"""``--to timm``: the encoder's weights with timm's names, and code that embeds images or recordings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from patchloom.nets.heads import POOLED, represent
 from patchloom.system.files import write_whole
 from patchloom.withhold.encoder_input import all_patches
 
-# Pieces of code that ``export --to timm`` prints: timm's model with its weights, features, and vectors.
+# Code that ``export --to timm`` prints: timm's model with its weights, features, and vectors.
 
 
 def usage_code(one: Exportable, weights: Path, head: Path | None, by_file: bool) -> str:
-    """All of it."""
+    """Return the complete code."""
     arguments, sound = one.arguments, one.card.sound
     parts = [
         features_of_images(arguments, weights, one.card.mean, one.card.std, by_file and sound is None)
@@ -40,34 +40,34 @@ def usage_code(one: Exportable, weights: Path, head: Path | None, by_file: bool)
 def features_of_images(
     arguments: dict[str, Any], path: Path, mean: tuple[float, ...], std: tuple[float, ...], by_file: bool
 ) -> str:
-    """The encoder, and a function of normalised images."""
+    """Return code of the encoder and a function from images to features."""
     h, w = arguments["img_size"]
-    # no digit is left out: those of dark images are small, and what is rounded away is divided by the deviation
+    # with all digits: dark images have small statistics, and rounding errors are divided by the deviation
     return (
         f"{_loading(arguments, path, by_file)}"
-        "# of each channel, of pixels in [0, 1]\n"
+        "# statistics of each channel for pixels in [0, 1]\n"
         f"mean = torch.tensor({list(mean)}).view(-1, 1, 1)\n"
         f"std = torch.tensor({list(std)}).view(-1, 1, 1)\n\n\n"
         "def features(images):\n"
-        f'    """{_tokens(arguments)} of images [b {arguments["in_chans"]} {h} {w}] in [0, 1]."""\n'
+        f'    """Return {_tokens(arguments)} of images [b {arguments["in_chans"]} {h} {w}] in [0, 1]."""\n'
         "    return encoder.forward_features((images - mean) / std)\n"
     )
 
 
 def features_of_waves(arguments: dict[str, Any], path: Path, sound: Sound) -> str:
-    """The encoder, pictures of sound, and a function of waveforms."""
+    """Return code of the encoder, of spectrograms, and of a function from waveforms to features."""
     length = f"{sound.seconds:g} s at {sound.rate:,} Hz"
     return (
         f"{_loading(arguments, path, False)}\n"
         f"{code_of_pictures(sound)}\n\n"
         "def features(waves):\n"
-        f'    """{_tokens(arguments)} of waveforms [b {sound.samples}] in [-1, 1]: {length}."""\n'
+        f'    """Return {_tokens(arguments)} of waveforms [b {sound.samples}] in [-1, 1]: {length}."""\n'
         "    return encoder.forward_features(pictures(waves))\n"
     )
 
 
 def _loading(arguments: dict[str, Any], path: Path, by_file: bool) -> str:
-    # None is what timm leaves out, whatever its name: the others' are parameters of timm, so that no file brings code
+    # timm's default is None for omitted ones; all names are parameters of timm, so a file cannot inject code
     given = {key: value for key, value in arguments.items() if key != "model_name" and value is not None}
     options = "".join(f"    {key}={value!r},\n" for key, value in given.items())
     numpy, pillow = ("import numpy as np\n", "from PIL import Image, ImageOps\n") if by_file else ("", "")
@@ -82,9 +82,7 @@ def _loading(arguments: dict[str, Any], path: Path, by_file: bool) -> str:
 
 
 def _tokens(arguments: dict[str, Any]) -> str:
-    return (
-        "Units [b rows columns d]" if "depths" in arguments or "swin" in arguments["model_name"] else "Tokens [b n d]"
-    )
+    return "maps [b rows columns d]" if "depths" in arguments or "swin" in arguments["model_name"] else "tokens [b n d]"
 
 
 def _representing(path: Path, of_sound: bool, width: int, heads: int, depth: int) -> str:
@@ -101,7 +99,7 @@ def _representing(path: Path, of_sound: bool, width: int, heads: int, depth: int
         'blocks.load_state_dict({name.removeprefix("layers."): value for name, value in weights.items()})\n'
         "blocks.eval()\n\n\n"
         f"def represent({argument}):\n"
-        '    """Instance representation [b d]: a class token asks the patch tokens, which are not normed yet."""\n'
+        '    """Return the instance representation [b d]: class attention over unnormed patch tokens."""\n'
         f"    given = {given}\n"
         '    patches = encoder.forward_intermediates(given, indices=1, output_fmt="NLC", intermediates_only=True)[0]\n'
         "    token = class_token.expand(len(given), -1, -1)\n"
@@ -113,7 +111,7 @@ def _representing(path: Path, of_sound: bool, width: int, heads: int, depth: int
 
 def _vectors(one: Exportable) -> str:
     argument = "images" if one.card.sound is None else "waves"
-    about = f'    """Vectors [b d] of what features takes: {POOLED[one.pooling]}."""\n'
+    about = f'    """Return vectors [b d] ({POOLED[one.pooling]}) for the input of features."""\n'
     if one.pooling == "instance":
         return f"def vectors({argument}):\n{about}    return represent({argument})\n"
     return f"def vectors({argument}):\n{about}    tokens = features({argument})\n    return {pooling_code(one)}\n"
@@ -124,27 +122,27 @@ def _embedding(by_file: bool) -> str:
     return (
         "@torch.inference_mode()\n"
         f"def embed({name}):\n"
-        f'    """The vector [d] of {what}."""\n'
+        f'    """Return the vector [d] of {what}."""\n'
         f"    return vectors(prepare({made}))[0]\n"
     )
 
 
 def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
-    """Write the encoder, and an instance head beside it into a file whose name begins with the encoder's."""
+    """Write the encoder, and its instance head to a file whose name begins with the encoder's."""
     vit, head, head_file = one.vit, one.head, path.with_name(f"{path.stem}-{one.head_file}")
     files = {path: save(vit.state_dict())}
     if head is not None:
-        files[head_file] = save(head.state_dict())  # two encoders in a folder keep theirs
+        files[head_file] = save(head.state_dict())  # its name is unique per encoder in the folder
     by_file = examples.by_file() and one.channels in (1, 3)
 
     def code(folder: Path) -> str:
         return usage_code(one, folder / path.name, None if head is None else folder / head_file.name, by_file)
 
     pasted: dict[str, Any] = {}
-    with TemporaryDirectory() as folder:  # what is there already stays until all has been compared
+    with TemporaryDirectory() as folder:  # existing files are replaced only after the comparison
         for file, content in files.items():
             Path(folder, file.name).write_bytes(content)
-        exec(code(Path(folder)), pasted)  # its own normalisation, too, is part of what is compared
+        exec(code(Path(folder)), pasted)  # the comparison includes its normalisation
     with torch.inference_mode():
         given = all_patches(one.normalized(examples.given), patch_count(vit))
         tokens = encode(vit, given, norm=False)
@@ -166,7 +164,7 @@ def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
 
 
 def _compared_vectors(one: Exportable, examples: Examples, by_file: bool, pasted: dict[str, Any]) -> str:
-    """A sentence with the largest difference of vectors by the code."""
+    """Return a sentence with the largest difference of vectors by the printed code."""
     with torch.inference_mode(), TemporaryDirectory() as folder:
         if not examples.whole:
             both = one.vectors(examples.given), pasted["vectors"](examples.given)

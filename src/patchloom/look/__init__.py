@@ -1,1 +1,1 @@
-"""Pictures for people: what was withheld and what came back, what an encoder sees, and how a run went."""
+"""Pictures of pretext tasks, of encoders and of the progress of runs."""

@@ -1,4 +1,4 @@
-"""What a patch, or the class token, attends to, in every head of some blocks (ExtreMA Figs. 1 and 9; LUT Figs. A-B)."""
+"""Attention maps of a patch and of the class token (ExtreMA Figs. 1 and 9; LUT Figs. A-B)."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder
 from patchloom.withhold.encoder_input import all_patches
 
-_BLOCKS = 3  # as many are drawn, where nobody asks for any
-_SIDE = 256  # pixels to which small images are enlarged, about
-_GREY = 0.5  # of the brightness of a map is the image's
+_BLOCKS = 3  # default number of blocks
+_SIDE = 256  # approximate size in pixels to which small images are enlarged
+_GREY = 0.5  # weight of the image in the brightness of a map
 _TINY = 1e-12
-_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7")  # of patches that ask (Okabe and Ito 2008)
-_SCALE = Scale("attention to a patch", 0.0, 1.0, "OrRd", ("none", "the most: written above"))
+_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7")  # of query patches (Okabe and Ito 2008)
+_SCALE = Scale("attention to a patch", 0.0, 1.0, "OrRd", ("none", "maximum, written above"))
 
 
 @torch.no_grad()
 def each_block(encoder: Encoder, images: Tensor) -> Iterator[Tensor]:
-    """Attention [b heads t t] of one block after the other, as `attention_maps` describes it."""
+    """Yield the attention [b heads t t] of each block, as in `attention_maps`."""
     vit = refuse_swin(encoder, "attention")
     tokens = embed(vit, all_patches(images, patch_count(vit)))
     for weights, _ in attention_each(vit, tokens):
@@ -50,30 +50,30 @@ def each_block(encoder: Encoder, images: Tensor) -> Iterator[Tensor]:
 
 
 def attention_maps(encoder: Encoder, images: Tensor, blocks: Iterable[int] | None = None) -> Tensor:
-    """What each token attends to, in each head (ExtreMA Figs. 1 and 9; LUT Figs. A-B).
+    """Return attention weights [b blocks heads t t] (ExtreMA Figs. 1 and 9; LUT Figs. A-B).
 
     Args:
-        encoder: a ViT in eval mode. It stays as it is, and so does what it gives.
-        images: [b c h w], normalised, of the encoder's size.
-        blocks: their numbers, from 1; None: all.
+        encoder: ViT in eval mode; it is not changed.
+        images: normalised images [b c h w] of the encoder's size.
+        blocks: numbers of blocks, from 1; None: all.
     """
     wanted = None if blocks is None else set(blocks)
     found = {i: weights for i, weights in enumerate(each_block(encoder, images), 1) if wanted is None or i in wanted}
     if wanted is not None and wanted - found.keys():
         raise PatchloomError(f"there is no block {min(wanted - found.keys())}: give numbers of blocks, from 1")
     if not found:
-        raise PatchloomError("no block was asked for: give numbers of blocks, from 1")
+        raise PatchloomError("no block is given: give numbers of blocks, from 1")
     return torch.stack([*found.values()], dim=1)
 
 
 @torch.no_grad()
 def class_attention(encoder: Encoder, head: InstanceHead, images: Tensor) -> Tensor:
-    """What ExtreMA's class token attends to in each of its own blocks, after those of the encoder (ExtreMA Fig. 1).
+    """Return the attention of ExtreMA's class token in each of its blocks, which follow the encoder (ExtreMA Fig. 1).
 
     Args:
-        encoder: a ViT in eval mode.
-        head: the class attention beside it (CaiT).
-        images: [b c h w], normalised, of the encoder's size.
+        encoder: ViT in eval mode.
+        head: class attention (CaiT).
+        images: normalised images [b c h w] of the encoder's size.
     """
     refuse_swin(encoder, "attention")
     last = encode(encoder, all_patches(images, patch_count(encoder)), norm=False)
@@ -81,10 +81,9 @@ def class_attention(encoder: Encoder, head: InstanceHead, images: Tensor) -> Ten
 
 
 def rollout(maps: Tensor) -> Tensor:
-    """Attention through all blocks up to each (Abnar and Zuidema 2020, section 3, eq. 1).
+    """Return the attention rollout up to each block (Abnar and Zuidema 2020, section 3, eq. 1).
 
-    A block passes on half of what its tokens attend to, as the mean of its heads, and half of what they are, which is
-    its residual connection.
+    Each block contributes half its mean attention over heads and half the identity, for the residual connection.
     """
     rolled: list[Tensor] = []
     for mean in maps.mean(2).unbind(1):
@@ -94,21 +93,21 @@ def rollout(maps: Tensor) -> Tensor:
 
 
 def most_attended(weights: Tensor, n: int) -> Tensor:
-    """The patch [b] that the other patches attend to most."""
+    """Return the patch [b] that the other patches attend to most."""
     among = weights[:, :, -n:, -n:].mean(1)
     among = among - torch.diag_embed(among.diagonal(dim1=-2, dim2=-1))
     return among.sum(1).argmax(-1)
 
 
 class AttentionSheet(NamedTuple):
-    """What one image's sheet shows of one that asks, a patch or a class token.
+    """Attention maps of one query token for one image.
 
     Attributes:
-        asking: who asks.
-        names: of the blocks.
+        asking: name of the query, a patch or a class token.
+        names: names of the blocks.
         heads: [blocks heads rows columns] attention to each patch.
-        rolled: [blocks rows columns] the same rolled out through all blocks up to that one, but for what a patch keeps
-            of itself; None where it is not known.
+        rolled: [blocks rows columns] attention rollout up to each block, without the query patch itself; None if
+            unknown.
     """
 
     asking: str
@@ -118,10 +117,10 @@ class AttentionSheet(NamedTuple):
 
 
 def draw_attention(asked: LookRequest) -> list[Path]:
-    """Draw what a patch and the class token attend to, a sheet an image: ``attention.png``, or ``attention-1.png``, ...
+    """Draw the attention of a patch and the class token, one sheet per image: ``attention.png`` or ``attention-1.png``.
 
-    A column is a block, a row a head, and the last row the rollout. The mean of all heads is one sheet for all images,
-    ``attention-mean.png``.
+    Columns are blocks, rows are heads, and the last row is the rollout. The mean over heads is one sheet for all
+    images, ``attention-mean.png``.
     """
     refuse_swin(asked.encoder.vit, "attention")
     if asked.heads == "mean":
@@ -149,7 +148,7 @@ def draw_attention(asked: LookRequest) -> list[Path]:
 
 
 def _draw_means(asked: LookRequest) -> Path:
-    """Draw the mean of all heads for several patches of each image, and for the class token (ExtreMA Figs. 1, 9)."""
+    """Draw the mean attention over heads for several patches of each image and the class token (ExtreMA Figs. 1, 9)."""
     one, images = asked.encoder, asked.pictures()
     n, grid = patch_count(one.vit), grid_size(one.vit)
     number = chosen_layers(asked, 1)[-1]
@@ -176,29 +175,27 @@ def _draw_means(asked: LookRequest) -> Path:
                 row.append(Tile(picture, _percent(float(values.max())), frame=frame))
             rows.append(row)
             waiting.advance()
-    chosen = (
-        "those that were asked for" if asked.queries else f"in the middle of each quarter of the {one.modality.item}"
-    )
+    chosen = "as requested" if asked.queries else f"in the middle of each quarter of the {one.modality.item}"
     text = (
-        f"What patches ({chosen}) attend to in block {number}, the mean of its heads. A map has the colour of its "
-        f"patch's frame in the {one.modality.item}. Each map has a scale of its own, from white, no attention, to the "
-        "largest share that any patch gets, written above it. "
+        f"Attention of several patches ({chosen}) in block {number}, averaged over heads. The frame of a map has the "
+        f"colour of its patch in the {one.modality.item}. Each map has its own scale, from white (no attention) to the "
+        "maximum, which is written above it. "
     )
     if one.head is not None:
-        text += "The class token is asked in the last of its own blocks, after those of the encoder (CaiT). "
-    text += "Look whether each map keeps to the thing on which its patch lies (ExtreMA, Wu et al. 2022, Figs. 1 and 9)."
+        text += "The class token's map is that of the last class-attention block, after the encoder (CaiT). "
+    text += "Look whether the attention stays on the object of the patch (ExtreMA, Wu et al. 2022, Figs. 1 and 9)."
     title, out = asked.title("attention, mean of heads").name, asked.folder / "attention-mean.png"
     return draw_tiles(rows, headings, shown.shape[1:3], title, full_caption(one, text, images), out, [_SCALE])
 
 
 def _spread(size: tuple[int, int]) -> tuple[ImagePoint, ...]:
-    """Return the middles of the quarters of an image of ``size`` (h, w); a narrow one may have fewer patches."""
+    """Return the centres of the quadrants of an image of ``size`` (h, w)."""
     h, w = size
     return tuple(ImagePoint(along * w, down * h) for down in (0.25, 0.75) for along in (0.25, 0.75))
 
 
 def _ask(asked: LookRequest, image: Tensor, blocks: list[int]) -> tuple[int, list[AttentionSheet]]:
-    """Of an image [1 c h w], the number of the patch that asks, and what it and the class token attend to."""
+    """Return the number of the query patch of an image [1 c h w], and the attention of it and of the class token."""
     one, kept, means = asked.encoder, [], []
     n, grid = patch_count(one.vit), grid_size(one.vit)
     for number, weights in enumerate(each_block(one.vit, image), 1):
@@ -213,7 +210,7 @@ def _ask(asked: LookRequest, image: Tensor, blocks: list[int]) -> tuple[int, lis
         heads = torch.stack([weights[:, token, -n:] for weights in kept])
         return AttentionSheet(asking, names, heads.unflatten(-1, grid), rolled[:, token, -n:].unflatten(-1, grid))
 
-    rolled[:, patch - n, patch - n] = 0  # its residual connection would be all that is seen
+    rolled[:, patch - n, patch - n] = 0  # the residual connection would dominate the map
     drawn = [of("the marked patch", token=patch - n)]
     if has_class_token(one.vit):
         drawn.append(of("the class token", token=0))
@@ -225,7 +222,7 @@ def _ask(asked: LookRequest, image: Tensor, blocks: list[int]) -> tuple[int, lis
 
 
 def _tiles(one: NamedEncoder, picture: np.ndarray, patch: int, drawn: list[AttentionSheet]) -> list[list[Tile]]:
-    """Rows of tiles: the image and heads, the image alone being marked; then rollouts."""
+    """Return rows of tiles: the image and its heads, then rollouts."""
     nothing = Tile(np.full((1, 1, 3), 255, np.uint8), frame="#ffffff")
     rows = []
     most = max(part.heads.shape[1] for part in drawn)
@@ -248,7 +245,7 @@ def _tiles(one: NamedEncoder, picture: np.ndarray, patch: int, drawn: list[Atten
 
 
 def _over(picture: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Attention [rows columns] as the colour of a picture [h w 3] in grey, at least as large as it was."""
+    """Overlay attention [rows columns] as colour on a grey picture [h w 3], enlarged if it is small."""
     h, w = picture.shape[:2]
     enlarged = max(1, round(_SIDE / max(h, w)))
     down, along = (np.arange(side * enlarged) for side in (h, w))
@@ -260,25 +257,24 @@ def _over(picture: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _caption(asked: LookRequest, drawn: list[AttentionSheet]) -> str:
-    who = "the one that was asked for" if asked.query else "the one to which the others attend most in the last block"
+    chosen = "as requested" if asked.query else "the most attended patch in the last block"
     tokens = prefix_count(asked.encoder.vit) + patch_count(asked.encoder.vit)
     said = [
-        f"What the marked patch ({who}){' and the class token' if len(drawn) > 1 else ''} attend"
-        f"{'' if len(drawn) > 1 else 's'} to: a column is a block, a row a head. Each colour is of a whole patch, over "
-        f"the {asked.encoder.modality.item} in grey. Each map has a scale of its own, from white, no attention, to "
-        "the largest share that any "
-        f"patch gets, written above it; uniform attention would give each {_percent(1 / tokens)}."
+        f"Attention of the marked patch ({chosen}){' and of the class token' if len(drawn) > 1 else ''}: columns are "
+        f"blocks, rows are heads. The colour of each patch lies over the {asked.encoder.modality.item} in grey. Each "
+        "map has its own scale, from white (no attention) to the maximum, which is written above it; uniform attention "
+        f"would give each patch {_percent(1 / tokens)}."
     ]
     if prefix_count(asked.encoder.vit) or asked.encoder.head is not None:
-        said.append("What goes to class and register tokens is not shown, so that the shares of a map may sum to less.")
+        said.append("Attention to class and register tokens is not shown, so a map may sum to less than 100 %.")
     said.append(
-        "The last row is the rollout (Abnar and Zuidema 2020): the mean of the heads, through all blocks up to that "
-        "one; what the marked patch keeps of itself is left out of it."
+        "The last row is the attention rollout through all blocks up to that one (Abnar and Zuidema 2020), averaged "
+        "over heads, without the marked patch itself."
     )
     if drawn[-1].rolled is None:
-        said.append("The class token has blocks of its own after those of the encoder (CaiT), and no rollout.")
+        said.append("The class token has separate blocks after the encoder (CaiT), and no rollout.")
     said.append(
-        "Look whether some heads keep to the object under the patch, to what looks alike, or to a fixed direction "
+        "Look whether some heads follow the object of the patch, similar patches, or a fixed direction "
         "(ExtreMA, Wu et al. 2022, Figs. 1 and 9; LUT, Figs. A and B)."
     )
     return " ".join(said)

@@ -1,4 +1,4 @@
-"""Attention by the offset between patches: how local each head is (MP3 Figs. 8 and 11)."""
+"""Attention by relative position, and mean attention distances (MP3 Figs. 8 and 11)."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from patchloom.nets.encode import grid_size, layer_names, patch_count, prefix_co
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.sizes import Sides, in_pixels
 
-MAX_TIMES_UNIFORM = 16.0  # end of the scale: so many times as much as uniform attention, or as little
-_MAP, _NARROWEST = 0.75, 6.2  # inches: of a map, and of the picture at least
+MAX_TIMES_UNIFORM = 16.0  # end of the scale: ratio to uniform attention, and its inverse
+_MAP, _NARROWEST = 0.75, 6.2  # inches: width of a map, and smallest width of the picture
 
 
 class ByOffset(NamedTuple):
-    """Attention between patches by their offset, that is, by where the key lies as seen from the query.
+    """Attention between patches by offset, the position of the key relative to the query.
 
     Attributes:
-        maps: [blocks heads 2r-1 2c-1], of r rows and c columns of patches: the mean over all images and all pairs of
-            patches with an offset; a patch itself is in the middle. Uniform attention is 1/t everywhere.
-        distances: [blocks heads] mean distance from query to key in patches, weighted by attention: a head is the more
-            local, the smaller it is. What goes to class and register tokens does not count.
+        maps: [blocks heads 2r-1 2c-1], for r rows and c columns of patches: mean over all images and all pairs of
+            patches with that offset; offset 0 is in the middle. Uniform attention is 1/t everywhere.
+        distances: [blocks heads] mean distance from query to key in patches, weighted by attention without class and
+            register tokens; the smaller, the more local is a head.
     """
 
     maps: Tensor
@@ -46,7 +46,7 @@ class ByOffset(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """Of one encoder: what it is called, what was found, its rows and columns of patches, and on how many images."""
+    """Result for one encoder: its name, attention by offset, grid of patches, and number of images."""
 
     name: str
     by_offset: ByOffset
@@ -55,11 +55,11 @@ class _Measured(NamedTuple):
 
 
 def relative_attention(encoder: Encoder, images: Tensor) -> ByOffset:
-    """Attention as a function of the offset between patches, averaged over images and queries (MP3 Figs. 8 and 11).
+    """Return attention by the offset between patches, averaged over images and queries (MP3 Figs. 8 and 11).
 
     Args:
-        encoder: a ViT in eval mode.
-        images: [b c h w], normalised, of the encoder's size. They are taken one by one, so there may be many.
+        encoder: ViT in eval mode.
+        images: normalised images [b c h w] of the encoder's size; they are processed one by one.
     """
     grid = grid_size(encoder)
     bins, pairs, far = (one.to(images.device) for one in (_offsets(grid), pairs_of(grid), distances_of(grid)))
@@ -75,34 +75,34 @@ def relative_attention(encoder: Encoder, images: Tensor) -> ByOffset:
 
 
 def pairs_of(grid: Sides) -> Tensor:
-    """How many pairs of patches [2r-1 2c-1] lie at each offset."""
+    """Return the number of pairs of patches [2r-1 2c-1] with each offset."""
     rows, columns = (torch.tensor([*range(1, side), *range(side, 0, -1)]) for side in grid)
     return rows[:, None] * columns
 
 
 def distances_of(grid: Sides) -> Tensor:
-    """Length [2r-1 2c-1] of each offset in patches."""
+    """Return the length [2r-1 2c-1] of each offset in patches."""
     rows, columns = (torch.arange(1.0 - side, side) for side in grid)
     return (rows[:, None].square() + columns.square()).sqrt()
 
 
 def uniform_distance(grid: Sides) -> float:
-    """The mean distance of a head that attends to all patches alike, in patches."""
+    """Return the mean distance of uniform attention in patches."""
     pairs = pairs_of(grid)
     return float((pairs * distances_of(grid)).sum() / pairs.sum())
 
 
 def _offsets(grid: Sides) -> Tensor:
-    """For each query and key [n n] the number of their offset in a flat map of 2r-1 rows and 2c-1 columns."""
+    """Return the index of the offset of each query and key [n n] in a flattened map of 2r-1 rows and 2c-1 columns."""
     row, column = (one.flatten() for one in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
     down, right = row[None] - row[:, None] + grid[0] - 1, column[None] - column[:, None] + grid[1] - 1
     return down * (2 * grid[1] - 1) + right
 
 
 def draw_relative(asked: LookRequest) -> list[Path]:
-    """Draw attention by offset as ``relative.png``, and how far it reaches as ``distances.png`` and ``relative.csv``.
+    """Draw attention by offset, ``relative.png``, and mean distances, ``distances.png`` and ``relative.csv``.
 
-    Distances are of the encoder and of all beside it but for Swins, which the caption says.
+    Distances cover the encoder and those for comparison, except for Swins, which the caption lists.
     """
     refuse_swin(asked.encoder.vit, "attention by offset")
     numbers = chosen_layers(asked, len(layer_names(asked.encoder.vit)))
@@ -130,14 +130,14 @@ def draw_relative(asked: LookRequest) -> list[Path]:
 
 
 def _draw_maps(asked: LookRequest, numbers: list[int], measured: _Measured) -> Path:
-    """A row of small maps a block, the most local head first."""
+    """Draw a row of small maps for each block, the most local head first."""
     one, (maps, distances) = asked.encoder, measured.by_offset
     tokens = prefix_count(one.vit) + patch_count(one.vit)
     heads = maps.shape[1]
     tall = cell_height(maps.shape[-2:]) * maps.shape[-2] / maps.shape[-1]
     with matplotlib.rc_context(STYLE):
         wide, caption = max(_NARROWEST, 0.8 + heads * (_MAP + 0.12)), _said_of_maps(measured, one.modality)
-        beneath = 1.0 + 0.16 * math.ceil(len(caption) / (14 * wide))  # a bar, and lines of words
+        beneath = 1.0 + 0.16 * math.ceil(len(caption) / (14 * wide))  # colour bar and lines of the caption
         size = wide, len(numbers) * (tall * _MAP + 0.3) + beneath
         figure = Figure(size, layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
         places = figure.subplots(len(numbers), heads, squeeze=False)
@@ -173,17 +173,16 @@ def _said_of_maps(measured: _Measured, modality: Modality) -> str:
     if 1 in (rows, columns):
         edges = f"{columns - 1} patches to each side" if rows == 1 else f"{rows - 1} patches up and down"
     return (
-        f"How much a patch attends to the patch at each offset from it, averaged over {images} and over all pairs of "
-        f"patches with that offset. The patch itself is in the middle; the edges are {edges}. Above each map stand the "
-        "number of the head and its mean distance in patches, by which the heads of a block are ordered, the most "
-        "local one first. A red dot is a head that looks at a fixed place nearby, stripes are one that looks along "
-        "rows or columns, and white all over is one for which position does not matter (MP3, Zhai et al. 2022, Figs. 8 "
-        "and 11)."
+        f"Attention of a patch to the patch at each offset, averaged over {images} and all pairs of patches with that "
+        f"offset. Offset 0 is in the middle; the edges are {edges}. Above each map are the number of the head and its "
+        "mean attention distance in patches; the heads of a block are sorted by it, the most local first. A red dot is "
+        "a head that attends to a fixed offset, stripes are one that attends along rows or columns, and a white map is "
+        "one that ignores position (MP3, Zhai et al. 2022, Figs. 8 and 11)."
     )
 
 
 def _draw_distances(asked: LookRequest, found: list[_Measured], left: list[str]) -> Path:
-    """Mean distances over depth: a dot a head, a line for their mean, and what uniform attention has."""
+    """Draw mean distances by block: dots for heads, a line for their mean, and a dashed line for uniform attention."""
     grids = dict.fromkeys(measured.grid for measured in found)
     longest = max(len(measured.by_offset.distances) for measured in found)
     with matplotlib.rc_context(STYLE):
@@ -193,8 +192,8 @@ def _draw_distances(asked: LookRequest, found: list[_Measured], left: list[str])
             "uniform" if len(grids) == 1 else f"uniform, {in_pixels(grid)} patches": uniform_distance(grid)
             for grid in grids
         }
-        note = "in patches; a dot is a head, the line their mean"
-        panel = Panel("How far attention reaches", note, np.array([]), np.array([]), uniform, False, 0)
+        note = "in patches; dots: heads, line: their mean"
+        panel = Panel("mean attention distance", note, np.array([]), np.array([]), uniform, False, 0)
         frame_panel(axes, panel)
         labels = [(value, f"{name} {value:.2f}", QUIET, "normal") for name, value in uniform.items()]
         for i, measured in enumerate(found):
@@ -220,13 +219,12 @@ def _draw_distances(asked: LookRequest, found: list[_Measured], left: list[str])
 
 def _said_of_distances(found: list[_Measured], left: list[str], differ: bool, noun: str) -> str:
     said = [
-        "The mean distance from a patch to those that it attends to, weighted by attention (Dosovitskiy et al. 2021, "
-        f"Fig. 7), over {noun} and patches; by it the maps of relative.png are ordered. Low dots are local heads, and "
-        "dots near the dashed line look everywhere. Look whether training has made heads local or far-sighted, and "
-        "in which blocks."
+        "Mean distance between a patch and the patches it attends to, weighted by attention (Dosovitskiy et al. 2021, "
+        f"Fig. 7) and averaged over {noun} and patches. Low dots are local heads; dots near the dashed line attend "
+        "everywhere. Look in which blocks training has made heads local or global."
     ]
     if differ:
-        said.append("Encoders with other grids of patches have other distances: compare each with its dashed line.")
+        said.append("Distances depend on the grid of patches: compare each encoder with its own dashed line.")
     if left:
-        said.append(f"Left out: {listing(left, 'and')}, a Swin, whose patches do not all attend to one another.")
+        said.append(f"Left out: {listing(left, 'and')}, a Swin, which has no global attention.")
     return " ".join(said)

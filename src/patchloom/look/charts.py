@@ -1,4 +1,4 @@
-"""Curves of a run: its loss, and what was measured on held-out images beside answers that needed no learning."""
+"""Charts: learning curves of a run, accuracy by layer, and confusion matrices."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ STYLE: dict[Any, Any] = {
     "ytick.color": QUIET,
     "axes.labelcolor": QUIET,
 }
-MARKED = 40  # curves of at most so many points show each
-LABEL_GAP = 0.075  # least distance of two labels, as a share of the panel's height
+MARKED = 40  # curves with at most this many points have markers
+LABEL_GAP = 0.075  # smallest distance between labels as a fraction of the panel's height
 
 
 class Panel(NamedTuple):
-    """One plot.
+    """Plot of one measure.
 
     Attributes:
-        title: what is drawn.
-        note: a second, quieter line.
-        epochs: where it was measured [n].
-        values: what was measured [n], finite.
-        baselines: results of trivial answers by name.
-        percent: values are shares, to be written as percentages.
-        smooth: share of the curve that smoothing reaches over; 0 draws the values alone.
+        title: the heading.
+        note: a subtitle in small print.
+        epochs: positions [n] on the horizontal axis.
+        values: finite values [n].
+        baselines: values of baselines by name.
+        percent: whether values are fractions, written as percentages.
+        smooth: width of the smoothing window as a fraction of the curve; 0: none.
     """
 
     title: str
@@ -68,16 +68,16 @@ def draw_curves(
     images: str = "held-out images",
     percent: bool = False,
 ) -> Path:
-    """Draw a run's ``metrics.csv`` as a PNG file: the loss, the held-out measure, and kNN accuracy, over epochs.
+    """Draw the loss, the held-out measure and the kNN accuracy in a ``metrics.csv`` over epochs as a PNG file.
 
     Panels without data are left out. Baselines are dashed lines at the last value of their columns. ``percent``: the
-    measure is a share.
+    measure is a fraction, written as a percentage.
     """
     columns = read_metrics(metrics_csv)
     panels = [
         panel_of(columns, "loss", None, "training loss", "as logged", False, smooth),
         panel_of(columns, "held_out", "baseline:", measure, f"on {images}", percent, 0),
-        panel_of(columns, "knn", "knn:", "kNN accuracy", "nearest neighbours among the encoder's features", True, 0),
+        panel_of(columns, "knn", "knn:", "kNN accuracy", "of the encoder's features", True, 0),
         panel_of(columns, "instance_knn", "instance_knn:", "kNN, instance", "by the task's representation", True, 0),
     ]
     panels = [p for p in panels if len(p.values)]
@@ -95,14 +95,14 @@ def draw_curves(
 def write_figure(figure: Figure, out: Path) -> Path:
     """Write a figure as a PNG file ``out``; its folder is made if it is missing."""
     buffer = io.BytesIO()
-    # without metadata the same run gives the same bytes, whatever the version of matplotlib
+    # without metadata, the bytes do not depend on the version of matplotlib
     FigureCanvasAgg(figure).print_figure(buffer, dpi=DPI, format="png", metadata={"Software": None})
     write_whole(out, buffer.getvalue())
     return out
 
 
 def write_table(heading: Sequence[str], rows: Iterable[Sequence[Any]], out: Path) -> Path:
-    """Write rows of numbers and words, and the names of their columns, as a CSV file ``out``."""
+    """Write a heading and rows as a CSV file ``out``."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(heading)
@@ -112,7 +112,7 @@ def write_table(heading: Sequence[str], rows: Iterable[Sequence[Any]], out: Path
 
 
 def read_metrics(path: Path) -> dict[str, np.ndarray]:
-    """Columns [n] of a table of numbers by name; an empty or missing cell is nan."""
+    """Read a table of numbers as columns [n] by name; empty and missing cells are NaN."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -125,13 +125,13 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
     try:
         return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
     except ValueError as problem:
-        raise PatchloomError(f"{path} holds something other than numbers ({problem}): remove that line") from problem
+        raise PatchloomError(f"{path} has a cell that is not a number ({problem}): remove that line") from problem
 
 
 def panel_of(
     columns: dict[str, np.ndarray], name: str, prefix: str | None, title: str, note: str, percent: bool, smooth: float
 ) -> Panel:
-    """The panel of column ``name``, with the columns that start with ``prefix`` as its baselines; perhaps empty."""
+    """Return the panel of column ``name``, which may be empty; columns that start with ``prefix`` are baselines."""
     epochs, values = curve_of(columns, name)
     baselines = {}
     for other, column in columns.items():
@@ -142,7 +142,7 @@ def panel_of(
 
 
 def curve_of(columns: dict[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Epochs [n] and values [n] of a column where it has any; both empty if there is no such column."""
+    """Return the epochs [n] and finite values [n] of a column; both are empty if there is no such column."""
     nothing = np.empty(0)
     epochs, values = (columns["epoch"], columns[name]) if name in columns else (nothing, nothing)
     known = np.isfinite(epochs) & np.isfinite(values)
@@ -150,7 +150,7 @@ def curve_of(columns: dict[str, np.ndarray], name: str) -> tuple[np.ndarray, np.
 
 
 def draw_panel(axes: Axes, panel: Panel, longest: float) -> None:
-    """Draw one panel from epoch 0 to ``longest``, with every line named at its right end."""
+    """Draw one panel from epoch 0 to ``longest``, with a label at the right end of every line."""
     smoothed = smoothed_values(panel.values, panel.smooth)
     note = panel.note
     marker = "o" if len(panel.values) <= MARKED else None
@@ -166,7 +166,7 @@ def draw_panel(axes: Axes, panel: Panel, longest: float) -> None:
 
 
 def frame_panel(axes: Axes, panel: Panel) -> None:
-    """Write a panel's title and note above it, rule it, and draw its baselines as dashed lines."""
+    """Draw a panel's title, note, grid and dashed baselines."""
     axes.set_title(panel.title, loc="left", pad=19, fontsize=10.5, color=INK)
     small: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 8, "color": QUIET}
     axes.annotate(panel.note, (0, 1), (0, 7), **small)
@@ -181,7 +181,7 @@ def frame_panel(axes: Axes, panel: Panel) -> None:
 
 
 def name_lines(axes: Axes, panel: Panel, last: float, curve: str = "this run") -> None:
-    """Write name and value of the curve and of each baseline beside the panel, moved apart where they would touch."""
+    """Label the curve and each baseline beside the panel with name and value, without overlaps."""
 
     def number(value: float) -> str:
         return f"{value:.1%}" if panel.percent else f"{value:#.3g}"
@@ -192,7 +192,7 @@ def name_lines(axes: Axes, panel: Panel, last: float, curve: str = "this run") -
 
 
 def write_beside(axes: Axes, labels: list[tuple[float, str, str, str]]) -> None:
-    """Write labels (height, text, colour, weight) beside a panel, moved apart where they would touch."""
+    """Write labels (height, text, colour, weight) beside a panel, without overlaps."""
     labels = sorted(labels, key=lambda label: label[0])
     low, high = axes.get_ylim()
     heights = spread_labels([(value - low) / (high - low) for value, *_ in labels], LABEL_GAP)
@@ -204,11 +204,11 @@ def write_beside(axes: Axes, labels: list[tuple[float, str, str, str]]) -> None:
 
 
 def spread_labels(heights: list[float], gap: float) -> list[float]:
-    """Ascending ``heights`` with neighbours at least ``gap`` apart, each cluster kept around its own middle."""
+    """Spread ascending ``heights`` at least ``gap`` apart, each cluster around its own middle."""
     clusters: list[list[float]] = []
     for height in heights:
         clusters.append([height])
-        # a cluster that now reaches into the one below joins it, and the two find a common middle
+        # merge a cluster that overlaps the one below
         while len(clusters) > 1 and bounds(clusters[-1], gap)[0] - bounds(clusters[-2], gap)[1] < gap:
             top = clusters.pop()
             clusters[-1] += top
@@ -216,27 +216,27 @@ def spread_labels(heights: list[float], gap: float) -> list[float]:
 
 
 def bounds(cluster: list[float], gap: float) -> tuple[float, float]:
-    """Lowest and highest label of a cluster that is spread by ``gap`` around its mean."""
+    """Return the lowest and highest label of a cluster that is spread by ``gap`` around its mean."""
     middle, reach = sum(cluster) / len(cluster), gap * (len(cluster) - 1) / 2
     return middle - reach, middle + reach
 
 
 def smoothed_values(values: np.ndarray, share: float) -> np.ndarray:
-    """``values`` [n] averaged with Gaussian weights over ``share`` of their number; themselves if that is below one."""
+    """Smooth ``values`` [n] by a Gaussian whose deviation is ``share`` of their number; below 1 they are unchanged."""
     sigma = share * len(values)
     if sigma < 1:
         return values
     reach = int(3 * sigma)
     kernel = np.exp(-np.square(np.arange(-reach, reach + 1) / sigma) / 2)
-    # at the ends the weights that fall outside are left out, so that the curve is not pulled to 0
+    # renormalise at the ends, so that the curve is not pulled to 0
     padded = np.convolve(values, kernel)[reach : reach + len(values)]
     return padded / np.convolve(np.ones_like(values), kernel)[reach : reach + len(values)]
 
 
-# A curve over the layers of an encoder: what each knows of the classes.
+# Accuracy by layer of an encoder.
 
 
-_HEIGHT, WIDTH, _WIDER = 3.4, 3.4, 0.22  # inches: of the picture, and of its width for each layer
+_HEIGHT, WIDTH, _WIDER = 3.4, 3.4, 0.22  # inches: size of the picture, and additional width per layer
 
 
 def draw_layers(
@@ -249,7 +249,7 @@ def draw_layers(
     note: str,
     out: Path,
 ) -> Path:
-    """Draw an encoder's accuracy in each of its layers as a PNG file, beside an untrained one's."""
+    """Draw the accuracy of each layer of an encoder, with that of an untrained one, as a PNG file."""
     places = np.arange(len(layers))
     shares, low, high = np.array(values).T
     panel = Panel(f"Layers of {name}", note, places, shares, baselines, True, 0)
@@ -269,38 +269,38 @@ def draw_layers(
             "fontsize": 8,
             "color": INK,
         }
-        away = 12 if shares[best] >= untrained[best] else -12  # from the other curve
+        away = 12 if shares[best] >= untrained[best] else -12  # keeps off the other curve
         axes.annotate("chosen", (places[best], shares[best]), (0, away), **chosen)
         axes.margins(x=0.02)
         axes.set_xticks(places, ["0", *(layer.removeprefix("block ") for layer in layers[1:])])
         axes.set_xlabel("after block")
-        dashed = {"untrained": untrained[-1], **baselines}  # its curve is named as the dashed lines are
+        dashed = {"untrained": untrained[-1], **baselines}  # labelled like the baselines
         name_lines(axes, panel._replace(baselines=dashed), float(shares[-1]), "this encoder")
         return write_figure(figure, out)
 
 
-# Which classes are taken for which: a matrix of numbers and shares.
+# Confusion matrices.
 
 
-_CELL, _SMALLEST, _ROOMY = 0.5, 0.37, 16  # inches: a cell of few classes, and of many; so many still have large ones
-LABEL = 0.075  # inches that a letter of a class's name takes
+_CELL, _SMALLEST, _ROOMY = 0.5, 0.37, 16  # inches: large and smallest cell; number of classes with large cells
+LABEL = 0.075  # inches per letter of a class's name
 _RIGHT = LinearSegmentedColormap.from_list("right", ["#ffffff", "#2a6f97"])
 _WRONG = LinearSegmentedColormap.from_list("wrong", ["#ffffff", "#c1440e"])
-_DARK = 0.7  # share from which on letters are white
+_DARK = 0.7  # fraction above which letters are white
 
 
 def draw_confusion(counts: np.ndarray, classes: Sequence[str], title: str, caption: str, out: Path) -> Path:
-    """Draw a confusion matrix as a PNG file: a row a true class, a column an answer.
+    """Draw a confusion matrix as a PNG file: rows are true classes, columns predictions.
 
-    Each cell on the diagonal, or that is not empty, has the number, and under it the share of its row; right answers
-    are blue, wrong ones red, the darker the more.
+    Cells on the diagonal and non-zero cells have the count and the percentage of the row. Correct predictions are
+    blue, wrong ones red; darker means more.
 
     Args:
-        counts: [c c] recordings, or images, by true class and answer.
-        classes: names [c].
-        title: above.
-        caption: beneath.
-        out: the picture; its folder is made if it is missing.
+        counts: number [c c] of recordings or images by true class and prediction.
+        classes: names [c] of the classes.
+        title: text above.
+        caption: text below.
+        out: file to write; its folder is created.
     """
     c = len(classes)
     side = _CELL if c <= _ROOMY else max(_SMALLEST, _CELL * _ROOMY / c)
@@ -312,19 +312,23 @@ def draw_confusion(counts: np.ndarray, classes: Sequence[str], title: str, capti
         figure = Figure((c * side + names + 1.6, c * side + names + 1.5), layout="constrained")
         axes = figure.subplots()
         diagonal = np.eye(c, dtype=bool)
-        colours = np.where(diagonal[..., None], _RIGHT(shares), _WRONG(np.sqrt(shares)))  # few mistakes are seen, too
+        colours = np.where(diagonal[..., None], _RIGHT(shares), _WRONG(np.sqrt(shares)))  # makes rare mistakes visible
         axes.imshow(colours, interpolation="nearest")
         for i, j in zip(*np.nonzero(diagonal | (counts > 0)), strict=True):
             share = shares[i, j] if i == j else np.sqrt(shares[i, j])
             ink = "white" if share > _DARK else INK
-            middle: dict[str, Any] = {"ha": "center", "color": ink, "in_layout": False}  # else the layout takes seconds
+            middle: dict[str, Any] = {
+                "ha": "center",
+                "color": ink,
+                "in_layout": False,
+            }  # otherwise the layout takes seconds
             axes.text(j, i + 0.02, f"{counts[i, j]:,}", fontsize=size, va="bottom", **middle)
             axes.text(j, i + 0.06, _percent(shares[i, j]), fontsize=0.8 * size, va="top", **middle)
         font: dict[str, Any] = {"fontsize": min(9.0, 1.15 * size), "color": INK}
         axes.set_xticks(range(c), classes, rotation=90, **font)
         axes.set_yticks(range(c), [f"{name}  ({n:,})" for name, n in zip(classes, sums, strict=True)], **font)
-        axes.set_xlabel("answer")
-        axes.set_ylabel("truth (how many)")
+        axes.set_xlabel("prediction")
+        axes.set_ylabel("true class (count)")
         axes.set_xticks(np.arange(c + 1) - 0.5, minor=True)
         axes.set_yticks(np.arange(c + 1) - 0.5, minor=True)
         axes.grid(which="minor", color="#e4e4e4", linewidth=0.6)

@@ -1,4 +1,4 @@
-"""How alike features of patches are: of every pair of positions (MP3, Zhai et al. 2022, Fig. 10), and of one patch."""
+"""Similarity of patch features: of all pairs of positions (MP3, Zhai et al. 2022, Fig. 10), and of one patch."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from patchloom.look.context import (
 from patchloom.look.image_grid import Scale, Tile, draw_tiles
 from patchloom.nets.encode import grid_size, input_channels, input_size, patch_count
 
-CORRELATION_IMAGES = 1000  # at most, evenly spread, of which the mean over pairs of positions is taken
-_PATCHES = 4096  # at most: of more, a matrix of all pairs is too large to be drawn
+CORRELATION_IMAGES = 1000  # largest number of images for the correlation of positions
+_PATCHES = 4096  # largest number of patches: a matrix of all pairs of more is too large to draw
 _BATCH = 32
-_SIDE, _PIXELS = 3.2, 640  # inches of a map of all pairs, and its pixels, about
-_STRETCHED = 4  # maps of longer shape are drawn as the plain matrix
+_SIDE, _PIXELS = 3.2, 640  # approximate size of a map of all pairs in inches and in pixels
+_STRETCHED = 4  # grids with a larger aspect ratio are drawn as the plain matrix
 
 
 class Correlation(NamedTuple):
-    """Cosines of one patch's feature of each image with those of all patches.
+    """Cosine similarity of one patch of each image to all patches.
 
     Attributes:
-        within: [b rows columns] of its own image; 1 at the patch itself.
-        across: [b rows columns] of the next image, the first being next to the last.
+        within: [b rows columns] similarity to patches of the same image; 1 at the patch itself.
+        across: [b rows columns] similarity to patches of the next image; the last image is followed by the first.
     """
 
     within: Tensor
@@ -51,19 +51,19 @@ class Correlation(NamedTuple):
 
 
 def centred(features: Tensor) -> Tensor:
-    """Patch features [b rows columns d] less their mean over all patches of all images.
+    """Subtract the mean over all patches of all images from patch features [b rows columns d].
 
-    What all patches have in common makes every cosine large, and hides what tells them apart.
+    A common component makes every cosine large and hides the differences.
     """
     return features - features.mean((0, 1, 2))
 
 
 def correlation(features: Tensor, queries: Tensor) -> Correlation:
-    """Cosines between the features of one patch of each image and those of all patches.
+    """Return the cosines between the feature of one patch of each image and those of all patches.
 
     Args:
-        features: [b rows columns d].
-        queries: [b] number of the patch of each image, row by row.
+        features: patch features [b rows columns d].
+        queries: number [b] of the patch of each image, row by row.
     """
     unit = F.normalize(features.float(), dim=-1)
     asked = unit.flatten(1, 2)[torch.arange(len(unit)), queries]
@@ -72,7 +72,7 @@ def correlation(features: Tensor, queries: Tensor) -> Correlation:
 
 
 def salient_patches(features: Tensor) -> Tensor:
-    """Of each image the patch [b] whose feature, of [b rows columns d], is farthest from the image's mean."""
+    """Return the patch [b] of each image whose feature [b rows columns d] is farthest from the image's mean."""
     flat = features.flatten(1, 2)
     return (flat - flat.mean(1, keepdim=True)).square().sum(-1).argmax(1)
 
@@ -81,8 +81,8 @@ class PositionCorrelation(NamedTuple):
     """Pearson correlation of the features of every pair of positions, averaged over images.
 
     Attributes:
-        within: [n n] of two positions of one image; 1 on the diagonal.
-        across: [n n] of a position of an image and one of another image; nan if there is one image.
+        within: [n n] correlation of two positions of the same image; 1 on the diagonal.
+        across: [n n] correlation of positions of two images; NaN for a single image.
         images: number of images.
     """
 
@@ -91,7 +91,7 @@ class PositionCorrelation(NamedTuple):
     images: int
 
     def means(self) -> dict[str, tuple[float, float]]:
-        """Return the means over pairs of different positions, and of equal ones, "within" and "across" images."""
+        """Return the means over pairs of different and of equal positions, "within" and "across" images."""
         apart = ~torch.eye(len(self.within), dtype=torch.bool)
         each = {"within": self.within, "across": self.across}
         return {name: (float(one[apart].mean()), float(one.diagonal().mean())) for name, one in each.items()}
@@ -102,13 +102,13 @@ def position_correlation(
 ) -> PositionCorrelation:
     """Correlate the last layer's features of every pair of positions, within images and across (MP3, Fig. 10).
 
-    The features of a patch are its numbers after the last norm; a correlation is over these d numbers. Images are
-    paired at random: in a random order, each with the next one, and the last with the first.
+    Correlations are over the d features of a patch after the last norm. Images are paired at random: in a random
+    order, each with the next one, and the last with the first.
     """
     n = patch_count(one.vit)
     if n > _PATCHES:
         raise PatchloomError(
-            f"{one.name} has {n:,} patches, and correlations of all pairs are drawn of at most {_PATCHES:,}: give a "
+            f"{one.name} has {n:,} patches, and correlations of all pairs are drawn for at most {_PATCHES:,}: give a "
             "smaller --img_size"
         )
     order = np.random.default_rng(seed).permutation(len(source))
@@ -131,15 +131,15 @@ def position_correlation(
 
 
 def draw_correlation(asked: LookRequest) -> list[Path]:
-    """Draw correlations of all pairs of positions, ``correlation-positions.png``, and of one patch of each image.
+    """Draw correlations of all pairs of positions, and similarities to one patch of each image.
 
-    The second is ``correlation.png``: a patch of each image, and how alike all others are to it there and in the next.
+    The files are ``correlation-positions.png`` with a CSV file, and ``correlation.png``.
     """
     return [*_draw_patches(asked), *_draw_positions(asked)]
 
 
 def _draw_positions(asked: LookRequest) -> list[Path]:
-    """Draw a map for each position, within images and across, beside the untrained encoder; with means as CSV."""
+    """Draw a map for each position, within images and across, also for the untrained encoder; write means as CSV."""
     one = asked.encoder
     places = np.unique(
         np.linspace(0, len(asked.source) - 1, min(CORRELATION_IMAGES, len(asked.source))).round().astype(int)
@@ -175,7 +175,7 @@ def _draw_positions(asked: LookRequest) -> list[Path]:
 
 
 def _range(found: list[tuple[NamedEncoder, PositionCorrelation]], name: str) -> tuple[float, float]:
-    """Return the smallest and the largest correlation; of a position with itself it is known, and left out."""
+    """Return the smallest and the largest correlation, without those of a position with itself."""
     matrices = [getattr(each, name) for _, each in found]
     if name == "within":
         matrices = [one[~torch.eye(len(one), dtype=torch.bool)] for one in matrices]
@@ -184,12 +184,12 @@ def _range(found: list[tuple[NamedEncoder, PositionCorrelation]], name: str) -> 
 
 
 def _in_cells(grid: tuple[int, int]) -> bool:
-    """Tell whether positions are drawn as a grid of maps; a row of patches is drawn as the plain matrix."""
+    """Return whether positions are drawn as a grid of maps; a row of patches is drawn as the plain matrix."""
     return min(grid) > 1 and max(grid) ** 2 <= _STRETCHED * min(grid) ** 2
 
 
 def _map_of_pairs(one: NamedEncoder, matrix: Tensor, scale: Scale) -> np.ndarray:
-    """Return colours [h w 3] of a matrix [n n]: at the place of each position, its map of all positions."""
+    """Return colours [h w 3] for a matrix [n n]: a grid with a map of all positions for each position."""
     rows, columns = grid = grid_size(one.vit)
     if not _in_cells(grid):
         return scale.shade(matrix.numpy())
@@ -212,11 +212,11 @@ def _caption_of_pairs(asked: LookRequest, found: list[tuple[NamedEncoder, Positi
     item, noun = asked.encoder.modality.item, asked.encoder.modality.noun
     many = f"{count:,} {noun}" if several else f"a single {item}"
     said = [
-        "Pearson correlation of the last layer's features of every pair of positions, averaged over "
+        "Pearson correlation of the last layer's features at every pair of positions, averaged over "
         f"{many}{' and as many random pairs of them' if several else ''}.",
-        "Each small map belongs to the position where it stands, and shows how alike all positions are to it."
+        "Each small map belongs to one position and shows its correlation with all positions."
         if cells
-        else "A row is a position, a column another one.",
+        else "Rows and columns are positions.",
     ]
     for each, matrices in found:
         means = matrices.means()
@@ -225,14 +225,14 @@ def _caption_of_pairs(asked: LookRequest, found: list[tuple[NamedEncoder, Positi
             text += f", {means['across'][0]:.2f} across, {means['across'][1]:.2f} across at the same position"
         said.append(f"{text}.")
     said.append(
-        f"Maps that are bright around their own position tell of position, also across {noun}; larger correlations "
-        "within than across tell of content (MP3, Zhai et al. 2022, Fig. 10)."
+        f"Maps that are bright around their own position, also across {noun}, show that features encode position; "
+        "larger correlations within than across show that they encode content (MP3, Zhai et al. 2022, Fig. 10)."
     )
     return " ".join(said)
 
 
 def _draw_patches(asked: LookRequest) -> list[Path]:
-    """Draw a patch of each image, and how alike all others are to it there and in the next, as ``correlation.png``."""
+    """Draw the similarity of one patch of each image to all patches of this image and the next."""
     one, images = asked.encoder, asked.pictures()
     features = centred(output_of(one, images))
     if asked.query is None:
@@ -267,7 +267,7 @@ def _draw_patches(asked: LookRequest) -> list[Path]:
 
 
 def _same_places(one: NamedEncoder, queries: Tensor, features: Tensor) -> Tensor:
-    """Where the middles of patches [b] lie in the grid of another encoder's features [b rows columns d]."""
+    """Return the patches of another encoder's grid, of features [b rows columns d], at the centres of patches [b]."""
     rows, columns = features.shape[1:3]
     found = []
     for query in queries.tolist():
@@ -278,22 +278,21 @@ def _same_places(one: NamedEncoder, queries: Tensor, features: Tensor) -> Tensor
 
 def _caption(asked: LookRequest, several: bool) -> str:
     item = asked.encoder.modality.item
-    how = f"the one whose feature is farthest from its {item}'s mean" if asked.query is None else "as was asked for"
+    how = f"the one whose feature is farthest from its {item}'s mean" if asked.query is None else "as requested"
     said = [
-        f"How alike the features of patches are to that of the marked patch ({how}): their cosine, less what all "
-        "patches have in common (the mean feature of all that is drawn). Red: alike. White: no more than any two. "
-        "Blue: opposite."
+        f"Cosine similarity of each patch to the marked patch ({how}), after subtracting the mean feature of all "
+        "patches drawn. Red: similar. White: unrelated. Blue: opposite."
     ]
     if several:
-        said.append(f"The next {item} is that of the row beneath; of the last row, that of the first.")
+        said.append(f"The next {item} is that of the row below, and for the last row that of the first.")
     else:
-        said.append(f"Of a single {item} there is no next one to be compared with.")
+        said.append(f"There is only one {item}, so there is no next one.")
     if asked.beside:
         other = asked.beside[0].name
-        said.append(f"At the right the same by {'the untrained encoder' if other == UNTRAINED else other}.")
+        said.append(f"Right: the same for {'the untrained encoder' if other == UNTRAINED else other}.")
     said.append(
-        "Look whether red keeps to the parts of one kind, also where they lie elsewhere"
-        f"{f' in the next {item}' if several else ''}; red around the mark alone"
-        f"{', or at the same place in both,' if several else ''} is position and not content."
+        "Look whether red patches show the same kind of thing, also elsewhere"
+        f"{f' in the next {item}' if several else ''}; red only around the mark"
+        f"{', or at the same place in both,' if several else ''} means position, not content."
     )
     return " ".join(said)

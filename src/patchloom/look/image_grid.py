@@ -1,4 +1,4 @@
-"""Picture sheets: a row an image, a column a stage of what was withheld and what came back."""
+"""Picture sheets: rows of images with columns for the stages of a task, and pages of tiles."""
 
 from __future__ import annotations
 
@@ -22,29 +22,28 @@ from patchloom.errors import PatchloomError
 from patchloom.look.charts import DPI, INK, QUIET, STYLE, write_figure
 from patchloom.system.files import write_whole
 
-# What is no picture in a sheet is hatched, and a legend says what the hatching means.
+# Hatching for areas without a picture, because any plain colour may occur in an image.
 
 
-# What is no picture is hatched: of any one colour, a night or a sky may be.
 EMPTY_MARK, WRONG_MARK = 1, 2
 HATCHES = {
     EMPTY_MARK: ((238, 238, 238), (172, 172, 172)),
     WRONG_MARK: ((255, 246, 232), (228, 138, 70)),
 }  # ground, lines
-_STEP = {EMPTY_MARK: 6, WRONG_MARK: 8}  # pixels from line to line
+_STEP = {EMPTY_MARK: 6, WRONG_MARK: 8}  # pixels between lines
 SWATCH_SIZE = 14  # side of a hatched square in the legend
-SWATCH_GAP = 8  # pixels between a square and its words
+SWATCH_GAP = 8  # pixels between a square and its text
 
 
 def to_marks(images: Tensor) -> np.ndarray:
-    """Of each pixel of ``images`` [b c h w], uint8 [b h w]: EMPTY where it is nan, WRONG where it is inf, else 0."""
+    """Mark the pixels of ``images`` [b c h w] as uint8 [b h w]: EMPTY for NaN, WRONG for inf, else 0."""
     images = images.detach().float().cpu()
     empty, wrong = images.isnan().any(1), images.isinf().any(1)
     return (EMPTY_MARK * empty.byte() + WRONG_MARK * (wrong & ~empty).byte()).numpy()
 
 
 def hatch(mark: int, h: int, w: int) -> np.ndarray:
-    """A hatched ground uint8 [h w 3]: EMPTY has lines in one direction, WRONG in both."""
+    """Draw hatching as uint8 [h w 3]: EMPTY has lines in one direction, WRONG in both."""
     y, x = np.mgrid[:h, :w]
     lines = (x + y) % _STEP[mark] == 0
     if mark == WRONG_MARK:
@@ -54,12 +53,12 @@ def hatch(mark: int, h: int, w: int) -> np.ndarray:
 
 
 def key_width(text: str, type_face: ImageFont.FreeTypeFont) -> int:
-    """Width of a hatched square with its words, and of the gap after them."""
+    """Return the width of a legend entry and the gap after it."""
     return SWATCH_SIZE + SWATCH_GAP + math.ceil(type_face.getlength(text)) + 3 * SWATCH_GAP
 
 
 def wrap_keys(legend: dict[int, str], type_face: ImageFont.FreeTypeFont, width: int) -> list[list[tuple[int, str]]]:
-    """The entries of a legend, in lines that are at most ``width`` pixels wide unless one holds a single entry."""
+    """Break the entries of a legend into lines of at most ``width`` pixels, with at least one entry each."""
     lines: list[list[tuple[int, str]]] = []
     for mark, text in legend.items():
         if lines and sum(key_width(words, type_face) for _, words in [*lines[-1], (mark, text)]) <= width:
@@ -71,13 +70,13 @@ def wrap_keys(legend: dict[int, str], type_face: ImageFont.FreeTypeFont, width: 
 
 SHEET_ROWS = 8
 MOST_BYTES = 2_000_000
-# Tiles of large images, tried in turn until the file is small enough: photographs and noise hardly compress.
+# Tile sizes for large images, tried in turn until the file is small enough: photographs and noise hardly compress.
 SIDES = (224, 192, 160, 128)
 _ENLARGED = 160
-_MIN_SHEET_WIDTH = 420  # a caption under one narrow column would be a tower of words
+_MIN_SHEET_WIDTH = 420  # keeps the caption under one narrow column readable
 
-# Images are dark if hardly a pixel has a quarter of white, as where 16 bits hold 12 or 14. Below one level of 16 bits
-# there is nothing to see.
+# Images are dark if hardly any pixel reaches a quarter of white, as with 12-bit values in 16 bits. Below one level of
+# 16 bits there is nothing to see.
 _DARK, _HARDLY, _LEAST = 0.25, 0.001, 1 / 65535
 
 SHEET_DPI = 130
@@ -89,7 +88,7 @@ PAGE, SHEET_INK, _QUIET_INK, FRAME_GREY = (255, 255, 255), (20, 20, 20), (85, 85
 
 
 class Stages(Protocol):
-    """What is drawn: a task's `Sheet`, or anything else with these four."""
+    """Interface of a sheet: a task's `Sheet`, or another class with these four attributes."""
 
     @property
     def name(self) -> str: ...
@@ -102,7 +101,7 @@ class Stages(Protocol):
 
 
 class Column(NamedTuple):
-    """One stage, ready for the page: a heading broken into lines, tiles of one size, and the room they take."""
+    """Column of a sheet: its heading in lines, tiles of the same size, and its width."""
 
     heading: list[str]
     tiles: list[Image.Image]
@@ -110,7 +109,7 @@ class Column(NamedTuple):
 
 
 class Title(NamedTuple):
-    """What stands above a sheet: whose it is, and how well that does."""
+    """Title of a sheet: a name, and the result below it."""
 
     name: str
     result: str = ""
@@ -124,21 +123,21 @@ def draw_sheet(
     title: Title | None = None,
     rows: int = SHEET_ROWS,
 ) -> Path:
-    """Write ``sheet`` as ``folder``/NAME.png: the first images as rows, stages as columns, the caption beneath.
+    """Write ``sheet`` as ``folder``/NAME.png: rows are images, columns are stages, with the caption below.
 
-    Images of up to about 100 pixels are enlarged by a whole factor, so that every pixel stays a sharp square; those
-    larger than a 224 x 224 tile are reduced to its area, or to less where the file would pass 2 MB. If the images of
-    the first column are dark, all columns are drawn brighter, and the caption says by how much.
+    Images of up to about 100 pixels are enlarged by an integer factor, so that every pixel stays a sharp square. Images
+    larger than a 224 x 224 tile are reduced to its area, or further to keep the file below 2 MB. If the images of the
+    first column are dark, all columns are brightened, and the caption gives the factor.
 
     Args:
-        sheet: name, caption, what is empty in it, and by heading images [b c h w] in normalised pixels; nan is hatched
-            as empty, inf crossed as wrong. One channel is drawn grey and three as red, green, blue; of any other number
-            the first ones are, and the caption says so. Sizes may differ between columns.
-        mean: of each channel [c], as subtracted in normalising pixels in [0, 1].
-        std: of each channel [c], as divided by.
-        folder: made if it is missing.
-        title: stands above.
-        rows: at most so many, and at most 8.
+        sheet: name, caption, meaning of empty areas, and normalised images [b c h w] by heading; NaN is hatched as
+            empty, inf is crossed as wrong. One channel is drawn in grey and three as red, green, blue; of any other
+            number the first ones are drawn, and the caption says so. Sizes may differ between columns.
+        mean: mean [c] of the channels, as subtracted from pixels in [0, 1].
+        std: standard deviation [c] of the channels.
+        folder: folder for the file; it is created.
+        title: text above.
+        rows: number of rows, at most 8.
     """
     channels = len(mean)
     shapes = {heading: tuple(images.shape) for heading, images in sheet.columns.items()}
@@ -154,7 +153,7 @@ def draw_sheet(
     marks = {heading: to_marks(images) for heading, images in columns.items()}
     words = {EMPTY_MARK: sheet.empty, WRONG_MARK: "placed wrongly"}
     legend = {mark: text for mark, text in words.items() if any((one == mark).any() for one in marks.values())}
-    brighter = "" if gain == 1 else f"The images are dark: all is drawn {gain:,.3g} times as bright as it is."
+    brighter = "" if gain == 1 else f"The images are dark and are drawn {gain:,.3g} times brighter."
     caption = " ".join(filter(None, [sheet.caption, channels_shown(channels), brighter]))
     for side in SIDES:
         png = to_png(lay_out(pixels, marks, caption, side, title, legend))
@@ -166,7 +165,7 @@ def draw_sheet(
 
 
 def channels_shown(channels: int) -> str:
-    """The sentence a caption needs when not every channel is seen, else an empty one."""
+    """Return a sentence on the channels shown, or "" if all are."""
     if channels in (1, 3):
         return ""
     if channels == 2:
@@ -175,14 +174,14 @@ def channels_shown(channels: int) -> str:
 
 
 def in_colour(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
-    """Red, green and blue [b 3 h w] of normalised ``images`` [b c h w], as far as they lie in [0, 1]."""
+    """Convert normalised ``images`` [b c h w] to red, green and blue [b 3 h w], not clamped to [0, 1]."""
     mean, std = (torch.as_tensor(x, dtype=torch.float32, device="cpu").view(-1, 1, 1) for x in (mean, std))
     shown = images.detach().float().cpu() * std + mean
     return shown[:, :3] if shown.shape[1] >= 3 else shown[:, :1].expand(-1, 3, -1, -1)
 
 
 def brightness(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> float:
-    """By what to multiply the colours of dark ``images`` [b c h w], so that they can be seen; 1 for all others."""
+    """Return the factor that makes dark ``images`` [b c h w] visible; 1 for all others."""
     shown = in_colour(images, mean, std).numpy()
     brightest = float(np.quantile(shown[np.isfinite(shown)], 1 - _HARDLY)) if np.isfinite(shown).any() else 0.0
     return 1 / brightest if _LEAST <= brightest < _DARK else 1.0
@@ -191,19 +190,19 @@ def brightness(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[flo
 def to_pixels(
     images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor, gain: float = 1.0
 ) -> np.ndarray:
-    """Colours uint8 [b h w 3] of normalised ``images`` [b c h w], ``gain`` times as bright.
+    """Convert normalised ``images`` [b c h w] to uint8 [b h w 3], multiplied by ``gain`` and clamped.
 
-    nan is black, inf white, and the rest is clamped.
+    NaN is black and inf is white.
     """
     shown = (gain * in_colour(images, mean, std)).clamp(0, 1).nan_to_num(nan=0.0)  # clamp brings inf to 1, leaves nan
     return (shown * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
 
 
 def tile_size(h: int, w: int, side: int, enlarged: int = _ENLARGED) -> tuple[int, int]:
-    """Height and width at which an image [h w] is shown, where ``side`` is what a square may have at most.
+    """Return the height and width at which an image [h w] is drawn; ``side`` is the largest side of a square.
 
-    Others get the same area, so that a spectrogram is not reduced to a stripe, up to twice the length. Small images are
-    enlarged by a whole factor, to about ``enlarged``.
+    Other shapes get the same area, so that a spectrogram does not become a stripe, but at most twice the length. Small
+    images are enlarged by an integer factor, to about ``enlarged``.
     """
 
     def fit(side: int) -> float:
@@ -221,14 +220,14 @@ def lay_out(
     title: Title | None = None,
     legend: dict[int, str] | None = None,
 ) -> Image.Image:
-    """The page: title, headings above their columns of framed tiles, the legend of what is hatched, the caption.
+    """Draw a page with title, headings, columns of framed tiles, legend and caption.
 
     Args:
-        pixels, marks: by heading [b h w 3] and [b h w].
-        caption: beneath all.
-        side: of a square tile at most.
-        title: above all.
-        legend: words by mark.
+        pixels, marks: colours [b h w 3] and marks [b h w] by heading.
+        caption: text below.
+        side: largest side of a square tile.
+        title: text above.
+        legend: meaning of each mark.
     """
     heading_font, caption_font, title_font = font(HEADING_SIZE), font(CAPTION_SIZE), font(_TITLE_SIZE, bold=True)
     columns = [set_column(heading, images, marks[heading], heading_font, side) for heading, images in pixels.items()]
@@ -256,7 +255,7 @@ def lay_out(
     x = MARGIN
     for column in columns:
         for i, line in enumerate(reversed(column.heading)):
-            # "s" is the baseline: letters with tails must not move a heading against its neighbours
+            # "s" aligns baselines: letters with descenders must not shift a heading
             base = top - SWATCH_GAP - HEADING_LINE * i
             pen.text((x + column.width / 2, base), line, SHEET_INK, heading_font, anchor="ms")
         for row, tile in enumerate(column.tiles):
@@ -293,12 +292,12 @@ def write_beneath(
 def set_column(
     heading: str, images: np.ndarray, marks: np.ndarray, type_face: ImageFont.FreeTypeFont, side: int
 ) -> Column:
-    """Bring ``images`` [b h w 3] and ``marks`` [b h w] to tile size, frame them, and break the heading to their width.
+    """Resize ``images`` [b h w 3] and ``marks`` [b h w] to tiles, frame them, and wrap the heading.
 
-    What is marked is hatched in the pixels of the tile, so that the lines are as wide in every sheet.
+    Marks are hatched in pixels of the tile, so that the lines have the same width in every sheet.
     """
     h, w = tile_size(images.shape[1], images.shape[2], side)
-    # hamming is sharp without the halos that lanczos draws around black patches
+    # Hamming is sharp without the halos of Lanczos around black patches
     resampling = Image.Resampling.NEAREST if h >= images.shape[1] else Image.Resampling.HAMMING
     hatches = {mark: hatch(mark, h, w) for mark in HATCHES}
     tiles = []
@@ -313,7 +312,7 @@ def set_column(
 
 
 def add_frame(image: np.ndarray) -> Image.Image:
-    """An image [h w 3] in a frame."""
+    """Draw a frame around an image [h w 3]."""
     h, w = image.shape[:2]
     tile = Image.new("RGB", (w + 2 * _FRAME, h + 2 * _FRAME), FRAME_GREY)
     tile.paste(Image.fromarray(image), (_FRAME, _FRAME))
@@ -321,18 +320,18 @@ def add_frame(image: np.ndarray) -> Image.Image:
 
 
 def font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, which matplotlib brings along: it has Greek letters, and is the same on every machine."""
+    """Load DejaVu Sans from matplotlib: it has Greek letters and is the same on every machine."""
     path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"DejaVuSans{'-Bold' * bold}.ttf")
     return ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)
 
 
 def widest_word(text: str, type_face: ImageFont.FreeTypeFont) -> int:
-    """Width in pixels of the longest word of ``text``, which cannot be broken."""
+    """Return the width in pixels of the longest word of ``text``."""
     return math.ceil(max((type_face.getlength(word) for word in text.split()), default=0))
 
 
 def wrap(text: str, type_face: ImageFont.FreeTypeFont, width: int) -> list[str]:
-    """Lines of ``text``, each at most ``width`` pixels wide unless it is a single word."""
+    """Break ``text`` into lines of at most ``width`` pixels, with at least one word each."""
     lines: list[str] = []
     for word in text.split():
         if lines and type_face.getlength(f"{lines[-1]} {word}") <= width:
@@ -343,13 +342,13 @@ def wrap(text: str, type_face: ImageFont.FreeTypeFont, width: int) -> list[str]:
 
 
 def to_png(page: Image.Image) -> bytes:
-    """The page as a PNG file, the same bytes every time."""
+    """Encode a page as PNG, deterministically."""
     buffer = io.BytesIO()
     page.save(buffer, "PNG", dpi=(SHEET_DPI, SHEET_DPI))
     return buffer.getvalue()
 
 
-# A page of tiles: rows of small pictures with words above each, marked patches, frames, and scales beneath.
+# A page of tiles: rows of small pictures with text above, marked patches, frames, and colour scales below.
 
 
 _MARK = "#ffd400"
@@ -359,22 +358,22 @@ TILE_SIDE, GAP, _GROUP_GAP, TILE_MARGIN = (
     0.2,
     0.15,
 )  # inches: a square tile, between tiles, between groups, around all
-_LINE = 0.155  # inches of a line of small letters
+_LINE = 0.155  # inches of a line of small text
 SMALL_TEXT, TITLE = 8, 11  # points
 _MIN_TILES_WIDTH = 4.6  # inches
-_BAR, _BAR_HEIGHT = 2.2, 0.1  # inches of a scale
-_THIN = 0.03  # share of a tile's side that would be hidden by its mark
+_BAR, _BAR_HEIGHT = 2.2, 0.1  # inches of a colour scale
+_THIN = 0.03  # fraction of a tile's side below which a mark needs thin lines
 _MISSING_COLOUR = (0.85, 0.85, 0.85)
 
 
 class Scale(NamedTuple):
-    """Which numbers are of which colour.
+    """Colour scale.
 
     Attributes:
-        name: what the numbers are.
-        low, high: its ends; what lies beyond has their colour.
+        name: name of the quantity.
+        low, high: ends of the scale; values beyond are clamped.
         colours: name of a colour map of matplotlib.
-        ends: words at its ends, in the place of the numbers.
+        ends: labels of the ends instead of the numbers.
     """
 
     name: str
@@ -384,20 +383,20 @@ class Scale(NamedTuple):
     ends: tuple[str, str] | None = None
 
     def shade(self, values: np.ndarray) -> np.ndarray:
-        """Colours uint8 [h w 3] of numbers [h w]; nan is grey."""
+        """Convert numbers [h w] to colours uint8 [h w 3]; NaN is grey."""
         table = matplotlib.colormaps[self.colours].with_extremes(bad=_MISSING_COLOUR)
         shown = table(Normalize(self.low, self.high)(np.ma.masked_invalid(values)))
         return (255 * np.asarray(shown)[..., :3]).round().astype(np.uint8)
 
 
 class Tile(NamedTuple):
-    """One small picture.
+    """Small picture on a page.
 
     Attributes:
-        picture: colours uint8 [h w 3]; it fills the tile, however large it is.
-        words: above it.
-        mark: a rectangle (top, left, height, width) in shares of the tile's sides.
-        frame: its colour.
+        picture: colours uint8 [h w 3], resized to the tile.
+        words: text above.
+        mark: rectangle (top, left, height, width) in fractions of the tile's sides.
+        frame: colour of the frame.
         coloured: further rectangles, each with its colour.
     """
 
@@ -475,12 +474,12 @@ def draw_tiles(
 
 
 def empty_tile(h: int, w: int) -> np.ndarray:
-    """What stands for no picture: hatched, colours uint8 [h w 3]."""
+    """Draw a hatched tile, uint8 [h w 3], in place of a missing picture."""
     return hatch(EMPTY_MARK, h, w)
 
 
 def wrap_caption(text: str, width: float) -> str:
-    """A text in small letters, broken into lines of a page of ``width`` inches."""
+    """Break a small text into lines for a page of ``width`` inches."""
     return "\n".join(wrap(text, font(round(SMALL_TEXT * DPI / 72)), _pixels(width)))
 
 
@@ -489,7 +488,7 @@ def _pixels(width: float) -> int:
 
 
 def _draw_tile(at: Axes, tile: Tile, height: float) -> None:
-    """A tile of so many inches."""
+    """Draw a tile of ``height`` inches."""
     enlarged = tile.picture.shape[0] <= height * DPI
     at.imshow(tile.picture, extent=(0, 1, 1, 0), aspect="auto", interpolation="nearest" if enlarged else "hamming")
     at.set(xticks=[], yticks=[])
@@ -497,7 +496,7 @@ def _draw_tile(at: Axes, tile: Tile, height: float) -> None:
     marks = [((tile.mark, _MARK),) if tile.mark is not None else (), tile.coloured]
     for (top, left, tall, wide), own in (one for each in marks for one in each):
         thin = min(tall, wide) < _THIN
-        for colour, line in ((INK, 1.4 if thin else 2.6), (own, 0.8 if thin else 1.4)):  # seen on light and on dark
+        for colour, line in ((INK, 1.4 if thin else 2.6), (own, 0.8 if thin else 1.4)):  # visible on light and dark
             at.add_patch(Rectangle((left, top), wide, tall, fill=False, edgecolor=colour, linewidth=line))
 
 

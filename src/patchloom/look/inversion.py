@@ -1,4 +1,4 @@
-"""The sheet of inversions: images, what the encoder is given of them, and what it takes for the same."""
+"""Feature inversion: images generated to have the same features as the visible patches of others."""
 
 from __future__ import annotations
 
@@ -42,28 +42,27 @@ from patchloom.patches.tokens import gather_tokens, patchify, scatter_tokens, un
 from patchloom.questions.question import Sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
-# A deep image prior: untrained convolutional generators, of which each can be fitted to one picture.
+# Deep image prior: untrained convolutional generators, each fitted to one image.
 
 
-NOISE_CHANNELS, _NOISE_SIZE = 32, 0.1  # channels of what a generator starts from, and the upper end of its values
-_WIDTHS = (16, 32, 64, 128, 128, 128)  # channels at each scale, from the image's own; as for inversion in their paper
-SKIPPED = 4  # channels that a skip passes on
-_SMALLEST = 4  # pixels along the shorter side at the last scale: reflection needs two
+NOISE_CHANNELS, _NOISE_SIZE = 32, 0.1  # channels of the input noise, and its largest value
+_WIDTHS = (16, 32, 64, 128, 128, 128)  # channels at each scale, from full resolution, as in the paper's inversions
+SKIPPED = 4  # channels of a skip connection
+_SMALLEST = 4  # pixels of the shorter side at the last scale; reflection padding needs two
 
 
 class Generators(nn.Module):
-    """Generators r(z), one an image, that share neither a weight nor a statistic: an hourglass with skips each.
+    """Independent generators r(z), one per image: hourglass networks with skip connections.
 
-    They are computed together, as groups of one convolution. All begin with the same weights and the same noise z,
-    so that only what they are fitted to makes their pictures differ. Every convolution reflects the image at its
-    border and is followed by batch norm, whose statistics are those of the one picture, and a leaky ReLU.
+    They are computed together as groups of one convolution. All start with the same weights and the same noise z.
+    Every convolution has reflection padding and is followed by batch norm over the one image, and a leaky ReLU.
 
     Args:
-        images: how many generators b there are.
-        channels: of the images, c.
+        images: number b of generators.
+        channels: number c of image channels.
         size: height and width of the images in pixels.
-        seed: of weights and noise.
-        widths: channels at each scale, each half as large as the one before; a small image has fewer scales.
+        seed: random seed of weights and noise.
+        widths: channels at each scale, each half the size of the one before; small images have fewer scales.
     """
 
     noise: Tensor
@@ -91,7 +90,7 @@ class Generators(nn.Module):
         self.last = _convolution(images, rising[0], channels, 1, 1, drawn)
 
     def forward(self) -> Tensor:
-        """The pictures [b c h w], in [0, 1]."""
+        """Generate images [b c h w] in [0, 1]."""
         down, skipped = self.noise, []
         for skip, halve in zip(self.skip, self.halve, strict=True):
             skipped.append(skip(down))
@@ -104,7 +103,7 @@ class Generators(nn.Module):
 
 
 class _Layer(nn.Sequential):
-    """A convolution of each picture's channels, with its norm and activation."""
+    """Convolution with norm and activation, grouped by image."""
 
     def __init__(self, images: int, width: int, out: int, kernel: int, stride: int, drawn: torch.Generator):
         super().__init__(
@@ -116,7 +115,7 @@ class _Layer(nn.Sequential):
 
 
 def _convolution(images: int, width: int, out: int, kernel: int, stride: int, drawn: torch.Generator) -> nn.Conv2d:
-    """One a picture, all with the same first weights."""
+    """Return a convolution grouped by image; all groups have the same initial weights."""
     made = skip_init(nn.Conv2d, images * width, images * out, kernel, stride, groups=images)
     bound = 1 / math.sqrt(width * kernel * kernel)
     with torch.no_grad():
@@ -126,23 +125,23 @@ def _convolution(images: int, width: int, out: int, kernel: int, stride: int, dr
     return made
 
 
-# Pictures that an encoder takes for an image of which it sees a part: inversion by a deep image prior.
+# Inversion of features with a deep image prior.
 
 
 InvertedFeature = Literal["patches", "class", "instance"]
-_STEPS, _RATE = 3000, 1e-3  # of Adam, ExtreMA's
+_STEPS, _RATE = 3000, 1e-3  # of Adam, as in ExtreMA
 _SWIN_RATIOS = 0.0, 0.75
 
 
 @dataclass(frozen=True)
 class Inversion:
-    """Images and what an encoder takes for them.
+    """Generated images with the same features as the originals.
 
     Attributes:
-        images: [b c h w] what was fitted, normalised as the encoder wants it; pixels in [0, 1] before that.
-        given: [b c h w] what the encoder saw of the originals, nan elsewhere.
-        curve: [steps+1 b] the distance of the features before each step, and after the last one: their squared
-            difference over the squared length of the original's.
+        images: [b c h w] generated images, normalised for the encoder.
+        given: [b c h w] visible patches of the originals, NaN elsewhere.
+        curve: [steps+1 b] distance of the features before each step and after the last one: the squared difference
+            divided by the squared norm of the original's features.
     """
 
     images: Tensor
@@ -151,21 +150,21 @@ class Inversion:
 
     @property
     def before(self) -> Tensor:
-        """[b] the distance of what an untrained generator draws."""
+        """Distance [b] of the images of the untrained generators."""
         return self.curve[0]
 
     @property
     def after(self) -> Tensor:
-        """[b] the distance of ``images``."""
+        """Distance [b] of ``images``."""
         return self.curve[-1]
 
 
 class FittingProgress(StatusMessage):
-    """What is told while generators are fitted: the time left, and how near they are.
+    """Status message with the time left and the distance while generators are fitted.
 
     Args:
-        steps: of all fits together.
-        what: is fitted.
+        steps: number of steps of all fits together.
+        what: name of the work.
     """
 
     def __init__(self, steps: int, what: str = "inverting"):
@@ -173,13 +172,13 @@ class FittingProgress(StatusMessage):
         self.share: Tensor | None = None
 
     def line(self) -> str:
-        """The time left first, since a narrow terminal cuts the end."""
+        """Return the message, with the time left first because a narrow terminal cuts the end."""
         if not self.done or self.share is None:
             return f"{self.what} ..."
         spent = time.monotonic() - self.begun
         left = spent / self.done * max(0, (self.total or 0) - self.done)
         count = f"step {self.done:,} of {self.total:,}"
-        return f"{duration(left)} left · {self.what}: {count}, distance {float(self.share):.2%} of what it was"
+        return f"{duration(left)} left · {self.what}: {count}, distance {float(self.share):.2%} of the start"
 
 
 def invert(
@@ -193,26 +192,24 @@ def invert(
     seed: int = 0,
     fitting: FittingProgress | None = None,
 ) -> Inversion:
-    """Fit a picture to an image so that an encoder cannot tell them apart by a part of it (ExtreMA, Figs. 2, 7, 8).
+    """Generate images whose features match those of the visible patches of others (ExtreMA, Figs. 2, 7, 8).
 
-    The encoder is given the visible patches of the image alone, as in pre-training, and keeps what it makes of them. A
-    generator `Generators` that never saw an image is then fitted until the encoder, given *all* of its picture, makes
-    the same of those patches (or of the class token): so ExtreMA's "features of its image match those of the visible
-    patches" is read here. Were the picture masked, too, nothing would be asked of its other patches, and the generator
-    would fill them with what is smooth, whatever the encoder knows. As it is, they have to be what the encoder takes
-    for granted beside the visible ones: a picture of what it infers.
+    The encoder computes the features of the visible patches only, as in pre-training. An untrained `Generators` is then
+    fitted until the encoder, given *all* patches of its image, computes the same features for those patches (or the
+    class token). This is how ExtreMA's "features of its image match those of the visible patches" is read here. If the
+    generated image were masked as well, its other patches would be unconstrained and smooth. Here, they have to be
+    consistent with the visible ones and show what the encoder infers.
 
     Args:
-        one: an encoder, whose weights, and their gradients, stay as they are; with its card, by whose mean and
-            deviation the images are normalised, and the class attention beside it, of ExtreMA, for "instance".
-        images: [b c h w] normalised. Each has a generator of its own, and one mask is for all.
-        ratio: share γ of the patches that are withheld. Of a Swin: 0, or 0.75, one patch of each 2x2 cell.
-        of: what is compared: the visible patches' tokens, the class token, or ExtreMA's instance representation.
-        block: number, from 1, of the block whose tokens are compared; None: the last, after the final norm. For
-            "instance" it is the last one always.
-        steps: of Adam, at 1e-3; 3,000 in the paper.
-        seed: of the mask, and of the generators.
-        fitting: is told of each step; None: a line is shown if it takes a while.
+        one: encoder; its weights and their gradients are not changed. "instance" needs the class attention of ExtreMA.
+        images: normalised images [b c h w]. Each has its own generator; all share one mask.
+        ratio: fraction γ of hidden patches. For a Swin: 0, or 0.75, which keeps one patch of each 2x2 cell.
+        of: features to match: tokens of the visible patches, the class token, or ExtreMA's instance representation.
+        block: number, from 1, of the block whose tokens are matched; None: the last one after the final norm.
+            "instance" always uses the last block.
+        steps: number of steps of Adam at a learning rate of 1e-3; 3,000 in the paper.
+        seed: random seed of the mask and the generators.
+        fitting: status message to advance; None: a new one.
     """
     vit, head = one.vit, one.head
     if steps < 1:
@@ -233,7 +230,7 @@ def invert(
     statistics = [torch.tensor(each, device=images.device).view(-1, 1, 1) for each in (one.card.mean, one.card.std)]
 
     def distance() -> tuple[Tensor, Tensor]:
-        drawn = normalize(generators(), *statistics)  # in full precision, whatever the encoder's
+        drawn = normalize(generators(), *statistics)  # in full precision, independent of the encoder's
         features = _features(vit, all_patches(drawn.to(images.dtype), n), of, head, block).float()
         if of == "patches":
             features = gather_tokens(features, keep)
@@ -246,7 +243,7 @@ def invert(
         for _ in range(steps):
             off, _ = distance()
             curve.append(off.detach())
-            # not backward(): that would give the encoder's weights gradients, too
+            # backward() would also set gradients of the encoder's weights
             for weight, slope in zip(weights, torch.autograd.grad(off.sum(), weights), strict=True):
                 weight.grad = slope
             adam.step()
@@ -254,18 +251,18 @@ def invert(
             telling.share = curve[-1].mean() / curve[0].mean()
         with torch.no_grad():
             off, drawn = distance()
-    return Inversion(drawn, _shown(vit, images, keep), torch.stack([*curve, off]))
+    return Inversion(drawn, _visible_pixels(vit, images, keep), torch.stack([*curve, off]))
 
 
 def _visible(vit: Encoder, ratio: float, generator: torch.Generator) -> Tensor:
-    """Which patches [1 k] are visible."""
+    """Draw the visible patches [1 k]."""
     if not 0 <= ratio < 1:
-        raise PatchloomError(f"the share of patches withheld must be 0 or more and below 1, not {ratio:g}")
+        raise PatchloomError(f"the fraction of hidden patches must be 0 or more and below 1, not {ratio:g}")
     if is_hierarchical(vit) and ratio:
         if ratio not in _SWIN_RATIOS or any(side % 2 for side in grid_size(vit)):
             raise PatchloomError(
-                "of a Swin none of the patches can be withheld, or three of each 2x2 cell of an even grid: invert with "
-                "a ratio of 0 or 0.75"
+                "a Swin can hide no patches, or three of each 2x2 cell of an even grid: invert with a ratio of 0 or "
+                "0.75"
             )
         return uniform_partition(1, grid_size(vit), generator)[0]
     n = patch_count(vit)
@@ -275,14 +272,14 @@ def _visible(vit: Encoder, ratio: float, generator: torch.Generator) -> Tensor:
 def _features(
     vit: Encoder, given: EncoderInput, of: InvertedFeature, head: InstanceHead | None, block: int | None
 ) -> Tensor:
-    """Features [b k d], or [b 1 d] of the whole image."""
+    """Return features [b k d], or [b 1 d] of the whole image."""
     if is_hierarchical(vit):
         if block is not None:
             raise PatchloomError("a Swin's blocks have patches of several sizes: invert its last one")
         return encode(vit, given)
     names = layer_names(vit)
     if block is not None and not 1 <= block < len(names) - 1:
-        raise PatchloomError(f"the encoder has blocks 1 to {len(names) - 2}, and no block {block}")
+        raise PatchloomError(f"the encoder has no block {block}: choose from 1 to {len(names) - 2}")
     # the head takes tokens before the final norm
     last = block or len(names) - (2 if of == "instance" else 1)
     tokens = next(islice(attend_each(vit, embed(vit, given)), last, None))
@@ -292,8 +289,8 @@ def _features(
     return tokens[:, :1] if of == "class" else tokens[:, prefix_count(vit) :]
 
 
-def _shown(vit: Encoder, images: Tensor, keep: Tensor) -> Tensor:
-    """The visible patches [b c h w] of images, nan elsewhere."""
+def _visible_pixels(vit: Encoder, images: Tensor, keep: Tensor) -> Tensor:
+    """Return images [b c h w] with NaN in hidden patches."""
     patches = patchify(images, patch_size(vit))
     return unpatchify(
         scatter_tokens(gather_tokens(patches, keep), keep, torch.full_like(patches, torch.nan)),
@@ -302,29 +299,29 @@ def _shown(vit: Encoder, images: Tensor, keep: Tensor) -> Tensor:
     )
 
 
-FEW_STEPS, _FEW_PIXELS = 300, 2**15  # on a CPU, and the pixels of all its images together
+FEW_STEPS, _FEW_PIXELS = 300, 2**15  # limits on a CPU: steps, and pixels of all images together
 _RATIOS = 0.0, 0.5, 0.8, 0.9
 MAX_INVERTED_IMAGES = 4  # images of a sheet
-# of the distance; MP3 showed nothing with 20 % of it left, and the animal with 2 %
+# remaining fraction of the distance: images of MP3's encoder showed nothing at 20 %, and the animal at 2 %
 _UNFINISHED = 0.1
 _CALLED = {"class": "class token", "instance": "instance token"}
 
 
 class InversionFit(NamedTuple):
-    """One inversion of a sheet: the share of patches withheld, and what is compared."""
+    """Inversion of a sheet: the fraction of hidden patches, and the features to match."""
 
     ratio: float
     of: InvertedFeature
 
     def heading(self) -> str:
-        """Above its column."""
+        """Return the heading of its column."""
         return f"inverted, {_CALLED.get(self.of) or f'γ {self.ratio:g}'}"
 
 
 def fits_of(asked: LookRequest) -> list[InversionFit]:
-    """What is inverted: patch tokens at several ratios, and what stands for the whole image, if there is such a token.
+    """Return the inversions of an encoder: patch tokens at several ratios, and the class or instance token, if any.
 
-    Of a Swin there are the ratios that its windows allow, and of earlier blocks there is no instance token.
+    A Swin has only the ratios that its windows allow. Earlier blocks have no instance token.
     """
     vit = asked.encoder.vit
     ratios: Sequence[float] = _RATIOS
@@ -337,10 +334,10 @@ def fits_of(asked: LookRequest) -> list[InversionFit]:
 
 
 def draw_inversion(asked: LookRequest) -> list[Path]:
-    """Draw images, what the encoder is given of them, and what it takes for the same, at several mask ratios.
+    """Draw images, their visible patches, and inversions at several mask ratios.
 
-    On a CPU there are fewer steps than the paper's, and fewer images, so that it ends within minutes. ``asked.steps``
-    has its way on any machine.
+    On a CPU there are fewer steps than in the paper and fewer images, so that it takes minutes. ``asked.steps``
+    overrides the number of steps.
     """
     (name, vit, card, _), fits = asked.encoder, fits_of(asked)
     slow = asked.device.type == "cpu"
@@ -386,19 +383,17 @@ def _caption(asked: LookRequest, found: dict[InversionFit, Inversion], block: in
     left = {fit: (inverted.after / inverted.before).mean().item() for fit, inverted in found.items()}
     shares = [f"{100 * share:.2g} % ({_CALLED.get(fit.of) or f'γ {fit.ratio:g}'})" for fit, share in left.items()]
     said = [
-        "A deep image prior, an untrained network that draws "
-        f"{asked.encoder.modality.noun}, was fitted until the encoder makes the same of the visible patches, whether "
-        "it "
-        "is given them alone or the whole of what was drawn. Look at where patches were withheld: what is there, the "
-        "encoder infers from the others. What is lost at γ 0, such as brightness, its features do not tell.",
-        f"Compared are features after {'the last norm' if block is None else f'block {block}'}. Their distance fell to "
-        f"{', '.join(shares)} of what it was, in {steps:,} steps"
+        f"{asked.encoder.modality.noun.capitalize()} generated by a deep image prior, an untrained network, so that "
+        "the features of the visible patches are the same as in the original. Hidden patches show what the encoder "
+        "infers from the others. Anything that is lost at γ 0, such as brightness, is not in its features.",
+        f"The features are those after {'the last norm' if block is None else f'block {block}'}. Their distance fell "
+        f"to {', '.join(shares)} of its start in {steps:,} steps"
         + (f"; the paper has {_STEPS:,}, which show more detail." if steps < _STEPS else "."),
     ]
     if max(left.values()) > _UNFINISHED:
-        said.append(f"Where more than {100 * _UNFINISHED:.0f} % is left, the fit is not finished: give more --steps.")
+        said.append(f"If more than {100 * _UNFINISHED:.0f} % remain, the fit is not finished: give more --steps.")
     if not has_positions(vit):
-        said.append("This encoder knows no positions: nothing tells it where withheld patches lie.")
+        said.append("This encoder knows no positions, so it does not know where hidden patches are.")
     if any(fit.of == "class" for fit in found):
-        said.append("A class token of which no loss asked anything, as MAE's, is met by a picture that shows nothing.")
+        said.append("A class token without a loss, such as MAE's, is matched by meaningless images.")
     return " ".join([*said, "As in ExtreMA, Figs. 2, 7 and 8."])

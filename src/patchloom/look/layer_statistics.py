@@ -1,4 +1,4 @@
-"""How features change from block to block: their frequencies, their rank, and how alike they are to one another."""
+"""Statistics of features by block: frequency content, effective rank and similarity."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from patchloom.nets.encode import grid_size, layer_names, patch_count, patch_lay
 from patchloom.nets.swin import is_hierarchical
 from patchloom.questions.collapse import effective_rank
 
-IMAGES, _FEWEST = 64, 8  # images, and of very many patches each at least
-_PATCHES = 2048  # of all images, drawn by lot, of which rank and similarity are taken
-_ENOUGH = 16384  # patches of all images
+IMAGES, _FEWEST = 64, 8  # number of images, and its minimum for images with many patches
+_PATCHES = 2048  # patches of all images, drawn at random, for rank and similarity
+_ENOUGH = 16384  # sufficient number of patches of all images
 _BATCH = 8
-_LEAST = 1e-6  # amplitude that is taken for none
+_LEAST = 1e-6  # added to amplitudes before the logarithm
 _MAPS = 3  # in a row
 _WIDTH = 9.6  # inches
 _NOTHING = np.array([])
 
 
 class Depth(NamedTuple):
-    """What is measured of the patch features after each block, and of those that enter the first: l of them.
+    """Statistics of the patch features before the first block and after each block, l in total.
 
     Attributes:
-        layers: names [l], as of `layer_names` but the last norm.
-        fourier: [l] log-amplitude of the highest frequency less that of frequency 0; nan on a single patch.
+        layers: names [l], as in `layer_names` without the last norm.
+        fourier: [l] log-amplitude of the highest frequency minus that of frequency 0; NaN for a single patch.
         rank: [l] effective rank.
         similarity: [l l] linear CKA.
-        patches: how many patches rank and similarity are of.
+        patches: number of patches for rank and similarity.
     """
 
     layers: tuple[str, ...]
@@ -54,11 +54,11 @@ class Depth(NamedTuple):
 
 
 def relative_log_amplitude(maps: Tensor) -> Tensor:
-    """Log-amplitude by frequency [f] of feature maps [b rows columns d], less that of frequency 0.
+    """Return the log-amplitude by frequency [f] of feature maps [b rows columns d], minus that of frequency 0.
 
-    As Park & Kim ("How do vision transformers work?", 2022) and their program have it: natural logarithms of the
-    amplitudes of the two-dimensional Fourier transform, averaged over images and channels, along the half diagonal,
-    from frequency 0 to π, or as near to it as an odd side comes. A side of one patch has frequency 0 alone.
+    As in Park & Kim ("How do vision transformers work?", 2022) and their code: natural logarithms of the amplitudes of
+    the two-dimensional Fourier transform, averaged over images and channels, along the half diagonal, from frequency 0
+    to π, or as near to it as an odd side allows. A side of one patch has only frequency 0.
     """
     rows, columns = maps.shape[1:3]
     amplitude = torch.fft.fft2(maps.float(), dim=(1, 2), norm="forward").abs()
@@ -70,21 +70,20 @@ def relative_log_amplitude(maps: Tensor) -> Tensor:
 
 
 def linear_cka(a: Tensor, b: Tensor) -> float:
-    """Linear centred kernel alignment of features [m d] and [m e] of the same m examples, in [0, 1].
+    """Return the linear centred kernel alignment of features [m d] and [m e] of the same m examples, in [0, 1].
 
-    1 if one is a rotation of the other, moved and enlarged as one likes (Kornblith et al. 2019):
-    ‖bᵀa‖² / (‖aᵀa‖ ‖bᵀb‖) of centred features. nan if all examples are the same in one of them.
+    It is ‖bᵀa‖² / (‖aᵀa‖ ‖bᵀb‖) of centred features (Kornblith et al. 2019), which is 1 if one is a rotation,
+    translation and scaling of the other. NaN if all examples are equal in one of them.
     """
     if len(a) != len(b):
-        raise ValueError(f"features of {len(a)} and of {len(b)} examples cannot be compared: give those of the same")
+        raise ValueError(f"features of {len(a)} and of {len(b)} examples cannot be compared: give the same examples")
     return _shared(_scaled(a), _scaled(b))
 
 
 def measure_depth(one: NamedEncoder, images: Tensor, seed: int = 0) -> Depth:
-    """Measure an encoder's patch features of images [b c h w] in all of its layers.
+    """Measure an encoder's patch features of images [b c h w] in all layers.
 
-    Rank and similarity are of the same `_PATCHES` patches of all images in all layers; of a Swin, of units, over which
-    its maps are averaged.
+    Rank and similarity use the same `_PATCHES` patches in all layers. The maps of a Swin are averaged to its last grid.
     """
     vit, layers = one.vit, layer_names(one.vit)[:-1]
     many = len(images) * patch_count(vit)
@@ -112,7 +111,7 @@ def measure_depth(one: NamedEncoder, images: Tensor, seed: int = 0) -> Depth:
 
 
 def draw_depth(asked: LookRequest) -> list[Path]:
-    """Draw the layers of the encoder and of those beside it, as ``depth.png`` and ``depth.csv``."""
+    """Draw the layer statistics of the encoder and those for comparison as ``depth.png`` and ``depth.csv``."""
     found: list[tuple[str, Depth]] = []
     counts = []
     for one in asked.all_encoders():
@@ -148,28 +147,28 @@ def _named_measures(depth: Depth) -> list[tuple[str, list[float]]]:
 
 
 def _scaled(features: Tensor) -> Tensor:
-    """Features [m d] that are centred, and so long that ‖xᵀx‖ is 1."""
+    """Centre features [m d] and scale them so that ‖xᵀx‖ is 1."""
     x = features.float() - features.float().mean(0)
-    x = x / x.square().mean().sqrt()  # else large ones overflow
+    x = x / x.square().mean().sqrt()  # prevents overflow
     return x / _shared(x, x) ** 0.25
 
 
 def _shared(x: Tensor, y: Tensor) -> float:
-    """‖yᵀx‖² of features [m d] and [m e], by whichever matrices are the smaller."""
+    """Return ‖yᵀx‖² of features [m d] and [m e], computed with the smaller matrices."""
     if len(x) < min(x.shape[1], y.shape[1]):
         return float(((x @ x.T) * (y @ y.T)).sum(dtype=torch.float64))
     return float((y.T @ x).square().sum(dtype=torch.float64))
 
 
 def _by_unit(maps: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Maps [b rows columns d], averaged over a Swin's units, so that all are of the same places."""
+    """Average maps [b rows columns d] of a Swin to the last grid."""
     if tuple(maps.shape[1:3]) == tuple(grid):
         return maps
     return F.adaptive_avg_pool2d(maps.permute(0, 3, 1, 2), grid).permute(0, 2, 3, 1)
 
 
 def _draw_curves(figure: SubFigure, found: Sequence[tuple[str, Depth]]) -> None:
-    """A panel for the frequencies and one for the rank, with a line an encoder."""
+    """Draw panels for frequencies and rank with a line per encoder."""
     depths = {len(depth.layers) for _, depth in found}
     kinds = {depth.layers[-1].split()[0] for _, depth in found}
     alike = len(depths) == len(kinds) == 1
@@ -186,15 +185,15 @@ def _draw_curves(figure: SubFigure, found: Sequence[tuple[str, Depth]]) -> None:
             if np.isfinite(values[-1]):
                 labels.append((float(values[-1]), f"{short_name(name)} {values[-1]:.3g}", colour, "bold"))
         frame_panel(axes, panel)
-        axes.set_xlabel("share of the depth")
+        axes.set_xlabel("fraction of the depth")
         if alike:
-            axes.set_xlabel(f"after {min(kinds)} (0: what enters the first)")
+            axes.set_xlabel(f"after {min(kinds)} (0: input of the first)")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         write_beside(axes, labels)
 
 
 def _draw_maps(figure: SubFigure, found: Sequence[tuple[str, Depth]]) -> None:
-    """A heat map of similarity for each encoder."""
+    """Draw a heat map of similarity for each encoder."""
     rows = -(-len(found) // _MAPS)
     places = figure.subplots(rows, _MAPS, squeeze=False).flatten()
     for axes in places[len(found) :]:
@@ -207,31 +206,32 @@ def _draw_maps(figure: SubFigure, found: Sequence[tuple[str, Depth]]) -> None:
             axis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[:].set_visible(False)
     bar = figure.colorbar(shown, ax=places[: len(found)].tolist(), shrink=0.7, aspect=18)
-    bar.set_label("0: nothing in common, 1: the same but for a rotation", fontsize=8)
+    bar.set_label("0: unrelated, 1: equal up to a rotation", fontsize=8)
     bar.outline.set_visible(False)
 
 
 def _caption(asked: LookRequest, found: Sequence[tuple[str, Depth]], counts: Sequence[int]) -> str:
     patches = min(depth.patches for _, depth in found)
-    lot = ", drawn by lot" if patches == _PATCHES else ""
+    lot = ", drawn at random" if patches == _PATCHES else ""
     item, noun = asked.encoder.modality.item, asked.encoder.modality.noun
     many = f"{min(counts)} {noun}" if min(counts) > 1 else f"a single {item}"
     said = [
-        f"Of {many}; rank and similarity of {patches:,} patches of {'them' if min(counts) > 1 else 'it'}{lot}.",
-        f"Left: how much of the features is at the finest scale, beside their mean over the {item}, in natural "
-        "logarithms; downwards, fine detail is averaged away from block to block (Park & Kim 2022).",
-        "Right: in how many directions the features spread (Garrido et al. 2023); few mean that all patches are "
-        "much alike.",
-        "Beneath: how alike two blocks are (linear CKA, Kornblith et al. 2019). Bright squares are blocks that change "
-        "little; look where they end.",
+        f"Measured on {many}; rank and similarity on {patches:,} patches of {'them' if min(counts) > 1 else 'it'}"
+        f"{lot}.",
+        f"Left: amplitude of the highest frequency of the features relative to their mean over the {item} (natural "
+        "logarithm); a falling curve means that blocks average fine detail away (Park & Kim 2022).",
+        "Right: effective rank, the number of directions in which the features vary (Garrido et al. 2023); a low rank "
+        "means that all patches are similar.",
+        "Bottom: similarity of blocks (linear CKA, Kornblith et al. 2019). Bright squares are groups of blocks that "
+        "change little; look where they end.",
     ]
     if patches < _PATCHES:
-        said.append("Of so few patches rank is smaller than it is of many, and similarity larger.")
+        said.append(f"With only {patches:,} patches, rank is lower and similarity higher than with many.")
     if any(is_hierarchical(one.vit) for one in asked.all_encoders()):
-        said.append("Of a Swin each stage is a point, and its maps are averaged to the grid of the last one.")
+        said.append("For a Swin each stage is a point, and its maps are averaged to the grid of the last one.")
     grids = {grid_size(one.vit) for one in asked.all_encoders()}
     if any(rows * columns == 1 for rows, columns in grids):
-        said.append("Of a single patch there are no frequencies.")
+        said.append("A single patch has no frequencies.")
     elif any(1 in grid for grid in grids):
-        said.append("Of a single row of patches, the frequencies are those along it.")
+        said.append("For a single row of patches, the frequencies are those along it.")
     return " ".join(said)

@@ -1,4 +1,4 @@
-"""The verb ``look``: pictures of a run's task, and of what an encoder sees."""
+"""The verb ``look``: pictures of a run's pretext task and of an encoder's features."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from patchloom.runs.task import LoadedTask, load_task, step_of_weights
 from patchloom.sizes import to_pair
 from patchloom.system.hardware import usable_device
 
-# Which pictures of an encoder there are, and how those that a user names are drawn.
+# The pictures of an encoder, and the options that select them.
 
 
 TASK_PICTURES, ALL_PICTURES = "task", "all"
-# what each is called, and who draws it; imported when it is asked for
+# names of the pictures, and the functions that draw them, imported when needed
 PICTURES: Mapping[str, str] = {
     "attention": "patchloom.look.attention.draw_attention",
     "relative": "patchloom.look.attention_distance.draw_relative",
@@ -54,19 +54,19 @@ PICTURES: Mapping[str, str] = {
 
 
 def parse_pictures(what: str | Sequence[str]) -> list[str]:
-    """The pictures that are meant, `TASK_PICTURES` among them or not."""
+    """Return the names of the requested pictures, which may include `TASK_PICTURES`."""
     words = [word.strip() for word in (what.split(",") if isinstance(what, str) else what)]
     known = [TASK_PICTURES, *PICTURES, ALL_PICTURES]
     for word in words:
         if word not in known:
             raise PatchloomError(
-                f"--what {word}: there is no such picture{suggestion(word, known, ':')} it takes {listing(known)}"
+                f"--what {word}: there is no such picture{suggestion(word, known, ':')} choose from {listing(known)}"
             )
     return [TASK_PICTURES, *PICTURES] if ALL_PICTURES in words else list(dict.fromkeys(words))
 
 
 def parse_blocks(blocks: str | int | Sequence[int] | None, vit: Encoder) -> tuple[int, ...] | None:
-    """Numbers of blocks, from 1, such as those of ``3,12``; None where none are named."""
+    """Return numbers of blocks, from 1, such as those of ``3,12``; None if none are given."""
     if blocks is None:
         return None
     words = blocks.split(",") if isinstance(blocks, str) else [blocks] if isinstance(blocks, int) else blocks
@@ -78,9 +78,9 @@ def parse_blocks(blocks: str | int | Sequence[int] | None, vit: Encoder) -> tupl
 
 
 def parse_points(query: str | Sequence[float] | None, size: tuple[int, int], most: int = 1) -> tuple[ImagePoint, ...]:
-    """Return the points of an image of ``size`` (h, w) that a query such as ``80,40`` names: x, y in pixels.
+    """Return the points (x, y) in an image of ``size`` (h, w) of a query such as ``80,40``, in pixels.
 
-    Several stand between semicolons, as in ``80,40;20,60``.
+    Semicolons separate several points, as in ``80,40;20,60``.
     """
     if query is None:
         return ()
@@ -93,18 +93,18 @@ def parse_points(query: str | Sequence[float] | None, size: tuple[int, int], mos
     if len(numbers) == 2 * len(places) > 2 * most:
         raise PatchloomError(
             f"--query {query} has {len(places)} points: give {'one' if most == 1 else f'{most} or fewer'}"
-            f"{', or --what attention --heads mean alone, which takes several' if most == 1 else ''}"
+            f"{', or only --what attention --heads mean, which takes several' if most == 1 else ''}"
         )
     if not places or len(numbers) % 2 or not all(0 <= one.x < w and 0 <= one.y < h for one in places):
         raise PatchloomError(
-            f"--query takes x,y in pixels of what the encoder is given, {w} wide and {h} high, such as "
-            f"{w // 2},{h // 2}: not {query}"
+            f"--query {query} is not a point x,y in pixels of the encoder's input, {w} wide and {h} high: give one, "
+            f"such as {w // 2},{h // 2}"
         )
     return places
 
 
 def named_encoder(run: PathLike, model: str | None, size: tuple[int, int] | None, device: torch.device) -> NamedEncoder:
-    """An encoder as it is looked at."""
+    """Load an encoder for pictures."""
     vit, card = load_encoder(run, model)
     head = load_extra_module(run, "pooling")
     return _sized(card.name, vit, card, head if isinstance(head, InstanceHead) else None, size, device)
@@ -120,28 +120,28 @@ def _sized(
 ) -> NamedEncoder:
     if size is not None and size != input_size(vit):
         if card.sound is not None:
-            raise PatchloomError(f"--img_size is for images, and {card.name} is an encoder of recordings: leave it out")
+            raise PatchloomError(f"--img_size is only for images, and {card.name} encodes recordings: leave it out")
         vit = at_size(vit, card, size)
     return NamedEncoder(name, vit.to(device).eval(), card, None if head is None else head.to(device).eval())
 
 
 def untrained_encoder(encoder: NamedEncoder, seed: int, device: torch.device) -> NamedEncoder:
-    """The untrained twin of an encoder, at its size."""
+    """Return an untrained encoder of the same architecture and size."""
     twin, fresh = untrained_twin(encoder.card, encoder.head, seed)
     return _sized(UNTRAINED, twin, encoder.card, fresh, input_size(encoder.vit), device)
 
 
 def disambiguate_encoders(places: Sequence[PathLike], found: Sequence[NamedEncoder]) -> list[NamedEncoder]:
-    """Encoders that can stand beside one another; those of one name, or called untrained, are named by their places."""
+    """Return comparable encoders with unique names: paths replace names that coincide or are "untrained"."""
     named = [str(Path(place)) for place in places]
     twice = [place for place, times in Counter(named).items() if times > 1]
     if twice:
-        raise PatchloomError(f"{twice[0]} is named twice: name each encoder once")
+        raise PatchloomError(f"{twice[0]} is given twice: give each encoder once")
     for other in found[1:]:
         if other.card.sound != found[0].card.sound:
             raise PatchloomError(
-                f"{other.name} cannot stand beside {found[0].name}: one of them is of recordings, and the other of "
-                "images, or of recordings that become pictures otherwise"
+                f"{other.name} cannot be compared with {found[0].name}: their inputs differ (images or recordings, or "
+                "other spectrograms)"
             )
     times = Counter([UNTRAINED, *(one.name for one in found)])
     return [one._replace(name=place) if times[one.name] > 1 else one for place, one in zip(named, found, strict=True)]
@@ -149,7 +149,7 @@ def disambiguate_encoders(places: Sequence[PathLike], found: Sequence[NamedEncod
 
 @contextmanager
 def or_left_out(name: str, lenient: bool) -> Iterator[None]:
-    """Leave a picture out with a sentence, if ``lenient``, where it cannot be drawn."""
+    """Report a picture that cannot be drawn on stderr if ``lenient``, instead of raising."""
     try:
         yield
     except PatchloomError as problem:
@@ -169,7 +169,7 @@ def draw_pictures(names: Sequence[str], asked: LookRequest, lenient: bool) -> li
     return files
 
 
-# options that only some pictures of an encoder heed
+# options that affect only some pictures of an encoder
 _HEEDED = {
     "query": ("attention", "correlation"),
     "heads": ("attention",),
@@ -200,37 +200,39 @@ def look(
     model: str | None = None,
     device: str = "auto",
 ) -> list[Path]:
-    """Draw what a run's task withholds from images and what comes back, or what an encoder sees.
+    """Draw what a run's pretext task hides and what the model predicts, or what an encoder has learnt.
 
     Args:
-        run: the folder of a run; for pictures of an encoder also a file of one, or timm:NAME.
-        data: images of any source; its test split if it has one. The run's own held-out images, if absent.
-        what: task, the pictures of the pretext task; or pictures of the encoder, several between commas: attention,
+        run: folder of a run; for pictures of an encoder also a file of weights, or timm:NAME.
+        data: images from any source (its test split, if it has one); default: the run's held-out images.
+        what: task (pictures of the pretext task), or pictures of the encoder, separated by commas: attention,
             relative, features, correlation, depth, neighbours, retrieval, inversion; or all.
-        out: folder for the pictures; ``RUN/pictures`` for the run's own images, else ``RUN/pictures-DATA``; for a file
-            or timm:NAME ``pictures-NAME-DATA``, here.
-        images: how many, up to 8.
-        seed: of what is withheld, and of the untrained encoder.
-        task: FILE.py:CLASS, or the class, of a task of your own that the run does not find again, or that has changed.
-        query: x,y in pixels of what the encoder is given, whose patch attention and correlation ask about; by default a
-            salient one of each image. With ``heads`` mean up to four points, as in 80,40;20,60.
-        heads: attention of each head, a sheet an image, or their mean in the last block for four patches of each image.
-        exemplar: file of an image: retrieval looks for the crop of each image that is most like it.
-        blocks: numbers of the blocks that are drawn, from 1, such as 3,12; by default each picture chooses.
-        steps: of the fit of inversion; 3,000 as in the paper, or 300 on a CPU.
-        beside: further encoders for relative, depth and retrieval, between commas; the untrained one always is there.
-        img_size: height and width in pixels at which the encoder is looked at, if not its own.
-        model: timm's name of the model, where the encoder is a file of weights alone.
-        device: where pictures of the encoder are computed: auto, cpu, cuda, or another name that torch has for it.
+        out: folder for the pictures; default: ``RUN/pictures`` for the run's own images, else ``RUN/pictures-DATA``.
+            For a file or timm:NAME: ``pictures-NAME-DATA`` in the current folder.
+        images: number of images, at most 8.
+        seed: random seed of masks and of the untrained encoder.
+        task: FILE.py:CLASS, or the class, of your own task if it has moved or changed since the run.
+        query: point x,y in pixels of the encoder's input whose patch attention and correlation show; default: a
+            salient patch of each image. With ``heads`` mean up to four points, as in 80,40;20,60.
+        heads: attention of each head, one picture per image, or their mean for four patches of each image.
+        exemplar: image file; retrieval finds the most similar crop of each image.
+        blocks: numbers of the blocks to draw, from 1, such as 3,12; default: chosen by each picture.
+        steps: optimisation steps of inversion; default: 3,000 as in the paper, or 300 on a CPU.
+        beside: further encoders for relative, depth and retrieval, separated by commas; an untrained one is always
+            included.
+        img_size: height and width in pixels of the encoder's input, if not its own.
+        model: timm's model name, if the encoder is a file with weights only.
+        device: device for the encoder: auto, cpu, cuda, or another device name of torch.
 
     Returns:
-        The files.
+        Paths of the files written.
 
     Raises:
-        PatchloomError: no run or encoder there, a damaged checkpoint, images that do not fit, or no such picture.
+        PatchloomError: if there is no run or encoder, a checkpoint is damaged, the images do not fit, or there is no
+            such picture.
     """
     if not 1 <= images <= SHEET_ROWS:
-        raise PatchloomError(f"--images must be 1 to {SHEET_ROWS}, which is what a sheet has room for, not {images}")
+        raise PatchloomError(f"--images must be 1 to {SHEET_ROWS}, the number of rows of a sheet, not {images}")
     run = plain_path(run)
     names = parse_pictures(what)
     options: dict[str, Any] = {
@@ -278,30 +280,30 @@ def look(
             files += _task_pictures(load_task(run, task), source, asked.folder, images, seed)
     files += draw_pictures(pictures, asked, lenient)
     if not files:
-        raise PatchloomError(f"no picture of {encoder.name} could be drawn: what is wrong stands above")
+        raise PatchloomError(f"no picture of {encoder.name} could be drawn: see the reasons above")
     return files
 
 
 def _refuse_idle(names: list[str], options: dict[str, Any], task: TaskLike | None) -> None:
-    """Refuse options that change nothing in the pictures that are wanted."""
+    """Refuse options that do not affect the requested pictures."""
     if task is not None and TASK_PICTURES not in names:
         raise PatchloomError(
-            f"--task changes nothing in {listing(names, 'and')}: leave it out, or add {TASK_PICTURES} to --what"
+            f"--task has no effect on {listing(names, 'and')}: leave it out, or add {TASK_PICTURES} to --what"
         )
     for name, value in options.items():
         heeding = _HEEDED.get(name, tuple(PICTURES))
         if value is not None and not set(heeding) & set(names):
-            raise PatchloomError(f"--{name} is for --what {listing(heeding)}: leave it out, or name one of them")
+            raise PatchloomError(f"--{name} is only for --what {listing(heeding)}: leave it out, or add one of them")
     if options["steps"] is not None and options["steps"] < 1:
         raise PatchloomError(f"--steps must be 1 or more, not {options['steps']}")
 
 
 def _images_for(run: str | Path, card: EncoderCard, data: DataLike | None) -> tuple[Source, Path]:
-    """Images for pictures, and the folder for them: given ones, or those that a run held out."""
+    """Return the images for pictures, given or held out by the run, and the folder for the pictures."""
     folder = RunFolder(run)
     if not folder.config.exists():
         if data is None:
-            raise PatchloomError(f"{run} is no run, so it has no images of its own: patchloom look {run} IMAGES")
+            raise PatchloomError(f"{run} is not a run and has no images: give some, as in patchloom look {run} IMAGES")
         opened = with_encoder_sound(open_data(data), card.sound, card.name)
         return opened.test or opened.train, Path(f"pictures-{data_slug(card.name)}-{data_slug(data)}")
     settings = folder.read_config()
@@ -313,7 +315,7 @@ def _images_for(run: str | Path, card: EncoderCard, data: DataLike | None) -> tu
     else:
         opened = open_data(data, group=group)
     opened = with_encoder_sound(opened, card.sound, card.name)
-    if own and is_object_name(settings.data):  # so are others of the same number
+    if own and is_object_name(settings.data):  # other objects may have the same name
         own = opened.train.fingerprint() == folder.read_data()["fingerprint"]
     if own or data is None:
         return own_held_out(folder, settings, opened.train).parts(opened.train)[1], folder.pictures

@@ -1,4 +1,4 @@
-"""The nearest images of a folder to some of them, by what an encoder gives for each."""
+"""Nearest neighbours of images by the features of an encoder."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from patchloom.nets.heads import pooled_tokens
 from patchloom.questions.agreement import nearest_by_cosine
 
 NEAREST = 5
-GALLERY = 2000  # images at most, evenly spread
-_POOLING = "mean"  # which kNN quotes, and every encoder has
+GALLERY = 2000  # largest number of images, evenly spread
+_POOLING = "mean"  # the pooling of the quoted kNN accuracy, available for every encoder
 _BATCH = 32
 _SIDE = 0.9  # inches of a tile
 _LONGEST = 14  # characters of a class's name
@@ -40,11 +40,11 @@ _SAME, _OTHER = "#0072b2", "#d55e00"
 
 
 class Gallery(NamedTuple):
-    """Images by what an encoder gives for them.
+    """Features of images.
 
     Attributes:
-        features: [g d] float32 on the CPU, by the names of `tokens_of`.
-        indices: [g] of the images in their source; what cannot be read is left out.
+        features: [g d] float32 on the CPU, by name of the pooling.
+        indices: [g] of the images in their source; unreadable images are left out.
     """
 
     features: dict[str, Tensor]
@@ -52,9 +52,9 @@ class Gallery(NamedTuple):
 
 
 def galleries_of(encoders: Sequence[NamedEncoder], source: Source, device: torch.device | str = "cpu") -> list[Gallery]:
-    """Features of all images of a source by each of some encoders, batch by batch.
+    """Compute features of all images of a source with several encoders.
 
-    Images are read once for all encoders of one size.
+    Images are read once for all encoders of the same input size.
     """
     takes = [(input_size(one.vit), input_channels(one.vit)) for one in encoders]
     found: dict[int, Gallery] = {}
@@ -64,7 +64,7 @@ def galleries_of(encoders: Sequence[NamedEncoder], source: Source, device: torch
         indices = []
         names = " and ".join(encoders[i].name for i in some)
         batches = plain_batches(source, size, _BATCH, channels=channels, device=device)
-        with torch.inference_mode(), StatusMessage(f"{names} being shown {source.noun}", len(source)) as waiting:
+        with torch.inference_mode(), StatusMessage(f"encoding {source.noun} with {names}", len(source)) as waiting:
             for batch in batches:
                 for i in some:
                     one = encoders[i]
@@ -80,7 +80,7 @@ def galleries_of(encoders: Sequence[NamedEncoder], source: Source, device: torch
 
 
 def draw_neighbours(asked: LookRequest) -> list[Path]:
-    """Draw the nearest of all images to some of them, as ``nearest.png``, with all names in ``nearest.csv``."""
+    """Draw some images with their nearest neighbours as ``nearest.png``; ``nearest.csv`` has all names."""
     places = np.linspace(0, len(asked.source) - 1, min(GALLERY, len(asked.source))).round().astype(int)
     source = asked.source.subset(np.unique(places))
     columns: list[tuple[str, Tensor, Tensor]] = []
@@ -88,9 +88,7 @@ def draw_neighbours(asked: LookRequest) -> list[Path]:
     queries, unreadable = torch.empty(0, dtype=torch.int64), 0
     for one, gallery in zip(encoders, galleries_of(encoders, source, asked.device), strict=True):
         if len(gallery.indices) < 2:
-            raise PatchloomError(
-                f"{asked.source.name} has one image that can be read, and none beside it to be near: give several"
-            )
+            raise PatchloomError(f"{asked.source.name} has fewer than two readable images: give several")
         features = gallery.features[_POOLING]
         own = torch.linspace(0, len(features) - 1, min(asked.images, len(features))).round().long()
         found, cosines = nearest_by_cosine(features[own], features, own, NEAREST)
@@ -141,11 +139,11 @@ def _caption(
     item, noun = asked.encoder.modality.item, asked.encoder.modality.noun
     chosen = f"{len(source):,} of {len(asked.source):,} {noun}, evenly spread" if left else f"{len(source):,} {noun}"
     said = [
-        f"The nearest others of {chosen}, by the cosine of the mean of their patch tokens after the last norm; it "
-        "stands above each. All names are in nearest.csv.",
+        f"The nearest neighbours among {chosen}, by the cosine similarity of their mean patch tokens after the last "
+        "norm, which is written above each. All names are in nearest.csv.",
     ]
     if unreadable:
-        said.append(f"Could not be read, and left out: {unreadable:,}.")
+        said.append(f"Unreadable and skipped: {unreadable:,}.")
     frames = [
         [
             frame
@@ -158,13 +156,13 @@ def _caption(
     if any(frames):
         counted = zip(columns, frames, strict=True)
         shares = ", ".join(f"{each.count(_SAME)} of {len(each)} by {name}" for (name, *_), each in counted)
-        said.append(f"Blue frames are of the {item}'s class, orange ones of another: blue are {shares}.")
+        said.append(f"Blue frames: the same class as the {item}. Orange: another class. Blue are {shares}.")
     said.append(
-        "Look what neighbours have in common: the kind of thing, or colour, brightness and composition alone. If all "
+        "Look whether neighbours show the same kind of thing, or share only colour, brightness and composition. If all "
         f"rows show the same {noun}, the features have collapsed."
     )
     if any(name == UNTRAINED for name, *_ in columns):
-        said.append("What the untrained encoder finds as well was not learnt.")
+        said.append("Similarities that the untrained encoder finds as well were not learnt.")
     return " ".join(said)
 
 

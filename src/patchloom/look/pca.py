@@ -1,4 +1,4 @@
-"""Principal components of patch features as colours, over several images at once (Oquab et al. 2023, Fig. 1)."""
+"""Principal components of patch features as colours, shared by several images (Oquab et al. 2023, Fig. 1)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from patchloom.look.image_grid import TILE_SIDE, Scale, Tile, draw_tiles, empty_
 from patchloom.nets.encode import layer_names, patch_layers
 from patchloom.patches.pictures import principal
 
-SEVERAL = 3  # images at least, of whose features the mean of each place is taken: two would be each other's opposite
-_BLOCKS = 3  # as many as are drawn, where nobody asks for any
+SEVERAL = 3  # smallest number of images for subtracting the mean of each position: two would be each other's opposite
+_BLOCKS = 3  # default number of blocks
 _COLOURS = 3
 _SIDE = round(TILE_SIDE * DPI)  # pixels of a square tile
 
@@ -35,11 +35,11 @@ class Components(NamedTuple):
     """Principal components of the patch features [b rows columns d] of some images.
 
     Attributes:
-        first: [b rows columns] the first component, turned so that the foreground is above 0.
-        colours: [b rows columns 3] the first three as red, green and blue in [0, 1].
-        foreground: [b rows columns] True where the first is above 0.
-        within: [b rows columns 3] the first three of the foreground's patches alone; nan elsewhere.
-        variance: [3] of the first three, as shares of all there is.
+        first: [b rows columns] the first component, with the sign for which the foreground is above 0.
+        colours: [b rows columns 3] the first three components as red, green and blue in [0, 1].
+        foreground: [b rows columns] True where the first component is above 0.
+        within: [b rows columns 3] the first three components of the foreground's patches; NaN elsewhere.
+        variance: [3] fractions of the variance explained by the first three components.
     """
 
     first: Tensor
@@ -50,12 +50,11 @@ class Components(NamedTuple):
 
 
 def components(features: Tensor) -> Components:
-    """The first three principal components of patch features [b rows columns d] of all images together.
+    """Return the first three principal components of patch features [b rows columns d] of all images together.
 
-    So a colour means the same in all of them, and in them alone. As DINOv2 draws it, the foreground is where the first
-    component is above its mean, and a second analysis of the foreground's patches gives their colours. Which of the
-    two sides is the foreground, an analysis does not say: it is the one that has the lesser share of the patches along
-    the edge of the images.
+    A colour has the same meaning in all images of one call. As in DINOv2, the foreground is where the first component
+    is above its mean, and a second PCA of the foreground's patches gives their colours. The sign of a component is
+    arbitrary: the foreground is the side with the smaller fraction of patches along the edges of the images.
     """
     grid = features.shape[1:3]
     axes = principal(features.flatten(0, 2), _COLOURS)
@@ -74,16 +73,16 @@ def components(features: Tensor) -> Components:
 
 
 def subtract_position_mean(features: Tensor) -> Tensor:
-    """Patch features [b rows columns d] less the mean of each place over the images.
+    """Subtract the mean over images at each position from patch features [b rows columns d].
 
-    Features that tell above all where a patch is have other colours for the same thing at every place. What is left is
-    what a patch is, as far as it is not the same at a place in all images.
+    Features that mainly encode position have a different colour at every place for the same thing. The difference
+    shows content, except for what all images have at a position.
     """
     return features - features.mean(0)
 
 
 def edge_of(grid: tuple[int, int]) -> Tensor:
-    """Which patches [rows columns] lie along the edge; along a side of one or two patches, none is farther in."""
+    """Return a mask of the patches [rows columns] along the edges; sides of one or two patches are ignored."""
     edge = torch.zeros(grid, dtype=torch.bool)
     for axis, side in enumerate(grid):
         if side > 2:
@@ -96,13 +95,13 @@ def _share(edge: Tensor, side: Tensor) -> float:
 
 
 def _three(colours: Tensor) -> Tensor:
-    """Three colours [... 3] of as many components as there are [... k]."""
+    """Pad components [... k] with zeros to three colours [... 3]."""
     missing = _COLOURS - colours.shape[-1]
     return colours if not missing else torch.cat([colours, torch.zeros(*colours.shape[:-1], missing)], dim=-1)
 
 
 def draw_features(asked: LookRequest) -> list[Path]:
-    """Draw the components of what the encoder gives, and of what some of its blocks do, as ``components.png``."""
+    """Draw the principal components of the encoder's output and of some blocks as ``components.png``."""
     one, images = asked.encoder, asked.pictures()
     names, numbers = layer_names(one.vit), chosen_layers(asked, _BLOCKS)
     last = len(names) - 2
@@ -111,20 +110,22 @@ def draw_features(asked: LookRequest) -> list[Path]:
     found = components(layers[-1])
     shown = to_pictures(one, images)
     reach = float(found.first.abs().quantile(0.98)) or 1.0
-    scale = Scale("first component: how far from the mean", -reach, reach, "PuOr_r", ("background", "foreground"))
+    scale = Scale("first component", -reach, reach, "PuOr_r", ("background", "foreground"))
     first = [scale.shade(values) for values in orient_rows(one, found.first)]
     columns: dict[str, Sequence[np.ndarray] | np.ndarray] = {
         one.modality.item: shown,
         "first component": first,
-        "all: the first three": _bytes(orient_rows(one, found.colours)),
-        "foreground: the first three": _hatched(orient_rows(one, found.within), shown.shape[1:3]),
+        "first three, all patches": _bytes(orient_rows(one, found.colours)),
+        "first three, foreground": _hatched(orient_rows(one, found.within), shown.shape[1:3]),
     }
     if len(images) >= SEVERAL:
-        columns["all, less places"] = _bytes(orient_rows(one, components(subtract_position_mean(layers[-1])).colours))
+        columns["all, minus position mean"] = _bytes(
+            orient_rows(one, components(subtract_position_mean(layers[-1])).colours)
+        )
     for other in asked.beside[:1]:
         features = output_of(other, asked.pictures(of=other))
-        columns[f"{other.name}: the first three"] = _bytes(orient_rows(other, components(features).colours))
-    # what the last block gives is drawn already, but for the norm
+        columns[f"first three, {other.name}"] = _bytes(orient_rows(other, components(features).colours))
+    # the output of the last block is drawn already, after the norm
     between = [i for i in numbers if asked.blocks is not None or i < last]
     for i in between:
         columns[f"after {names[i]}"] = _bytes(orient_rows(one, components(layers[i]).colours))
@@ -139,7 +140,7 @@ def _bytes(colours: np.ndarray) -> np.ndarray:
 
 
 def _hatched(colours: np.ndarray, size: tuple[int, int]) -> list[np.ndarray]:
-    """Colours [b rows columns 3] as uint8, as large as images of ``size`` are drawn, so that nan can be hatched."""
+    """Convert colours [b rows columns 3] to uint8 at the size of the tiles, with NaN hatched."""
     shown = []
     sides = tile_size(1000 * size[0], 1000 * size[1], _SIDE)
     down, along = (max(1, round(side / count)) for side, count in zip(sides, colours.shape[1:3], strict=True))
@@ -156,21 +157,21 @@ def _caption(found: Components, images: int, between: bool, modality: Modality) 
     noun = modality.noun
     together = f"this {modality.item}" if images == 1 else f"these {images} {noun} together"
     said = [
-        "Patches of one colour are alike to the encoder. All: red, green and blue are the first three principal "
-        f"components of what it gives for the patches of {together}; they hold {shares} of the variance.",
-        f"Foreground: the {inside:.0%} of the patches whose first component is above its mean, coloured by an analysis "
-        "of their own; the rest is hatched. Foreground is called the side that has fewer patches at the edges, which "
-        "may be wrong.",
+        "Patches of the same colour have similar features. All patches: red, green and blue are the first three "
+        f"principal components of the patch features of {together}, with {shares} of the variance.",
+        f"Foreground: the {inside:.0%} of the patches whose first component is above its mean, coloured by a separate "
+        "PCA; the rest is hatched. The foreground is taken to be the side with fewer patches at the edges, which may "
+        "be wrong.",
     ]
     if images >= SEVERAL:
         said.append(
-            f"Less places: all, after the mean of each place over the {noun} was taken away. Where all {noun} look the "
-            "same without that, the encoder tells above all where a patch is."
+            f"Minus position mean: the same after subtracting the mean over the {noun} at each position. If all {noun} "
+            "look the same without this, the features mainly encode position."
         )
     if between:
-        said.append("After a block: all, by an analysis of that block alone, so that its colours are its own.")
+        said.append("After a block: a separate PCA of that block, so colours of different blocks are unrelated.")
     said.append(
-        f"Look whether parts of one kind have one colour in all {noun}, and whether colours follow objects and not "
-        "places or brightness (DINOv2, Oquab et al. 2023, Fig. 1)."
+        f"Look whether the same kind of thing has the same colour in all {noun}, and whether colours follow objects "
+        "rather than position or brightness (DINOv2, Oquab et al. 2023, Fig. 1)."
     )
     return " ".join(said)

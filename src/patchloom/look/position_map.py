@@ -1,4 +1,4 @@
-"""Where an encoder finds patches, where it puts them instead, and some of them with all that it holds possible."""
+"""Maps of position accuracy, of the offsets of wrong predictions, and examples with predicted probabilities."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from patchloom.look.charts import INK, QUIET, STYLE, write_figure
 
 _EMPTY_COLOUR = "#d9d9d9"
 _TRUE, _GUESSED = "#00a0e0", "#d55e00"
-_EXAMPLE_SIDE, _MAP_SIDE = 1.6, 2.2  # inches: of an example, and of a map
-MIN_EXPECTED_GUESSES = 5.0  # guesses that chance puts at an offset, below which nothing is said of it
-MAX_TIMES_CHANCE = 4.0  # end of the scale: so many times as often as by chance, or as seldom
-_PALE = 0.65  # of an example's picture
+_EXAMPLE_SIDE, _MAP_SIDE = 1.6, 2.2  # inches: side of an example and of a map
+MIN_EXPECTED_GUESSES = 5.0  # offsets with a smaller count expected by chance are left blank
+MAX_TIMES_CHANCE = 4.0  # end of the scale: ratio to chance, and its inverse
+_PALE = 0.65  # lightening of an example's picture
 _HEAT = LinearSegmentedColormap.from_list("heat", [(0.84, 0.37, 0.0, 0.0), (0.84, 0.37, 0.0, 0.75)])
 
 
 class Example(NamedTuple):
-    """A patch, and how likely the encoder holds each place to be its own.
+    """Patch with the predicted probability of each position.
 
     Attributes:
-        picture: [h w 3] the image, colours uint8.
-        place: the patch's own place of the grid.
-        likely: [rows columns] probabilities.
+        picture: the image, uint8 [h w 3].
+        place: the true position of the patch in the grid.
+        likely: predicted probabilities [rows columns].
     """
 
     picture: np.ndarray
@@ -41,7 +41,7 @@ class Example(NamedTuple):
 
     @property
     def guess(self) -> int:
-        """The likeliest place."""
+        """Most probable position."""
         return int(self.likely.argmax())
 
 
@@ -53,7 +53,7 @@ def draw_position_map(
     caption: str,
     out: Path,
 ) -> Path:
-    """Draw two maps of what happens to patches on the whole, and examples, as a PNG file."""
+    """Draw maps of accuracy by position and of wrong offsets, with examples, as a PNG file."""
     examples = [(name, some) for name, some in examples if some]
     columns = max((len(some) for _, some in examples), default=0)
     grid = shares.shape
@@ -82,9 +82,9 @@ def draw_position_map(
 
 
 def times_as_often(offsets: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """How many times as often patches are put so far off [2 rows - 1, 2 columns - 1] as wrong guesses at random are.
+    """Return the frequency of each offset [2 rows - 1, 2 columns - 1] relative to random wrong predictions.
 
-    nan in the middle, where they are found, and where chance puts hardly any.
+    NaN in the middle, which is the correct position, and where chance expects hardly any.
     """
     ways = np.multiply.outer(*(np.r_[1:side, side:0:-1] for side in grid)).astype(float)
     ways[grid[0] - 1, grid[1] - 1] = 0
@@ -95,7 +95,7 @@ def times_as_often(offsets: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def cell_height(grid: tuple[int, ...]) -> float:
-    """Of a place, over its width: 1, but where a map of so many rows and columns would be a stripe."""
+    """Return the height of a cell relative to its width: 1, unless the map would be a stripe."""
     shape = grid[0] / grid[1]
     return min(4.0, max(0.25, shape)) / shape
 
@@ -106,7 +106,7 @@ def _draw_shares(figure: Figure, at: Axes, shares: np.ndarray) -> None:
     shown = at.imshow(
         shares, cmap=colours, vmin=0, vmax=largest or 1, interpolation="nearest", aspect=cell_height(shares.shape)
     )
-    _bare(at, "Found, by the patch's place")
+    _bare(at, "Correct, by true position")
     bar = figure.colorbar(shown, ax=at, aspect=15, shrink=0.75)
     bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %")
     bar.outline.set_visible(False)
@@ -122,7 +122,7 @@ def _draw_offsets(figure: Figure, at: Axes, offsets: np.ndarray, grid: tuple[int
         extent=(-reach[1], reach[1], reach[0], -reach[0]), aspect=cell_height(offsets.shape),
     )  # fmt: skip
     at.plot(0, 0, "+", color=INK, markersize=7)
-    _bare(at, "Wrong ones: how far off\n(patches from their own place, +)")
+    _bare(at, "Wrong: offset in patches\nfrom the true position (+)")
     ticks = [[-(side - 1), 0, side - 1] for side in grid]
     at.set_yticks(ticks[0], [f"{tick:+d}" if tick else "0" for tick in ticks[0]], fontsize=7)
     at.set_xticks(ticks[1], [f"{tick:+d}" if tick else "0" for tick in ticks[1]], fontsize=7)
@@ -142,7 +142,7 @@ def _draw_example(at: Axes, one: Example) -> None:
     picture[own] = one.picture[own]
     at.imshow(picture.round().astype(np.uint8), interpolation="nearest", extent=(0, w, h, 0))
     heat = one.likely / max(float(one.likely.max()), 1e-9)
-    heat = np.where(np.arange(heat.size).reshape(heat.shape) == one.place, 0, heat)  # the patch itself is shown there
+    heat = np.where(np.arange(heat.size).reshape(heat.shape) == one.place, 0, heat)  # keeps the patch itself visible
     at.imshow(heat, cmap=_HEAT, vmin=0, vmax=1, interpolation="nearest", extent=(0, w, h, 0))
     for place, colour in ((one.guess, _GUESSED), (one.place, _TRUE)):
         y, x = divmod(place, columns)

@@ -1,4 +1,4 @@
-"""Which crop of a picture, and of others, is nearest to one: whether features tell what is there, and where it lies."""
+"""Crop retrieval: whether features encode the content and the location of a crop."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from patchloom.nets.encode import encode, final_norm, input_channels, input_size
 from patchloom.nets.heads import pool
 from patchloom.withhold.encoder_input import all_patches
 
-# sides of the crops, as shares of the picture's: each is a quarter larger than the one before
+# sides of the crops as fractions of the image's: each is a quarter larger than the one before
 SCALES = 0.3, 0.38, 0.48, 0.6, 0.75
-# where their middles lie in the room that they have, from the top and from the left
+# positions of the crops as fractions of the free space, from the top and from the left
 PLACES = {
     "top left": (0.0, 0.0),
     "top right": (0.0, 1.0),
@@ -33,8 +33,8 @@ PLACES = {
     "bottom right": (1.0, 1.0),
 }
 CROP_COUNT = len(PLACES) * len(SCALES)
-MAX_RETRIEVAL_IMAGES = 16  # pictures whose crops are counted; as many as `LookRequest` may have are drawn
-_LARGER = 2  # times the encoder's size at which pictures are cut, so that small crops are no blur
+MAX_RETRIEVAL_IMAGES = 16  # images whose crops are searched; fewer may be drawn
+_LARGER = 2  # size of the images relative to the encoder's input, so that small crops are not blurred
 _RIGHT, _HALF = "#0072b2", "#e69f00"
 _SIDE = 1.0  # inches of a tile
 _CALLED = {
@@ -48,25 +48,25 @@ _ALIKE = {"place": "place", "scale": "scale", "both": "place and scale"}
 
 
 class CropKind(NamedTuple):
-    """What a crop is: which of `PLACES`, and which of `SCALES`."""
+    """Kind of a crop: indices into `PLACES` and `SCALES`."""
 
     place: int
     scale: int
 
     def words(self) -> str:
-        """Above its tile."""
+        """Return the text above its tile."""
         return f"{[*PLACES][self.place]}, {SCALES[self.scale]:g}"
 
 
 def crop_kind(crop: int) -> CropKind:
-    """What the crop of a number is, of the `CROP_COUNT` of a picture; in others, crops of the same number are alike."""
+    """Return the kind of a crop, by its number among the `CROP_COUNT` crops of an image."""
     return CropKind(*divmod(crop, len(SCALES)))
 
 
 def crop_of(images: Tensor, crop: int, size: tuple[int, int]) -> Tensor:
-    """The crop of a number of each image [b c h w], resized to ``size`` (height, width).
+    """Cut the crop with a number from each image [b c h w] and resize it to ``size`` (height, width).
 
-    It has the shape of the image, and bilinear, antialiased pixels.
+    The crop has the aspect ratio of the image. Resizing is bilinear and antialiased.
     """
     place, scale = crop_kind(crop)
     whole = images.shape[-2:]
@@ -74,17 +74,17 @@ def crop_of(images: Tensor, crop: int, size: tuple[int, int]) -> Tensor:
     down, along = [*PLACES.values()][place]
     top, left = round(down * (whole[0] - tall)), round(along * (whole[1] - wide))
     part = images[:, :, top : top + tall, left : left + wide]
-    # torch has none in half precision
+    # torch does not support half precision here
     return F.interpolate(part.float(), size, mode="bilinear", antialias=True).to(images.dtype)
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Which crop is nearest to each crop of b pictures, by one representation.
+    """Nearest crops to each crop of b images, by one representation.
 
     Attributes:
-        own: [b 25] number of the nearest other crop of the same picture.
-        picture: [b 25] the other picture that has the nearest crop of all others.
+        own: [b 25] number of the nearest other crop of the same image.
+        picture: [b 25] index of the other image with the nearest crop.
         other: [b 25] number of that crop.
     """
 
@@ -93,7 +93,7 @@ class Retrieval:
     other: Tensor
 
     def hits(self, within: bool) -> dict[str, Tensor]:
-        """[b] share of each picture's crops whose nearest one is alike: in place, in scale, in both."""
+        """Return the fraction [b] of each image's crops whose nearest crop has the same place, scale, or both."""
         query, found = torch.arange(CROP_COUNT), self.own if within else self.other
         place = found // len(SCALES) == query // len(SCALES)
         apart = (found % len(SCALES) - query % len(SCALES)).abs()
@@ -102,7 +102,7 @@ class Retrieval:
 
 
 def chances(within: bool) -> dict[str, float]:
-    """What `Retrieval.hits` has on average if the nearest crop is drawn by lot."""
+    """Return the expected `Retrieval.hits` if the nearest crop is drawn at random."""
     others = CROP_COUNT - within
     both = 2 * (len(SCALES) - 1) / len(SCALES) if within else 1
     place, scale = len(SCALES) - within, len(PLACES) - within
@@ -110,18 +110,18 @@ def chances(within: bool) -> dict[str, float]:
 
 
 def locality_retrieval(one: NamedEncoder, images: Tensor) -> dict[str, Retrieval]:
-    """The nearest crop to each of 25 crops, in the same picture and in others (ExtreMA, Figs. 3, 6).
+    """Find the nearest crop to each of 25 crops, in the same image and in others (ExtreMA, Figs. 3, 6).
 
-    A picture has crops at five places, its corners and its centre, of five scales; all are resized to what the encoder
-    takes. Nearest is what has the largest cosine. The paper does not say how patch tokens are compared: here all are
-    put one after the other, so that their layout counts. The places and scales are this project's.
+    An image has crops at five places, its corners and its centre, in five scales; all are resized to the encoder's
+    input. The nearest crop has the largest cosine similarity. The paper does not say how patch tokens are compared:
+    here they are concatenated, so that their layout counts. The places and scales are this project's.
 
     Args:
-        one: an encoder; with the class attention beside it, of ExtreMA.
-        images: [b c h w] normalised, of any size: best larger than the encoder's, since small crops are enlarged.
+        one: encoder, with the class attention of ExtreMA if it has one.
+        images: normalised images [b c h w] of any size, preferably larger than the encoder's input.
     """
     if len(images) < 2:
-        raise PatchloomError("retrieval looks for crops of one image among those of others, and there is one: give two")
+        raise PatchloomError("retrieval compares crops of different images, and there is only one: give two or more")
     features: dict[str, list[Tensor]] = {}
     size = input_size(one.vit)
     with torch.inference_mode(), StatusMessage("encoding crops", CROP_COUNT) as waiting:
@@ -140,7 +140,7 @@ def _representations(one: NamedEncoder, crops: Tensor) -> dict[str, Tensor]:
 
 
 def _nearest(features: Tensor) -> Retrieval:
-    """Of features [b 25 d]."""
+    """Find the nearest crops by features [b 25 d]."""
     b = len(features)
     flat = F.normalize(features.flatten(0, 1), dim=1)
     alike = (flat @ flat.T).view(b, CROP_COUNT, b, CROP_COUNT)
@@ -153,12 +153,12 @@ def _nearest(features: Tensor) -> Retrieval:
 
 
 def draw_retrieval(asked: LookRequest) -> list[Path]:
-    """Draw some crops beside their nearest, ``retrieval.png``; with all shares, also of others, ``retrieval.csv``."""
+    """Draw some crops with their nearest, ``retrieval.png``; ``retrieval.csv`` has all results."""
     one = asked.encoder
     if one.card.sound is not None:
         raise PatchloomError(
-            "retrieval is of crops that are enlarged, and an enlarged part of a recording would be another sound: it "
-            "is for images"
+            "retrieval is only for images: it enlarges crops, and an enlarged part of a recording is another sound; "
+            "leave it out"
         )
     if asked.exemplar is not None:
         return _draw_exemplar(asked, asked.exemplar)
@@ -172,7 +172,7 @@ def draw_retrieval(asked: LookRequest) -> list[Path]:
         rows += _rows(other, results)
     shown = {name: found[0][1][name] for name in _drawn(found[0][1])}
     lots = torch.Generator().manual_seed(asked.seed)
-    lines = []  # of the sheet: image and number of each crop, the query first
+    lines = []  # image and number of each crop of a row, the query first
     for i in torch.linspace(0, len(images) - 1, min(asked.images, len(images))).round().long().unique().tolist():
         query = int(torch.randint(CROP_COUNT, (), generator=lots))
         line = [(i, query)]
@@ -192,7 +192,7 @@ def draw_retrieval(asked: LookRequest) -> list[Path]:
     out = asked.folder / "retrieval.png"
     draw_tiles(
         tiles,
-        ["image", "query", *["in the same image", "in the others"] * len(shown)],
+        ["image", "query", *["in the same image", "in other images"] * len(shown)],
         input_size(one.vit),
         asked.title("the nearest crops").name,
         full_caption(one, _caption(asked, len(images), found), images),
@@ -205,7 +205,7 @@ def draw_retrieval(asked: LookRequest) -> list[Path]:
 
 
 def _draw_exemplar(asked: LookRequest, file: Path) -> list[Path]:
-    """Draw in each image the crop that is most like the image ``file``: ``exemplar.png``; with all cosines as CSV."""
+    """Draw the crop of each image that is most similar to the image ``file``: ``exemplar.png``; write all cosines."""
     one, images = asked.encoder, asked.pictures(times=_LARGER)
     size, card = input_size(one.vit), one.card
     pixels = to_channels(read_image(file), input_channels(one.vit))
@@ -234,14 +234,14 @@ def _draw_exemplar(asked: LookRequest, file: Path) -> list[Path]:
             row.append(Tile(whole, f"{cosines[name][i, best]:.3f}", mark=mark_of_crop(best)))
         rows.append(row)
     text = (
-        f"In each image the crop of 25, at five places of five scales, that is most like {file.name}, by the cosine of "
-        "what the encoder gives for both; it stands above. Look whether the thing is found, and whether the frame fits "
-        "its size (ExtreMA, Wu et al. 2022, Fig. 3). All cosines are in exemplar.csv."
+        f"The crop of each image that is most similar to {file.name}, of 25 crops at five places in five scales. The "
+        "cosine similarity is written above. Look whether the crop shows the same thing and has the right size "
+        "(ExtreMA, Wu et al. 2022, Fig. 3). All cosines are in exemplar.csv."
     )
     out = asked.folder / "exemplar.png"
     headings = ["exemplar", *(f"by {_CALLED[name]}" for name in called)]
     draw_tiles(
-        rows, headings, size, asked.title(f"what is like {file.name}").name, full_caption(one, text, images), out
+        rows, headings, size, asked.title(f"nearest crops to {file.name}").name, full_caption(one, text, images), out
     )
     table = [
         (i + 1, name, [*PLACES][crop_kind(crop).place], SCALES[crop_kind(crop).scale], f"{cosine:.6f}")
@@ -253,14 +253,14 @@ def _draw_exemplar(asked: LookRequest, file: Path) -> list[Path]:
 
 
 def mark_of_crop(crop: int) -> tuple[float, float, float, float]:
-    """Top, left, height and width of a crop, as shares of the picture."""
+    """Return top, left, height and width of a crop as fractions of the image."""
     place, scale = crop_kind(crop)
     side, (down, along) = SCALES[scale], [*PLACES.values()][place]
     return down * (1 - side), along * (1 - side), side, side
 
 
 def _drawn(found: dict[str, Retrieval]) -> tuple[str, str]:
-    """What stands for a whole image, as good as there is one, and the patches."""
+    """Return the names of the representations drawn: the best one of the whole image, and the patches."""
     return next(name for name in ("instance", "class", "mean") if name in found), "patches"
 
 
@@ -272,7 +272,7 @@ def _frame(query: int, found: int, apart: int) -> str | None:
 
 
 def _share(hits: Tensor) -> Effect:
-    """A share over images, from each one's [b], with the interval of its mean: crops of an image are dependent."""
+    """Return the mean over images of fractions [b] with its interval; crops of the same image are dependent."""
     found = effect_of(hits.tolist(), [0.0] * len(hits), 1.0)
     return found._replace(low=max(0.0, found.low), high=min(1.0, found.high))
 
@@ -291,22 +291,22 @@ def _rows(one: NamedEncoder, found: dict[str, Retrieval]) -> list[tuple[str | in
 
 def _caption(asked: LookRequest, n: int, found: Sequence[tuple[str, dict[str, Retrieval]]]) -> str:
     text = (
-        f"Each of {n} images has 25 crops: at five places, of five scales (sides as shares of the image's). The crop "
-        "that is nearest to the query by cosine, in the query's own image and in all others. Blue frames: the same "
-        "place and scale (in the same image: the same place, the next scale); orange: one of both. "
+        f"Each of {n} images has 25 crops: at five places in five scales (sides as fractions of the image's). Shown is "
+        "the nearest crop to the query by cosine similarity, in the same image and in all others. Blue frames: the "
+        "same place and scale (in the same image: the same place and the next scale); orange: only one of them. "
     )
     for within, where in (
-        (True, "In the query's own image the nearest has the same place and the next scale"),
-        (False, "In others it has the same place and scale"),
+        (True, "In the same image the nearest crop has the same place and the next scale"),
+        (False, "In other images it has the same place and scale"),
     ):
         shares = []
         for name, each in found:
             said = (f"{_share(each[one].hits(within)['both']).text()} by {_CALLED[one]}" for one in _drawn(each))
             shares.append(f"{name} {' and '.join(said)}")
         text += f"{where}: {'; '.join(shares)}; by chance {100 * chances(within)['both']:.0f} %. "
-    text += "Alike crops of other images that lie elsewhere tell of content; those of the same place, of layout. "
+    text += "Similar crops at other places mean that features encode content; those at the same place, layout. "
     if n < MIN_VERDICT_IMAGES:
-        text += "So few images tell little. "
+        text += "With so few images, these numbers are unreliable. "
     if any(one.name == UNTRAINED for one in asked.beside):
-        text += "What the untrained encoder finds as well was not learnt. "
-    return f"{text}All shares are in retrieval.csv. As in ExtreMA, Figs. 3 and 6."
+        text += "Results that the untrained encoder reaches as well were not learnt. "
+    return f"{text}All results are in retrieval.csv. As in ExtreMA, Figs. 3 and 6."

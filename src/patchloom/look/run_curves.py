@@ -1,4 +1,4 @@
-"""Several runs in one plot: their losses over epochs, or what came of them against a setting in which they differ."""
+"""Plots of several runs: losses over epochs, or results against a setting in which the runs differ."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import LAUNCH
 from patchloom.sizes import in_pixels
 
-# What several runs hold that can be compared: their settings, their losses, and the results of their evaluations.
+# Settings, losses and results of past runs.
 
 
 POSITION_ACCURACY = "position-accuracy"
-# in which runs may differ without being another experiment; the seed's are averaged
+# settings that do not distinguish experiments; seeds are averaged
 _MACHINE = {*LAUNCH, *"device workers threads cache attention kernels compile checkpointing".split()}
-# what of a result's settings must be alike for two results to be compared; the others follow from the data
+# settings of an evaluation that must be equal in compared results; the others follow from the data
 _ALIKE = ("recipe", "epochs", "k", "gallery", "labels", "per_class", "method", "head_on", "ratio", "probe")
-_AVERAGE = "average"  # a row's setting where it is the mean over all values of it
-_ALONE = "from scratch"  # the encoder's name in a report that has only the control
+_AVERAGE = "average"  # value of a setting in a row that is the mean over all its values
+_ALONE = "from scratch"  # name of the encoder in a report with only the control
 
 
 class EncoderResult(NamedTuple):
-    """A number of an encoder.
+    """Result of an encoder.
 
     Attributes:
-        value: a share in [0, 1].
-        control: the name of what it stands beside, "" if nothing does.
-        beside: the control's number.
-        how: on what and by what it was measured; only numbers of the same may be compared.
-        date: when; "" if that is not known.
+        value: a fraction in [0, 1].
+        control: name of the control; "" without one.
+        beside: value of the control.
+        how: data and settings of the evaluation; only results with equal ones can be compared.
+        date: date of the evaluation; "" if unknown.
     """
 
     value: float
@@ -70,7 +70,7 @@ class EncoderResult(NamedTuple):
 
 
 class PastRow(NamedTuple):
-    """A row of ``results.csv``."""
+    """Row of ``results.csv``."""
 
     encoder: str
     pooling: str
@@ -82,7 +82,7 @@ class PastRow(NamedTuple):
 
 @dataclass(frozen=True)
 class PastReport:
-    """An evaluation: its rows, of which the first that is quoted is the encoder's, and the second its control's."""
+    """Evaluation: its rows. The first quoted row is the encoder's, the second its control's."""
 
     protocol: str
     date: str
@@ -91,26 +91,26 @@ class PastReport:
 
     @cached_property
     def quoted(self) -> list[PastRow]:
-        """The rows that its sentence quotes."""
+        """Quoted rows."""
         return [row for row in self.rows if row.is_quoted]
 
     def how(self, without: str = "") -> str:
-        """Return on what and by what it was measured, but for the setting ``without``."""
+        """Describe the data and settings of the evaluation except ``without``."""
         first = self.quoted[0]
         said = [
             f"{name.replace('_', ' ')} {first.settings[name]}"
             for name in _ALIKE
             if name in first.settings and name != without
         ]
-        # that of the logistic regression is chosen, by no test image
+        # the logistic regression selects its pooling without test images
         if "l2" not in first.settings and first.pooling != "-":
             said.append(f"pooling {first.pooling}")
         return ", ".join([first.data, *said])
 
     def at(self, setting: str) -> dict[Any, EncoderResult]:
-        """Return results by the value of a setting: of the row that is quoted, and of those that differ in it alone.
+        """Return results by the value of a setting, from the quoted row and the rows that differ only in it.
 
-        Where the quoted row is an average over another setting, so is each result.
+        If the quoted row is an average over another setting, so is each result.
         """
         quoted, *others = self.quoted
         control = others[0] if others else None
@@ -131,7 +131,7 @@ class PastReport:
 
 
 def _mean_at(rows: Sequence[PastRow], like: PastRow, setting: str, value: Any) -> float | None:
-    """Return the mean of the rows that differ from ``like`` in the setting alone, at a value of it; None of none."""
+    """Return the mean of the rows at a value of the setting that otherwise equal ``like``; None without any."""
 
     def is_alike(row: PastRow) -> bool:
         same_kind = (row.encoder, row.pooling) == (like.encoder, like.pooling)
@@ -150,11 +150,11 @@ def _mean_at(rows: Sequence[PastRow], like: PastRow, setting: str, value: Any) -
 
 @dataclass(frozen=True)
 class PastRun:
-    """A run that others are compared with.
+    """Run to compare.
 
     Attributes:
-        path: its folder, as it was given.
-        asked, became: its settings by dotted name, as the user asked for them, and with every ``auto`` resolved.
+        path: its folder, as given.
+        asked, became: its settings by dotted name, as requested, and with every ``auto`` resolved.
     """
 
     path: Path
@@ -163,11 +163,11 @@ class PastRun:
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
-        """Columns of its ``metrics.csv``."""
+        """Columns of ``metrics.csv``."""
         return read_metrics(self.path / "metrics.csv")
 
     def losses(self) -> tuple[np.ndarray, np.ndarray]:
-        """Epochs [n] and training losses [n]."""
+        """Return epochs [n] and training losses [n]."""
         epochs, losses = curve_of(self.metrics, "loss")
         if len(losses):
             return epochs, losses
@@ -175,14 +175,14 @@ class PastRun:
 
     @cached_property
     def results(self) -> dict[str, list[EncoderResult]]:
-        """Its results by protocol, the newest of each seed; position accuracy is that on its held-out images."""
+        """Results by protocol, the newest of each seed; position accuracy is measured on the held-out images."""
         found = {POSITION_ACCURACY: self._positions()}
         for name, newest in self._evaluated().items():
             found[name] = list(newest.values())
         return {name: results for name, results in found.items() if results}
 
     def _positions(self) -> list[EncoderResult]:
-        if not {"held_out", "baseline:chance"} <= self.metrics.keys():  # only where positions are asked is there chance
+        if not {"held_out", "baseline:chance"} <= self.metrics.keys():  # only tasks of positions have chance
             return []
         values, chance = self.metrics["held_out"], self.metrics["baseline:chance"]
         known = np.flatnonzero(np.isfinite(values) & np.isfinite(chance))
@@ -200,7 +200,7 @@ class PastRun:
 
     @cached_property
     def reports(self) -> list[PastReport]:
-        """Evaluations of its encoder, in the order in which they were made."""
+        """Evaluations of its encoder in chronological order."""
         path = self.path / "results.csv"
         if not path.is_file():
             return []
@@ -222,7 +222,7 @@ class PastRun:
 
 
 def read_runs(places: Sequence[PathLike], least: int = 2) -> list[PastRun]:
-    """Several runs, each of which stands once."""
+    """Read several different runs."""
     runs = []
     for place in places:
         folder = RunFolder(Path(place))
@@ -234,20 +234,20 @@ def read_runs(places: Sequence[PathLike], least: int = 2) -> list[PastRun]:
             raise PatchloomError(f"{run.path} is given twice: give each run once")
     if len(runs) < least:
         raise PatchloomError(
-            "look curves compares two runs or more: give others, too; the curves of one are in its pictures/curves.png"
+            "look curves compares two runs or more: give another; the curves of one run are in its pictures/curves.png"
         )
     return runs
 
 
 def setting_of(runs: Sequence[PastRun], name: str) -> tuple[str, list[Any]]:
-    """A setting's whole name, and its value in each run."""
+    """Return the full name of a setting and its value in each run."""
     known = list(dict.fromkeys(one for run in runs for one in run.became))
     full = next((one for one in (name, f"{name}.name", f"task.{name}", f"model.{name}") if one in known), None)
     if full is None:
         near = suggestion(name, [*known, *map(_short, known)])
         raise PatchloomError(
-            f"--against {name} is no setting of these runs{near} Their config.yaml lists them, those of the task as in "
-            "task.mask_ratio."
+            f"--against {name} is not a setting of these runs{near} Their config.yaml lists all settings; those of the "
+            "task are given as in task.mask_ratio."
         )
     for run in runs:
         if full not in run.became:
@@ -261,9 +261,9 @@ def setting_of(runs: Sequence[PastRun], name: str) -> tuple[str, list[Any]]:
 
 
 def lines_of(runs: Sequence[PastRun], against: str) -> list[str]:
-    """The line in which each run is, named by the other settings that differ; seeds are of one line.
+    """Return the line of each run, named by the other settings that differ; seeds share a line.
 
-    Where a setting is ``auto`` in all runs, what it became follows from the others, and is none of its own.
+    A setting that is ``auto`` in all runs follows from the others and is ignored.
     """
     names = [
         name
@@ -288,19 +288,19 @@ def _both(runs: Sequence[PastRun]) -> tuple[list[dict[str, Any]], list[dict[str,
 
 
 def comparable_results(runs: Sequence[PastRun], of: str) -> list[EncoderResult]:
-    """One result of a kind for each run, all measured alike; over the seeds of an evaluation the mean."""
+    """Return one result of a kind for each run, all measured in the same way and averaged over evaluation seeds."""
     for run in runs:
         if of not in run.results:
             why = f"{run.path} has no {of} result (patchloom evaluate {of} {run.path} DATA makes one)"
             if of == POSITION_ACCURACY:
-                why = f"{run.path} has no position accuracy, since its task asks for no positions"
+                why = f"{run.path} has no position accuracy, because its task does not predict positions"
             raise PatchloomError(f"{why}: leave that run out, or choose another --of")
     ways = [{result.how: result.date for result in run.results[of]} for run in runs]
     common = [how for how in ways[0] if all(how in others for others in ways)]
     if not common:
         other = next((one for one in ways if ways[0].keys().isdisjoint(one)), ways[-1])
         raise PatchloomError(
-            f"the {of} results of these runs were not measured alike, as by {_last(ways[0])} and by {_last(other)}: "
+            f"the {of} results of these runs were not measured in the same way ({_last(ways[0])}; {_last(other)}): "
             "evaluate all of them on the same data with the same options"
         )
     how = max(common, key=lambda one: ways[0][one])
@@ -317,9 +317,9 @@ def _last(ways: Mapping[str, str]) -> str:
 
 
 def at_settings(runs: Sequence[PastRun], protocol: str, setting: str) -> list[dict[Any, EncoderResult]]:
-    """Return of each run the results of a protocol by a setting of the evaluation, all measured alike but for it.
+    """Return each run's results of a protocol by a setting of the evaluation, otherwise measured in the same way.
 
-    Of several evaluations with the same value those of other seeds are averaged, and the newest of a seed counts.
+    Seeds are averaged; the newest evaluation of each seed counts.
     """
     known = {report.protocol for run in runs for report in run.reports}
     if protocol not in known:
@@ -345,20 +345,20 @@ def at_settings(runs: Sequence[PastRun], protocol: str, setting: str) -> list[di
     if not common:
         one, other = next(iter(found[0])), next(iter(next(ways for ways in found if found[0].keys().isdisjoint(ways))))
         raise PatchloomError(
-            f"the {protocol} results of these runs were not measured alike, as by {one} and by {other}: evaluate all "
+            f"the {protocol} results of these runs were not measured in the same way ({one}; {other}): evaluate all "
             "of them on the same data with the same options"
         )
 
-    def told(how: str) -> tuple[int, str]:
+    def values_and_date(how: str) -> tuple[int, str]:
         of_all = [result for ways in found for seeds in ways[how].values() for result in seeds.values()]
         return len({value for ways in found for value in ways[how]}), max(result.date for result in of_all)
 
-    how = max(common, key=told)
-    if told(how)[0] < 2:
+    how = max(common, key=values_and_date)
+    if values_and_date(how)[0] < 2:
         (value,) = found[0][how]
         raise PatchloomError(
-            f"all {protocol} results of these runs have {setting} {value}: evaluate with another one, as by patchloom "
-            f"evaluate {protocol} {runs[0].path} DATA --{setting} ..."
+            f"all {protocol} results of these runs have {setting} {value}: evaluate with another value, as in "
+            f"patchloom evaluate {protocol} {runs[0].path} DATA --{setting} ..."
         )
     means = []
     for ways in found:
@@ -376,7 +376,7 @@ def _short(name: str) -> str:
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted name; options that are not given are left out, and what has several parts is in words."""
+    """Flatten settings to dotted names; unset options are left out, and compound values become text."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -390,15 +390,15 @@ def _word(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else json.dumps(value)
 
 
-# told apart by colour-blind eyes, too (Okabe and Ito 2008)
+# distinguishable with colour blindness (Okabe and Ito 2008)
 _COLOURS = ("#1f5a94", "#d55e00", "#009e73", "#b0568f", "#8a6d00", "#3d9bd1", "#444444", "#a33b20")
 _FIRST = (POSITION_ACCURACY, "finetune", "linear", "knn")
-_SMOOTH = 0.02  # share of a curve
+_SMOOTH = 0.02  # width of the smoothing window as a fraction of a curve
 _LONGEST = 34  # characters of a line's name
-_ROOM, _CHARACTER = 8, 0.072  # characters for which there is room beside a panel, and inches of each
+_ROOM, _CHARACTER = 8, 0.072  # characters that fit beside a panel, and inches per character
 _NOTHING = np.array([])
-_OVER_EPOCHS = {"knn": "by mean patch tokens", "instance-knn": "by what represents an image in the task"}
-# of protocols whose results are not called by the protocol's own name, in plots and in `report`
+_OVER_EPOCHS = {"knn": "mean patch tokens", "instance-knn": "the task's representation of an image"}
+# display names of protocols in plots and in `report`
 PROTOCOL_TITLES = {
     "knn": "kNN accuracy",
     "linear": "linear probe",
@@ -413,14 +413,14 @@ _TITLES = PROTOCOL_TITLES | dict.fromkeys((POSITION_ACCURACY, "positions"), "pos
 
 
 class Point(NamedTuple):
-    """What the runs of one line and one value of the setting reached.
+    """Mean result of the runs of one line with one value of the setting.
 
     Attributes:
-        place: the value.
-        value: the mean over the runs, whose seeds differ.
-        low, high: the worst and the best run.
-        runs: their names.
-        beside: the control's mean, nan if there is none.
+        place: value of the setting.
+        value: mean result over the runs, which differ in their seeds.
+        low, high: results of the worst and the best run.
+        runs: names of the runs.
+        beside: mean result of the control; NaN without one.
     """
 
     place: Any
@@ -431,7 +431,7 @@ class Point(NamedTuple):
     beside: float
 
 
-# a kind of result, how it was measured, the control, and points by line
+# kind of result, data and settings of the evaluation, name of the control, and points by line
 ResultPanel = tuple[str, str, str, dict[str, list[Point]]]
 
 
@@ -445,33 +445,33 @@ def draw_run_curves(
 ) -> list[Path]:
     """Draw several runs in one plot: their losses, or their results against a setting.
 
-    Losses over epochs are as in Beyond Masking, Fig. 2; results against a setting as in MP3, Figs. 3-7. A table of the
-    points that are drawn is written beside the picture.
+    Losses over epochs are drawn as in Beyond Masking, Fig. 2; results against a setting as in MP3, Figs. 3-7. The
+    points are also written as a table.
 
     Args:
         runs: folders of two runs or more.
-        against: a setting in which they differ, such as task.context_mask_ratio, patch_size or epochs; or one of their
-            evaluations, such as finetune.epochs or positions.context_mask_ratio, also of one run; without it losses are
-            drawn. Other settings that differ give a line each, runs of other seeds their mean and range.
-        of: which result is drawn: position-accuracy (on the run's held-out images), knn, linear, finetune, or another
-            protocol whose rows are in their results.csv; all that the runs have in common, if left out. Without
-            ``against``: knn or instance-knn, the accuracy over the epochs of pre-training (ExtreMA, Figs. 4-5).
-        out: folder for picture and table; the current one, if left out.
+        against: setting in which they differ, such as task.context_mask_ratio, patch_size or epochs; default: losses
+            are drawn. Or a setting of their evaluations, such as finetune.epochs or positions.context_mask_ratio, for
+            which one run is enough. Other settings that differ give a line each; seeds are drawn as mean and range.
+        of: result to draw: position-accuracy (held-out images), knn, linear, finetune, or another protocol in their
+            results.csv; default: all that the runs have in common. Without ``against``: knn or instance-knn, the
+            accuracy over the epochs of pre-training (ExtreMA, Figs. 4-5).
+        out: folder for picture and table; default: the current folder.
 
     Returns:
-        The files.
+        Paths of the files written.
 
     Raises:
-        PatchloomError: no run there, runs that do not differ in the setting, or have no such result.
+        PatchloomError: if there is no run, the runs do not differ in the setting, or they have no such result.
     """
     places = [runs] if isinstance(runs, str | os.PathLike) else runs
     protocol, dot, inner = (against or "").partition(".")
     of_evaluation = bool(dot) and protocol not in ("task", "model")
     found = read_runs(places, least=1 if of_evaluation else 2)
-    folder = Path(out or ".")  # not where the runs lie, or runs/* would name the picture, too, the next time
+    folder = Path(out or ".")  # not beside the runs, where runs/* would match the picture
     if of_evaluation:
         if of is not None:
-            raise PatchloomError(f"--against {against} says which result is drawn: leave --of {of} out")
+            raise PatchloomError(f"--against {against} determines which result is drawn: leave out --of {of}")
         return _draw_against_evaluation(found, protocol, inner, folder)
     if against is None:
         if of in _OVER_EPOCHS:
@@ -525,12 +525,12 @@ def _draw_against_evaluation(runs: Sequence[PastRun], protocol: str, setting: st
 
 
 def _kinds(runs: Sequence[PastRun], of: str | None) -> list[str]:
-    """The results to draw: the one that is asked for, or all that every run has, measured alike."""
+    """Return the results to draw: the requested one, or all that every run has, measured in the same way."""
     known = list(dict.fromkeys(kind for run in runs for kind in run.results))
     if of is not None:
         if of not in known:
             there = f" These runs have {listing(known, 'and')}." if known else " These runs have no results yet."
-            raise PatchloomError(f"--of {of} is no result of these runs{suggestion(of, known)}{there}")
+            raise PatchloomError(f"--of {of} is not a result of these runs{suggestion(of, known)}{there}")
         return [of]
     common = []
     for kind in sorted(known, key=lambda kind: _FIRST.index(kind) if kind in _FIRST else len(_FIRST)):
@@ -543,7 +543,7 @@ def _kinds(runs: Sequence[PastRun], of: str | None) -> list[str]:
         common.append(kind)
     if not common:
         raise PatchloomError(
-            "these runs have no result in common that could be drawn: evaluate all of them alike, as by patchloom "
+            "these runs have no result in common to draw: evaluate all of them in the same way, as in patchloom "
             f"evaluate finetune {runs[0].path} DATA"
         )
     return common
@@ -552,9 +552,7 @@ def _kinds(runs: Sequence[PastRun], of: str | None) -> list[str]:
 def points_of(
     runs: Sequence[PastRun], name: str, values: Sequence[Any], kind: str
 ) -> tuple[dict[str, list[Point]], str, str]:
-    """The points of each line of a kind of result, in the order of the setting; how it was measured; and the
-    control.
-    """
+    """Return the points of each line, ordered by the setting; how they were measured; and the control's name."""
     results = comparable_results(runs, kind)
     groups: dict[tuple[str, Any], list[int]] = {}
     for i, line in enumerate(lines_of(runs, name)):
@@ -572,7 +570,7 @@ def points_of(
 
 
 def _order(values: Sequence[Any]) -> list[Any]:
-    """The values of a setting, each once: numbers in ascending order, others as the runs have them."""
+    """Return the distinct values of a setting: numbers in ascending order, others in the order of the runs."""
     distinct = list(dict.fromkeys(values))
     return sorted(distinct) if _numbers(distinct) else distinct
 
@@ -612,7 +610,7 @@ def _note(how: str, lines: dict[str, list[Point]]) -> str:
 
 
 def _side_by_side(notes: Sequence[str], named: Sequence[str]) -> tuple[Figure, Sequence[Axes]]:
-    """A figure with a panel for each note, as wide as that needs, and with room for the names of lines beside it."""
+    """Return a figure with a panel for each note, with room for the names of lines."""
     beside = max(len(short_name(name)) for name in named) - _ROOM
     width = max(PANEL_WIDTH + _CHARACTER * max(0, beside), 0.6 + _CHARACTER * max(map(len, notes)))
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08, wspace=0.02)
@@ -627,7 +625,7 @@ def _draw_control(
     control: str,
     labels: list[tuple[float, str, str, str]],
 ) -> None:
-    """What the encoders stand beside, as a dashed line: the mean over all lines."""
+    """Draw the control, averaged over all lines, as a dashed line."""
     beside: dict[Any, list[float]] = {}
     for points in lines.values():
         for point in points:
@@ -649,7 +647,7 @@ def _draw_losses(runs: Sequence[PastRun], folder: Path) -> list[Path]:
     ]
     first = [float(loss[0]) for _, loss in losses]
     if all(one > 0 for one in first):
-        scales.append(("training loss, relative", "as a share of the first that was logged", first))
+        scales.append(("training loss, relative", "divided by the first value", first))
     with matplotlib.rc_context(STYLE):
         figure, places = _side_by_side([note for _, note, _ in scales], names)
         for axes, (title, note, units) in zip(places, scales, strict=True):
@@ -676,19 +674,19 @@ def _draw_losses(runs: Sequence[PastRun], folder: Path) -> list[Path]:
 
 
 def _draw_over_epochs(runs: Sequence[PastRun], of: str, folder: Path) -> list[Path]:
-    """Draw the kNN accuracy that each run measured in its training, as a line a run."""
+    """Draw the kNN accuracy measured during training, with a line per run."""
     names, column = _names(runs), of.replace("-", "_")
     curves_of_runs = [curve_of(run.metrics, column) for run in runs]
     for run, (epochs, _) in zip(runs, curves_of_runs, strict=True):
         if not len(epochs):
             raise PatchloomError(
-                f"{run.path} measured no {of} in its training, which takes labels"
-                f"{' and a task with a representation of its own' if of != 'knn' else ''}: leave it out"
+                f"{run.path} did not measure {of} during training, which needs labels"
+                f"{' and a task with its own representation' if of != 'knn' else ''}: leave it out"
             )
     ways = {tuple(run.became.get(name) for name in ("knn_k", "knn_gallery")) for run in runs}
     if len(ways) > 1:
         raise PatchloomError(
-            f"these runs measured {of} with another --knn_k or --knn_gallery: give runs that measured it alike"
+            f"these runs measured {of} with different --knn_k or --knn_gallery: give runs with equal ones"
         )
     note, labels = f"on held-out images, {_OVER_EPOCHS[of]}", []
     with matplotlib.rc_context(STYLE):
@@ -711,17 +709,17 @@ def _draw_over_epochs(runs: Sequence[PastRun], of: str, folder: Path) -> list[Pa
 
 
 def _names(runs: Sequence[PastRun]) -> list[str]:
-    """Return names of runs; their paths where two have one name."""
+    """Return names of runs, or their paths if names coincide."""
     names = [run.path.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
 
 def line_colours(count: int) -> list[str]:
-    """A colour for each of so many lines."""
+    """Return a colour for each of ``count`` lines."""
     return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
 
 
 def short_name(name: str) -> str:
-    """A line's name, shortened in the middle if it is long."""
+    """Shorten a long name in the middle."""
     half = _LONGEST // 2
     return name if len(name) <= _LONGEST else f"{name[: half - 1]}…{name[-half:]}"

@@ -1,4 +1,4 @@
-"""Pictures of the task of a run on images: what was withheld, and what came back."""
+"""Pictures of a run's pretext task: the hidden parts of images and the model's predictions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draw_task(
     seed: int = 0,
     title: Callable[[Measure], Title] | None = None,
 ) -> list[Path]:
-    """Draw the task's sheets on some images, spread evenly over ``source``: its files may lie class by class."""
+    """Draw the task's sheets for images spread evenly over ``source``, because files may be sorted by class."""
     shown, rest = _spread(len(source), images), _spread(len(source), task.pictured)
     rest = np.setdiff1d(rest, shown)[: max(0, task.pictured - len(shown))]
     some = source.subset(np.concatenate([shown, rest]))
@@ -64,21 +64,19 @@ def title_of(
     measure: Measure,
     noun: str = "images",
 ) -> Title:
-    """What stands above a run's sheets: run, task and epoch, and its last held-out measure beside what it has to
-    beat.
-    """
+    """Return the title of a run's sheets: run, task, epoch, and the last held-out measure with the baseline to beat."""
     done, whole = steps
     measured = next((row for row in reversed(rows) if row.get("held_out")), {})
     epoch = settings.epochs * done / whole if whole else float((rows or [{}])[-1].get("epoch") or 0)
     said = f"epoch {epoch:.4g} of {settings.epochs:,}"
     values = {name.removeprefix("baseline:"): value for name, value in measured.items() if name.startswith("baseline:")}
-    if "on other images" in values:  # as older versions called it of recordings, too
+    if "on other images" in values:  # older versions used this name for recordings, too
         values[f"on other {noun}"] = values.pop("on other images")
     beaten = replace(measure, baselines={name: torch.tensor([float(value)]) for name, value in values.items() if value})
     if measured:
         before = float(measured["epoch"])
         when = f" (at epoch {before:.4g})" if abs(before - epoch) > 1e-3 * settings.epochs else ""
-        images = f"{noun} that may be known by heart" if doubt else f"held-out {noun}"
+        images = f"{noun} that pre-trained weights may have seen" if doubt else f"held-out {noun}"
         said += f"; on {images}{when}: {measure.name} {measure.show(float(measured['held_out']))}"
         if beaten.baselines:
             beat = beaten.baseline_to_beat()

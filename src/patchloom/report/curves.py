@@ -1,4 +1,4 @@
-"""Curves of one run or of several on common axes, as points for a chart."""
+"""Charts of one or several runs on common axes."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from patchloom.look.charts import curve_of
 from patchloom.report.load_run import RunData
 from patchloom.report.page import Chart, Curve
 
-_POINTS = 400  # of a line
+_POINTS = 400  # per line
 _KNN = {
-    "knn": ("kNN accuracy", "Nearest neighbours among the encoder's features."),
-    "instance_knn": ("kNN accuracy, instance", "Nearest neighbours by the representation that the task trains."),
+    "knn": ("kNN accuracy", "Nearest-neighbour classification of the encoder's features."),
+    "instance_knn": (
+        "kNN accuracy, instance",
+        "Nearest-neighbour classification of the representation that the task trains.",
+    ),
 }
 _SAME = 5e-4  # baselines of several runs that differ by less are drawn once
-# columns that are no curve of their own, or are drawn already
+# columns without a chart, or with one already
 _OTHER = ("step", "epoch", "images", "seconds", "lr", "loss", "held_out", "share", "loss_scale", *_KNN)
 
 
 def charts_of(runs: Sequence[RunData]) -> list[Chart]:
-    """Losses, held-out measures and accuracies over epochs; what no run has logged is left out.
+    """Return charts of the losses, held-out measures and accuracies over epochs that at least one run has logged.
 
-    Held-out measures of different names have a chart each. Losses of different tasks, whose units differ, are drawn as
-    shares of the first that each run logged, as `patchloom.look.run_curves.draw_run_curves` does.
+    Held-out measures of different names have a chart each. Losses of different tasks have different units and are
+    divided by the first value that each run logged, as in `patchloom.look.run_curves.draw_run_curves`.
     """
     charts = [_losses(runs)]
     for measure in dict.fromkeys(run.measure for run in runs):
         some = [run for run in runs if run.measure == measure]
         percent = any(run.percent for run in some)
-        note = f"{_noun_of(runs).capitalize()} that are not trained on. Dashed: answers that need no learning."
+        note = f"On {_noun_of(runs)} that are not used for training. Dashed: baselines that need no learning."
         charts.append(_measured(some, runs, "held_out", "baseline:", measure, note, percent))
     charts += [_measured(runs, runs, name, f"{name}:", title, note, True) for name, (title, note) in _KNN.items()]
     charts += [_further(runs, name) for name in dict.fromkeys(name for run in runs for name in run.metrics)]
@@ -39,15 +42,16 @@ def charts_of(runs: Sequence[RunData]) -> list[Chart]:
 
 def _losses(runs: Sequence[RunData]) -> Chart:
     several = len({run.settings.task["name"] for run in runs}) > 1
-    note = "As logged: a loss that falls further is not the better task."
+    note = "A loss that falls further does not mean that a run is better."
     lines = []
     for run in runs:
         epochs, values = curve_of(run.metrics, "loss")
         if len(values):
             lines.append(_line(_named(run, runs, "loss"), epochs, values / values[0] if several else values))
     if several:
-        return Chart("training loss, over the first that was logged", "Tasks have losses of other units.", lines)
-    return Chart("training loss", note if len(runs) > 1 else "As logged.", lines)
+        note = "Each loss is divided by its first logged value, because tasks have losses in different units."
+        return Chart("training loss, relative to its start", note, lines)
+    return Chart("training loss", note if len(runs) > 1 else "The loss on training batches.", lines)
 
 
 def _measured(
@@ -59,7 +63,7 @@ def _measured(
     note: str,
     percent: bool,
 ) -> Chart:
-    """The chart of a column of ``some`` of the ``runs``, with the columns that begin with ``prefix`` beside it."""
+    """Return the chart of a column of ``some`` of the ``runs``, with the columns after ``prefix`` as baselines."""
     lines, beside = list[Curve](), list[Curve]()
     for run in some:
         epochs, values = curve_of(run.metrics, column)
@@ -77,7 +81,7 @@ def _measured(
 
 
 def _baseline(name: str, epochs: np.ndarray, values: np.ndarray, end: float) -> Curve | None:
-    """A baseline up to ``end``: flat if it was measured once or never changed."""
+    """Return a baseline up to ``end``, which is flat if it was measured once or never changed."""
     if not len(values):
         return None
     if np.ptp(values) == 0:
@@ -86,7 +90,7 @@ def _baseline(name: str, epochs: np.ndarray, values: np.ndarray, end: float) -> 
 
 
 def _each_once(lines: Sequence[Curve]) -> list[Curve]:
-    """Baselines of several runs; those of one name and nearly one value, such as chance, are one, as long as any."""
+    """Merge baselines of several runs that have the same name and nearly the same value, such as chance."""
     kept: dict[tuple[str, int], Curve] = {}
     for line in lines:
         flat = len(set(line.y)) == 1
@@ -100,9 +104,9 @@ def _each_once(lines: Sequence[Curve]) -> list[Curve]:
 
 
 def _further(runs: Sequence[RunData], column: str) -> Chart:
-    """Of a metric that a task logs beside its loss, such as the position accuracy in training."""
+    """Return the chart of a metric that a task logs in addition to its loss, such as the position accuracy."""
     lines = []
-    # a question is called pixels of recordings, too
+    # columns are named after pixels for recordings, too
     name = " ".join(_values_of(runs) if word == "pixels" else word for word in column.split("_"))
     if column not in _OTHER and ":" not in column:
         for run in runs:
@@ -110,7 +114,7 @@ def _further(runs: Sequence[RunData], column: str) -> Chart:
             if len(values):
                 lines.append(_line(_named(run, runs, name), epochs, values))
     title = f"{name}, in training"
-    return Chart(title, f"On the {_noun_of(runs)} that are trained on.", lines, percent="accuracy" in column)
+    return Chart(title, f"On training {_noun_of(runs)}.", lines, percent="accuracy" in column)
 
 
 def _named(run: RunData, runs: Sequence[RunData], alone: str) -> str:
@@ -118,9 +122,9 @@ def _named(run: RunData, runs: Sequence[RunData], alone: str) -> str:
 
 
 def _line(name: str, x: np.ndarray, y: np.ndarray, baseline: bool = False) -> Curve:
-    """A line of at most `_POINTS` points, evenly chosen, the last one among them."""
+    """Return a line of at most `_POINTS` evenly spaced points that include the last one."""
     some = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).round().astype(int))
-    # six digits are more than can be seen, and half of the page's bytes
+    # six digits are more than a reader can see, and halve the size of the page
     return Curve(name, [float(f"{v:.6g}") for v in x[some]], [float(f"{v:.6g}") for v in y[some]], baseline)
 
 
@@ -130,6 +134,6 @@ def _values_of(runs: Sequence[RunData]) -> str:
 
 
 def _noun_of(runs: Sequence[RunData]) -> str:
-    """What all runs were trained on; images where some were trained on these."""
+    """Return the noun for the data of the runs: "images" if they differ."""
     nouns = {run.modality.noun for run in runs}
     return nouns.pop() if len(nouns) == 1 else "images"

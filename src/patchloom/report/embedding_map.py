@@ -1,4 +1,4 @@
-"""A map of what an encoder gives for images: two projections, thumbnails, and the nearest images of each."""
+"""Maps of image embeddings: two projections, thumbnails and nearest neighbours."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ MAX_MAP_IMAGES, MIN_MAP_IMAGES = 1000, 5  # images
 _NEAREST = 8
 _SIDE = 40  # pixels of a thumbnail
 _QUALITY = 60
-_SECONDS = 30.0  # after which no further batch is shown to a large encoder, or one of large files
+_SECONDS = 30.0  # after which no further batch is encoded
 _BATCH = 32
-_PERPLEXITY = 30.0  # as usual; of few images less, since it has to be below their number
-_COMPONENTS = 50  # to which features are reduced before t-SNE, as its paper does (van der Maaten and Hinton 2008)
+_PERPLEXITY = 30.0  # the usual value; reduced for few images, because it has to be below their number
+_COMPONENTS = 50  # to which features are reduced before t-SNE, as in its paper (van der Maaten and Hinton 2008)
 _DIGITS = 4
 
 
 class Thumbnails(NamedTuple):
-    """Images in small, with what an encoder gives for them.
+    """Thumbnails and features of images.
 
     Attributes:
         features: float32 [n d], the mean of the patch tokens.
         pictures: uint8 [n side side 3].
-        indices: [n] of the images in their source; what cannot be read is left out.
+        indices: [n] of the images in their source; unreadable images are left out.
     """
 
     features: Tensor
@@ -58,10 +58,10 @@ class Thumbnails(NamedTuple):
 
 
 def make_embedding_map(run: str | Path, source: Source, what: str, most: int = MAX_MAP_IMAGES, seed: int = 0) -> Cloud:
-    """The map of a run's encoder, also of one that is not finished.
+    """Return the embedding map of a run's encoder; the run need not be finished.
 
-    Features are the means of the patch tokens after the last norm, which kNN quotes. PCA is of them as they are; t-SNE
-    of their directions, since neighbours are by the cosine, too.
+    Features are the means of the patch tokens after the last norm, as in the quoted kNN accuracy. PCA is applied to the
+    features, t-SNE to the normalised features, because neighbours are ranked by cosine.
     """
     places = np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).round().astype(int))
     some = source.subset(np.random.default_rng(seed).permutation(places))
@@ -69,7 +69,7 @@ def make_embedding_map(run: str | Path, source: Source, what: str, most: int = M
         raise PatchloomError(
             f"a map of embeddings needs {MIN_MAP_IMAGES} {source.noun} or more, and there are {len(some)}"
         )
-    vit, card = load_encoder(run)  # and no module beside it: of a run that is not finished these would build its task
+    vit, card = load_encoder(run)  # without further modules, which would build the task of a run that is not finished
     device = usable_device("auto")
     shown = collect_thumbnails(NamedEncoder(card.name, vit.to(device), card), some, device)
     if len(shown.indices) < MIN_MAP_IMAGES:
@@ -101,11 +101,11 @@ def make_embedding_map(run: str | Path, source: Source, what: str, most: int = M
 
 
 def collect_thumbnails(one: NamedEncoder, source: Source, device: torch.device) -> Thumbnails:
-    """Features and thumbnails of the images of a source, each of which is read once, until `_SECONDS` are over."""
+    """Encode the images of a source and draw their thumbnails, until `_SECONDS` are over."""
     features, thumbnails, indices = list[Tensor](), list[np.ndarray](), list[int]()
     begun = time.monotonic()
     batches = plain_batches(source, input_size(one.vit), _BATCH, channels=input_channels(one.vit), device=device)
-    with torch.inference_mode(), StatusMessage(f"{one.name} being shown {source.noun}", len(source)) as waiting:
+    with torch.inference_mode(), StatusMessage(f"encoding {source.noun} with {one.name}", len(source)) as waiting:
         for batch in batches:
             images = normalize(batch.views[0], one.card.mean, one.card.std)
             features.append(check_finite(one, pooled_tokens(one.vit, images, None)["mean"].float().cpu()))
@@ -118,9 +118,9 @@ def collect_thumbnails(one: NamedEncoder, source: Source, device: torch.device) 
 
 
 def projections_of(features: np.ndarray, seed: int = 0) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
-    """x and y [n] each in [0, 1] by the name of the projection, of features [n d]."""
+    """Project features [n d] by PCA and t-SNE; return x and y [n], each in [0, 1], by the name of the projection."""
     if not np.isfinite(features).all() or np.ptp(features, axis=0).max() < 1e-9:
-        raise PatchloomError("the encoder gives all images the same features, so there is nothing to draw a map of")
+        raise PatchloomError("no map can be drawn: the encoder gives all images the same features")
     directions = features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
     kept = min(_COMPONENTS, *features.shape)
     reduced = PCA(kept, random_state=seed).fit_transform(directions)
@@ -130,14 +130,14 @@ def projections_of(features: np.ndarray, seed: int = 0) -> dict[str, tuple[Seque
     perplexity = min(_PERPLEXITY, (len(features) - 1) / 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        # from random places where features have one dimension alone, of which no plane can be made
+        # random if the features have only one dimension
         init = "pca" if kept > 1 and np.ptp(reduced[:, 0]) > 0 else "random"
         placed = TSNE(perplexity=perplexity, init=init, random_state=seed).fit_transform(reduced.astype(np.float32))
     return {"PCA": _unit(flat), "t-SNE": _unit(placed)}
 
 
 def _unit(points: np.ndarray) -> tuple[list[float], list[float]]:
-    """Points [n 2] moved and scaled into the unit square, by one scale for both axes."""
+    """Shift and scale points [n 2] into the unit square with the same scale for both axes."""
     low, reach = points.min(0), float(np.ptp(points, axis=0).max()) or 1.0
     middle = (1 - np.ptp(points, axis=0) / reach) / 2
     x, y = ((points - low) / reach + middle).clip(0, 1).round(_DIGITS).T
@@ -145,7 +145,7 @@ def _unit(points: np.ndarray) -> tuple[list[float], list[float]]:
 
 
 def _thumbnails(pictures: np.ndarray) -> np.ndarray:
-    """Colours uint8 [b h w 3] as squares of `_SIDE`, with a white margin where they are no squares."""
+    """Resize uint8 images [b h w 3] to squares of `_SIDE` with white margins."""
     h, w = pictures.shape[1:3]
     tall, wide = (max(1, round(_SIDE * side / max(h, w))) for side in (h, w))
     small = F.interpolate(
@@ -158,7 +158,7 @@ def _thumbnails(pictures: np.ndarray) -> np.ndarray:
 
 
 def _sprite(thumbnails: np.ndarray, columns: int) -> str:
-    """All thumbnails [n side side 3] in one picture, row by row."""
+    """Return all thumbnails [n side side 3] as one picture, row by row."""
     rows = math.ceil(len(thumbnails) / columns)
     sheet = np.full((rows * columns, _SIDE, _SIDE, 3), 255, np.uint8)
     sheet[: len(thumbnails)] = thumbnails
@@ -167,7 +167,7 @@ def _sprite(thumbnails: np.ndarray, columns: int) -> str:
 
 
 def _labels(source: Source, indices: Sequence[int]) -> tuple[list[int], list[str]]:
-    """A number for each image, -1 without a label, and names of the classes that occur, in the source's order."""
+    """Return a class index for each image, -1 without a label, and the names of the classes that occur."""
     if source.labels is None:
         return [-1] * len(indices), []
     found = [int(source.labels[i]) for i in indices]
@@ -179,8 +179,8 @@ def _labels(source: Source, indices: Sequence[int]) -> tuple[list[int], list[str
 def _note(name: str, what: str, count: str, n: int) -> str:
     perplexity = min(_PERPLEXITY, (n - 1) / 3)
     return (
-        f"{what[0].upper()}{what[1:]} ({count}), by the mean of the patch tokens of {name}. PCA shows the two "
-        f"directions in which they differ most; t-SNE (perplexity {perplexity:.0f}) keeps near what is near: sizes of "
-        "groups and distances between them mean nothing there. Neighbours are by the cosine of the features, "
-        "not by the map."
+        f"{what[0].upper()}{what[1:]} ({count}), placed by the mean of their patch tokens in {name}. PCA shows the two "
+        f"directions of largest variance. t-SNE (perplexity {perplexity:.0f}) preserves neighbourhoods; sizes of "
+        "groups and distances between them have no meaning there. The neighbours listed are the nearest by cosine "
+        "similarity of the features, not by distance on the map."
     )

@@ -1,4 +1,4 @@
-"""What lies in a run's folder, read for a page: whatever is missing or damaged costs its own part of it alone."""
+"""Contents of a run's folder, read so that a missing or damaged file affects only its own part of the report."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from patchloom.tasks.custom import Code, is_code, is_loaded
 
 T = TypeVar("T")
 
-_SILENT = 600.0  # seconds after which a run that is not finished is no longer said to be on the way
+_SILENT = 600.0  # seconds without a write after which an unfinished run is no longer reported as training
 
 
 @dataclass(frozen=True)
 class RunData:
-    """A run as its folder tells of it.
+    """Contents of a run's folder.
 
     Attributes:
-        folder: where it is.
-        settings: with every ``auto`` resolved.
-        asked: what was asked for; empty if that cannot be read.
-        reasons: of what was ``auto``, by dotted name.
+        folder: the run's folder.
+        settings: settings with every ``auto`` resolved.
+        asked: settings as requested; empty if they cannot be read.
+        reasons: reasons for the resolved ``auto`` settings, by dotted name.
         metrics: columns [n] of ``metrics.csv``; empty before the first row.
-        about: what the newest checkpoint keeps beside its tensors; empty without one.
-        measured: its last held-out measure; None without one, or in words alone as an older version kept it.
-        data: what was measured of the data; empty if that cannot be read.
+        about: metadata of the newest checkpoint; empty without one.
+        measured: the last held-out measure; None without one, or if an older version kept it only as text.
+        data: statistics of the data; empty if they cannot be read.
         summary: the closing sentence of a finished run.
         health: the verdict, if there is one.
         problems: a sentence for each file that could not be read.
-        name: what the page calls it; that of its folder, lengthened by those above where others are called the same.
+        name: the run's name on the page: that of its folder, with parent folders prepended if names coincide.
     """
 
     folder: RunFolder
@@ -68,7 +68,7 @@ class RunData:
 
     @property
     def epoch(self) -> float:
-        """How far it is, in epochs."""
+        """Progress in epochs."""
         done = self.metrics.get("epoch", np.empty(0))
         by_rows = float(done[np.isfinite(done)].max()) if np.isfinite(done).any() else 0.0
         steps = self.about.get("steps") or 0
@@ -76,41 +76,41 @@ class RunData:
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to its end."""
+        """Whether the run is finished."""
         return self.summary is not None
 
     @property
     def sound(self) -> Sound | None:
-        """How its recordings become pictures, with the statistics of their rows; None of a run of images."""
+        """Spectrogram settings and statistics of a run on sound; None for a run on images."""
         return sound_from(self.data.get("sound"))
 
     @property
     def modality(self) -> Modality:
-        """What it was trained on."""
+        """Kind of data that the run was trained on."""
         return modality_of(self.sound)
 
     @property
     def measure(self) -> str:
-        """What its held-out measure is called."""
+        """Name of the held-out measure."""
         return "held-out measure" if self.measured is None else self.measured.name
 
     @property
     def percent(self) -> bool:
-        """Whether that is a share, which is written as a percentage."""
+        """Whether the held-out measure is a fraction, written as a percentage."""
         return self.measured is not None and self.measured.unit == "%"
 
     def state(self, now: float | None = None) -> str:
-        """Where it is, in words."""
+        """Describe the progress of the run."""
         if self.finished:
             return "finished"
         silent = (time.time() if now is None else now) - self.last_written()
-        how = "on the way" if silent < _SILENT else f"not finished; nothing was written for {duration(silent)}"
-        # whole steps may go a little beyond the end
+        how = "training" if silent < _SILENT else f"not finished; last written {duration(silent)} ago"
+        # the last step may go slightly beyond the requested epochs
         done, end = (_rounded(one) for one in (min(self.epoch, self.settings.epochs), self.settings.epochs))
         return f"epoch {done} of {end}, {how}"
 
     def last_written(self) -> float:
-        """When its newest file was written, in seconds since 1970."""
+        """Return the modification time of the newest file, in seconds since 1970."""
         folder, times = self.folder, []
         for path in (folder.config, folder.metrics, folder.log, folder.summary, folder.checkpoints.last):
             with suppress(OSError):
@@ -119,12 +119,12 @@ class RunData:
 
 
 def _rounded(epochs: float) -> str:
-    """With as many digits as tell: "0.25", "2.5", "1,200"."""
+    """Round to the digits that matter: "0.25", "2.5", "1,200"."""
     return f"{round(epochs, 2 if epochs < 10 else 1):,.6g}"
 
 
 def load_run(run: str | Path) -> RunData:
-    """Read a run's folder, and change nothing in it."""
+    """Read a run's folder without changing it."""
     folder, problems = RunFolder(run), list[str]()
     settings = folder.read_config()
 
@@ -156,9 +156,7 @@ def load_run(run: str | Path) -> RunData:
 
 
 def disambiguate_runs(runs: Sequence[RunData]) -> list[RunData]:
-    """The same runs, each by a name of its own: those of one name have as many folders above them in it as that
-    takes.
-    """
+    """Return the runs with unique names: as many parent folders are prepended as needed."""
     places = [run.folder.path.absolute().parts for run in runs]
     named = []
     for run, place in zip(runs, places, strict=True):
@@ -168,19 +166,19 @@ def disambiguate_runs(runs: Sequence[RunData]) -> list[RunData]:
     return named
 
 
-# Which runs are meant by the folders that somebody gives: that of a comparison stands for all runs that are in it.
+# The runs of the given folders: the folder of a comparison stands for all runs in it.
 
 
-_COMPARISON = "compare.yaml"  # which every comparison has, and no run
-_PAGE = "report.html"  # which a comparison writes when it ends
+_COMPARISON = "compare.yaml"  # every comparison has it, and no run does
+_PAGE = "report.html"  # written by a comparison when it ends
 
 
 class ReportTarget(NamedTuple):
-    """What is on a page.
+    """Runs of a page.
 
     Attributes:
-        runs: folders of runs, in the order of what was given.
-        said: a sentence on each comparison.
+        runs: folders of runs, in the order given.
+        said: a sentence about each comparison.
     """
 
     runs: list[Path]
@@ -188,12 +186,12 @@ class ReportTarget(NamedTuple):
 
 
 def is_comparison(folder: Path) -> bool:
-    """Whether a comparison was begun in a folder."""
+    """Return whether a folder holds a comparison."""
     return (folder / _COMPARISON).is_file()
 
 
 def expand_runs(given: Sequence[Path]) -> ReportTarget:
-    """The runs of folders of runs and of comparisons."""
+    """Replace folders of comparisons by the runs in them."""
     runs, said = list[Path](), list[str]()
     for folder in given:
         if not is_comparison(folder):
@@ -201,23 +199,23 @@ def expand_runs(given: Sequence[Path]) -> ReportTarget:
             continue
         its = [run for run in sorted(folder.iterdir()) if RunFolder(run).config.is_file()]
         if not its:
-            raise PatchloomError(f"{folder} is a comparison in which no run has begun: wait until one trains")
+            raise PatchloomError(f"no run of the comparison {folder} has begun: wait until one trains")
         runs += its
-        said.append(_said(folder, its))
+        said.append(_describe_comparison(folder, its))
     return ReportTarget(runs, said)
 
 
-def _said(folder: Path, its: Sequence[Path]) -> str:
-    """How many of a comparison's runs there are, and where it tells what it found."""
+def _describe_comparison(folder: Path, its: Sequence[Path]) -> str:
+    """Return a sentence about the number of a comparison's runs and the file with its results."""
     there, finished = len(its), sum(RunFolder(run).read_summary() is not None for run in its)
     ended = finished if finished < there else "all of them"
-    told = f"{there} of {max(there, _planned(folder))} runs are there, {ended} finished"
-    where = f"; what it found is in {_PAGE}" if (folder / _PAGE).is_file() else ""
-    return f"Comparison {folder.absolute().name}: {told}{where}."
+    progress = f"{there} of {max(there, _planned(folder))} runs have begun, {ended} finished"
+    where = f"; its results are in {_PAGE}" if (folder / _PAGE).is_file() else ""
+    return f"Comparison {folder.absolute().name}: {progress}{where}."
 
 
 def _planned(folder: Path) -> int:
-    """How many runs a comparison has when it ends."""
+    """Return the number of runs that a comparison has when it ends."""
     path = folder / _COMPARISON
     plan = read_checksummed(path)
     try:
@@ -226,20 +224,20 @@ def _planned(folder: Path) -> int:
         raise PatchloomError(f"{path} is not the plan of a comparison: give the folders of its runs") from problem
 
 
-# Settings of a run with the reason of each, and the command that asks for the same again.
+# Settings of a run with the reason for each, and the command that repeats the run.
 
 
 DEFAULT, CHOSEN = "the default", "chosen for you"
-# what changes nothing of the other kind of data
+# settings that have no effect on the other kind of data
 _OF_SOUND = ("seconds", "rate", "features", "bins")
 _OF_IMAGES = ("crop_scale", "flip", "randaugment", "randaugment_std", "normalization")
 
 
 def settings_of(run: RunData) -> list[Setting]:
-    """What was ``auto`` first, with the reason; then what somebody gave; then what is at its default.
+    """Return the settings of a run: those that were ``auto`` with the reason, those given, then the defaults.
 
-    What is still ``auto``, such as the depth of a decoder that there is not, is left out; so is what is for recordings
-    where there are images, and the other way round.
+    Settings that are still ``auto``, such as the depth of an unused decoder, and settings for the other kind of data
+    are left out.
     """
     asked, usual = _flat(run.asked), _flat(_usual(run.asked))
     of_recipe = _flat(_usual(run.asked, run.asked.get("recipe"))) if run.asked.get("recipe") else {}
@@ -247,12 +245,12 @@ def settings_of(run: RunData) -> list[Setting]:
     for name, value in _flat(run.settings.plain()).items():
         if value in ("auto", None) or name in (_OF_IMAGES if run.sound else _OF_SOUND):
             continue
-        setting = Setting(name, _shown(name, value))
+        setting = Setting(name, _format_value(name, value))
         if asked.get(name) == "auto":
             why = run.reasons.get(name) or run.reasons.get(_short(name)) or CHOSEN
             found[0].append(setting._replace(reason=why))
         elif name in of_recipe and of_recipe[name] == value != usual.get(name):
-            found[1].append(setting._replace(reason=f"of the recipe {run.asked['recipe']}"))
+            found[1].append(setting._replace(reason=f"from the recipe {run.asked['recipe']}"))
         elif name in usual and usual[name] == value and name not in ("data", "task.name"):
             found[2].append(setting._replace(reason=DEFAULT))
         else:
@@ -261,10 +259,10 @@ def settings_of(run: RunData) -> list[Setting]:
 
 
 def command_of(run: RunData) -> str:
-    """The line that begins the same run anew, in another folder; or, of one that is not finished, goes on with it.
+    """Return the command that repeats a finished run in another folder, or resumes an unfinished one.
 
-    Only what differs from the defaults is said. "" where what was asked for is not known, or cannot be typed, since it
-    was given as an object in Python.
+    Options at their defaults are left out. "" if the requested settings cannot be read, or the data were given as a
+    Python object.
     """
     asked = run.asked
     data = asked.get("data", "")
@@ -287,18 +285,18 @@ def command_of(run: RunData) -> str:
 
 
 def _usual(asked: Mapping[str, Any], recipe: str | None = None) -> dict[str, Any]:
-    """What would have been asked for if nothing but data, task and recipe had been given; {} where nobody knows."""
+    """Return the settings of a command with only data, task and recipe, or general defaults if these are unusable."""
     task = str(asked.get("task", {}).get("name", ""))
-    if is_code(task) and not is_loaded(task):  # nobody has asked to run the code of another's run
+    if is_code(task) and not is_loaded(task):  # a report must not execute the code that a run names
         return Settings("").plain()
     try:
         return request(asked["data"], {} if recipe else {"name": task}, {"recipe": recipe} if recipe else {}).plain()
-    except (PatchloomError, KeyError):  # such as a task of one's own whose file is gone
+    except (PatchloomError, KeyError):  # such as a user's task whose file no longer exists
         return Settings("").plain()
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted name."""
+    """Flatten settings to dotted names."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -308,8 +306,8 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _shown(name: str, value: Any) -> str:
-    """A value as people read it."""
+def _format_value(name: str, value: Any) -> str:
+    """Format a value for reading."""
     if name == "task.name" and is_code(str(value)):
         return Code.of(str(value)).typed
     if name.endswith("_size") and isinstance(value, list | int):
@@ -322,7 +320,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _typed(name: str, value: Any) -> str:
-    """A value as it is typed."""
+    """Format a value for the command line."""
     if name.endswith("_size") and isinstance(value, list):
         return in_pixels(value)
     return value if isinstance(value, str) else repr(value) if isinstance(value, float) else json.dumps(value)

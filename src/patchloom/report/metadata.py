@@ -1,4 +1,4 @@
-"""Where, when, by what and on what a run was made, as terms and texts."""
+"""Metadata of a run: dates, data, device and versions."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _PROGRAMS = ("torch", "torchvision", "timm")
 
 
 def run_metadata(run: RunData) -> list[tuple[str, str]]:
-    """Terms and texts; what is not known is left out.
+    """Return pairs of a term and a text; unknown ones are left out.
 
-    A run does not keep by which versions it was made: those of the page are said to be the page's.
+    A run does not record the versions that trained it. The versions listed are those that made the page.
     """
     settings, data = run.settings, run.data
     named = settings.data if isinstance(settings.data, str) else ", ".join(settings.data)
     held = len(data.get("held_out", ()))
     found = [
         ("folder", str(run.folder.path.absolute())),
-        ("begun", _date(run.folder.requested)),
+        ("started", _date(run.folder.requested)),
         ("ended" if run.finished else "last written", _when(run.last_written())),
         ("trained for", _seconds(run)),
         ("data", named),
@@ -36,10 +36,10 @@ def run_metadata(run: RunData) -> list[tuple[str, str]]:
         ("held out", f"{held:,} {run.modality.noun}" if held else ""),
         ("device", _device(run)),
         ("encoder", _encoder(run)),
-        ("trained of the encoder", _trained(run)),
-        ("updates left out", _skipped(run)),
-        ("this page was made on", _machine()),
-        ("this page was made by", _versions()),
+        ("trained layers", _trained(run)),
+        ("skipped updates", _skipped(run)),
+        ("page made on", _machine()),
+        ("page made with", _versions()),
     ]
     return [(term, text) for term, text in found if text]
 
@@ -58,7 +58,7 @@ def _seconds(run: RunData) -> str:
     spent = run.metrics.get("seconds", np.empty(0))
     spent = spent[np.isfinite(spent)]
     total = max([*spent.tolist(), float(run.about.get("seconds") or 0.0)]) if len(spent) or run.about else 0.0
-    return f"{duration(total)}, without measures and the end" if total else ""
+    return f"{duration(total)}, without measures and the final evaluation" if total else ""
 
 
 def _device(run: RunData) -> str:
@@ -72,7 +72,7 @@ def _encoder(run: RunData) -> str:
     file = run.folder.encoder
     with suppress(OSError):
         return f"{file.name}, {file.stat().st_size / 1e6:,.1f} MB"
-    return "of the newest checkpoint" if run.folder.checkpoints.there() else ""
+    return "from the newest checkpoint" if run.folder.checkpoints.there() else ""
 
 
 def _trained(run: RunData) -> str:
@@ -80,13 +80,13 @@ def _trained(run: RunData) -> str:
     if count is None:
         return ""
     blocks = f"the last {count} block{'s' * (count != 1)} and the last norm" if count else "the last norm"
-    return f"{blocks}; all else is as in {begun}"
+    return f"{blocks}; all other weights are those of {begun}"
 
 
 def _skipped(run: RunData) -> str:
     with suppress(OSError, UnicodeDecodeError):
         lines = run.folder.skipped.read_text("utf-8", "surrogateescape").splitlines()
-        return f"{len(lines):,}, since loss or gradient were not finite: skipped.txt" if lines else ""
+        return f"{len(lines):,}, because the loss or gradient was not finite (see skipped.txt)" if lines else ""
     return ""
 
 

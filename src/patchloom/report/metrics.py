@@ -1,4 +1,4 @@
-"""Key numbers of a run with their intervals, beside their controls."""
+"""Key numbers of a run with their intervals and controls."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from patchloom.look.run_curves import PROTOCOL_TITLES
 from patchloom.report.load_run import RunData
 from patchloom.report.page import Number, Quantity, Table
 
-# of a result's settings, what a reader has to know of it, and how that is said
-_TOLD = {
+# settings of a result that are always displayed, with their templates
+_DISPLAYED = {
     "k": "{} neighbours",
-    "per_class": "{} labels a class",
+    "per_class": "{} labels per class",
     "labels": "labels: {}",
     "epochs": "{} epochs",
     "recipe": "recipe {}",
@@ -29,15 +29,15 @@ _TOLD = {
     "head_on": "head on {}",
     "count": "{} blocks",
 }
-# what an evaluation found and wrote among its settings; the rest was set
+# results that an evaluation wrote among its settings; all others were set by the user
 _FOUND = {
     *("l2", "held_out", "held_out_accuracy", "best_epoch", "best_step"),
     *("validation_accuracy", "validation_score", "validation_images", "agreement"),
 }
-_CHOSEN = "held_out_accuracy"  # where a row has it, what is quoted was chosen on held-out training images
-_WITHOUT_LABELS = ("positions", "position-sensitivity", "label-free")  # protocols that need none
+_CHOSEN = "held_out_accuracy"  # rows with it were selected on held-out training images
+_WITHOUT_LABELS = ("positions", "position-sensitivity", "label-free")  # protocols that need no labels
 _OTHERS = ("from scratch", "ensemble")  # names in a first row that are not the run's
-_LARGEST = 1.0  # share
+_LARGEST = 1.0  # value of a fraction
 _MEASURED = {"knn": "kNN accuracy", "instance_knn": "kNN accuracy, instance"}  # columns of metrics.csv
 
 _NUMERIC = ("value", "low", "high", "n_test")
@@ -47,21 +47,21 @@ QuotedRows = list[Mapping[str, str]]  # of one evaluation
 
 
 def key_numbers(run: RunData) -> list[Number]:
-    """The run's own measure beside its baselines, then the newest quoted result of each protocol on each data.
+    """Return the run's held-out measure, then the newest quoted result of each protocol and dataset, with controls.
 
-    A run that is not finished has no quoted kNN accuracy yet, and the last one that was measured on the way instead.
+    An unfinished run without a quoted kNN accuracy has the last one measured during training instead.
     """
     noun = run.modality.noun
     quoted = _reports(run)
-    on_the_way = [] if run.finished or any(one[-1][0]["protocol"] == "knn" for one in quoted) else _on_the_way(run)
+    interim = [] if run.finished or any(one[-1][0]["protocol"] == "knn" for one in quoted) else _interim(run)
     found = [_quoted(reports, label, noun) for reports, label in zip(quoted, _labels(quoted), strict=True)]
-    return [*_own(run), *on_the_way, *found]
+    return [*_own(run), *interim, *found]
 
 
 def gains_of(run: RunData) -> Table | None:
-    """Return the differences from all controls that evaluations stored, with what each allows to say; None without any.
+    """Return the stored differences from all controls, with the verdict on each; None without any.
 
-    Of several seeds, scores are means over those that the difference is of.
+    Scores are means over the seeds that a difference covers.
     """
     quoted = _reports(run)
     rows: list[tuple[str, ...]] = []
@@ -81,7 +81,7 @@ def gains_of(run: RunData) -> Table | None:
 
 
 def _apart_by(one: Difference) -> str:
-    """The difference; without an interval if there are too few images for one."""
+    """Format a difference, without an interval if there are too few images for one."""
     if one.claim is Claim.APART:
         return ""
     unit = "" if one.unit == "%" else f" {one.unit}"
@@ -90,14 +90,14 @@ def _apart_by(one: Difference) -> str:
 
 
 def _counted(claims: Sequence[Claim]) -> str:
-    """A sentence on all comparisons together."""
+    """Return a sentence that counts the verdicts."""
     better, worse = (claims.count(one) for one in (Claim.BETTER, Claim.WORSE))
     rest = len(claims) - better - worse
     comparisons = f"{len(claims):,} comparison{'s' * (len(claims) != 1)}"
     if rest == len(claims):
         return f"{comparisons} and no claim: the encoder is shown to be neither better nor worse than a control."
-    said = f"Of {comparisons}, the encoder is better in {better or 'none'} and worse in {worse or 'none'}"
-    return f"{said}; no claim is made in {rest}." if rest else f"{said}."
+    sentence = f"Of {comparisons}, the encoder is better in {better or 'none'} and worse in {worse or 'none'}"
+    return f"{sentence}; no claim is made in {rest}." if rest else f"{sentence}."
 
 
 def _mean(reports: Sequence[QuotedRows], place: int) -> float:
@@ -105,29 +105,29 @@ def _mean(reports: Sequence[QuotedRows], place: int) -> float:
 
 
 def _control(reports: Sequence[QuotedRows], place: int, one: Difference) -> float | None:
-    """The control's score: of several rows of its name, the one at that difference; None if it is not quoted."""
+    """Return the control's score, from the row that matches the difference; None if it is not quoted."""
     ours, newest = _mean(reports, place), reports[-1]
     found = [_mean(reports, i) for i, row in enumerate(newest) if i != place and row["encoder"] == one.control]
     return min(found, key=lambda value: abs(ours - value - one.value), default=None)
 
 
 def _labels(quoted: Sequence[Sequence[QuotedRows]]) -> list[str]:
-    """What was measured by each evaluation; those of one title are told apart by their settings."""
+    """Return a label for each evaluation; settings are appended where titles coincide."""
     found = [_title(reports[-1][0]) for reports in quoted]
     alike: dict[str, list[int]] = {}
     for i, label in enumerate(found):
         alike.setdefault(label, []).append(i)
     for label, places in alike.items():
         if len(places) > 1:
-            for i, how in zip(places, _apart([quoted[i][-1][0] for i in places]), strict=True):
+            for i, how in zip(places, _distinguishing_settings([quoted[i][-1][0] for i in places]), strict=True):
                 found[i] = f"{label}, {how}"
     return found
 
 
 def results_of(run: RunData) -> list[Table]:
-    """The rows of which `key_numbers` tells, one by one; [] without any.
+    """Return the rows behind `key_numbers` as a table; [] without any.
 
-    What is the same in all rows, such as the data, is in the title instead of a column.
+    Columns with the same value in all rows, such as the data, move to the title.
     """
     rows = [row for reports in _reports(run) for row in reports[-1]]
     if not rows:
@@ -144,19 +144,19 @@ def results_of(run: RunData) -> list[Table]:
     same = [name for name in ("data", "seed", "tested", "date") if len({row[name] for row in cells}) == 1]
     heading = [name for name in cells[0] if name not in same]
     title = ", ".join(f"{name} {cells[0][name]}" for name in same)
-    note = "What evaluations quote, the newest of each; results.csv has all rows."
+    note = "The newest quoted results of each evaluation; all rows are in results.csv."
     title = f"Results: {title}" if title else "Results"
     return [Table(title, heading, [[row[name] for name in heading] for row in cells], note)]
 
 
 def has_labelled_results(run: RunData) -> bool:
-    """Whether a result of images with labels is quoted, such as kNN."""
+    """Return whether a result that needs labels is quoted, such as kNN."""
     quoted = _reports(run)
     return any(reports[-1][0]["protocol"] not in _WITHOUT_LABELS for reports in quoted)
 
 
 def _own(run: RunData) -> list[Number]:
-    """The last held-out measure; [] before the first."""
+    """Return the last held-out measure; [] before the first."""
     epochs, values = curve_of(run.metrics, "held_out")
     if not len(values):
         return []
@@ -169,13 +169,14 @@ def _own(run: RunData) -> list[Number]:
     noun = run.modality.noun
     images = f"{count:,} held-out {noun}" if count else f"held-out {noun}"
     if doubt:
-        images = f"{count:,} {noun} that the weights may know" if count else f"{noun} that the weights may know"
+        seen = "that pre-trained weights may have seen"
+        images = f"{count:,} {noun} {seen}" if count else f"{noun} {seen}"
     note = f"On {images}, after {_epochs(epochs[-1])}."
     return [Number(run.measure, Quantity(float(values[-1]), run.percent), beside, note)]
 
 
-def _on_the_way(run: RunData) -> list[Number]:
-    """The accuracies of nearest neighbours as they were measured last, beside their controls; [] without any."""
+def _interim(run: RunData) -> list[Number]:
+    """Return the last kNN accuracies measured during training, with their controls; [] without any."""
     found = []
     for column, label in _MEASURED.items():
         epochs, values = curve_of(run.metrics, column)
@@ -186,7 +187,7 @@ def _on_the_way(run: RunData) -> list[Number]:
             _, control = curve_of(run.metrics, name) if name.startswith(f"{column}:") else (None, np.empty(0))
             if len(control):
                 beside.append(Quantity(float(control[-1]), name=name.removeprefix(f"{column}:")))
-        note = f"On held-out {run.modality.noun}, measured on the way, after {_epochs(epochs[-1])}."
+        note = f"On held-out {run.modality.noun}, measured during training, after {_epochs(epochs[-1])}."
         found.append(Number(label, Quantity(float(values[-1])), beside, note))
     return found
 
@@ -196,7 +197,7 @@ def _epochs(count: float) -> str:
 
 
 def _rows(path: Path) -> list[Mapping[str, str]]:
-    """The rows of a ``results.csv``, as they stand, of which the quoted ones are whole; [] without one."""
+    """Read the rows of a ``results.csv`` and validate the quoted ones; [] without a file."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             table = csv.DictReader(file)
@@ -215,7 +216,7 @@ def _rows(path: Path) -> list[Mapping[str, str]]:
 
 
 def _check(row: Mapping[str, str | None]) -> None:
-    """That a row has all of what is read of it."""
+    """Validate the cells of a row."""
     short = [name for name in (*_WORDS, *_NUMERIC) if row[name] is None]
     if short:
         raise ValueError(f"a row without {', '.join(short)}")
@@ -223,15 +224,13 @@ def _check(row: Mapping[str, str | None]) -> None:
     for name in _NUMERIC:
         number = float(row[name] or "")
         if name == "n_test" and not number.is_integer():
-            raise ValueError(f"n_test {row[name]} is no number of images")
+            raise ValueError(f"n_test {row[name]} is not an integer")
     if not isinstance(json.loads(row["settings"] or ""), dict):
-        raise ValueError(f"settings {row['settings']} are no names with values")
+        raise ValueError(f"settings {row['settings']} are not a JSON object")
 
 
 def _reports(run: RunData) -> list[list[QuotedRows]]:
-    """Reports of which one number is told: of one protocol, data and all settings, one of each seed, the newest
-    last.
-    """
+    """Group reports by protocol, data and settings; each group has the newest report of each seed, the newest last."""
     reports: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
     for row in _rows(run.folder.path / "results.csv"):
         reports.setdefault(tuple(row[name] for name in ("protocol", "data", "date", "seed")), []).append(row)
@@ -249,7 +248,7 @@ def _reports(run: RunData) -> list[list[QuotedRows]]:
 
 
 def _join_seeds(alike: Mapping[tuple[Any, ...], dict[str, QuotedRows]]) -> None:
-    """Move the seeds of a difference over several to its newest, where each seed drew a test split of its own."""
+    """Merge the seeds that a difference covers if each seed drew its own test split."""
     for (protocol, data, fingerprint, chosen), seeds in alike.items():
         if not seeds:
             continue
@@ -259,14 +258,14 @@ def _join_seeds(alike: Mapping[tuple[Any, ...], dict[str, QuotedRows]]) -> None:
             continue
         for key, others in alike.items():
             if key[:2] == (protocol, data) and key[2] != fingerprint and key[3] == chosen:
-                # --seeds takes consecutive ones
+                # --seeds uses consecutive seeds
                 before = [one for one in others if one.isdecimal() and 0 < int(seed) - int(one) < trainings]
                 seeds |= {one: others.pop(one) for one in before if one not in seeds}
         seeds[seed] = seeds.pop(seed)  # the newest is the last
 
 
 def _with_current_name(quoted: QuotedRows, name: str) -> QuotedRows:
-    """The rows with the run's current name: its folder may have been renamed after the evaluation."""
+    """Return the rows with the run's current name: its folder may have been renamed after the evaluation."""
     before = quoted[0]["encoder"]  # the encoder's row is the first one
     if before in _OTHERS:
         return quoted
@@ -275,9 +274,9 @@ def _with_current_name(quoted: QuotedRows, name: str) -> QuotedRows:
 
 
 def _set(report: Sequence[Mapping[str, str]]) -> frozenset[tuple[str, str]]:
-    """All that was set for an evaluation, to compare it with another one.
+    """Return the settings of an evaluation in a form that can be compared.
 
-    What it quotes is enough, unless that was chosen: seeds may choose differently among the same candidates.
+    The quoted rows suffice, unless they were selected: seeds may select different ones of the same candidates.
     """
     quoted = [row for row in report if row["quoted"] == "True"]
     chosen = any(_CHOSEN in json.loads(row["settings"]) for row in quoted)
@@ -287,10 +286,10 @@ def _set(report: Sequence[Mapping[str, str]]) -> frozenset[tuple[str, str]]:
 
 
 def _were_set(row: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of a row without what the evaluation found."""
+    """Return the settings of a row without the results among them."""
     try:
         settings = json.loads(row["settings"] or "")
-    except (TypeError, ValueError):  # a row that is not quoted may be damaged
+    except (TypeError, ValueError):  # an unquoted row may be damaged
         return {}
     if not isinstance(settings, dict):
         return {}
@@ -298,10 +297,11 @@ def _were_set(row: Mapping[str, str]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in _FOUND | chosen}
 
 
-def _apart(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """What tells results of one title apart: what every card tells, and whatever else was set differently."""
+def _distinguishing_settings(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Describe the settings that distinguish results of the same title."""
     each = [_were_set(row) for row in rows]
-    every = dict.fromkeys(name for settings in each for name in settings if name not in _TOLD and name != "measure")
+    hidden = (name for settings in each for name in settings if name not in _DISPLAYED and name != "measure")
+    every = dict.fromkeys(hidden)
     names = [name for name in every if len({json.dumps(settings.get(name)) for settings in each}) > 1]
     return [
         ", ".join(
@@ -319,19 +319,19 @@ def _apart(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _quoted(reports: Sequence[QuotedRows], label: str, noun: str) -> Number:
-    """A number of the quoted rows of reports: the encoder's first, then what it stands beside; the newest seed's."""
+    """Return a key number from the quoted rows of the newest seed: the encoder's row first, then its controls."""
     first, *controls = reports[-1]
-    told, several = _settings(first), len({row["encoder"] for row in controls}) < len(controls)
+    settings, several = _settings(first), len({row["encoder"] for row in controls}) < len(controls)
     beside = []
     for row in controls:
         name = (
             f"{row['encoder']}, {_settings(row)}" if several or row["encoder"] == first["encoder"] else row["encoder"]
         )
         beside.append(_quantity(row, name))
-    note = f"{told}{'; ' if told else ''}on {int(float(first['n_test'])):,} test {noun} of {first['data']}."
+    note = f"{settings}{'; ' if settings else ''}on {int(float(first['n_test'])):,} test {noun} of {first['data']}."
     if len(reports) > 1:
         each = ", ".join(_quantity(report[0]).text() for report in reports)
-        note += f" Seeds {', '.join(report[0]['seed'] for report in reports)} gave {each}."
+        note += f" Results of seeds {', '.join(report[0]['seed'] for report in reports)}: {each}."
     note = " ".join([note, *(one.sentence() for row in reports[-1] for one in differences_of(row.get("against")))])
     return Number(label, _quantity(first), beside, f"{note[0].upper()}{note[1:]}")
 
@@ -344,20 +344,20 @@ def _title(row: Mapping[str, str]) -> str:
 
 def _settings(row: Mapping[str, str]) -> str:
     settings = json.loads(row["settings"])
-    said = [words.format(settings[name]) for name, words in _TOLD.items() if settings.get(name) is not None]
-    return ", ".join([*said, f"{row['pooling']} tokens"] if row["pooling"] not in ("-", "") else said)
+    texts = [words.format(settings[name]) for name, words in _DISPLAYED.items() if settings.get(name) is not None]
+    return ", ".join([*texts, f"{row['pooling']} tokens"] if row["pooling"] not in ("-", "") else texts)
 
 
 def _is_share(row: Mapping[str, str]) -> bool:
     if row.get("unit"):
         return row["unit"] == "%"
-    # an older version's rows have no units: of distances, in which positions are measured, the measure says so
+    # rows of older versions have no units; distances and ranks are recognised by the name of the measure
     measure = str(json.loads(row["settings"]).get("measure", ""))
     return "distance" not in measure and "rank" not in measure and abs(float(row["value"])) <= _LARGEST
 
 
 def _quantity(row: Mapping[str, str], name: str = "") -> Quantity:
-    """The value of a row; without an interval if it is exact."""
+    """Return the value of a row, without an interval if it is exact."""
     low, high = float(row["low"]), float(row["high"])
     exact = low == high or not (math.isfinite(low) and math.isfinite(high))
     return Quantity(float(row["value"]), _is_share(row), None if exact else low, None if exact else high, name)

@@ -1,8 +1,7 @@
-"""A page as one HTML file that needs nothing besides itself: style, programs, pictures and sounds are inside.
+"""Report pages as self-contained HTML files with style, scripts, pictures and sounds inside.
 
-Text of users (names of files, classes and runs) is escaped by Jinja where it stands as HTML, and written in ASCII
-without ``<`` where a program reads it as JSON. A content security policy in the head forbids every request, so that a
-browser would not follow what slipped through.
+Text from users (names of files, classes and runs) is escaped by Jinja in HTML, and written in ASCII without ``<`` in
+JSON. A content security policy in the head forbids every request, as a second line of defence.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from typing import Any, Literal, NamedTuple
 import jinja2
 from markupsafe import Markup
 
-# What is on a page, before any of it is HTML: text is plain and escaped later, pictures and sounds are data URIs.
+# Contents of a page: text is plain and escaped when rendered; pictures and sounds are data URIs.
 
 
 Tone = Literal["good", "fair", "bad", "plain"]
 
 
 class Quantity(NamedTuple):
-    """A value of an encoder or of what it stands beside.
+    """Value of an encoder or of a control.
 
     Attributes:
-        value: a share in [0, 1] if ``percent``.
-        percent: it is written as a percentage.
-        low, high: its 95 % interval; None where there is none.
-        name: of the control; "" of the encoder itself.
+        value: a fraction in [0, 1] if ``percent``.
+        percent: whether the value is written as a percentage.
+        low, high: the 95 % interval; None without one.
+        name: name of the control; "" for the encoder itself.
     """
 
     value: float
@@ -42,13 +41,13 @@ class Quantity(NamedTuple):
     name: str = ""
 
     def text(self) -> str:
-        """Formatted as "50.7 %" or "0.412"."""
+        """Format the value as "50.7 %" or "0.412"."""
         if self.percent:
             return f"{100 * self.value:.1f} %"
         return f"{self.value:.3f}" if 1e-3 <= abs(self.value) < 10 else f"{self.value:.3g}"
 
     def interval(self) -> str:
-        """Formatted as "[48.9, 52.5]", in the unit of the value; "" where there is none."""
+        """Format the interval as "[48.9, 52.5]", in the unit of the value; "" without one."""
         if self.low is None or self.high is None:
             return ""
         return (
@@ -57,13 +56,13 @@ class Quantity(NamedTuple):
 
 
 class Number(NamedTuple):
-    """A key number.
+    """Key number.
 
     Attributes:
-        label: what was measured, such as "kNN accuracy".
-        quantity: the encoder's.
-        beside: the controls'.
-        note: a quieter line, such as on which images.
+        label: name of the measure, such as "kNN accuracy".
+        quantity: value of the encoder.
+        beside: values of the controls.
+        note: a sentence in small print, such as the images it was measured on.
     """
 
     label: str
@@ -73,14 +72,14 @@ class Number(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A picture sheet.
+    """Picture with its caption.
 
     Attributes:
         title: a few words.
-        caption: what is seen, and what to look for.
-        alt: for whom cannot see it.
+        caption: one or two sentences on what the picture shows and what to look for.
+        alt: alternative text.
         uri: the picture as a data URI.
-        width, height: in pixels.
+        width, height: size in pixels.
     """
 
     title: str
@@ -92,7 +91,7 @@ class Picture(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A setting, its value, and why ``auto`` became that; "" where somebody gave it."""
+    """Setting with its value and the reason for it; "" if the user gave it."""
 
     name: str
     value: str
@@ -100,9 +99,9 @@ class Setting(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A line of a chart: its name, points [n] each, and whether it is a run's or what a run stands beside.
+    """Line of a chart: its name, its points [n], and whether it is a baseline.
 
-    ``kind`` is the name of a baseline without that of its run, where the line's own name has both.
+    ``kind`` is the name of a baseline without that of its run, if the line's name has both.
     """
 
     name: str
@@ -117,10 +116,10 @@ class Chart:
     """Curves on common axes.
 
     Attributes:
-        title, note: what is drawn, and a quieter line.
-        lines: of one run or of several.
-        percent: values are shares, written as percentages.
-        along: what the horizontal axis counts.
+        title, note: a heading, and a sentence in small print.
+        lines: curves of one or several runs.
+        percent: whether values are fractions, written as percentages.
+        along: unit of the horizontal axis.
     """
 
     title: str
@@ -132,19 +131,19 @@ class Chart:
 
 @dataclass(frozen=True)
 class Cloud:
-    """A map of embeddings: images as points, near each other where the encoder finds them alike.
+    """Embedding map: images as points, which are close if their features are similar.
 
     Attributes:
-        projections: x and y [n] each in [0, 1] by name, such as "PCA" and "t-SNE".
-        names: [n] of the images.
-        labels: [n] into ``classes``, -1 for none.
+        projections: x and y [n], each in [0, 1], by name, such as "PCA" and "t-SNE".
+        names: names [n] of the images.
+        labels: indices [n] into ``classes``, -1 for none.
         classes: names of the classes; empty without labels.
-        neighbours: [n k] the nearest images by cosine similarity, the image itself left out.
-        similarities: [n k] of these.
+        neighbours: [n k] the nearest other images by cosine similarity.
+        similarities: [n k] cosine similarities of the neighbours.
         sprite: all thumbnails as one picture, a data URI, row by row.
-        columns: thumbnails in a row of it.
-        side: of a thumbnail, in pixels.
-        note: how it was made, and what may not be read from it.
+        columns: number of thumbnails in a row.
+        side: side of a thumbnail in pixels.
+        note: a sentence on how the map was made and how to read it.
     """
 
     projections: dict[str, tuple[Sequence[float], Sequence[float]]]
@@ -160,7 +159,7 @@ class Cloud:
 
 
 class Recording(NamedTuple):
-    """A recording: its picture, and the sound as a data URI."""
+    """Recording: its spectrogram, and the sound as a data URI."""
 
     name: str
     caption: str
@@ -169,7 +168,7 @@ class Recording(NamedTuple):
 
 
 class Slider(NamedTuple):
-    """An image, and over it truth and answer of equal size, between which a slider moves."""
+    """Ground truth and prediction of equal size, between which a slider moves."""
 
     name: str
     caption: str
@@ -178,7 +177,7 @@ class Slider(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table: a title, a heading, rows of cells, and a sentence below. The first column names the row."""
+    """Table: a title, a heading, rows of cells, and a sentence below. The first column names the row."""
 
     title: str
     heading: Sequence[str]
@@ -188,20 +187,22 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPart:
-    """What the page has of one run.
+    """Contents of the page about one run.
 
     Attributes:
-        name: of its folder.
-        state: such as "finished" or "epoch 3.2 of 42, on the way".
-        verdict: a word or a few, such as "healthy"; tone: how it is coloured.
-        why: the figures that say so; then: what to try next.
-        summary: its closing sentence, "" while it trains.
+        name: name of its folder.
+        state: progress, such as "finished" or "epoch 3.2 of 42, training".
+        verdict: a few words, such as "healthy".
+        tone: colour of the verdict.
+        why: the figures behind the verdict.
+        then: what to try next.
+        summary: its closing sentence; "" while it trains.
         gains: differences from controls, which answer whether pre-training helped; None without any.
-        numbers: key numbers, the most telling first.
-        settings, pictures, cloud, recordings, sliders, tables: as their classes say; empty or None without any.
-        files: sentences on broken files, exact and near copies.
-        about: machine, versions, time, data and the like, as terms and texts.
-        command: a line that repeats the run.
+        numbers: key numbers, the most important first.
+        settings, pictures, cloud, recordings, sliders, tables: further contents; empty or None without any.
+        files: sentences on unreadable files, exact and near copies.
+        about: pairs of a term and a text on the machine, versions, dates and data.
+        command: the command that repeats the run.
     """
 
     name: str
@@ -226,17 +227,18 @@ class RunPart:
 
 @dataclass(frozen=True)
 class Page:
-    """One page.
+    """Report page.
 
     Attributes:
-        title: of the page, such as "photos-mae".
-        lead: sentences at its head, the most important first: of a comparison what it found.
-        tone: of the lead.
-        tables: of a comparison; the first one is what the lead rests on.
-        charts: curves, of all runs on common axes.
-        runs: the most important first.
-        made: when, ISO 8601, UTC.
-        version: of patchloom.
+        title: title of the page, such as "photos-mae".
+        made: creation time, ISO 8601, UTC.
+        version: version of patchloom.
+        lead: sentences at the top, the most important first, such as the results of a comparison.
+        tone: colour of the lead.
+        tables: tables of a comparison; the first one supports the lead.
+        charts: curves of all runs on common axes.
+        runs: contents about each run, the most important first.
+        notes: sentences on missing or damaged parts.
     """
 
     title: str
@@ -250,15 +252,15 @@ class Page:
     notes: Sequence[str] = field(default=())
 
 
-_MOST_ROWS = 200  # of a chart's numbers as a table: more are no help to a reader
+_MOST_ROWS = 200  # of a chart's numbers as a table
 _FIGURES = re.compile(r"(?=.*\d)[\d\s.,:;%()\[\]<>≈~=/x×+±−–-]{1,40}")
-_NUMERIC = re.compile(r"[-+−±<>≈~]?\s?\d.{0,20}|[-–—]?")  # what is read down a column, and a place where nothing is
+_NUMERIC = re.compile(r"[-+−±<>≈~]?\s?\d.{0,20}|[-–—]?")  # a number, or an empty cell
 
 
 def render(page: Page) -> str:
-    """The whole HTML file, to be written as UTF-8."""
+    """Render a page as HTML, to be written as UTF-8."""
     text = _environment().get_template("page.html").render(page=page)
-    # names of files that are no UTF-8 hold lone surrogates, which no file can
+    # names of files that are not UTF-8 have lone surrogates, which cannot be encoded
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -286,20 +288,20 @@ def _environment() -> jinja2.Environment:
 
 
 def _source(name: str) -> Markup:
-    """A style sheet or program of ours as it is, to stand inside the page."""
+    """Return a style sheet or script from the templates, unescaped."""
     return Markup(files("patchloom.report").joinpath("templates", name).read_text("utf-8"))
 
 
 def script_json(value: Any) -> Markup:
-    """JSON that may stand inside ``<script>``: in ASCII, so without U+2028, and without a ``<`` that could end it."""
+    """Write JSON that is safe inside ``<script>``: in ASCII, so without U+2028, and without ``<``, ``>`` and ``&``."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def line_numbers(charts: Sequence[Chart]) -> dict[tuple[str, bool], int]:
-    """A number for each line by its name and whether it is a baseline, so that a run has one colour in all charts.
+    """Number the lines by name and whether they are baselines, so that a run has the same colour in all charts.
 
-    Baselines of one kind, such as chance, have one number, whichever runs they are of: they are drawn alike.
+    Baselines of the same kind, such as chance, share a number and are drawn alike for all runs.
     """
     lines = [line for chart in charts for line in chart.lines]
     runs = list(dict.fromkeys(line.name for line in lines if not line.baseline))
@@ -311,7 +313,7 @@ def line_numbers(charts: Sequence[Chart]) -> dict[tuple[str, bool], int]:
 
 
 def chart_data(chart: Chart, numbers: dict[tuple[str, bool], int]) -> dict[str, Any]:
-    """What the chart's program reads. Points that are not finite are left out: a line has a gap there."""
+    """Return the data of a chart for its script. Values that are not finite become gaps in the line."""
     return {
         "title": chart.title,
         "percent": chart.percent,
@@ -333,7 +335,7 @@ def chart_data(chart: Chart, numbers: dict[tuple[str, bool], int]) -> dict[str, 
 
 
 def map_data(cloud: Cloud) -> dict[str, Any]:
-    """What the map's program reads, without the thumbnails, which are in the page as a picture."""
+    """Return the data of a map for its script, without the thumbnails, which the page has as a picture."""
     return {
         "projections": {
             name: [[round(float(one), 4) for one in axis] for axis in axes] for name, axes in cloud.projections.items()
@@ -349,9 +351,9 @@ def map_data(cloud: Cloud) -> dict[str, Any]:
 
 
 def chart_rows(chart: Chart) -> list[list[str]]:
-    """The numbers of a chart as a table: a row for each place on the horizontal axis, the first and the last included.
+    """Return the numbers of a chart as a table with a row for each position on the horizontal axis.
 
-    Of more than 200 places, so many are taken evenly. A line that has no point at a place has an empty cell there.
+    At most 200 evenly spaced positions are listed, including both ends. A line without a point there has an empty cell.
     """
     places = sorted({float(x) for line in chart.lines for x in line.x if math.isfinite(x)})
     if len(places) > _MOST_ROWS:
@@ -367,10 +369,10 @@ def _cell(value: float | None, percent: bool) -> str:
 
 
 def bars(numbers: Sequence[Number]) -> list[list[dict[str, Any]]]:
-    """For each key number the rows of its little table: its own, then its controls'.
+    """Return the rows of each key number: the encoder's, then those of its controls.
 
-    Where all rows of a key number are percentages, each has the length of its bar and the ends of its interval, if it
-    has one. A track is 0 to 100 %, whatever other key numbers there are: lengths can be compared, also between runs.
+    If all rows of a key number are percentages, each has the length of its bar and the ends of its interval, if any.
+    Bars always range from 0 to 100 %, so that they can be compared between key numbers and runs.
     """
     found = [_rows_of(number) for number in numbers]
     for rows in found:
@@ -391,17 +393,17 @@ def _rows_of(number: Number) -> list[dict[str, Any]]:
 
 
 def _within(share: float) -> float:
-    """A share as a percentage within the track, as exactly as it is written."""
+    """Convert a fraction to a percentage in [0, 100], rounded to one digit like the text."""
     return min(100.0, max(0.0, round(100 * share, 1)))
 
 
 def is_figures(cell: str) -> bool:
-    """Whether a cell of a table is of numbers alone, such as "97.5 % (95.0-100.0)", and is not to be broken."""
+    """Return whether a cell holds only numbers, such as "97.5 % (95.0-100.0)", and must not wrap."""
     return _FIGURES.fullmatch(cell) is not None
 
 
 def numeric_columns(table: Table) -> list[bool]:
-    """Which columns hold numbers, so that they stand on the right; the first one names the row."""
+    """Return for each column whether it holds numbers and is right-aligned; the first one names the row."""
     columns = [[row[i] for row in table.rows if i < len(row)] for i in range(len(table.heading))]
     return [
         i > 0 and any(column) and all(_NUMERIC.fullmatch(one) for one in column) for i, column in enumerate(columns)

@@ -1,4 +1,4 @@
-"""Picture sheets of runs as data URIs, so small that a page with all of them stays small."""
+"""Pictures and recordings of runs as data URIs, within a budget for the size of the page."""
 
 from __future__ import annotations
 
@@ -27,140 +27,146 @@ from patchloom.report.load_run import RunData
 from patchloom.report.page import Picture, Recording, Slider
 from patchloom.runs.held_out import own_held_out
 
-# What is seen on each kind of picture that a run's folder may hold, and what to look for.
+# Captions of the kinds of pictures that a run's folder may hold.
 
 
 class Caption(NamedTuple):
-    """A title of a few words, and one or two sentences: what is seen, and what to look for."""
+    """Title of a few words, and one or two sentences on what a picture shows and what to look for."""
 
     title: str
     text: str
 
 
-# by the beginning of the file's name, the longest first that fits; docs/look.md tells more of each
+# by the beginning of the file's name, the longest match first; docs/look.md has the details
 _CAPTIONS = {
     "recovered": Caption(
-        "What was withheld, and what came back",
-        "Hatched patches were hidden from the encoder. Look whether edges go on across holes and things are completed; "
-        "where a hole has the texture of its neighbours alone, a blurred copy would do as well.",
+        "Masked patches and their reconstruction",
+        "Hatched patches were hidden from the encoder; the columns beside them show the model's prediction. Edges and "
+        "objects that continue across the holes are a good sign; a hole filled with the texture around it is not.",
     ),
     "positions": Caption(
-        "Patches that were put where they belong",
-        "Patches whose position was withheld stand at their true place where it was found; where it was not, it is "
-        "hatched. The more is there, the more of the parts was understood.",
+        "Patches whose position was found",
+        "Patches whose position was hidden are shown at their true place if the model found it, and are hatched "
+        "otherwise. The more patches are shown, the better the model knows how {noun} are composed.",
     ),
     "rebuilt": Caption(
-        "{Noun} put together again",
-        "Every patch stands where the network placed it. {An_item} that is right up to a shift, or mirrored, tells "
-        "that its parts were understood and their absolute place was not.",
+        "{Noun} reassembled from patches",
+        "Every patch is drawn where the model placed it. {An_item} that is right except for a shift or a reflection "
+        "means that the model knows the relative but not the absolute positions of its parts.",
     ),
     "mixed": Caption(
         "Two {noun}, shuffled together",
-        "Patches of two {noun} are dealt into two sets and placed. If what belongs to one {item} comes together, its "
-        "patches leave the stranger's out.",
+        "Patches of two {noun} were divided into two sets and placed by the model. The model separates the two well "
+        "if each result shows the patches of only one {item}.",
     ),
     "views": Caption(
-        "What a training step sees",
-        "The teacher's view of {an_item}, and the student's with masked patches hatched. You, too, should be able to "
-        "tell that they belong together; else the setting is too hard.",
+        "Views of a training step",
+        "The teacher's view of {an_item}, and the student's view with masked patches hatched. If you cannot recognise "
+        "that both show the same {item}, the augmentation or the masking is probably too strong.",
     ),
     "neighbours": Caption(
-        "Nearest {noun} in training",
-        "Beside each {item} those that its features are nearest to. If all rows show the same, the features have "
-        "collapsed; if they share colour alone, colour is what was learnt.",
+        "Nearest {noun} during training",
+        "Each {item} with the {noun} whose features are most similar. If all rows show the same {noun}, the features "
+        "have collapsed; if neighbours share only their colours, the encoder has learnt little else.",
     ),
     "features": Caption(
-        "The teacher's features, and the answer",
-        "Patches of one colour are alike to the teacher. Where the answers are the same in all rows, only the mean "
-        "feature was learnt.",
+        "The teacher's features and their prediction",
+        "Patches of the same colour have similar features. If the predictions look the same in all rows, the model "
+        "has learnt only the mean feature.",
     ),
     "components": Caption(
-        "Three principal components of features",
-        "Patches of one colour are alike to the encoder. Look whether things keep their colour from {item} to "
-        "{item}, or colours tell above all where a patch is.",
+        "Three principal components of the patch features",
+        "Patches of the same colour have similar features. It is a good sign if the same kind of object has the same "
+        "colour in different {noun}, and a bad one if the colours depend mainly on position.",
     ),
     "attention": Caption(
-        "What patches attend to",
-        "A map for each block and head of what the marked patch attends to. Look for heads that keep to a thing or a "
-        "part; flat maps tell nothing.",
+        "Attention of single patches",
+        "One map per block and head: the redder a patch, the more the marked patch attends to it. Look for heads that "
+        "follow an object or a part of it; a uniform map has no preference.",
     ),
     "attention-mean": Caption(
-        "What patches attend to, by the mean of heads",
-        "A map for each marked patch, framed in its colour. Look whether it keeps to the thing on which the patch "
-        "lies.",
+        "Attention of single patches, averaged over heads",
+        "One map per marked patch, framed in its colour. Look whether the attention stays on the object that the "
+        "patch belongs to.",
     ),
     "relative": Caption(
-        "Attention by offset",
-        "How much patches attend to others by the way from one to the other, a map for each head. A dot is a local "
-        "head; an even map looks everywhere.",
+        "Attention by relative position",
+        "One map per head of the attention that patches pay to others at each offset. A red dot near the middle is a "
+        "local head; a uniform map is a global one.",
     ),
     "distances": Caption(
-        "How far attention reaches",
-        "The mean distance of what is attended to, from block to block, beside the untrained encoder.",
+        "Mean attention distance",
+        "The mean distance between a patch and the patches it attends to, for each block, compared with the untrained "
+        "encoder.",
     ),
     "correlation": Caption(
-        "What is like a patch",
-        "How alike the marked patch is to all others, in its {item} and in the next. Look whether it finds its kind, "
-        "or only its brightness.",
+        "Similarity to one patch",
+        "The similarity of the marked patch to all patches of its own {item} and of the next. Look whether similar "
+        "patches show the same kind of thing, or only the same brightness.",
     ),
     "correlation-positions": Caption(
-        "Every pair of positions",
-        "How alike features at two positions are, averaged over {noun}: within {an_item}, and across two. Maps that "
-        "are bright around their own position tell of position; more within than across tells of content.",
+        "Similarity between positions",
+        "The mean similarity of the features at each pair of positions, within {an_item} and between two. Maps that "
+        "are bright around their own position show that features encode position; higher values within than between "
+        "{noun} show that they encode content.",
     ),
     "depth": Caption(
-        "Features from block to block",
-        "Frequencies, effective rank and likeness of features along the blocks, beside the untrained encoder. A rank "
-        "that falls towards 1 is a collapse.",
+        "Features by block",
+        "Frequency content, effective rank and similarity of the features after each block, compared with the "
+        "untrained encoder. A rank that falls towards 1 is a collapse.",
     ),
     "nearest": Caption(
-        "Nearest {noun} by the encoder",
-        "Beside each {item} its nearest others. Look what they have in common: the kind of thing, or colour and "
-        "brightness alone. What the untrained encoder finds as well was not learnt.",
+        "Nearest {noun}",
+        "Each {item} with its nearest neighbours. Look whether they show the same kind of thing, or share only colour "
+        "and brightness, which the untrained encoder finds as well.",
     ),
     "retrieval": Caption(
         "Nearest crops",
-        "Of crops of several {noun} those that are nearest to one. Look whether place and scale are found again in "
-        "other {noun}.",
+        "The crops of several {noun} that are nearest to one crop. Look whether those from other {noun} have the same "
+        "place and scale.",
     ),
     "exemplar": Caption(
-        "What is like {an_item} of your own",
-        "In each {item} the crop that is most like it. Look whether the thing is found, and whether the frame fits.",
+        "Nearest crops to your {item}",
+        "The crop of each {item} that is most similar to yours. Look whether it shows the same thing, and whether the "
+        "frame fits.",
     ),
     "inversion": Caption(
-        "{Noun} that the encoder takes for these",
-        "Pictures made to give the same features from a part of the patches. What comes back is what the "
-        "features keep.",
+        "{Noun} with the same features",
+        "{Noun} generated so that the encoder computes the same features from a part of their patches. They show "
+        "what the features retain.",
     ),
     "position_map": Caption(
-        "Where positions are found",
-        "How often patches at each place are found, and by how far they are missed. Bright borders alone tell that "
-        "frames, skies and floors are what was learnt.",
+        "Accuracy of predicted positions",
+        "How often the position of a patch is predicted correctly at each place, and how far wrong predictions are "
+        "off. If only the borders are bright, the model has learnt mainly what {noun} look like at their edges.",
     ),
     "layers": Caption(
-        "What each layer is good for",
-        "Accuracy of a linear probe on each layer. A fall in the last blocks tells that these serve the pretext task.",
+        "kNN accuracy by layer",
+        "kNN accuracy of the features of each layer, compared with the untrained encoder. A drop in the last blocks "
+        "means that these are specialised in the pretext task.",
     ),
     "segment": Caption(
-        "Label maps: the best and the worst test {noun}",
-        "The {item}, its label map and the model's. Look what is confused with what, and whether borders are kept.",
+        "Segmentation: the best and the worst test {noun}",
+        "The {item}, its true label map and the predicted one. Look which classes are confused, and whether borders "
+        "are sharp.",
     ),
     "detect": Caption(
-        "Objects: the best and the worst test {noun}",
-        "What is there, and what the model finds. Look for things that are missed, and for boxes around nothing.",
+        "Detection: the best and the worst test {noun}",
+        "True and predicted objects. Look for objects that are missed, and for boxes without an object.",
     ),
     "keywords": Caption(
-        "Which words are taken for which",
-        "Rows are the words that were said, columns the answers. Look for pairs off the diagonal.",
+        "Confusion matrix of words",
+        "Rows are the spoken words, columns the predictions. Red cells off the diagonal are words that are confused.",
     ),
     "confusion": Caption(
-        "Which classes are taken for which", "Rows are the true classes, columns the answers. Look for pairs off it."
+        "Confusion matrix",
+        "Rows are the true classes, columns the predictions. Red cells off the diagonal are classes that are confused.",
     ),
 }
 
 
 def find_caption(stem: str, modality: Modality = IMAGES) -> Caption:
-    """The caption of a picture by its file's name without suffix; one that is not known is called by its name."""
+    """Return the caption of a picture by its file's name without suffix, which is the title of an unknown kind."""
     begins = [name for name in _CAPTIONS if stem == name or stem.startswith((f"{name}-", f"{name}_"))]
     if not begins:
         return Caption(stem, "")
@@ -170,16 +176,16 @@ def find_caption(stem: str, modality: Modality = IMAGES) -> Caption:
     return Caption(f"{title} ({rest})" if rest else title, text)
 
 
-# Images that a run did not train on, for the parts of a page that need some: its own, or others that are given.
+# Images for the parts of a page that need some: those that the run held out, or others that the user gives.
 
 
 class Images(NamedTuple):
-    """Images for a run.
+    """Images for the page of a run.
 
     Attributes:
-        shown: that are shown, and not trained on as far as is known; None where there are none.
-        train: the run's own data, to look for faults in; None where it cannot be opened, or was not asked for.
-        what: what ``shown`` is, such as "held-out images of the run"; else why there are none, as a sentence.
+        shown: images to show, not trained on as far as is known; None without any.
+        train: the run's own data, to search for copies; None if it cannot be opened or other data were given.
+        what: description of ``shown``, such as "held-out images of the run"; without any, the reason as a sentence.
     """
 
     shown: Source | None
@@ -188,7 +194,7 @@ class Images(NamedTuple):
 
 
 def images_of(run: RunData, data: DataLike | None = None) -> Images:
-    """Images for a run's page; never an error."""
+    """Open images for a run's page; errors are returned as text."""
     try:
         if data is not None and (absolute_name(data) != run.settings.data or is_object_name(run.settings.data)):
             opened = with_encoder_sound(open_data(data), run.sound, run.name)
@@ -202,21 +208,21 @@ def images_of(run: RunData, data: DataLike | None = None) -> Images:
 
 
 def _own(run: RunData, data: DataLike | None) -> Data:
-    """The run's own data, as it is today."""
-    if data is not None:  # it was typed, and is the same
+    """Open the run's own data."""
+    if data is not None:  # the user gave the same data
         return open_data(run.settings.data, group=run.settings.group)
     return open_stored(run.settings.data, run.name, "give it with --data", group=run.settings.group)
 
 
-PICTURE_BUDGET = 2_400_000  # bytes of all pictures of a page, as they are written
-_LIVE = ("curves",)  # what the page draws itself
+PICTURE_BUDGET = 2_400_000  # bytes of all pictures of a page as data URIs
+_LIVE = ("curves",)  # pictures that the page draws itself
 # width in pixels and quality of WebP, tried in turn until all pictures fit
 _STEPS = ((1600, 85), (1400, 78), (1200, 72), (1000, 68), (800, 62), (640, 55), (480, 50))
-_MOST_PIXELS = 10**8  # of a file that is opened
+_MOST_PIXELS = 10**8  # of a file
 
 
 def sheets_of(run: RunData) -> list[Path]:
-    """The PNG files in a run's folders of pictures, of its own images first, but for what the page draws itself."""
+    """Return the PNG files in a run's picture folders, those of its own images first, without the curves."""
     folders = [run.folder.pictures, *sorted(run.folder.path.glob("pictures-*"))]
     found = [path for folder in folders for path in sorted(folder.rglob("*.png")) if path.is_file()]
     return [path for path in found if path.stem not in _LIVE]
@@ -225,9 +231,9 @@ def sheets_of(run: RunData) -> list[Path]:
 def encode_sheets(
     sheets: Mapping[Path, tuple[RunData, str]], budget: int = PICTURE_BUDGET
 ) -> tuple[dict[Path, Picture], list[str]]:
-    """Pictures by file, and a sentence for what cannot be shown."""
+    """Compress pictures to the budget; return them by file, with sentences on those that are left out."""
     opened: dict[Path, Image.Image] = {}
-    said = []
+    notes = []
     for path in sheets:
         try:
             with open_pillow(path) as image:
@@ -235,7 +241,7 @@ def encode_sheets(
                     raise ValueError(f"it has {image.width}x{image.height} pixels")
                 opened[path] = _reduced(image.convert("RGB"), _STEPS[0][0])
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
-            said.append(f"{path.name} could not be shown ({problem}).")
+            notes.append(f"{path.name} could not be shown ({problem}).")
     made: dict[Path, tuple[str, int, int]] = {}
     for width, quality in _STEPS:
         made = {path: webp(image, width, quality) for path, image in opened.items()}
@@ -247,26 +253,26 @@ def encode_sheets(
             if sum(len(uri) for uri, *_ in made.values()) <= budget:
                 break
             del made[path]
-        said.append(f"{len(opened) - len(made)} of {len(opened)} pictures are left out, so that the page stays small.")
+        notes.append(f"{len(opened) - len(made)} of {len(opened)} pictures are left out to keep the page small.")
     found = {}
     for path, (uri, width, height) in made.items():
         run, of = sheets[path]
         title, text = find_caption(path.stem, run.modality)
         title = f"{title}, of {of}" if of else title
         found[path] = Picture(title, text, f"{title}: {run.name}, {path.name}", uri, width, height)
-    return found, said
+    return found, notes
 
 
 def collect_pictures(runs: Sequence[RunData], budget: int = PICTURE_BUDGET) -> tuple[list[list[Picture]], list[str]]:
-    """The pictures of each run, and sentences on what cannot be shown."""
+    """Return the pictures of each run, and sentences on those that are left out."""
     sheets = [sheets_of(run) for run in runs]
     owners = {path: (run, _images(path, run)) for run, paths in zip(runs, sheets, strict=True) for path in paths}
-    found, said = encode_sheets(owners, budget)
-    return [[found[path] for path in paths if path in found] for paths in sheets], said
+    found, notes = encode_sheets(owners, budget)
+    return [[found[path] for path in paths if path in found] for paths in sheets], notes
 
 
 def webp(image: Image.Image, width: int, quality: int) -> tuple[str, int, int]:
-    """An image as the data URI of a WebP that is at most so wide, and twice as high; its width and its height."""
+    """Encode an image as WebP, at most ``width`` wide and twice as high; return data URI, width and height."""
     image = _reduced(image, width)
     buffer = io.BytesIO()
     image.save(buffer, "WEBP", quality=quality, method=4)
@@ -274,7 +280,7 @@ def webp(image: Image.Image, width: int, quality: int) -> tuple[str, int, int]:
 
 
 def _reduced(image: Image.Image, width: int) -> Image.Image:
-    """At most so wide, and twice as high; the image itself where it is."""
+    """Shrink an image to at most ``width``, and twice that in height."""
     scale = min(1.0, width / image.width, 2 * width / image.height)
     if scale == 1:
         return image
@@ -283,27 +289,27 @@ def _reduced(image: Image.Image, width: int) -> Image.Image:
 
 
 def data_uri(kind: str, content: bytes) -> str:
-    """Bytes as an address that holds them."""
+    """Encode bytes as a data URI."""
     return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def _images(path: Path, run: RunData) -> str:
-    """Of which images a sheet in ``pictures-IMAGES`` is, as its folder says; "" of the run's own."""
+    """Return IMAGES for a picture in ``pictures-IMAGES``; "" for the run's own images."""
     folder = path.relative_to(run.folder.path).parts[0]
     return folder.removeprefix("pictures-") if folder.startswith("pictures-") else ""
 
 
-# Truth and answer of segmentation and detection, as pictures between which a slider moves.
+# Ground truth and prediction of segmentation and detection, with a slider between them.
 
 
-SLIDER_BUDGET = 700_000  # bytes of all of a page
+SLIDER_BUDGET = 700_000  # bytes of all sliders of a page
 _SLIDER_STEPS = ((640, 75), (480, 65), (360, 55), (240, 50))  # width in pixels and quality, tried in turn
 
 
 def sliders_of(run: RunData, budget: int = SLIDER_BUDGET) -> list[Slider]:
-    """What `patchloom evaluate segment` and ``detect`` have drawn of a run; what cannot be read is left out.
+    """Return the pictures that `patchloom evaluate segment` and ``detect`` drew; unreadable ones are left out.
 
-    Of several evaluations of one kind each slider says of which it is.
+    If there are several evaluations of one kind, the name of each slider includes the evaluation.
     """
     pairs = [(place.parent, pair) for place in _places(run) for pair in load_pairs(place.parent)]
     kinds = Counter(find_caption(folder.name).text for folder in dict.fromkeys(folder for folder, _ in pairs))
@@ -338,28 +344,29 @@ def _slider(folder: Path, pair: PairFiles, width: int, quality: int) -> Slider |
                 uri, wide, high = webp(image.convert("RGB"), width, quality)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             return None
-        made.append(Picture(kind, "", f"{pair.title}: {kind}", uri, wide, high))
+        title = {"truth": "ground truth", "answer": "prediction"}[kind]
+        made.append(Picture(title, "", f"{pair.title}: {title}", uri, wide, high))
     truth, answer = made
     if (truth.width, truth.height) != (answer.width, answer.height):
         return None
     return Slider(pair.title, find_caption(folder.name).text, truth, answer)
 
 
-# A dozen recordings of a run that learns from sound: their pictures, and the sound to be heard.
+# Recordings of a run on sound: spectrograms and the sound to play.
 
 
 COUNT = 12
 RECORDING_BUDGET = 1_000_000  # bytes of all sounds as data URIs
 _QUALITY = 80
-_WORD = 2  # bytes of a sample
-_AS_TEXT = 4 / 3  # bytes of a data URI for one of its content
+_WORD = 2  # bytes per sample
+_AS_TEXT = 4 / 3  # bytes of a data URI per byte of content
 
 
 def recordings_of(source: Source, count: int = COUNT, budget: int = RECORDING_BUDGET) -> list[Recording]:
-    """Recordings evenly spread over a source; what cannot be read is left out."""
+    """Return recordings evenly spread over a source; unreadable ones are left out."""
     sound = source.sound
     if sound is None:
-        raise PatchloomError(f"{source.name} holds images, of which nothing can be heard")
+        raise PatchloomError(f"{source.name} holds images, not recordings")
     places = np.unique(np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int))
     some = source.subset(places)
     most = int(budget / len(places) / _AS_TEXT / _WORD)
@@ -371,7 +378,7 @@ def recordings_of(source: Source, count: int = COUNT, budget: int = RECORDING_BU
             for i, shown in zip(batch.indices.tolist(), pixels, strict=True):
                 try:
                     samples = some.read(i).flatten().numpy()
-                except Unreadable:  # it was replaced since
+                except Unreadable:  # the file changed meanwhile
                     continue
                 found.append(_recording(some, i, shown, samples[:most], len(samples), sound.rate))
     return [one._replace(caption=f"{one.caption} {source.modality.axes}") for one in found]
@@ -380,16 +387,16 @@ def recordings_of(source: Source, count: int = COUNT, budget: int = RECORDING_BU
 def _recording(source: Source, i: int, shown: np.ndarray, samples: np.ndarray, length: int, rate: int) -> Recording:
     name = source.place(i) or source.describe(i)
     label = -1 if source.labels is None else int(source.labels[i])
-    said = [f"{source.classes[label]}." if label >= 0 else "", f"{length / rate:.3g} s."]
+    caption = [f"{source.classes[label]}." if label >= 0 else "", f"{length / rate:.3g} s."]
     if len(samples) < length:
-        said.append(f"To be heard are the first {len(samples) / rate:.3g} s.")
+        caption.append(f"Only the first {len(samples) / rate:.3g} s are included.")
     uri, width, height = webp(Image.fromarray(shown), max(shown.shape), _QUALITY)
     picture = Picture(name, "", f"Spectrogram of {name}", uri, width, height)
-    return Recording(name, " ".join(filter(None, said)), picture, data_uri("audio/wav", wav(samples, rate)))
+    return Recording(name, " ".join(filter(None, caption)), picture, data_uri("audio/wav", wav(samples, rate)))
 
 
 def wav(samples: np.ndarray, rate: int) -> bytes:
-    """A WAV file of one channel; samples [n] int16, ``rate`` of them a second."""
+    """Encode int16 samples [n] as a WAV file with one channel and ``rate`` samples per second."""
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setnchannels(1)

@@ -1,4 +1,4 @@
-"""The verb ``report``: one page, as one file, that tells what a run did, or what several did."""
+"""The verb ``report``: one HTML page about one or several runs."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from patchloom.runs.verdict import Verdict, no_labels
 from patchloom.system.files import write_whole
 from patchloom.version import __version__
 
-# Sentences on a run's files: what could not be read, and what is there more than once.
+# Sentences on a run's files: unreadable ones, and copies.
 
 
-_NAMED = 10  # of files that cannot be read
+_NAMED = 10  # unreadable files listed by name
 
 
 def describe_data_issues(run: RunData, own: Source | None = None) -> list[str]:
-    """What is to be said of the run's files."""
+    """Return sentences on unreadable files, exact copies and near copies."""
     return [*_broken(run), *_copies(run), *_near(own)]
 
 
@@ -56,47 +56,47 @@ def _broken(run: RunData) -> list[str]:
     except OSError as problem:
         return [f"{run.folder.unreadable.name} cannot be read ({problem.strerror})."]
     if not names:
-        return ["All files that were met could be read."]
+        return ["All files that the run opened could be read."]
     more = f", and {len(names) - _NAMED:,} more: {run.folder.unreadable}" if len(names) > _NAMED else ""
     files = "file" if len(names) == 1 else "files"
-    # names need not be UTF-8, and what cannot be written is shown as the bytes that it is
+    # names need not be UTF-8: bytes that cannot be decoded are escaped
     some = ", ".join(name.encode("utf-8", "backslashreplace").decode() for name in map(line_of, names[:_NAMED]))
-    return [f"{len(names):,} {files} could not be read, and left out: {some}{more}."]
+    return [f"{len(names):,} {files} could not be read and were skipped: {some}{more}."]
 
 
 def _copies(run: RunData) -> list[str]:
     if "held_out_copies" not in run.data:
         return []
     if not run.data.get("held_out_looked", True):
-        return [f"Exact copies of the held-out {run.modality.noun} were not looked for."]
+        return [f"The data were not searched for exact copies of the held-out {run.modality.noun}."]
     count = len(run.data["held_out_copies"])
     if not count:
-        return [f"No {run.modality.item} that was trained on is an exact copy of a held-out one."]
-    copies, are = ("copy", "is") if count == 1 else ("copies", "are")
-    return [f"{count:,} exact {copies} of held-out {run.modality.noun} {are} in the data, and not trained on."]
+        return [f"No training {run.modality.item} is an exact copy of a held-out one."]
+    copies, were = ("copy", "was") if count == 1 else ("copies", "were")
+    return [f"{count:,} exact {copies} of held-out {run.modality.noun} {were} excluded from training."]
 
 
 def _near(own: Source | None) -> list[str]:
     if own is None or not _may_be_near(own):
         return []
     try:
-        with StatusMessage(f"looking for near copies in {own.name}"):
+        with StatusMessage(f"searching {own.name} for near copies"):
             found = near_copies(own)
     except PatchloomError as problem:
-        return [f"Near copies could not be looked for: {problem}."]
+        return [f"The search for near copies failed: {problem}."]
     if found is None:
-        return [f"{own.noun.capitalize()} whose names are neighbours show no sign of being near copies of each other."]
-    said = found.sentence()
-    return [f"{said[0].upper()}{said[1:]}"]
+        return [f"No near copies were found among {own.noun} with consecutive names."]
+    sentence = found.sentence()
+    return [f"{sentence[0].upper()}{sentence[1:]}"]
 
 
 def _may_be_near(own: Source) -> bool:
-    """Whether `near_copies` looks at a source at all."""
+    """Return whether a source can be searched by `near_copies`."""
     return len(own) > 0 and own.modality.resizable and own.groups is None and own.place(0) is not None
 
 
 _FILE = "report.html"
-_OF_COMPARISON = "runs.html"  # its report.html has the verdict and tables, which this page has not
+_OF_COMPARISON = "runs.html"  # a comparison's own report.html has its verdict and tables
 _RENDER = "patchloom.report.page"
 _TONES: dict[Verdict, Tone] = {
     Verdict.HEALTHY: "good",
@@ -104,7 +104,7 @@ _TONES: dict[Verdict, Tone] = {
     Verdict.COLLAPSED: "bad",
     Verdict.NOT_LEARNING: "bad",
 }
-_POINTS = 2000  # of all maps of a page together
+_POINTS = 2000  # in all maps of a page together
 
 
 @validate_arguments
@@ -115,34 +115,34 @@ def report(
     data: DataLike | None = None,
     forget: str | None = None,
 ) -> Path:
-    """Write what a run did, or several, as one page: an HTML file that needs no network and no other file.
+    """Write an HTML report on one or several runs: one file that needs no network and no other file.
 
-    It holds the verdict, key numbers beside their controls, settings with the reason of each, curves, all pictures, a
-    map of embeddings, and how to repeat the run; also of one that is still training. Nothing is trained, and nothing
-    changed unless an evaluation is to be forgotten.
+    The page has the verdict, key numbers with their controls, settings with the reason for each, curves, pictures, a
+    map of embeddings, and the command that repeats the run. The run may still be training. The only change to a run is
+    the removal of an evaluation by `forget`.
 
     Args:
-        runs: folders of runs; that of a comparison stands for the runs in it, also while it trains.
-        out: the file; report.html in the run's folder, or, of several runs, in the current one, if left out. Of a
-            comparison runs.html in its folder, where its own report.html stays as it is.
-        data: images for the map of embeddings; those that the run held out, if left out.
-        forget: take an evaluation out of the run's results.csv first: its date there, or its number, 1 for the oldest.
+        runs: folders of runs, or of comparisons, which stand for all runs in them; they may still be training.
+        out: file to write; default: report.html in the run's folder, or in the current folder for several runs. For a
+            comparison: runs.html in its folder, because report.html there is its own.
+        data: images for the map of embeddings; by default the run's held-out images.
+        forget: evaluation to remove from the run's results.csv first: its date there, or its number (1: the oldest).
 
     Returns:
-        The file.
+        Path of the HTML file.
 
     Raises:
-        PatchloomError: no run there, one that is given twice, no evaluation to forget, or a file that cannot be
+        PatchloomError: if there is no run, one is given twice, there is no such evaluation, or the file cannot be
             written.
     """
     places = [Path(runs)] if isinstance(runs, str | os.PathLike) else [Path(run) for run in runs]
     target = Path(out) if out is not None else _target(places)
     if target.is_dir():
-        raise PatchloomError(f"--out {target} is a folder: give the file, such as {target / _FILE}")
+        raise PatchloomError(f"--out {target} is a folder: give a file, such as {target / _FILE}")
     found = expand_runs(places)
     if forget is not None:
         if len(found.runs) != 1:
-            raise PatchloomError(f"--forget is of one run, and these are {len(found.runs)}: give the run alone")
+            raise PatchloomError(f"--forget needs exactly one run, not {len(found.runs)}: give only that run")
         forget_rows(found.runs[0] / "results.csv", forget)
     page = page_of(found.runs, data)
     if found.said:
@@ -154,14 +154,14 @@ def report(
 
 
 def _target(places: Sequence[Path]) -> Path:
-    """Where the page of these folders is written if nobody says so."""
+    """Return the default path of the page about these folders."""
     if len(places) != 1:
         return Path(_FILE)
     return places[0] / (_OF_COMPARISON if is_comparison(places[0]) else _FILE)
 
 
 def page_of(runs: Sequence[Path], data: DataLike | None = None) -> Page:
-    """What a page of these runs holds."""
+    """Collect the contents of a page about these runs."""
     if not runs:
         raise PatchloomError("report needs the folder of a run, as in patchloom report runs/photos-mae")
     found = [load_run(run) for run in runs]
@@ -170,14 +170,14 @@ def page_of(runs: Sequence[Path], data: DataLike | None = None) -> Page:
         if real.count(place) > 1:
             raise PatchloomError(f"{run.folder.path} is given twice: give each run once")
     found = disambiguate_runs(found)
-    with StatusMessage("fitting the pictures onto the page"):
+    with StatusMessage("compressing the pictures"):
         pictures, notes = collect_pictures(found)
     parts = []
     for run, its in zip(found, pictures, strict=True):
-        part, said = _part(run, its, data, len(found))
+        part, its_notes = _part(run, its, data, len(found))
         parts.append(part)
-        said = [one if one.endswith(".") else f"{one}." for one in said]  # errors have no full stop
-        notes += [f"{run.name}: {one}" for one in said] if len(found) > 1 else said
+        its_notes = [one if one.endswith(".") else f"{one}." for one in its_notes]  # errors have no full stop
+        notes += [f"{run.name}: {one}" for one in its_notes] if len(found) > 1 else its_notes
     alone = parts[0] if len(parts) == 1 else None
     return Page(
         title=listing([run.name for run in found], "and"),
@@ -192,7 +192,7 @@ def page_of(runs: Sequence[Path], data: DataLike | None = None) -> Page:
 
 
 class _OfImages(NamedTuple):
-    """What a page has of a run's images."""
+    """Parts of a page that need a run's images."""
 
     cloud: Cloud | None
     recordings: list[Recording]
@@ -201,7 +201,7 @@ class _OfImages(NamedTuple):
 
 
 def _part(run: RunData, pictures: Sequence[Picture], data: DataLike | None, count: int) -> tuple[RunPart, list[str]]:
-    """What the page has of a run, one of ``count``; and sentences on what it has not."""
+    """Collect the contents about one of ``count`` runs, and notes on missing parts."""
     notes = [*run.problems]
     gains, numbers, tables = _numbers(run, notes)
     images = images_of(run, data)
@@ -231,7 +231,7 @@ def _part(run: RunData, pictures: Sequence[Picture], data: DataLike | None, coun
 
 
 def _verdict(run: RunData) -> str:
-    """In a few words; of a run that is on the way they say that they hold so far."""
+    """Return the verdict in a few words, marked "so far" if the run is not finished."""
     if run.health is None:
         return ""
     verdict = run.health.verdict
@@ -239,11 +239,11 @@ def _verdict(run: RunData) -> str:
 
 
 def _summary(run: RunData) -> str:
-    """The closing sentence; that the images have no labels is left out where later evaluations had some."""
+    """Return the closing sentence without the remark on missing labels if a later evaluation had labels."""
     summary = run.summary or ""
     try:
         return summary.replace(no_labels(run.modality.noun), "").strip() if has_labelled_results(run) else summary
-    except ValueError:  # a damaged results.csv, of which a note tells
+    except ValueError:  # a damaged results.csv, which a note reports
         return summary
 
 
@@ -256,7 +256,7 @@ def _numbers(run: RunData, notes: list[str]) -> tuple[Table | None, list[Number]
 
 
 def _of_images(run: RunData, images: Images, count: int) -> _OfImages:
-    """The map of embeddings, recordings and sentences on files; of one of ``count`` runs."""
+    """Collect the map of embeddings, recordings and sentences on files for one of ``count`` runs."""
     cloud, recordings, notes = None, list[Recording](), list[str]()
     if images.shown is None:
         notes.append(f"There is no map of embeddings: {images.what}")
@@ -271,12 +271,12 @@ def _of_images(run: RunData, images: Images, count: int) -> _OfImages:
             try:
                 recordings = recordings_of(images.shown, max(1, COUNT // count), SOUNDS // count)
             except PatchloomError as problem:
-                notes.append(f"There are no recordings to be heard: {problem}")
+                notes.append(f"There are no recordings to play: {problem}")
     return _OfImages(cloud, recordings, describe_data_issues(run, images.train), notes)
 
 
 def _lead(part: RunPart) -> str:
-    """The sentence at the head of a page about one run of several: its verdict, else its summary, else where it is."""
+    """Return the sentence about one of several runs: its verdict, else its summary, else its progress."""
     if part.verdict:
         return f"{part.name}: {part.verdict}. {part.why}".strip()
     return f"{part.name}: {part.summary or part.state}"

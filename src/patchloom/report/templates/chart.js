@@ -1,4 +1,4 @@
-/* Curves: hover or arrow keys read values off, dragging or + and - zoom, a double click, Escape or a button resets. */
+/* Curves: hover or arrow keys read values; dragging, + and - zoom; a double click, Escape or a button resets. */
 
 function ticks(low, high, count) {
   const raw = (high - low) / count,
@@ -14,7 +14,7 @@ function chart(plot) {
     data = read(`${id}-data`);
   const lines = data.lines.map((line) => ({ ...line, shown: true }));
   const places = [...new Set(lines.flatMap((line) => line.points.map((point) => point[0])))].sort((a, b) => a - b);
-  if (!places.length) return plot.append(element("p", { class: "quiet" }, "Nothing is measured yet."));
+  if (!places.length) return plot.append(element("p", { class: "quiet" }, "No measurements yet."));
   const whole = [places[0], places.at(-1)];
   if (whole[0] === whole[1]) {
     whole[0] -= 0.5;
@@ -33,7 +33,7 @@ function chart(plot) {
       null,
     );
   const at = (line, x) => {
-    // a baseline of two points holds all along; others are read where they were measured
+    // a baseline of two points is constant; other lines are read at their own points
     const points = line.points.filter((point) => point[1] !== null);
     if (!points.length || x < points[0][0] || x > points.at(-1)[0]) return null;
     return near(line, x);
@@ -94,11 +94,11 @@ function chart(plot) {
     show(by > 1 && 2 * half >= whole[1] - whole[0] ? whole : [middle - half, middle + half]);
   }
   function heights() {
-    // of what is shown, a point to either side included
+    // range of the visible points and of one point to either side
     const ys = [],
       shown = lines.filter((one) => one.shown),
       close = seen[0] > whole[0] || seen[1] < whole[1];
-    const own = shown.filter((one) => !(close && one.baseline)); // near to, what is far below would press them flat
+    const own = shown.filter((one) => !(close && one.baseline)); // when zoomed in, a distant baseline would flatten the curves
     for (const line of own.length ? own : shown)
       line.points.forEach(([x, y], i) => {
         const before = line.points[i - 1]?.[0] ?? x,

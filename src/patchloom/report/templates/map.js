@@ -1,4 +1,4 @@
-/* A map of embeddings: hover or arrow keys show an image, click or Enter its neighbours, the legend one class alone. */
+/* Embedding map: hover or arrow keys show an image, click or Enter its neighbours; the legend highlights a class. */
 
 const FORMS = [
   "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
@@ -44,7 +44,7 @@ function map(figure) {
     return canvas;
   }
 
-  // without a size, places would not count, and once there is one all points would fly there from the corner
+  // without an initial size, the points would be animated from the corner
   const svg = drawn("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, "aria-hidden": "true", style: "--dot: 1" });
   const links = drawn("g", { class: "links" }),
     dots = drawn("g"),
@@ -127,8 +127,8 @@ function map(figure) {
       button.addEventListener("focus", () => show(other));
       list.append(element("li", {}, button));
     });
-    panel.replaceChildren(title, element("p", { class: "quiet" }, "Nearest images, the most alike first:"), list);
-    if (inside) title.focus(); // what was pressed is gone
+    panel.replaceChildren(title, element("p", { class: "quiet" }, "Nearest images, most similar first:"), list);
+    if (inside) title.focus(); // the pressed button no longer exists
   }
 
   function nearest(event, reach) {
@@ -147,7 +147,7 @@ function map(figure) {
     return best;
   }
   function towards(dx, dy) {
-    // the nearest image in a direction: what lies to the side of it counts double
+    // the nearest image in a direction; sideways distance counts double
     if (current === null) return chosen ?? 0;
     const [x, y] = of(current);
     let best = current,
@@ -188,7 +188,7 @@ function map(figure) {
     if (!asked) return;
     let found = data.names.findIndex((name) => name.toLowerCase() === asked);
     if (found < 0) found = data.names.findIndex((name) => name.toLowerCase().includes(asked));
-    if (found < 0) return reader("No image of the map has that name");
+    if (found < 0) return reader("No image on the map has this name");
     choose(found);
     show(found);
   });
@@ -198,7 +198,7 @@ function map(figure) {
       place();
     }),
   );
-  // as large on the screen however wide the map is; smaller where there are many
+  // dots have the same size on the screen for any width of the map, and are smaller if there are many
   const size = data.names.length < 250 ? 1.4 : data.names.length < 1000 ? 1.1 : 0.85;
   new ResizeObserver(() => svg.style.setProperty("--dot", (size * SIDE) / (field.clientWidth || SIDE))).observe(field);
   place();

@@ -1,5 +1,5 @@
 "use strict";
-/* What all parts share, then theme, enlarged pictures, sliders, printing and copying. Text is only ever set as text. */
+/* Shared helpers, then theme, enlarged pictures, sliders, printing and copying. Text is only ever set as text. */
 
 const named = (id) => document.getElementById(id);
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
@@ -55,7 +55,7 @@ all(".enlarge").forEach((button) =>
   }),
 );
 named("enlarged").addEventListener("click", (event) => {
-  if (event.target === event.currentTarget) event.currentTarget.close(); // beside the picture
+  if (event.target === event.currentTarget) event.currentTarget.close(); // click outside the picture
 });
 
 all(".slider").forEach((figure) => {
@@ -65,7 +65,7 @@ all(".slider").forEach((figure) => {
   place();
 });
 
-/* Settings belong on paper, though they are folded on the screen. */
+/* Settings are collapsed on the screen and expanded in print. */
 let unfolded = [];
 addEventListener("beforeprint", () => {
   unfolded = all("details.settings:not([open])");
@@ -87,10 +87,10 @@ all(".copy").forEach((button) =>
       button.textContent = "Copied";
       reader("Copied");
     } catch {
-      // not allowed to: then it is selected, to be copied by hand
+      // no permission: select the text for copying by hand
       getSelection().selectAllChildren(code);
       button.textContent = "Selected";
-      reader("Selected, to be copied");
+      reader("Selected; copy it by hand");
     }
     setTimeout(() => {
       button.textContent = "Copy";
@@ -98,6 +98,6 @@ all(".copy").forEach((button) =>
   }),
 );
 
-/* In a map and in curves, a line or class has a colour and, so that colour is not its only sign, a form. */
+/* Lines and classes differ in colour and, for readers who cannot see it, in dashes or shape. */
 const COLOURS = 10;
 const colour = (i) => `var(--c${i % COLOURS})`;

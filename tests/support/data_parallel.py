@@ -1,6 +1,6 @@
-"""Training a task in several processes, each with its rows of one batch and of every draw made for that batch.
+"""Data-parallel training of a task, each process with its rows of one batch and of its random draws.
 
-A module of its own because the processes have to import it.
+A separate module because the processes have to import it.
 """
 
 import time
@@ -22,7 +22,7 @@ WORLD, BATCH, STEPS = 2, 8, 3
 
 
 class Result(NamedTuple):
-    """What a process saw of a training: the loss of each step, gradients after the first, weights before and after."""
+    """Record of a training: the loss of each step, gradients of the first, weights before and after."""
 
     losses: Tensor
     gradients: dict[str, Tensor]
@@ -31,15 +31,15 @@ class Result(NamedTuple):
 
 
 def train(name, asked, rank=0, world=1):
-    """Three steps of a task with the options ``asked``, on this process's rows of the batch."""
+    """Train three steps of a task with the options ``asked`` on this process's rows of the batch."""
     task = build(name, asked=asked)
     with torch.no_grad():  # zero biases, and a teacher that is the student, would hide mistakes
         for weight in task.parameters():
             weight.add_(torch.randn_like(weight) * 0.05)
-    # its defaults are what Fabric takes: parameters that the loss does not use are an error
+    # with the defaults of Fabric: parameters that the loss does not use are an error
     module = DistributedDataParallel(task) if world > 1 else task
     trained = {key: weight for key, weight in task.named_parameters() if weight.requires_grad}
-    # not Adam, whose first steps depend on a gradient's sign, even where the gradient is zero but for rounding
+    # not Adam, whose first steps depend on the sign of gradients that are zero up to rounding
     optimizer = torch.optim.SGD(trained.values(), lr=0.1, momentum=0.9)
     views = [view.chunk(world)[rank] for view in views_of(task, BATCH)]
     start, losses, gradients = copied(task.state_dict()), [], {}
@@ -61,16 +61,16 @@ def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def worker(rank, cases, folder):
-    """Train each of ``cases`` (name and options) with the other processes; write the results, or what went wrong."""
+    """Train each of ``cases`` (name and options) with the other processes; write results or tracebacks."""
     torch.set_num_threads(1)
     found = []
     for number, case in enumerate(cases):
-        # a group for each, so that processes that fell out of step over one case meet again at the next
+        # a new group for each case, so that processes resynchronise after a failure
         meeting = f"file://{folder}/meeting{number}"
         dist.init_process_group("gloo", meeting, timedelta(seconds=60), WORLD, rank)
         try:
             found.append(tuple(train(*case, rank, WORLD)))
-        except Exception:  # whatever it is, the test of this case shows it, and the other cases go on
+        except Exception:  # reported by the test of this case; the other cases continue
             found.append(traceback.format_exc())
         finally:
             dist.destroy_process_group()
@@ -80,7 +80,7 @@ def worker(rank, cases, folder):
 
 
 def smallest_by_backend(rank: int, folder: str) -> list[int]:
-    """The smallest of 3 and 4, by processes that are joined for CPUs, and by such as are joined for GPUs alone."""
+    """Return the smallest of 3 and 4, for processes with a backend for CPUs, and with one only for GPUs."""
     dist.init_process_group("gloo", f"file://{folder}/smallest", timedelta(seconds=60), WORLD, rank)
     found = [smallest(4 - rank)]
     with mock.patch.object(dist, "get_backend", lambda group: "nccl"):
@@ -92,7 +92,7 @@ def smallest_by_backend(rank: int, folder: str) -> list[int]:
 
 
 def patience(rank: int, folder: str) -> str:
-    """How it ends to wait for a first process that takes longer than waiting may take elsewhere."""
+    """Return the result of waiting for a first process for longer than the usual timeout."""
     dist.init_process_group("gloo", f"file://{folder}/patience", timedelta(seconds=1), WORLD, rank)
     try:
         wait_for_all()
@@ -106,8 +106,8 @@ def patience(rank: int, folder: str) -> str:
 
 
 def train_together(cases, folder):
-    """The results of each of ``cases`` by process, a traceback where one failed; `smallest_by_backend`; `patience`."""
-    server()  # what it has imported need not be imported by each
+    """Return the results of each of ``cases`` by process, `smallest_by_backend`, and `patience`."""
+    server()  # its imports are shared by the processes
     torch.multiprocessing.start_processes(worker, (cases, str(folder)), WORLD, start_method="forkserver")
     *by_case, smallest_ones, waits = zip(*(torch.load(f"{folder}/rank{rank}.pt") for rank in range(WORLD)), strict=True)
     return (
