@@ -115,9 +115,9 @@ def test_a_stream_that_was_closed_ends_nothing(quick, monkeypatch):
 def test_a_process_that_is_forked_meanwhile_can_end():
     code = """
 import os, time
-from patchloom.display import StatusMessage, _teller
+from patchloom.display import StatusMessage, _status_thread
 with StatusMessage("outer"):
-    with _teller.lock:  # as if the thread were about to print
+    with _status_thread.lock:  # as if the thread were about to print
         child = os.fork()
     with StatusMessage("inner"):
         pass
@@ -139,5 +139,5 @@ def test_what_an_error_left_amid_its_images_is_told_no_more():
     with StatusMessage("of the program"):
         with pytest.raises(KeyboardInterrupt) as kept:  # which holds the frame, and in it the generator
             verb()
-        assert [one.what for one in display._teller.under_way] == ["of the program"]
-    assert kept.value.__traceback__ is not None and not display._teller.under_way
+        assert [one.what for one in display._status_thread.under_way] == ["of the program"]
+    assert kept.value.__traceback__ is not None and not display._status_thread.under_way

@@ -123,7 +123,7 @@ CONFIGURED = {
     "a: &a [*a]": "a repeats another part",
     "clip: !!binary x": "not YAML",
     "clip: !!binary eA==": "clip in the configuration run.yaml must be a plain value",
-    "clip: {a: 1}": "clip in the configuration run.yaml must be a plain value: it has settings of its own",
+    "clip: {a: 1}": "clip in the configuration run.yaml must be a plain value: it contains further settings",
     "seed: 2026-11-20": "seed in the configuration run.yaml must be a plain value",
     "seed: 2026-13-20": "is not YAML: month must be in 1..12",
     "{" * 3000: "is not YAML",

@@ -83,7 +83,7 @@ SLIPS = {
         (("shapes",), {"init": 5}, "--init cannot be 5: it takes text"),
         (("shapes",), {"out": 5}, "--out cannot be 5: it takes text or a path"),
         (("shapes",), {"img_size": "huge"}, "--img_size cannot be huge"),
-        (("shapes", "mae", 3), {}, "pretrain takes data, task without a name: give all else as NAME=VALUE"),
+        (("shapes", "mae", 3), {}, "pretrain takes data, task without a name: give all others as NAME=VALUE"),
         (("shapes",), {"data": "digits"}, "pretrain is given data twice"),
         ((), {}, "pretrain needs data, as in patchloom.pretrain(data)"),
         ((5,), {}, "an object of type int is no set of images"),
