@@ -41,7 +41,7 @@ def rank(study: Study, figure: str, found: Scores) -> Rank | None:
     """Return ρ of one measure without labels with one accuracy; None if there are too few tasks."""
     equal = [arm for arm in found if ARMS[arm].task and ARMS[arm].times == 1 and not ARMS[arm].time_of]
     places = [(arm, seed) for arm in equal for seed in range(SEEDS)]
-    files = {place: study.kept(*place, "label-free.json") for place in places}
+    files = {place: study.result_path(*place, "label-free.json") for place in places}
     places = [place for place in places if files[place].exists()]
     tasks = [ARMS[arm].task["name"] for arm, _ in places]
     if len(set(tasks)) < LEAST_TASKS:

@@ -193,7 +193,7 @@ def measured(
     spreads = "; ".join(
         f"`{name}` {100 * its.deviation:.2f} points ({its.arms} arms)" for name, its in noises.items() if name in shown
     )
-    paths = (study.kept(arm, seed, WHERE) for arm in claim.arms for seed in range(SEEDS))
+    paths = (study.result_path(arm, seed, WHERE) for arm in claim.arms for seed in range(SEEDS))
     places = "; ".join(sorted({path.read_text() for path in paths if path.exists()}))
     said = f"Measured {places}. " * bool(places)
     said += f"Standard deviation over seeds of a single run, pooled over all arms measured together: {spreads}."

@@ -170,7 +170,7 @@ def test_what_a_study_has_less_of_than_the_page_stays_on_it(tmp_path: Path) -> N
         for arm, seed in [(arm, seed) for arm in measures for seed in range(SEEDS)]:
             for measure in measures[arm]:
                 claims_runs.keep(study, arm, seed, measure, torch.from_numpy(rng.random(50) < 0.5))
-            claims_runs.write_whole(study.kept(arm, seed, claims_runs.WHERE), f"today on {study.out.name}")
+            claims_runs.write_whole(study.result_path(arm, seed, claims_runs.WHERE), f"today on {study.out.name}")
 
     def verdicts(text: str) -> dict[str, str]:
         return {line.split(" | ")[0]: line for line in sections(text)["Verdicts"].splitlines() if line.count(" | ") > 2}
@@ -260,8 +260,8 @@ def test_the_study_makes_what_is_missing_and_nothing_else(study: Study, monkeypa
         assert study.is_done(*job) and not study.is_done(job[0], 1)
     kept = {path: path.stat().st_mtime_ns for path in study.out.rglob("*.npy")}
     assert {np.load(path).shape for path in kept} == {(72,)} and len(kept) == 4 + 2 + 2
-    assert set(json.loads(study.kept("mae", 0, "label-free.json").read_text())) == set(FIGURES)
-    study.kept("mae", 0, "knn.npy").unlink()
+    assert set(json.loads(study.result_path("mae", 0, "label-free.json").read_text())) == set(FIGURES)
+    study.result_path("mae", 0, "knn.npy").unlink()
     assert not study.is_done("mae", 0)
     monkeypatch.setitem(claims_runs.HOW, "few", None)  # so that calling it fails
     for job in jobs:
@@ -284,15 +284,17 @@ def test_measures_of_some_arms_alone(study: Study, monkeypatch: pytest.MonkeyPat
     for name, measures in {"extrema": ("instance",), "droppos, long": ("positions",), "mae": ("all",)}.items():
         monkeypatch.setitem(ARMS, name, replace(ARMS[name], measures=measures, times=1))
     monkeypatch.setattr(claims_runs, "POSITION_IMAGES", 4)
-    monkeypatch.setitem(claims_runs.HOW, "label-free", lambda study, *job: study.kept(*job, "label-free.json").touch())
+    monkeypatch.setitem(
+        claims_runs.HOW, "label-free", lambda study, *job: study.result_path(*job, "label-free.json").touch()
+    )
     monkeypatch.setattr(claims_runs, "seconds_a_step", lambda *_, **__: {"other": (1.0, 32), "arm": (4.0, 64)})
     jobs = [("extrema", 0), ("droppos, long", 0), ("mae", 0), ("mae", 1), ("mae and mae", 0), ("pixels instead", 0)]
     for job in jobs:
         claims_runs.make(study, *job)
         assert study.is_done(*job)
-    assert np.load(study.kept("extrema", 0, "instance.npy")).shape == (72,)
-    assert np.load(study.kept("mae and mae", 0, "all.npy")).shape == (72,)
-    (share,) = np.load(study.kept("droppos, long", 0, "positions.npy"))
+    assert np.load(study.result_path("extrema", 0, "instance.npy")).shape == (72,)
+    assert np.load(study.result_path("mae and mae", 0, "all.npy")).shape == (72,)
+    (share,) = np.load(study.result_path("droppos, long", 0, "positions.npy"))
     assert 0 <= share <= 1
     assert "epochs: 0.5\n" in (study.run("pixels instead", 0) / "config.yaml").read_text()
 
