@@ -115,7 +115,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds for the median, after a warm-up")
     parser.add_argument("--checkpointing", action="store_true", help="compute activations of blocks again")
-    parser.add_argument("--no-memory", action="store_true", help="leave out the peaks, two processes a row")
+    parser.add_argument(
+        "--no-memory", action="store_true", help="do not measure peak memory, which needs two processes per row"
+    )
     parser.add_argument("--only", nargs="*", default=[""], help="rows whose names contain one of these")
     args = parser.parse_args()
     keep_freed_memory()

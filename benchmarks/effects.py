@@ -263,8 +263,10 @@ def trials(data: Path, out: Path, only: Path | None = None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("images", "trainings", "trials"))
-    parser.add_argument("folders", nargs="*", type=Path, help="of trials: the data, where to write, and perhaps which")
-    parser.add_argument("--times", type=int, default=1000, help="simulated comparisons of a cell")
+    parser.add_argument(
+        "folders", nargs="*", type=Path, help="for trials: folder of the data, folder of results, and names of trials"
+    )
+    parser.add_argument("--times", type=int, default=1000, help="simulated comparisons per cell")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.what == "trials":
