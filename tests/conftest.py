@@ -14,12 +14,12 @@ from PIL import Image
 
 from patchloom.system.files import cache_root
 
-# Tests run on all cores at once, so that each has one thread; in the processes that they start, too. What threads do is
-# tested where it is asked for by name. Set before torch is imported, which reads it then.
+# Tests run on all cores at once, so each has one thread, also in the processes that it starts. Tests of threads set
+# their number themselves. This is set before torch is imported, which reads it then.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell that starts the suite in the background has it ignore Ctrl-C, and nohup has it ignore a terminal's end. Tests
-# send both, and what they start would ignore them, too.
+# A shell that starts the suite in the background makes it ignore Ctrl-C, and nohup makes it ignore SIGHUP. Tests send
+# both signals to processes that would inherit this.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
@@ -29,7 +29,7 @@ _MAX_WORKERS = 4  # each takes 2 GB and, to import everything, 10 seconds
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """A worker a core for the suite and its folders; none for files by name, which import less than workers would."""
+    """Return one worker per core for the suite and its folders; none for single files, which import less."""
     asked = [Path(str(argument).partition("::")[0]) for argument in config.args]
     if all(path.suffix == ".py" for path in asked):
         return 0
@@ -38,8 +38,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is marked ``gpu`` is skipped where there is none; ``pytest -m gpu`` runs it alone."""
-    import torch  # not by the process that only hands tests to others
+    """Skip tests marked ``gpu`` if there is none; ``pytest -m gpu`` runs only these."""
+    import torch  # not in the process that only distributes the tests
 
     if not torch.cuda.is_available():
         for item in items:
@@ -48,17 +48,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules stay: the garbage collector need not look at them again at each of many collections."""
+    """Freeze the imported modules, so that the garbage collector skips them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test writes into the user's cache, or finds what another one left there; in processes it starts, too."""
+    """Give each test a separate cache, also in the processes that it starts."""
     import matplotlib
 
-    fonts = matplotlib.get_cachedir()  # this one may be shared: it takes seconds to make
+    fonts = matplotlib.get_cachedir()  # shared, because it takes seconds to compile
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         if "MPLCONFIGDIR" not in os.environ:
@@ -68,7 +68,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def cache_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Give a test a cache of its own in a folder, with what is known of this machine: measuring it takes seconds."""
+    """Give a test a separate cache in a folder, with the measurements of this machine, which take seconds."""
 
     def begin(folder: Path) -> None:
         known = cache_root() / "machine.json"
@@ -82,7 +82,7 @@ def cache_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_plain_lines() -> Iterator[None]:
-    """A machine that is busy with other tests is no reason to print more than a test expects."""
+    """Print no status lines, which would appear on a machine that is busy with other tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("patchloom.display._FIRST", float("inf"))
         yield
@@ -93,7 +93,7 @@ _DEFAULT_WORKERS = ("patchloom.train.plan.default_workers", "patchloom.train.res
 
 @pytest.fixture(autouse=True, scope="session")
 def no_default_workers() -> Iterator[None]:
-    """Runs that do not say how many processes read images have none: to fork this large process takes a second."""
+    """Use no worker processes by default: forking this large process takes a second."""
     with pytest.MonkeyPatch.context() as patch:
         for place in _DEFAULT_WORKERS:
             patch.setattr(place, lambda *_: (0, "tests start none"))
@@ -102,7 +102,7 @@ def no_default_workers() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def default_workers(no_default_workers: None) -> Iterator[None]:
-    """For tests of how many these are: as many as outside of the tests."""
+    """Use the default number of worker processes, for tests of it."""
     from patchloom.system.hardware import choose_workers
 
     with pytest.MonkeyPatch.context() as patch:
@@ -113,7 +113,7 @@ def default_workers(no_default_workers: None) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def quick_probe() -> Iterator[None]:
-    """For tests of runs, whose end is no matter: linear probes that are not fitted to the end, and blank curves."""
+    """Stop linear probes early and draw no curves, for tests that do not depend on the last evaluation."""
     from killing import shorten_ends
 
     with pytest.MonkeyPatch.context() as patch:
@@ -139,7 +139,7 @@ def draw(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Hugging Face's data sets keep what they read in a folder of this module's own, and draw no bars."""
+    """Give Hugging Face's data sets a separate cache per module, and no progress bars."""
     datasets = pytest.importorskip("datasets")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf"))
@@ -150,7 +150,7 @@ def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def record(tmp_path: Path) -> Callable[..., str]:
-    """A function that writes a recording of its own under a path, and returns the path as text."""
+    """A function that writes a different recording at each path, and returns the path as text."""
     soundfile = pytest.importorskip("soundfile")
     rng = np.random.default_rng(0)
 

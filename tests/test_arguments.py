@@ -1,4 +1,4 @@
-"""What is read of signatures, and that source files give the same as live objects."""
+"""Options read from signatures; source files and live objects give the same."""
 
 import importlib
 from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "patchloom"
 
-# what each part may import besides itself and what is COMMON; a part is a package, or a file beside the packages
+# the parts that each part may import besides itself and COMMON; a part is a package, or a file beside the packages
 MAY = {
     "patches": set(),
     "withhold": {"patches"},
@@ -59,7 +59,7 @@ NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or
 
 
 def imported(path: Path) -> set[str]:
-    """The parts of patchloom that a file imports, anywhere in it, or names in strings, by which imports are lazy."""
+    """Return the parts of patchloom that a file imports, anywhere in it, or names in strings for lazy imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
@@ -93,7 +93,7 @@ def test_no_arrow_that_is_allowed_would_close_a_circle():
 
 
 def within(node: ast.stmt) -> list[ast.stmt]:
-    """What a with or a try at the top of a file holds, which is run as the file is imported."""
+    """Return the statements inside a with or a try at the top of a file, which run at import."""
     return node.body if isinstance(node, ast.With | ast.Try) else []
 
 

@@ -1,4 +1,4 @@
-"""The command line as a new user meets it: the main job on small data, and everything that can be typed wrongly."""
+"""Command line: the main job on small data, and everything that can be typed wrongly."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ QUICK = [
 
 
 def quick_but(option: str) -> list[str]:
-    """`QUICK` without an option, which is not to be given twice."""
+    """Return `QUICK` without an option that the test gives itself."""
     pairs = zip(QUICK[::2], QUICK[1::2], strict=True)
     return [word for pair in pairs if pair[0] != option for word in pair]
 
@@ -65,7 +65,7 @@ def run(photos, tmp_path_factory):
 
 
 def failed(capsys, *words) -> str:
-    """The one sentence that a command ends with, if it ends with exit code 2 and without a traceback."""
+    """Return the message of a command that fails with exit code 2 and without a traceback."""
     capsys.readouterr()
     assert main([str(word) for word in words]) == 2
     out, err = capsys.readouterr()
@@ -350,7 +350,7 @@ def test_no_words_give_a_traceback(words):
 
 
 def test_a_typo_in_the_data_does_not_wait_for_torch():
-    """It cost six seconds of imports."""
+    """It took six seconds of imports before."""
     script = (
         "import sys; from patchloom.cli import main; "
         "code = main(['check', 'no/such/folder']); sys.exit(99 if 'torch' in sys.modules else code)"

@@ -1,4 +1,4 @@
-"""Pages of --help, and whatever is mistyped, as a stranger reads them: in 80 columns, and without waiting for torch."""
+"""Help pages and messages about typing errors: in 80 columns, without importing torch."""
 
 import json
 import os
@@ -89,7 +89,7 @@ TYPED = {
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """What each of `PAGES` and `TYPED` prints, of a process of its own, and the slow modules that it has imported."""
+    """The output of each of `PAGES` and `TYPED`, from a separate process, and the slow modules that it imported."""
     words = [*PAGES, *(text.split(" ") for text in TYPED)]
     done = subprocess.run(
         [sys.executable, "-c", _ASK, json.dumps(words)],

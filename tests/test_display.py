@@ -1,4 +1,4 @@
-"""What patchloom returns is shown as a table that fits, by one mechanism, and in a notebook with nothing unescaped."""
+"""Display of results: tables that fit the terminal, and escaped HTML in a notebook."""
 
 import pytest
 

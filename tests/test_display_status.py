@@ -1,4 +1,4 @@
-"""What is said while something takes a while: on a terminal, where there is none, and where another speaks."""
+"""Status messages: on a terminal, without one, and with several processes."""
 
 import io
 import os
@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Everything is said twenty times as soon."""
+    """Show all messages twenty times as early."""
     for name, seconds in {"_SOON": 0.05, "_AGAIN": 0.025, "_FIRST": 0.5, "_EVERY": 1.5}.items():
         monkeypatch.setattr(display, name, seconds)
 

@@ -1,6 +1,6 @@
-"""Whatever is typed or configured: one sentence or the work done, and never a traceback.
+"""Random words on the command line and in configurations: a message or success, and never a traceback.
 
-Nothing is trained: `pretrain` ends once its task is built.
+Nothing is trained: `pretrain` ends after its task is built.
 """
 
 import sys
@@ -21,13 +21,13 @@ from patchloom.train import loop, resolve
 FUZZ = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
-# what a task's options are does not change from one line that is typed to the next, and is most of the time
+# cached, because the options of a task do not change and take most of the time
 PARSER = cache(options.pretrain_parser)
 
 
 @pytest.fixture(autouse=True)
 def untrained(monkeypatch, tmp_path):
-    """Settings are resolved and a task is built as always; then it ends."""
+    """End `pretrain` after the settings are resolved and the task is built."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(options, "pretrain_parser", PARSER)
     monkeypatch.setattr("patchloom.system.hardware.cached_figure", lambda *_, **__: 1.0)
@@ -48,7 +48,7 @@ def untrained(monkeypatch, tmp_path):
 
 
 def said(words: list[str], capfd) -> tuple[int, str]:
-    """How the command line ended, and its sentence."""
+    """Return the exit code of the command line, and its message."""
     capfd.readouterr()
     try:
         code = cli.main(words)
@@ -88,7 +88,7 @@ def test_whatever_is_configured(tmp_path, capfd):
     assert {0, 2} <= ends
 
 
-# what the fuzz, or a sweep of every option over every word and number, has found
+# errors found by the fuzz test, or by a sweep of every option over every word and number
 FOUND = {
     "--model.depth=0": "--model.depth must be 1 to 1000, not 0",
     "--model.num_heads=0": "--model.num_heads must be 1 to 65536",

@@ -1,4 +1,4 @@
-"""patchloom as a library: verbs are functions, and a slip is one sentence, the same as on the command line."""
+"""patchloom as a library: verbs are functions, and errors have the messages of the command line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_verb_is_listed_and_can_be_called():
 
 @pytest.mark.parametrize("first", ["", "import patchloom.evaluate.protocols, patchloom.look.task_pictures"])
 def test_a_name_is_a_verb_and_a_module(first):
-    """Whatever was imported before, and by which route."""
+    """This holds for every order of imports."""
     in_a_fresh_process(
         f"{first}\n"
         "import patchloom\n"

@@ -1,4 +1,4 @@
-"""Recipes are what their files, the page and the papers say; what is given beside them wins; and they are resumed."""
+"""Recipes: they agree with their files, the page and the papers; options override them; runs resume."""
 
 import re
 import shlex
@@ -25,7 +25,7 @@ from patchloom.train.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 NAMES = recipe_names()
-ROWS = {  # what the papers say: task, model, patch, images of an update, epochs, base rate, warm-up, fine-tuned
+ROWS = {  # values of the papers: task, model, patch, images per update, epochs, base rate, warm-up, fine-tuned
     "mae-vit-b": ("mae", "base", 16, 4096, 1600, 1.5e-4, 40, 83.6),
     "mae-vit-b-800": ("mae", "base", 16, 4096, 800, 1.5e-4, 40, None),
     "simmim-vit-b": ("simmim", "base", 16, 2048, 800, 5e-5, 10, 83.8),
@@ -132,7 +132,7 @@ BUILT: dict[str, Task] = {}  # rows that differ by epochs alone have the same
 
 
 def resolved(name: str, **given):
-    """The settings of a recipe on many images, and its task at full size without numbers."""
+    """Return the resolved settings of a recipe, and its task at full size with fake tensors."""
     asked = request("digits", "auto", {"recipe": name, **MACHINE, **given})
     if name == "mp3-speech":
         settings = resolve(asked, 51_088, 1, unknown_stats(1, asked.sound()))[0]
@@ -158,7 +158,7 @@ def test_which_recipes_have_other_betas():
 
 
 def test_the_package_brings_its_recipes():
-    """An installed package, too: they are data that a wheel could leave out."""
+    """They are data files, which a wheel could lack."""
     there = {one.name for one in files("patchloom.recipes").iterdir()}
     assert {f"{name}.yaml" for name in NAMES} <= there and len(NAMES) > 25
     assert {*ROWS, *OPTIONS} <= {*NAMES}
@@ -302,7 +302,7 @@ def test_an_update_is_said_with_the_peak_of_the_rate():
 
 
 def once(words):
-    """The words with the last of options that are given twice."""
+    """Return the words with only the last value of each option."""
     return list({word.partition("=")[0]: word for word in words}.values())
 
 

@@ -1,4 +1,4 @@
-"""A release's version is its tag, the same wherever it is read, and wheel and sdist hold what git has."""
+"""Releases: the version is the tag, the same wherever it is read; wheel and sdist hold the files in git."""
 
 import json
 import re
@@ -23,14 +23,14 @@ def git(folder: Path, *words: str) -> None:
 
 
 def built(folder: Path) -> str:
-    """The version that what is built there would have."""
+    """Return the version of a build in a folder."""
     command = [sys.executable, "-m", "hatchling", "metadata", "version"]
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture
 def tree(tmp_path):
-    """The files that a build asks for, without git."""
+    """A folder with the files that a build needs, without git."""
     (tmp_path / ".ci").mkdir()
     for name in (*NAMED, ".ci/release"):
         shutil.copy(ROOT / name, tmp_path / name)
@@ -39,7 +39,7 @@ def tree(tmp_path):
 
 @pytest.fixture
 def repository(tree):
-    """The same with a commit."""
+    """The same folder as a repository with one commit."""
     git(tree, "init", "--quiet")
     git(tree, "add", "--all")
     git(tree, "commit", "--quiet", "--message", "one")

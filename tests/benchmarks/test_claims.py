@@ -1,4 +1,4 @@
-"""The study of the papers' claims: what it decides, in which order it makes its runs, and that it goes on."""
+"""Study of the papers' claims: its decisions, the order of its runs, and resuming."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from patchloom.runs.settings import request
 
 
 def drawn(rng: np.random.Generator, share: float, moved: float, n: int = 1000) -> np.ndarray:
-    """[s n] right answers by lot, of a share that each seed moves."""
+    """Draw right answers [s n] with a share that varies over seeds."""
     shares = np.clip(share + moved * rng.standard_normal((SEEDS, 1)), 0, 1)
     return rng.random((SEEDS, n)) < shares
 
@@ -53,7 +53,7 @@ def test_what_a_difference_is() -> None:
 
 
 def test_an_interval_is_as_wide_as_students() -> None:
-    """Without images' share in it: t for the degrees of freedom, times the deviation of a difference of two means."""
+    """Without spread over images: t for the degrees of freedom, times the deviation of a difference of two means."""
     rng = np.random.default_rng(0)
     one, other = (np.full((SEEDS, 4), value) for value in (1.0, 0.0))
     found = decide(one, other, Noise(0.01 * rng.standard_normal(5000), 2, 2), draws=20_000)
@@ -70,13 +70,13 @@ def test_two_arms_that_seeds_move_more_than_others_have_a_wider_interval() -> No
 
 
 def test_flips_from_run_to_run_are_counted_once() -> None:
-    """Where images are alike and answers flip by lot, all that varies is in the noise over seeds."""
+    """If images are alike and answers flip at random, the spread over seeds contains all variance."""
     rng = np.random.default_rng(0)
     arms = [drawn(rng, 0.5, 0.0, 5000) for _ in range(40)]
     noise = noise_of({str(number): right for number, right in enumerate(arms)})
     found = [decide(arms[number], arms[number + 1], noise) for number in range(6)]
     flips = np.sqrt(2 * 0.25 / 5000 / SEEDS)
-    # counted twice it would be 1.4 times as wide; where seeds move two arms more than others by chance, it is wider
+    # counted twice, it would be 1.4 times as wide; it is wider if two arms vary more over seeds than others by chance
     assert min(one.high - one.low for one in found) / 2 == pytest.approx(1.99 * flips, rel=0.2)
 
 
@@ -112,7 +112,7 @@ def test_what_an_arm_needs_comes_before_it() -> None:
 
 
 class Done(subprocess.Popen):
-    """A process that has ended, and has left what it should."""
+    """Finished process that has left its results."""
 
     def __init__(self, study: Study, job: tuple[str, int], code: int) -> None:
         self.returncode = code
@@ -232,7 +232,7 @@ def test_an_arm_whose_encoder_no_other_is_measured_with_tells_of_the_noise() -> 
 
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes, forty images of each and part."""
+    """A folder with two classes, forty images of each in both parts."""
     out, rng = tmp_path_factory.mktemp("cifar"), np.random.default_rng(0)
     for part in ("train", "test"):
         for name in ("cat", "dog"):
@@ -244,7 +244,7 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def study(cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
-    """Small, with a seed and short fine-tunings."""
+    """A small study, with one seed and short fine-tuning."""
     for name, length in {"few": {"epochs": 1, "max_train": 20}, "all": {"epochs": 1}}.items():
         monkeypatch.setitem(claims_runs.LENGTHS, name, length)
     small = Study(tmp_path, epochs=1, images=36)
@@ -280,7 +280,7 @@ def test_the_study_makes_what_is_missing_and_nothing_else(study: Study, monkeypa
 
 
 def test_measures_of_some_arms_alone(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands for the image in ExtreMA, shares of positions, equal time, and ensembles."""
+    """Representation of the image in ExtreMA, accuracy of positions, equal time, and ensembles."""
     for name, measures in {"extrema": ("instance",), "droppos, long": ("positions",), "mae": ("all",)}.items():
         monkeypatch.setitem(ARMS, name, replace(ARMS[name], measures=measures, times=1))
     monkeypatch.setattr(claims_runs, "POSITION_IMAGES", 4)

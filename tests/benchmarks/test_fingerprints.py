@@ -1,4 +1,4 @@
-"""Fingerprints of what tasks compute: equal to themselves, and told apart by kind."""
+"""Fingerprints of tasks: equal for equal code, and differences sorted by kind."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def ask(tmp_path, monkeypatch, capsys):
-    """The script for two sets of options, and what it printed."""
+    """A function that runs the script for two sets of options, and returns its output."""
     sets = {"droppos": [{"mask_ratio": 0.5}], "simmim": [{}]}
     monkeypatch.setattr(fingerprints, "OPTION_SETS", sets)
     monkeypatch.setattr(fingerprints.torch, "set_num_threads", lambda number: None)

@@ -1,4 +1,4 @@
-"""The script for the first GPU, in miniature on a CPU: it must be sound before there is one."""
+"""Script of the GPU measurements, in miniature on a CPU."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def call(out, *words):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """The whole script once: minutes on a GPU, about one here."""
+    """The results of the whole script: minutes on a GPU, about one here."""
     out = tmp_path_factory.mktemp("tiny") / "figures.json"
     done = call(out)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""A row of the script for the first GPU: its failures, its time, and its end."""
+"""One row of the GPU measurements: failures, time limit, and end."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def test_a_row_ends_with_who_asked_for_it(made, tmp_path):
 
 
 def within(seconds, true):
-    """Whether something becomes true."""
+    """Wait until a condition holds, and return whether it does."""
     end = time.monotonic() + seconds
     while not true() and time.monotonic() < end:
         time.sleep(0.05)
