@@ -22,7 +22,7 @@ TABLE = TextTable(
 )
 
 
-class Said(Displayable):
+class Result(Displayable):
     def parts(self, width: int) -> list[str | TextTable]:
         sentence = "Of these, 61.2 % [59.0, 63.3] against 50.0 % [47.9, 52.1] are right, and so are those."
         return [sentence, Verbatim("Picture: /a/path/with spaces/that is not to be broken/anywhere.png"), "", TABLE]
@@ -33,10 +33,10 @@ def test_it_fits_and_breaks_neither_numbers_nor_intervals(width: int) -> None:
     lines = TABLE.text(width).split("\n")
     assert max(map(len, lines)) <= width and any("61.2 % [59.0, 63.3]" in line for line in lines)
     assert set(lines[1]) <= {"─"} or set(lines[2]) <= {"─"}
-    sentence = Said().text(width).split("Picture")[0]
+    sentence = Result().text(width).split("Picture")[0]
     for whole in ("61.2 % [59.0, 63.3]".split(" [")[0], "[59.0, 63.3]", "50.0 %", "[47.9, 52.1]"):
         assert any(whole in line for line in sentence.split("\n"))
-    assert "Picture: /a/path/with spaces/that is not to be broken/anywhere.png" in Said().text(width).split("\n")
+    assert "Picture: /a/path/with spaces/that is not to be broken/anywhere.png" in Result().text(width).split("\n")
 
 
 def test_what_may_give_way_does_so_in_turn() -> None:
@@ -57,7 +57,7 @@ def test_a_notebook_gets_tables_and_nothing_that_would_be_markup() -> None:
     html = Named()._repr_html_()
     assert "<script>" not in html and "<b>" not in html and "&lt;script&gt;" in html
     assert html.count("<table>") == 1 and "<th>a&amp;b</th>" in html and "<td>&lt;b&gt;x&lt;/b&gt;<br>y</td>" in html
-    assert "a/very/long/name/of/an/encoder" in Said()._repr_html_()
+    assert "a/very/long/name/of/an/encoder" in Result()._repr_html_()
 
 
 @pytest.mark.parametrize("kind", [Bench, CheckResult, Export, Proposal, Report, Run])

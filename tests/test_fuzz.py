@@ -47,7 +47,7 @@ def untrained(monkeypatch, tmp_path):
     draw_images(tmp_path / "images", 6)
 
 
-def said(words: list[str], capfd) -> tuple[int, str]:
+def run_command(words: list[str], capfd) -> tuple[int, str]:
     """Return the exit code of the command line, and its message."""
     capfd.readouterr()
     try:
@@ -69,7 +69,7 @@ def test_whatever_is_typed(strategy, examples, capfd):
     @settings(FUZZ, max_examples=examples)
     @given(strategy)
     def check_one(words):
-        ends.add(said(words, capfd)[0])
+        ends.add(run_command(words, capfd)[0])
 
     check_one()
     assert {0, 2} <= ends, "words of all kinds were tried"
@@ -82,7 +82,7 @@ def test_whatever_is_configured(tmp_path, capfd):
     @given(configuration, st.booleans())
     def check_one(content, alone):
         file.write_bytes(content)
-        ends.add(said(["pretrain", *([] if alone else SMALL), "--config", str(file)], capfd)[0])
+        ends.add(run_command(["pretrain", *([] if alone else SMALL), "--config", str(file)], capfd)[0])
 
     check_one()
     assert {0, 2} <= ends
@@ -115,7 +115,7 @@ def test_what_was_found_has_its_sentence(option, capfd):
     words = ["pretrain", *(word for word in [*SMALL, "--task=mae"] if word.partition("=")[0] != name), option]
     if option.startswith("--task.decoder_width"):
         words.append("--task.decoder_heads=1")
-    code, err = said(words, capfd)
+    code, err = run_command(words, capfd)
     assert code == 2 and FOUND[option] in err
 
 
@@ -134,7 +134,7 @@ CONFIGURED = {
 @pytest.mark.parametrize("text", CONFIGURED, ids=lambda text: text[:20])
 def test_what_was_found_in_configurations_has_its_sentence(text, capfd, tmp_path):
     (tmp_path / "run.yaml").write_text(text)
-    code, err = said(["pretrain", *SMALL, "--config", "run.yaml"], capfd)
+    code, err = run_command(["pretrain", *SMALL, "--config", "run.yaml"], capfd)
     assert code == 2 and CONFIGURED[text] in err
 
 
@@ -148,7 +148,7 @@ def test_names_that_no_file_can_have(name, capfd):
         ["export", name],
         ["evaluate", "knn", name, "images"],
     ):
-        assert said(words, capfd)[0] == 2
+        assert run_command(words, capfd)[0] == 2
 
 
 def test_too_little_memory_anywhere_is_a_sentence(monkeypatch, capfd):
@@ -156,7 +156,7 @@ def test_too_little_memory_anywhere_is_a_sentence(monkeypatch, capfd):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5368709120 bytes.")
 
     monkeypatch.setattr("patchloom.export.encoder.load_encoder", full)
-    code, err = said(["export", "nowhere"], capfd)
+    code, err = run_command(["export", "nowhere"], capfd)
     assert code == 2 and "were in use, and 5 GiB more were asked for" in err
 
 

@@ -313,7 +313,7 @@ CARDS: dict[str, tuple[str, Any]] = {
 
 
 def changed(about: dict[str, Any], place: str, value: Any) -> None:
-    """Set the value at the path ``a.b.c`` in nested dicts; the value replaces everything if the path is empty."""
+    """Set the value at the path ``a.b.c`` in nested dicts; empty the innermost dict if the path ends with a dot."""
     *above, last = place.split(".")
     for part in above:
         about = about[part]
@@ -442,7 +442,7 @@ def test_any_value_in_a_card_is_read_or_refused(name, value):
 
 
 @pytest.fixture(scope="module")
-def whole(made, tmp_path_factory) -> dict[str, tuple[Path, Callable[[], Any]]]:
+def self_describing(made, tmp_path_factory) -> dict[str, tuple[Path, Callable[[], Any]]]:
     """A small file of each kind with metadata, and the function that reads it."""
     from patchloom.dense.checkpoint import DenseCard, save_dense
     from patchloom.dense.segmenter import Segmenter
@@ -503,9 +503,9 @@ EXTREMES = st.sampled_from(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_a_file_says_of_itself_is_read_or_refused(kind, whole):
+def test_whatever_a_file_says_of_itself_is_read_or_refused(kind, self_describing):
     """If any value in a card or a configuration is changed, the file is read, or rejected with a message."""
-    path, read = whole[kind]
+    path, read = self_describing[kind]
     read()
     before = path.read_bytes()
 

@@ -53,10 +53,10 @@ def gone(file):
     """Whether the process whose number a file holds ends soon."""
     stat = Path("/proc", file.read_text(), "stat")
 
-    def ended():
+    def has_ended():
         try:
             return stat.read_text().rpartition(")")[2].split()[0] == "Z"
         except OSError:
             return True
 
-    return within(5, ended)
+    return within(5, has_ended)
