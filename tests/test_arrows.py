@@ -88,7 +88,7 @@ def test_imports_run_one_way(path):
     assert imported(path) - {own} <= (set() if own in COMMON else MAY[own])
 
 
-def test_no_arrow_that_is_allowed_would_close_a_circle():
+def test_allowed_imports_have_no_cycle():
     list(TopologicalSorter(MAY).static_order())
 
 
@@ -118,7 +118,7 @@ def test_one_file_knows_the_native_kernels():
     assert knowing == [SOURCE / "nets" / "performance.py"]
 
 
-def test_a_lazy_import_is_an_arrow(tmp_path):
+def test_a_lazy_import_counts_as_an_import(tmp_path):
     lazy = tmp_path / "lazy.py"
     lazy.write_text(
         '"""As `patchloom.look.maps`."""\nfrom patchloom.errors import AlreadyReported\nHOME = "patchloom.train.step"'
@@ -128,7 +128,7 @@ def test_a_lazy_import_is_an_arrow(tmp_path):
     assert imported(lazy) == {"nets", "data", "tasks"}
 
 
-def test_only_what_builds_and_runs_encoders_knows_timms_insides():
+def test_only_modules_for_encoders_use_timms_internals():
     inside = {
         "blocks",
         "downsample",

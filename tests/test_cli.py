@@ -230,13 +230,13 @@ def test_folders_without_images(capsys, tmp_path):
         (["tasks", "mae"], "takes no arguments"),
     ],
 )
-def test_whatever_is_typed_wrongly_gets_one_sentence(words, said, capsys, tmp_path, monkeypatch):
+def test_wrong_words_give_one_sentence(words, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert said in failed(capsys, *words)
     assert not any(tmp_path.iterdir()), "nothing may be left behind"
 
 
-def test_a_name_that_is_nearly_there(capsys, tmp_path, monkeypatch):
+def test_a_similar_path_is_suggested(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("photos", "runs/photos-droppos"):
         Path(name).mkdir(parents=True)
@@ -301,12 +301,12 @@ def test_several_words_are_several_data(tmp_path):
         (["d", "--log", "wandb", "./mlflow"], "wandb", ["d", "./mlflow"]),
     ],
 )
-def test_names_of_trackers_behind_one_are_no_data(words, log, data):
+def test_several_trackers_are_not_taken_for_data(words, log, data):
     given, _ = parse_pretrain(words)
     assert (given["log"], given["data"]) == (log, data)
 
 
-def test_the_options_are_those_of_the_task_that_several_data_get(tmp_path):
+def test_several_sources_get_the_options_of_their_task(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("data: [shapes:20, photos]\n")
     for words, task in (
@@ -322,7 +322,7 @@ def test_the_options_are_those_of_the_task_that_several_data_get(tmp_path):
 
 
 @pytest.mark.parametrize("group", ["^(.*)_", "parent", "([^/]+)_", "[A-Z]+", "0016", "*x", "{a}", "a: b", r"\d\D*$"])
-def test_a_pattern_is_taken_as_it_is(group):
+def test_a_pattern_is_not_changed(group):
     assert parse_pretrain(["a", "--group", group])[0]["group"] == group
     assert parse_evaluate(["knn", "r", "d", "--group", group])["group"] == group
     assert parse_call("check", ["d", "--group", group])["group"] == group

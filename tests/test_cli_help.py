@@ -103,7 +103,7 @@ def printed(tmp_path_factory):
     return dict(zip(map(tuple, words), answers, strict=True)), slow
 
 
-def test_neither_help_nor_a_slip_waits_for_torch(printed):
+def test_neither_help_nor_a_typing_error_imports_torch(printed):
     assert printed[1] == []
 
 
@@ -117,7 +117,7 @@ def test_a_page_fits_80_columns_in_plain_words(words, printed):
 
 
 @pytest.mark.parametrize("text", TYPED)
-def test_a_slip_gets_a_sentence_with_what_was_meant(text, printed):
+def test_a_typing_error_gets_a_suggestion(text, printed):
     code, out, err = printed[0][tuple(text.split(" "))]
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert TYPED[text] in err
@@ -160,7 +160,7 @@ def test_options_are_grouped():
     assert text.index("patchloom pretrain photos/") < text.index("--epochs float"), "examples come first"
 
 
-def test_data_names_what_it_can_be():
+def test_help_lists_the_kinds_of_data():
     for verb in ("check", "pretrain", "evaluate", "look", "bench"):
         text = help_page(verb, ["--help"])
         assert all(
@@ -184,7 +184,7 @@ def test_examples_are_commands(command):
         parse_call(verb, words)
 
 
-def test_help_of_a_verb_is_the_same_by_all_ways(printed):
+def test_all_ways_to_ask_for_help_are_equal(printed):
     assert printed[0][()] == printed[0][("-h",)] == printed[0][("help",)] and printed[0][()][1] == overview() + "\n"
     assert help_page("look", ["--help"]) == help_page("look", ["-h"]) != help_page("look", ["curves", "--help"])
     assert help_page("look", ["curves", "--help"]).startswith("usage: patchloom look curves RUNS [--OPTION VALUE ...]")

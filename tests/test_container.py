@@ -44,7 +44,7 @@ def test_it_keeps_the_rules_of_small_and_safe_images():
         ('ENTRYPOINT ["patchloom"]', "ENTRYPOINT patchloom", "signals"),
     ],
 )
-def test_what_breaks_a_rule_is_found(old, new, said):
+def test_a_broken_rule_is_found(old, new, said):
     text = (ROOT / "Dockerfile").read_text()
     assert old in text
     assert any(said in one for one in faults(parse(text.replace(old, new))))

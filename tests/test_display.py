@@ -39,7 +39,7 @@ def test_it_fits_and_breaks_neither_numbers_nor_intervals(width: int) -> None:
     assert "Picture: /a/path/with spaces/that is not to be broken/anywhere.png" in Result().text(width).split("\n")
 
 
-def test_what_may_give_way_does_so_in_turn() -> None:
+def test_text_columns_shrink_before_names() -> None:
     wide, narrow = TABLE.text(200), TABLE.text(64)
     assert "a/very/long/name/of/an/encoder" in wide and "words that may be broken between them" in wide
     assert "a/very" in narrow and "encoder" in narrow and "…" in narrow and "words that may\n" not in wide
@@ -61,7 +61,7 @@ def test_a_notebook_gets_tables_and_nothing_that_would_be_markup() -> None:
 
 
 @pytest.mark.parametrize("kind", [Bench, CheckResult, Export, Proposal, Report, Run])
-def test_whatever_is_returned_is_shown_by_one_mechanism(kind: type) -> None:
+def test_all_results_are_displayable(kind: type) -> None:
     own = vars(kind)
     assert issubclass(kind, Displayable) and "parts" in own
     assert not {"__repr__", "__str__", "_repr_html_", "text"} & own.keys()

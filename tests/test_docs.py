@@ -261,7 +261,7 @@ def test_the_index_names_every_page():
     assert all(f"({name})" in index for name in pages)
 
 
-def test_contributing_names_what_there_is():
+def test_contributing_names_existing_files():
     """The map and the recipes name existing files and folders, except those with NAME in them."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`((?:src|tests|docs|benchmarks)/[^`]*)`", text)

@@ -33,7 +33,7 @@ def missing(text: str, names: set[str]) -> list[str]:
     return [name for name in quoted if name not in FOREIGN and not {*name.split(".")} <= names]
 
 
-def test_names_in_docstrings_are_the_code_s():
+def test_names_in_docstrings_exist():
     trees = {path: ast.parse(path.read_text()) for path in FILES}
     names = set().union(*(names_of(path, tree) for path, tree in trees.items()))
     stale = [

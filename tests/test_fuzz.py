@@ -63,7 +63,7 @@ def run_command(words: list[str], capfd) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("strategy, examples", [(pretraining(), 300), (other_verb(), 150)], ids=["pretrain", "verbs"])
-def test_whatever_is_typed(strategy, examples, capfd):
+def test_random_words(strategy, examples, capfd):
     ends = set()
 
     @settings(FUZZ, max_examples=examples)
@@ -75,7 +75,7 @@ def test_whatever_is_typed(strategy, examples, capfd):
     assert {0, 2} <= ends, "words of all kinds were tried"
 
 
-def test_whatever_is_configured(tmp_path, capfd):
+def test_random_configurations(tmp_path, capfd):
     file, ends = tmp_path / "run.yaml", set()
 
     @settings(FUZZ, max_examples=200)
@@ -110,7 +110,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("option", FOUND)
-def test_what_was_found_has_its_sentence(option, capfd):
+def test_found_errors_have_a_message(option, capfd):
     name = option.partition("=")[0]
     words = ["pretrain", *(word for word in [*SMALL, "--task=mae"] if word.partition("=")[0] != name), option]
     if option.startswith("--task.decoder_width"):
@@ -132,7 +132,7 @@ CONFIGURED = {
 
 
 @pytest.mark.parametrize("text", CONFIGURED, ids=lambda text: text[:20])
-def test_what_was_found_in_configurations_has_its_sentence(text, capfd, tmp_path):
+def test_found_errors_of_configurations_have_a_message(text, capfd, tmp_path):
     (tmp_path / "run.yaml").write_text(text)
     code, err = run_command(["pretrain", *SMALL, "--config", "run.yaml"], capfd)
     assert code == 2 and CONFIGURED[text] in err

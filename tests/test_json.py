@@ -222,7 +222,7 @@ def test_a_refusal(document):
     assert cli.main(["check", "photos", "--json=true"]) == 2
 
 
-def test_the_first_process_alone_prints(monkeypatch, capsys):
+def test_only_the_first_process_prints_json(monkeypatch, capsys):
     for name, said in (("0", True), ("1", False)):
         monkeypatch.setenv("RANK", name)
         assert cli.main(["tasks", "--json"]) == 0 and bool(capsys.readouterr().out) == said
@@ -248,6 +248,6 @@ def test_a_killed_process_ends_as_the_shell_has_it(tmp_path):
     assert subprocess.run(["bash", "-c", words], capture_output=True, text=True).stdout.strip() == "137"
 
 
-def test_what_json_cannot_say():
+def test_values_that_json_lacks():
     values = {"a": float("nan"), 1: [float("inf"), True, None], "path": Path("x"), "n": np.float32(0.5), "t": (1, "b")}
     assert json_value(values) == {"a": None, "1": [None, True, None], "path": "x", "n": 0.5, "t": [1, "b"]}

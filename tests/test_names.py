@@ -24,7 +24,7 @@ def public_names(path: Path) -> set[str]:
     return {name for name in found if not name.startswith("_")}
 
 
-def test_one_public_name_is_one_thing():
+def test_public_names_are_unique():
     places = defaultdict(list)
     for path in sorted(SOURCE.rglob("*.py")):
         for name in public_names(path):

@@ -140,7 +140,7 @@ SLIPS = {
 @pytest.mark.parametrize(
     ("verb", "given", "options", "said"), [(verb, *slip) for verb, slips in SLIPS.items() for slip in slips]
 )
-def test_a_slip_is_one_sentence(verb, given, options, said, tmp_path, monkeypatch):
+def test_a_wrong_argument_gives_one_sentence(verb, given, options, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PatchloomError, match=re.escape(said)) as refused:
         getattr(patchloom, verb)(*given, **options)
@@ -160,7 +160,7 @@ def test_a_slip_is_one_sentence(verb, given, options, said, tmp_path, monkeypatc
         ["export", "nowhere", "--to", "keras"],
     ],
 )
-def test_it_is_the_sentence_of_the_command_line(words, capsys):
+def test_the_message_is_that_of_the_command_line(words, capsys):
     verb, *rest = words
     places = [word for word in (rest if not rest[0].startswith("--") else rest[:0])]
     options = {}

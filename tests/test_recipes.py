@@ -179,7 +179,7 @@ def test_a_recipe_is_the_same_by_name_by_its_command_and_in_python(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_says_all_that_is_asked_of_it(name):
+def test_a_recipe_shows_all_its_settings(name):
     recipe = recipe_named(name)
     assert recipe.finetune in RECIPES, "its fine-tuning"
     for text in (recipe.paper, recipe.row, recipe.data):
@@ -241,7 +241,7 @@ def test_pixio_is_after_the_authors_script():
     assert abs(sum(weight.numel() for weight in vit.parameters()) / 1e6 - 631) < 1, "as their README says"
 
 
-def test_what_is_given_beside_it_wins_and_two_settings_follow():
+def test_options_override_it_and_two_settings_follow():
     words = ["photos", "--recipe", "droppos-vit-b", "--epochs", "80", "--batch-size", "256", "--task.sigma", "0.5"]
     given, _ = parse_pretrain([*words, "--model.depth", "3", "--model", "nano", "--flip", "false"])
     assert (given["epochs"], given["batch_size"], given["flip"]) == (80, 256, False)
@@ -279,7 +279,7 @@ def test_a_configuration_may_name_it_and_stands_above_it(tmp_path):
     assert parse_pretrain(["photos", "--config", str(file)])[0]["recipe"] is None
 
 
-def test_another_task_and_slips_are_refused_in_a_sentence():
+def test_another_task_and_wrong_options_are_rejected():
     with pytest.raises(PatchloomError, match="recipe lut-vit-b is of the task lut, and --task mae is given: leave"):
         request("photos", "mae", {"recipe": "lut-vit-b"})
     with pytest.raises(PatchloomError, match="there is no recipe lut; did you mean lut-vit-b, lut-vit-l or lut-vit-s?"):
@@ -290,7 +290,7 @@ def test_another_task_and_slips_are_refused_in_a_sentence():
         parse_pretrain(["photos", "--recipe", ""])
 
 
-def test_an_update_is_said_with_the_peak_of_the_rate():
+def test_an_update_is_printed_with_the_peak_of_the_rate():
     recipe = recipe_named("mae-vit-b")
     settings = {"blr": 1.5e-4, "accumulate": 16, "batch_size": 256}
     whole = "an update has 4,096 images in 16 steps of 256, as in the recipe; the rate's peak is 0.0024"

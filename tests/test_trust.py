@@ -248,7 +248,7 @@ def test_braces_that_fill_memory_are_refused(bomb, run, capsys):
 
 @given(st.text(alphabet="{},.:pie/ x01", max_size=24))
 @examples(max_examples=300, deadline=None)
-def test_whatever_expands_to_a_command_is_seen(name):
+def test_names_that_expand_to_a_command_are_found(name):
     """This includes random names, and names made by brace expansion."""
     try:
         words = expand_braces(name)
@@ -503,7 +503,7 @@ EXTREMES = st.sampled_from(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_a_file_says_of_itself_is_read_or_refused(kind, self_describing):
+def test_changed_metadata_is_read_or_rejected(kind, self_describing):
     """If any value in a card or a configuration is changed, the file is read, or rejected with a message."""
     path, read = self_describing[kind]
     read()
@@ -792,7 +792,7 @@ def own(photos, tmp_path_factory) -> tuple[Path, Path]:
     return folder / "run", file
 
 
-def test_a_runs_own_task_is_run_only_for_who_types_it(own, photos, tmp_path, capsys):
+def test_a_custom_task_of_a_run_is_run_only_if_it_is_typed(own, photos, tmp_path, capsys):
     run, file = own
     touched = file.with_name("touched")
     for state in ("finished", "unfinished"):
@@ -879,7 +879,7 @@ FAULTS = {  # a body of a task's class, and the line of its file that fails
 
 
 @pytest.mark.parametrize("when", FAULTS)
-def test_a_fault_of_ones_own_task_is_told_with_its_line(when, photos, tmp_path, capsys):
+def test_an_error_in_a_custom_task_names_its_line(when, photos, tmp_path, capsys):
     body, line = FAULTS[when]
     file = tmp_path / "mine.py"
     file.write_text(f"from patchloom.tasks.mae import MAE\nclass Mine(MAE):\n{body}\n")

@@ -40,7 +40,7 @@ def test_where_nothing_differs_few_comparisons_are_decided() -> None:
     assert 2 <= decided <= 25  # of 300, of which one in 20 may be; the draws are few
 
 
-def test_what_a_difference_is() -> None:
+def test_a_comparison_of_two_arms() -> None:
     rng = np.random.default_rng(0)
     good, bad = drawn(rng, 0.6, 0.005), drawn(rng, 0.4, 0.005)
     noise = noise_of({"good": good, "bad": bad})
@@ -52,7 +52,7 @@ def test_what_a_difference_is() -> None:
     assert decide(good, good, noise).points == 0 and decide(good, good, noise).verdict == UNDECIDED
 
 
-def test_an_interval_is_as_wide_as_students() -> None:
+def test_an_interval_has_the_width_of_student() -> None:
     """Without spread over images: t for the degrees of freedom, times the deviation of a difference of two means."""
     rng = np.random.default_rng(0)
     one, other = (np.full((SEEDS, 4), value) for value in (1.0, 0.0))
@@ -60,7 +60,7 @@ def test_an_interval_is_as_wide_as_students() -> None:
     assert (found.high - found.low) / 2 == pytest.approx(4.303 * 0.01 * np.sqrt(2 / SEEDS), rel=0.05)
 
 
-def test_two_arms_that_seeds_move_more_than_others_have_a_wider_interval() -> None:
+def test_two_arms_with_more_spread_over_seeds_have_a_wider_interval() -> None:
     rng = np.random.default_rng(0)
     still = {str(number): drawn(rng, 0.4, 0.0) for number in range(10)}
     wild = np.stack([rng.random(1000) < share for share in (0.2, 0.4, 0.6)])
@@ -80,7 +80,7 @@ def test_flips_from_run_to_run_are_counted_once() -> None:
     assert min(one.high - one.low for one in found) / 2 == pytest.approx(1.99 * flips, rel=0.2)
 
 
-def test_one_arm_says_nothing_of_the_noise() -> None:
+def test_one_arm_is_too_few_for_the_noise() -> None:
     with pytest.raises(ValueError, match="two arms and two seeds"):
         noise_of({"one": np.ones((SEEDS, 5), bool)})
 
@@ -131,7 +131,7 @@ class Done(subprocess.Popen):
         pass
 
 
-def test_what_fails_keeps_only_what_needs_it_from_being_made(
+def test_a_failure_stops_only_arms_that_need_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     made: list[tuple[str, int]] = []
@@ -163,7 +163,7 @@ def sections(text: str) -> dict[str, str]:
     return {part.splitlines()[0]: part for part in text.split("\n## ")[1:]}
 
 
-def test_what_a_study_has_less_of_than_the_page_stays_on_it(tmp_path: Path) -> None:
+def test_a_smaller_study_keeps_the_results_on_the_page(tmp_path: Path) -> None:
     page, study, rng = tmp_path / "claims.md", Study(tmp_path / "there"), np.random.default_rng(0)
 
     def keep(study: Study, measures: dict[str, list[str]]) -> None:
@@ -201,7 +201,7 @@ def test_the_page_has_every_comparison_that_is_declared() -> None:
         assert rows == [[f"| {one.measure}", one.better, one.worse] for one in claim.comparisons]
 
 
-def test_verdicts_are_counted_with_those_apart_that_were_added_later() -> None:
+def test_verdicts_of_later_comparisons_are_counted_separately() -> None:
     claim, rng = CLAIMS["lut"], np.random.default_rng(0)
     good, bad = drawn(rng, 0.6, 0.0), drawn(rng, 0.3, 0.0)
     up, down = (decide(*pair, noise_of({"good": good, "bad": bad})) for pair in ((good, bad), (bad, good)))
@@ -211,17 +211,17 @@ def test_verdicts_are_counted_with_those_apart_that_were_added_later() -> None:
     assert claims_page.verdict_of(claim, found).startswith("**contradicted** in 4 of 5, **not run yet** in 1 of 5; of")
 
 
-def test_an_end_says_on_which_side_of_zero_it_is() -> None:
+def test_an_end_of_an_interval_keeps_its_sign() -> None:
     assert [claims_page.end(share) for share in (0.0004, -0.0004, 0.0123, -0.1)] == ["+0.04", "-0.04", "+1.2", "-10.0"]
 
 
-def test_frozen_features_are_those_of_the_encoder_that_an_arm_takes() -> None:
+def test_frozen_features_are_those_of_the_encoder_of_an_arm() -> None:
     assert claims_page.encoder_of("mp3, relative positions", "knn") == "mp3"
     assert claims_page.encoder_of("mp3, relative positions", "all") == "mp3, relative positions"
     assert claims_page.encoder_of(UNTRAINED, "knn") == UNTRAINED  # whose weights are new
 
 
-def test_an_arm_whose_encoder_no_other_is_measured_with_tells_of_the_noise() -> None:
+def test_arms_with_independent_seeds_estimate_the_noise() -> None:
     right = np.ones((SEEDS, 5), bool)
     assert set(claims_page.trained({"extrema, instance": right, "extrema, the mean": right})) == {
         "extrema, instance",
@@ -302,7 +302,7 @@ def test_measures_of_some_arms_alone(study: Study, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("words", "said"), [(["lut"], "has no folder of a class|has 40 images"), (["nothing"], "there is no claim nothing")]
 )
-def test_what_cannot_be_begun_is_said(
+def test_missing_data_and_unknown_claims_are_reported(
     words: list[str], said: str, cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.setattr("sys.argv", ["claims.py", *words, "--data", str(cifar), "--out", str(tmp_path)])

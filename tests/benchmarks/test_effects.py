@@ -28,6 +28,6 @@ def test_over_trainings_whose_spreads_differ():
     assert now <= 0.07 * 300 and before > now
 
 
-def test_over_trainings_with_splits_of_their_own():
+def test_over_trainings_with_different_splits():
     now = wrong(effects.arms_over_splits, 300, 3, effects.SPREADS["equal"], times=300)
     assert 0 < now <= 0.08 * 300

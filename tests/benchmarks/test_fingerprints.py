@@ -21,7 +21,7 @@ def ask(tmp_path, monkeypatch, capsys):
     return ask
 
 
-def test_differences_are_told_by_their_kind(ask, tmp_path):
+def test_differences_are_sorted_by_kind(ask, tmp_path):
     assert ask("record") == (0, f"2 fingerprints in {tmp_path / 'before.json'}\n")
     code, said = ask("compare")
     assert code == 0 and "2 of 2 fingerprints are equal to the bit" in said

@@ -27,7 +27,7 @@ def test_a_row_that_takes_too_long_is_ended_with_all_that_it_started(made, tmp_p
     assert gone(tmp_path / "child")
 
 
-def test_a_row_ends_with_who_asked_for_it(made, tmp_path):
+def test_a_row_ends_with_its_parent(made, tmp_path):
     words = f"import gpu_attempt, multiprocessing as m, pathlib, sys; sys.path.insert(0, {str(tmp_path)!r}); "
     words += "gpu_attempt.attempt(m.get_context('forkserver'), 'rows_that_fail.endless', "
     words += f"{{'file': {str(tmp_path / 'child')!r}}}, 60.0, pathlib.Path({str(tmp_path / 'row.log')!r}))"

@@ -38,7 +38,7 @@ def test_batches_double_until_memory_ends(monkeypatch):
     assert found == 16 and list(tried) == [2, 4, 8, 16]
 
 
-def test_waits_are_counted_by_the_line_that_is_to_blame():
+def test_waits_are_counted_by_line():
     places = Counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -34,7 +34,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_the_table_tells(results: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table(results: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(label_free, "DRAWS", 100)
     label_free.table(results)
     said = capsys.readouterr().out
