@@ -264,7 +264,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("images", "trainings", "trials"))
     parser.add_argument(
-        "folders", nargs="*", type=Path, help="for trials: folder of the data, folder of results, and names of trials"
+        "folders", nargs="*", type=Path, help="for trials: folder of the data, folder of results, and perhaps a trial"
     )
     parser.add_argument("--times", type=int, default=1000, help="simulated comparisons per cell")
     given = parser.parse_args()
