@@ -749,7 +749,7 @@ def test_a_configuration_runs_and_fetches_nothing(values, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     Path("evil.py").write_text("open('touched', 'w')")
     Path("run.yaml").write_text(yaml.safe_dump(values))
-    assert "types it" in failed(capsys, "pretrain", "--config", "run.yaml")
+    assert "on the command line, too" in failed(capsys, "pretrain", "--config", "run.yaml")
     assert not Path("touched").exists() and not Path("x").exists()
 
 
@@ -954,7 +954,7 @@ def test_a_folder_that_is_called_like_a_command_is_none_in_a_configuration(name,
     Path(name).mkdir(parents=True)
     name = name.replace(":/", "://")  # the same path, and an address
     Path("run.yaml").write_text(yaml.safe_dump({"data": name}))
-    assert "types it" in failed(capsys, "pretrain", "--config", "run.yaml")
+    assert "on the command line, too" in failed(capsys, "pretrain", "--config", "run.yaml")
     assert not Path("touched").exists()
 
 

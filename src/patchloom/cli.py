@@ -76,7 +76,7 @@ HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "embed": [
         ("patchloom embed runs/photos-mae photos/ --to photos.parquet", "one table"),
         ("patchloom embed runs/photos-mae photos/ --to photos.npz --near a.jpg", "similar images"),
-        ("patchloom embed runs/photos-mae photos/ --to vectors/ --devices 4", "on four GPUs"),
+        ("patchloom embed runs/photos-mae photos/ --to vectors/ --devices 4", "on four devices"),
     ],
     "predict": [
         ("patchloom predict model.safetensors photos/", "label maps, or COCO JSON"),
@@ -132,7 +132,7 @@ _RARE = {
 }
 _HELP = ("-h", "--help", "--help=all", "--help-all", "--help_all")
 _COLUMN = 30  # column of the descriptions
-_LONG = 60  # an example longer than this has its explanation on the next line
+_LONG = 56  # an example longer than this has its explanation on the next line
 _FEW = 6  # up to this number, options are not grouped
 _FORMS = [
     ("photos/", "folder of images; subfolders are classes, train/ and test/ are splits"),
