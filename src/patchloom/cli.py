@@ -480,7 +480,7 @@ def _recipes(words: list[str]) -> Catalog:
     rows = [("recipe", "paper", "epochs", "published")]
     rows += [(one.name, one.source, f"{one.epochs:>6,}", one.score().partition(",")[0]) for one in found]
     run = [one.name for one in found if one.measured]
-    measured = f"Run with patchloom: {listing(run, 'and')}." if run else "None of them was run with patchloom yet."
+    measured = f"Run with patchloom: {listing(run, 'and')}." if run else "No recipe was run with patchloom yet."
     about = f"Rows of the papers' tables, with their published scores. {measured}"
     return Catalog([TextTable.of(rows, texts=[1]), "", about, "", *map(Verbatim, _ON_RECIPES)], values)
 
