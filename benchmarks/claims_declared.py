@@ -237,14 +237,14 @@ CLAIMS: dict[str, Claim] = {
     "extrema": Claim(
         "ExtreMA: several masks, extreme ratios, colours and crops, class attention",
         "ExtreMA, Tables 1, 2, 4, 7, 12, Fig. 5",
-        "ViT-B, 300 epochs, linear probe: 5 masks of γ 0.8, a shared crop and colours of each view's own 73.3, "
+        "ViT-B, 300 epochs, linear probe: 5 masks of γ 0.8, a shared crop and separate colours for each view 73.3, "
         "fine-tuned 83.7 (Table 7). Without colours: 5 masks 67.1, one 67.3, one for 600 epochs, which take as long "
         "as five, 69.1; one of γ 0.5 36.3. Two masks: colours alone 62.4, crops alone 68.8, both 73.1; fine-tuned "
         "83.3, 82.6 and 83.3. Averaging the patches takes a shortcut.",
         "The measure is a linear probe of the image's representation. One mask is better than five for the same "
         "training time. γ 0.8 is better than 0.5 with the same number of masks (in the paper: one mask each). Colours "
-        "help, and crops (with mirroring) help more. Class attention is better than the mean. Until 24 November 2026 two of "
-        "these were declared in the wrong direction, five masks before one, and colours before crops: a reading of the "
+        "help, and crops (with mirroring) help more. Class attention is better than the mean. Until 24 November 2026 "
+        "two of these were declared in the wrong direction, five masks before one, and colours before crops: a reading of the "
         "paper's tables showed it when the results were known. The loss is InfoNCE, which `auto` takes in short "
         "trainings; the paper's is BYOL.",
         _over(

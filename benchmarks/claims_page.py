@@ -105,7 +105,7 @@ def counted(found: list[Decided | None]) -> str:
 def beginning(study: Study) -> str:
     """Return the first part of the page: commands, sizes, measures and the rule."""
     model = SAME["model"]
-    measures = "; ".join(f"`{name}`: {what}" for name, what in MEASURES.items())
+    measures = "\n".join(f"| `{name}` | {what} |" for name, what in MEASURES.items())
     return f"""# The papers' claims in miniature
 
 ```bash
@@ -130,8 +130,11 @@ images, the random draws, the choice of 500 labels, and the fine-tuning. There i
 so the verdicts do not extend to other data. All arms have the learning rates of `auto`, which are tuned for none of
 them; an order of arms may be due to them.
 
-Measures, on {10 * study.images:,} test images: {measures}. The labelled images are those of the pre-training.
-Fine-tuning is `patchloom evaluate finetune` with the recipe `small`, 20 epochs of 500 images or 4 of 5,000.
+The measures use {10 * study.images:,} test images. The labelled images are those of the pre-training. Fine-tuning is `patchloom evaluate finetune` with the recipe `small`, 20 epochs of 500 images or 4 of 5,000.
+
+| measure | meaning |
+| --- | --- |
+{measures}
 
 **The rule.** Differences are paired over seeds and over test images. A comparison **holds** if the 95 % interval of the
 difference lies above zero, is **contradicted** if it lies below, and is **undecided** otherwise. The last column,

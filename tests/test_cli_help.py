@@ -59,7 +59,7 @@ TYPED = {
     "pretrain photos --no-flip": "did you mean --flip false?",
     "pretrain photos --resume": "the same command, with the same --out, resumes",
     "pretrain --data photos": "give DATA without a name, patchloom pretrain DATA",
-    "pretrain --epochs 3": "patchloom pretrain needs DATA (a folder of images",
+    "pretrain --epochs 3": "patchloom pretrain needs DATA (folder of images",
     "pretrain photos --ks 3": "--ks is an option of patchloom evaluate knn",
     "pretrain photos --qqqq 3": "patchloom pretrain --help all lists them",
     "evaluate": "patchloom evaluate needs PROTOCOL (name of a protocol, such as knn), RUN (",
