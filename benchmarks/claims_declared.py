@@ -244,8 +244,8 @@ CLAIMS: dict[str, Claim] = {
         "The measure is a linear probe of the image's representation. One mask is better than five for the same "
         "training time. γ 0.8 is better than 0.5 with the same number of masks (in the paper: one mask each). Colours "
         "help, and crops (with mirroring) help more. Class attention is better than the mean. Until 24 November 2026 "
-        "two of these were declared in the wrong direction, five masks before one, and colours before crops: a reading of the "
-        "paper's tables showed it when the results were known. The loss is InfoNCE, which `auto` takes in short "
+        "two of these were declared in the wrong direction, five masks before one, and colours before crops: a reading "
+        "of the paper's tables showed it when the results were known. The loss is InfoNCE, which `auto` takes in short "
         "trainings; the paper's is BYOL.",
         _over(
             "instance",

@@ -130,7 +130,8 @@ images, the random draws, the choice of 500 labels, and the fine-tuning. There i
 so the verdicts do not extend to other data. All arms have the learning rates of `auto`, which are tuned for none of
 them; an order of arms may be due to them.
 
-The measures use {10 * study.images:,} test images. The labelled images are those of the pre-training. Fine-tuning is `patchloom evaluate finetune` with the recipe `small`, 20 epochs of 500 images or 4 of 5,000.
+The measures use {10 * study.images:,} test images. The labelled images are those of the pre-training. Fine-tuning is
+`patchloom evaluate finetune` with the recipe `small`, 20 epochs of 500 images or 4 of 5,000.
 
 | measure | meaning |
 | --- | --- |
