@@ -127,7 +127,7 @@ CONFIGURED = {
     "seed: 2026-11-20": "seed in the configuration run.yaml must be a plain value",
     "seed: 2026-13-20": "is not YAML: month must be in 1..12",
     "{" * 3000: "is not YAML",
-    "1: 2": "write a setting and its value in each line, such as 'epochs: 100'",
+    "1: 2": "one setting and its value per line, such as 'epochs: 100'",
 }
 
 
