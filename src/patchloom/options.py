@@ -50,8 +50,8 @@ VERBS: dict[str, str] = {
 }
 # timm's keyword arguments that change an encoder's shape, as --model.NAME; Python takes any that timm knows.
 MODEL_OPTIONS: dict[str, tuple[Any, str]] = {
-    "embed_dim": (int, "width"),
-    "depth": (int, "transformer blocks"),
+    "embed_dim": (int, "width of the encoder"),
+    "depth": (int, "number of transformer blocks"),
     "num_heads": (int | list[int], "attention heads; of a Swin, those of each stage, such as '[1, 2, 4]'"),
     "depths": (list[int], "blocks in each stage of a Swin"),
     "window_size": (int, "side of a Swin's window in patches"),
