@@ -1,14 +1,14 @@
-"""Tests the papers' claims in miniature, three seeds of pre-training each, and writes claims.md.
+"""Test of the papers' claims in miniature, three seeds of pre-training per arm; writes claims.md.
 
     python benchmarks/get_data.py cifar10 /tmp/data
-    python benchmarks/claims.py --plan                        # arms, their lengths, what is there already
-    python benchmarks/claims.py --data /tmp/data/cifar10              # all claims; hours, two runs at a time
+    python benchmarks/claims.py --plan                        # list the arms, their lengths, and finished ones
+    python benchmarks/claims.py --data /tmp/data/cifar10      # all claims; hours, two runs at a time
     python benchmarks/claims.py droppos mp3 --jobs 1          # some of them
-    python benchmarks/claims.py --table                       # trains nothing: claims.md from what is there
+    python benchmarks/claims.py --table                       # no training: claims.md from the results in --out
 
-`claims_arms.py` says what is trained, `claims_declared.py` what is claimed and compared, `claims_judge.py` how it is
-decided. What is in ``--out`` is read and not made again, so a study that was stopped or killed goes on with the same
-command, and a run of it where it was. Of a claim of which ``--out`` has less than claims.md, that keeps what it says.
+`claims_arms.py` defines what is trained, `claims_declared.py` what is claimed and compared, `claims_judge.py` how it is
+decided. Results in ``--out`` are read, not repeated, so the same command resumes a study that was stopped or killed,
+and its unfinished runs. If ``--out`` has fewer results of a claim than claims.md, the page keeps its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Job = tuple[str, int]
 
 
 def jobs_of(claims: list[str]) -> list[Job]:
-    """Arms and seeds of some claims in the order in which they are made, each after those that it needs."""
+    """Return arms and seeds of some claims in running order, each after those that it needs."""
     found: dict[Job, None] = {}
 
     def add(job: Job) -> None:
@@ -43,13 +43,13 @@ def jobs_of(claims: list[str]) -> list[Job]:
 
     for claim in claims:
         for seed in range(SEEDS):
-            for arm in (*CLAIMS[claim].arms, UNTRAINED):  # beside which each is shown
+            for arm in (*CLAIMS[claim].arms, UNTRAINED):  # the control of each
                 add((arm, seed))
     return list(found)
 
 
 def one(study: Study, job: Job) -> subprocess.Popen[bytes]:
-    """A process of its own for one arm and seed, which writes what it says to a file."""
+    """Start a process for one arm and seed, with its output in a log file."""
     arm, seed = job
     (logs := study.out / "logs").mkdir(parents=True, exist_ok=True)
     words = [sys.executable, __file__, "--one", arm, str(seed), "--out", str(study.out)]
@@ -59,13 +59,13 @@ def one(study: Study, job: Job) -> subprocess.Popen[bytes]:
 
 
 def make_all(study: Study, jobs: list[Job], at_once: int) -> list[Job]:
-    """Make what is missing, some at a time.
+    """Run all missing arms and seeds, ``at_once`` at a time.
 
     Returns:
-        Those that could not be made.
+        Those that failed, or that need a failed one.
     """
     missing = [job for job in jobs if not study.is_done(*job)]
-    print(f"{len(jobs)} arms and seeds, {len(jobs) - len(missing)} are there", flush=True)
+    print(f"{len(jobs)} arms and seeds, {len(jobs) - len(missing)} are finished", flush=True)
     running: dict[Job, tuple[subprocess.Popen[bytes], float]] = {}
     failed: list[Job] = []
     try:
@@ -74,7 +74,7 @@ def make_all(study: Study, jobs: list[Job], at_once: int) -> list[Job]:
                 if len(running) < at_once and all(study.is_done(*before) for before in needed(*job)):
                     missing.remove(job)
                     running[job] = one(study, job), time.perf_counter()
-            if not running:  # what they need has failed
+            if not running:  # the rest need a failed one
                 return failed + missing
             time.sleep(0.2)
             for job, (process, begun) in list(running.items()):
@@ -86,7 +86,7 @@ def make_all(study: Study, jobs: list[Job], at_once: int) -> list[Job]:
                     failed.append(job)
                 log = study.out / "logs" / f"{plain(job[0])}-{job[1]}.txt"
                 how = f"failed, see {log}" if process.returncode else took
-                print(f"{job[0]}, seed {job[1]}: {how}; {len(missing)} to begin", flush=True)
+                print(f"{job[0]}, seed {job[1]}: {how}; {len(missing)} not yet started", flush=True)
     finally:
         for process, _ in running.values():
             process.terminate()
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("/tmp/data/cifar10"), help="CIFAR-10, by class")
     parser.add_argument("--out", type=Path, default=Path("/tmp/claims"))
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, with one thread each")
-    parser.add_argument("--plan", action="store_true", help="only tell what would be made")
+    parser.add_argument("--plan", action="store_true", help="only list what would be run")
     parser.add_argument("--table", action="store_true", help="only write claims.md")
     parser.add_argument("--page", type=Path, default=Path(__file__).with_name("claims.md"))
     parser.add_argument("--one", nargs=2, metavar=("ARM", "SEED"), help=argparse.SUPPRESS)
@@ -115,7 +115,7 @@ def main() -> None:
             print(f"{'there  ' if study.is_done(arm, seed) else 'missing'} {arm}, seed {seed}: {ARMS[arm]}")
         return None
     if not args.table:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the runs end with it
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that SIGTERM ends the runs, too
         try:
             copy_images(study, args.data)
         except PatchloomError as problem:
@@ -123,7 +123,9 @@ def main() -> None:
         failed = make_all(study, jobs, args.jobs)
     write_page(study, args.page)
     if not args.table and failed:
-        sys.exit(f"{len(failed)} could not be made: {', '.join(f'{arm}, seed {seed}' for arm, seed in failed)}")
+        sys.exit(
+            f"{len(failed)} failed or need a failed one: {', '.join(f'{arm}, seed {seed}' for arm, seed in failed)}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The arms of `claims.py`: what is pre-trained, and how it is measured. All have the sizes and the training of `SAME`.
+"""Arms of `claims.py`: pre-training and measures. All share the sizes and the training of `SAME`.
 
-An arm that is changed after it was made is refused, since what is kept of it was made otherwise.
+An arm whose declaration changed after its results were stored is rejected.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 SEEDS = 3
 EPOCHS = 8  # of 4,900 images, in 1,224 updates
-IMAGES = 500  # of each class, to train on without labels, to learn classes from, and to test on
+IMAGES = 500  # per class: for pre-training without labels, for training with labels, and for the test
 
-# the encoder and the training that all arms have in common: MP3's 64 positions of CIFAR images, a small ViT
+# encoder and training of all arms: MP3's 64 positions of CIFAR images, a small ViT
 SAME: dict[str, Any] = {
     "model": {"name": "nano", "embed_dim": 96, "depth": 4, "num_heads": 3},
     "img_size": 32,
@@ -29,25 +29,25 @@ SAME: dict[str, Any] = {
     "workers": 0,
 }
 
-# name -> what it is, in shares of the test images
+# descriptions of the measures, which are shares of the test images
 MEASURES = {
     "few": "fine-tuned with 500 labels",
     "all": "fine-tuned with 5,000 labels",
     "linear": "linear probe of the mean of the patch tokens, 5,000 labels",
-    "instance": "the same of what stands for the image in ExtreMA, the output of class attention or the mean",
+    "instance": "linear probe of the image's representation in ExtreMA (class attention or mean), 5,000 labels",
     "knn": "kNN (k = 20) of the mean of the patch tokens, 5,000 labels",
-    "positions": "share of withheld positions that the run's own task finds, mean over 16 pairs of γ and γ_pos "
+    "positions": "accuracy of the run's own task on withheld positions, mean over 16 pairs of γ and γ_pos "
     "(chance 2.35 %)",
 }
 FROZEN = ("linear", "knn")
 USUAL = ("few", *FROZEN)
 EVERY = ("few", "all", *FROZEN)
 
-# the whole encoder and a head, by the recipe small; nothing is held out, so that the last epoch is tested
+# the whole encoder and a head, by the recipe small; nothing is held out, so the last epoch is tested
 FINETUNING = {"batch_size": 32, "validation": 0.0, "precision": "float32", "device": "cpu", "workers": 0}
 LENGTHS: dict[str, dict[str, Any]] = {"few": {"epochs": 20, "max_train": 500}, "all": {"epochs": 4}}
-# about as many updates more as pre-training has: 1,455 in all with few labels, where 1,524 would be the sum, and 1,872
-# with all, where it is 1,848; from scratch without lower rates for lower layers, which are for what was trained before
+# "as long": additional updates for those of pre-training, 1,455 in all with few labels (the sum is 1,524), and 1,872
+# with all (the sum is 1,848); from scratch without lower rates for lower layers, which suit only pre-trained layers
 LONGER: dict[str, dict[str, Any]] = {"few": {"epochs": 97}, "all": {"epochs": 12}}
 EVEN: dict[str, dict[str, Any]] = {measure: {"layer_decay": 1.0} for measure in LENGTHS}
 AS_LONG = {measure: {**length, **EVEN[measure]} for measure, length in LONGER.items()}
@@ -55,19 +55,19 @@ AS_LONG = {measure: {**length, **EVEN[measure]} for measure, length in LONGER.it
 
 @dataclass(frozen=True)
 class Arm:
-    """What is trained and measured, with each seed.
+    """Arm of the study, run with each seed.
 
     Attributes:
-        task: the pretext task and its options; empty where nothing is pre-trained.
-        measures: of `MEASURES`.
-        of: the arm whose encoder it takes, where it pre-trains none of its own.
-        fresh: it takes that encoder's shape alone, with new weights.
-        positions: how the encoder is told positions in fine-tuning, as `patchloom evaluate finetune` takes it.
-        finetuning: of each measure, what is other than in `LENGTHS`.
-        members: of an ensemble: arms, and by how much the seed of each is counted up.
-        times: how many times `EPOCHS` it is pre-trained.
-        time_of: an arm that sets the time: this one trains as long, by paces measured in turns.
-        teacher: the arm that gives ``features_of``, of the same seed.
+        task: pretext task and its options; empty without pre-training.
+        measures: names in `MEASURES`.
+        of: arm whose encoder it uses instead of pre-training one.
+        fresh: whether it uses only the shape of that encoder, with new weights.
+        positions: kind of positions in fine-tuning, an option of `patchloom evaluate finetune`.
+        finetuning: changes of `LENGTHS` for some measures.
+        members: members of an ensemble: arms, and the offsets of their seeds.
+        times: length of pre-training in multiples of `EPOCHS`.
+        time_of: arm with the same training time, by speeds measured in turns.
+        teacher: arm whose run with the same seed is ``features_of``.
     """
 
     task: Mapping[str, Any] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Arm:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Arms that it needs."""
+        """The arms that it needs."""
         return tuple(name for name in (self.of, self.time_of, self.teacher, *(one for one, _ in self.members)) if name)
 
 
@@ -105,7 +105,7 @@ def _extrema(**options: Any) -> Arm:
 
 
 def _droppos(**options: Any) -> Arm:
-    """Three times as long as the others, which at their length hardly find positions."""
+    """Return a DropPos arm, trained three times as long as the others because positions are learnt slowly."""
     return _task("droppos", ("all", *FROZEN, "positions"), times=3, **options)
 
 
@@ -138,7 +138,7 @@ ARMS: dict[str, Arm] = {
     "mp3 and mae": Arm(measures=("all",), members=(("mp3", 0), ("mae", 0))),
     "mae and mae": Arm(measures=("all",), members=(("mae", 0), ("mae", 1))),
     "mp3 and mp3": Arm(measures=("all",), members=(("mp3", 0), ("mp3", 1))),
-    # features: of a frozen teacher, and pixels asked in the same way
+    # features of a frozen teacher, and pixels predicted in the same way
     "features of mae": Arm({"name": "distill"}, time_of="mae", teacher="mae"),
     "features of mae, longer": Arm({"name": "distill"}, time_of="mae", teacher=MAE_LONG),
     "pixels instead": Arm(
@@ -171,7 +171,7 @@ ARMS: dict[str, Arm] = {
 
 
 def declaration(arm: str, epochs: float, images: int) -> dict[str, Any]:
-    """All but the code on which what is kept of an arm depends: it, and what it needs, without their measures."""
+    """Return everything but the code that determines the results of an arm: its settings and those of arms it needs."""
     needs = {name: declaration(name, epochs, images) for name in ARMS[arm].others}
     own = {name: value for name, value in asdict(ARMS[arm]).items() if name != "measures"}
     common = {"same": SAME, "finetuning": FINETUNING, "lengths": LENGTHS, "epochs": epochs, "images": images}

@@ -1,4 +1,4 @@
-"""Which figure without labels predicts quality, over the encoders of `claims.py` that were trained equally long."""
+"""Correlation of measures without labels with accuracy, over the encoders of `claims.py` with equal training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from patchloom.evaluate.label_free import RANKME
 
 MEASURES = ("knn", "linear", "few")
 LEAST_TASKS = 4
-TITLE = "RankMe, which needs no labels, goes with kNN"
+TITLE = "RankMe, which needs no labels, correlates with kNN"
 SECTION = "Which figure without labels predicts quality"
 SAID = (
     "The [study of `compare`](README.md#without-labels-which-measure-predicts-the-ranking-by-labels): ρ +0.5 to +0.6."
@@ -25,7 +25,7 @@ SAID = (
 
 
 class Rank(NamedTuple):
-    """Spearman's ρ of a figure with an accuracy: over encoders with its 95 % interval, and of the tasks' means."""
+    """Spearman's ρ of a measure with an accuracy: over encoders with its 95 % interval, and over the tasks' means."""
 
     rho: float
     low: float
@@ -33,15 +33,15 @@ class Rank(NamedTuple):
     of_tasks: float
 
     def text(self) -> str:
-        """As "+0.53 [+0.05, +0.80], +0.41"."""
+        """Format it as "+0.53 [+0.05, +0.80], +0.41"."""
         return f"{self.rho:+.2f} [{self.low:+.2f}, {self.high:+.2f}], {self.of_tasks:+.2f}"
 
 
 def rank(study: Study, figure: str, found: Scores) -> Rank | None:
-    """Of one figure with the accuracies of one measure; None where there are too few tasks."""
+    """Return ρ of one measure without labels with one accuracy; None if there are too few tasks."""
     equal = [arm for arm in found if ARMS[arm].task and ARMS[arm].times == 1 and not ARMS[arm].time_of]
     places = [(arm, seed) for arm in equal for seed in range(SEEDS)]
-    files = {place: study.kept(*place, "label-free.json") for place in places}
+    files = {place: study.result_path(*place, "label-free.json") for place in places}
     places = [place for place in places if files[place].exists()]
     tasks = [ARMS[arm].task["name"] for arm, _ in places]
     if len(set(tasks)) < LEAST_TASKS:
@@ -54,7 +54,7 @@ def rank(study: Study, figure: str, found: Scores) -> Rank | None:
 
 
 def free_summary(study: Study, scores: Mapping[str, Scores]) -> str:
-    """Two cells of the row of the claim that was declared beforehand: what was measured, and the verdict."""
+    """Return two cells of the row of the claim that was declared beforehand: the result and the verdict."""
     its = rank(study, RANKME, scores["knn"])
     if its is None:
         return ""
@@ -63,7 +63,7 @@ def free_summary(study: Study, scores: Mapping[str, Scores]) -> str:
 
 
 def free_table(study: Study, scores: Mapping[str, Scores]) -> str:
-    """Every figure with every accuracy; empty where there are too few tasks."""
+    """Return the table of every measure with every accuracy; empty if there are too few tasks."""
     lines = [f"| Spearman's ρ | {' | '.join(MEASURES)} |", f"| --- |{' --- |' * len(MEASURES)}"]
     for figure in FIGURES:
         found = [rank(study, figure, scores[measure]) for measure in MEASURES]
@@ -74,9 +74,9 @@ def free_table(study: Study, scores: Mapping[str, Scores]) -> str:
 
 
 HOW = f"""Measured on 500 test images of every encoder of this page that was trained for {EPOCHS} epochs
-(`patchloom evaluate label-free`); of those trained longer or shorter many figures are higher or lower at once. (At
-first these were among them; a review took them out.) Each cell has ρ over the encoders, its interval from draws of
-tasks with all their arms and seeds, since the arms of one task are alike, and ρ of the means of the tasks. These are
-seven, so that the intervals are too narrow if anything, and the means alone would have to reach 0.79. That {RANKME}
-goes with kNN was to be tested; all else is a search among {len(FIGURES) * len(MEASURES) - 1} intervals, of which chance
-alone puts one or more beside zero."""
+(`patchloom evaluate label-free`). Encoders trained longer or shorter are left out, because many measures change
+together with the length. (At first these were included; a review removed them.) Each cell has ρ over the encoders, its
+interval from draws of tasks with all their arms and seeds, because the arms of one task are similar, and ρ over the
+means of the tasks. There are seven tasks, so the intervals are rather too narrow, and ρ of the means would have to be
+0.79. Only the correlation of {RANKME} with kNN was declared beforehand. Everything else is a search among
+{len(FIGURES) * len(MEASURES) - 1} intervals, one or more of which exclude zero by chance alone."""

@@ -1,15 +1,15 @@
-"""How a comparison of `claims.py` is decided: paired over seeds and test images, with an interval by bootstrap.
+"""Decision rule of `claims.py`: differences paired over seeds and test images, with a bootstrap interval.
 
 The rule: a comparison **holds** if the 95 % interval of the difference lies above
 zero, is **contradicted** if it lies below, and is **undecided** otherwise.
 
-Three seeds alone cannot give such an interval: drawn with replacement they never leave their own range, which holds the
-truth in three of four cases. So what seeds do to an accuracy is told by all arms that were measured alike: the
-residuals of a table of arms by seeds, once the mean of each arm and of each seed is taken away, as in an analysis of
+Three seeds alone cannot give such an interval: draws with replacement stay within their range, which contains the true
+value in three of four cases. Therefore the spread over seeds is pooled over all arms that were measured alike: the
+residuals of a table of arms by seeds, after subtracting the mean of each arm and of each seed, as in an analysis of
 variance with blocks. They are drawn with replacement for both arms, and widened as Student's distribution is for their
-degrees of freedom; where the two arms that are compared differ by more from seed to seed than such draws would, by
-their own. Test images are drawn with replacement besides, the same ones for both arms and all
-seeds, without what the flips of single answers from run to run add to them, since the residuals hold that.
+degrees of freedom; if the difference of the two arms varies more over seeds than such draws, its own spread is used.
+Test images are drawn with replacement, too, the same ones for both arms and all seeds. The flips of single answers from
+run to run are subtracted from their spread, because the residuals contain them.
 
 Letters: a arms, s seeds, n test images.
 """
@@ -23,28 +23,28 @@ import numpy as np
 from scipy import stats
 
 DRAWS = 4000
-_AT_ONCE = 500  # draws of images, which bounds the memory
+_AT_ONCE = 500  # draws of images at a time, which limits the memory
 _Z = stats.norm.ppf(0.975)
 
 HOLDS, CONTRADICTED, UNDECIDED = "holds", "contradicted", "undecided"
 
 
-# [s n] which test images are right, by arm
+# by arm: [s n] whether each test image is classified correctly
 Scores = Mapping[str, np.ndarray]
 
 
 def verdict_by(low: float, high: float) -> str:
-    """The rule: the word for an interval of a difference."""
+    """Return the verdict for the interval of a difference."""
     return HOLDS if low > 0 else CONTRADICTED if high < 0 else UNDECIDED
 
 
 class Noise(NamedTuple):
-    """What seeds do to an accuracy.
+    """Spread of an accuracy over seeds.
 
     Attributes:
-        residuals: with the variance that one run of an arm has.
+        residuals: residuals with the variance of a single run.
         freedom: degrees of freedom of that variance.
-        arms: by which it is told.
+        arms: number of arms from which it is estimated.
     """
 
     residuals: np.ndarray
@@ -53,18 +53,18 @@ class Noise(NamedTuple):
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of one run."""
+        """Standard deviation of a single run."""
         return float(np.sqrt(np.mean(self.residuals**2)))
 
 
 class Decided(NamedTuple):
-    """A comparison: how much better the one is than the other, in shares of the test images.
+    """Result of a comparison, in shares of the test images.
 
     Attributes:
         points: mean difference over seeds and images.
         low, high: its 95 % interval.
-        each: the difference with each seed.
-        unrest: how far seeds move it, over how far they move that of other arms.
+        each: difference with each seed.
+        unrest: its spread over seeds, relative to that of other arms.
     """
 
     points: float
@@ -75,20 +75,20 @@ class Decided(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """One of the three words of the rule."""
+        """The verdict by the rule."""
         return verdict_by(self.low, self.high)
 
     @property
     def could_see(self) -> float:
-        """The true difference that four of five such studies would tell from zero."""
+        """The true difference that four of five such studies would distinguish from zero."""
         return (self.high - self.low) / 2 * (1 + stats.norm.ppf(0.8) / _Z)
 
 
 def noise_of(scores: Scores) -> Noise:
-    """What seeds do, by all arms that were measured alike.
+    """Estimate the spread over seeds from all arms that were measured alike.
 
     Args:
-        scores: [s n] which test images each arm has right, with the same seeds.
+        scores: by arm, [s n] whether each test image is correct, with the same seeds.
 
     Raises:
         ValueError: fewer than two arms or two seeds.
@@ -97,18 +97,18 @@ def noise_of(scores: Scores) -> Noise:
     arms, seeds = table.shape
     freedom = (arms - 1) * (seeds - 1)
     if not freedom:
-        raise ValueError("how far seeds move an accuracy is told by two arms and two seeds or more")
+        raise ValueError("the spread over seeds needs two arms and two seeds or more")
     residuals = table - table.mean(1, keepdims=True) - table.mean(0, keepdims=True) + table.mean()
     return Noise(residuals.ravel() * np.sqrt(residuals.size / freedom), freedom, arms)
 
 
 def decide(better: np.ndarray, worse: np.ndarray, noise: Noise, draws: int = DRAWS) -> Decided:
-    """How much better one arm is than the other.
+    """Decide a comparison of two arms.
 
     Args:
-        better, worse: [s n] which test images they have right, with the same seeds and images.
-        noise: of that measure.
-        draws: of seeds and images.
+        better, worse: [s n] whether each test image is correct, with the same seeds and images.
+        noise: spread of that measure over seeds.
+        draws: number of bootstrap draws of seeds and images.
     """
     gains = better.astype(float) - worse
     each = gains.mean(1)
@@ -127,10 +127,10 @@ def decide(better: np.ndarray, worse: np.ndarray, noise: Noise, draws: int = DRA
 
 
 def _common(gains: np.ndarray) -> float:
-    """What is left of the spread over images without the flips from run to run, which the noise over seeds holds, too.
+    """Return the gains per image without the flips from run to run, which the spread over seeds already contains.
 
     Args:
-        gains: [s n] by how much the one arm is better.
+        gains: [s n] difference of the two arms.
     """
     seeds, n = gains.shape
     of_image = gains.mean(0)
@@ -143,13 +143,13 @@ def _common(gains: np.ndarray) -> float:
 
 
 def wrongly_decided(spread: float, trials: int = 400, arms: int = 24, images: int = 5000) -> float:
-    """The share of comparisons of two arms alike that are decided, by simulation with three seeds.
+    """Simulate the share of comparisons of two equal arms that are decided, with three seeds.
 
     Args:
-        spread: how far seeds move the accuracy of the two, over how far they move that of the others, 0.8 points.
-        trials: comparisons.
-        arms: of a study, the two among them.
-        images: of the test, some of them harder than others.
+        spread: spread of the two arms over seeds, relative to that of the others, which is 0.8 points.
+        trials: number of comparisons.
+        arms: number of arms in a study, including the two.
+        images: number of test images, which differ in difficulty.
     """
     rng = np.random.default_rng(0)
     wrong = 0

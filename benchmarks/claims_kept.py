@@ -1,4 +1,4 @@
-"""The text of claims.md, and what it says already, so that claims that are measured elsewhere stay on it."""
+"""Text of claims.md, and the results that it already has, so that results from other machines are kept."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 
 class Part(NamedTuple):
-    """What was measured of a claim, which a page keeps between two comments.
+    """Results of a claim, which the page keeps between two comments.
 
     Attributes:
-        cells: of the row of its verdict: what was measured, and the verdict.
-        tables: a row a comparison, what else was measured of its arms, the arms, and when and where.
+        cells: cells of the row in the summary: results and verdict.
+        tables: comparisons, other measures of the arms, the arms, dates and machines.
     """
 
     cells: str
@@ -21,23 +21,23 @@ class Part(NamedTuple):
 
     @property
     def count(self) -> int:
-        """Comparisons that are decided."""
+        """Number of decided comparisons."""
         return len(re.findall(r"\| \*\*\w+\*\*", self.tables))
 
     def text(self, name: str) -> str:
-        """As it stands on the page."""
+        """Return the text on the page."""
         return f"<!-- measured {name}: {self.cells} -->\n\n{joined(self.tables)}\n\n<!-- end -->"
 
 
 def kept_on(page: Path) -> dict[str, Part]:
-    """What a page says is measured, by the names of the claims."""
+    """Return the results on a page, by the names of the claims."""
     text = page.read_text() if page.exists() else ""
     parts = re.findall(r"<!-- measured (\S+): (.*?) -->\n\n(.*?)\n\n<!-- end -->", text, re.DOTALL)
     return {name: Part(cells, tables) for name, cells, tables in parts}
 
 
 def joined(*texts: str) -> str:
-    """Texts with lines of at most 120 characters, but in tables, titles, comments and code; empty ones are left out."""
+    """Join texts that are not empty, and wrap prose, but not tables, titles, comments and code, at 120 characters."""
     parts = [part for text in texts if text for part in text.strip().split("\n\n")]
     plain = [part if part.startswith(("|", "#", "<!--", "```")) else " ".join(part.split()) for part in parts]
     alone = [part if "\n" in part or part.startswith("<!--") else textwrap.fill(part, 120) for part in plain]

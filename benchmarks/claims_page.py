@@ -1,4 +1,4 @@
-"""Writes claims.md from what a study of `claims.py` has made."""
+"""Writer of claims.md, from the results of a study of `claims.py`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from patchloom.runs.verdict import Verdict, read_health
 from patchloom.system.files import write_whole
 
 NOT_RUN = "not run yet"
-UNREST = 1.5  # so many times the spread of other arms is told
-# what has to be known of a comparison, each with its mark before it
-RESTLESS = f"¹ Seeds move this difference more than {UNREST:g} times as far as others: see the end."
-UNLEARNT = "² A run of one of the two did not learn its task, or too little to tell."
+UNREST = 1.5  # a spread this many times that of other arms is marked
+# remarks on a comparison, each with its mark
+RESTLESS = f"¹ Its spread over seeds is more than {UNREST:g} times that of other differences: see the end."
+UNLEARNT = "² A run of one of the two did not learn its task, or too little to judge."
 ADDED = "³ Added when results had been seen."
-FREE = "label-free"  # the name of the claim on figures without labels
+FREE = "label-free"  # name of the claim on measures without labels
 
 
 def write_page(study: Study, page: Path) -> None:
-    """All claims as a page, those too that are not finished, and a line of each on the screen.
+    """Write all claims as a page, finished or not, and print a line for each.
 
-    Of a claim of which the study has less than the page, what the page says is measured stays: so one claim can be run
-    by itself, elsewhere, or again.
+    If the study has fewer results of a claim than the page, the page keeps its results. So one claim can be run alone,
+    on another machine, or again.
     """
     kept = kept_on(page)
     scores = {measure: scores_of(study, measure) for measure in MEASURES}
@@ -60,23 +60,23 @@ def write_page(study: Study, page: Path) -> None:
 
 
 def scores_of(study: Study, measure: str) -> Scores:
-    """Of every arm that has this measure with every seed."""
+    """Return the results of every arm that has this measure with every seed."""
     found = {arm: study.read(arm, measure) for arm in ARMS}
     return {arm: right for arm, right in found.items() if right is not None}
 
 
 def trained(scores: Scores) -> Scores:
-    """Those whose seeds are independent of those of all others: neither an ensemble nor another use of an encoder."""
+    """Return the arms with independent seeds: neither an ensemble nor another use of a measured encoder."""
 
-    def alone(arm: str) -> bool:
+    def independent(arm: str) -> bool:
         of = ARMS[arm]
         return bool(of.task) or arm == SCRATCH or (bool(of.of) and of.of not in scores)
 
-    return {arm: right for arm, right in scores.items() if alone(arm)}
+    return {arm: right for arm, right in scores.items() if independent(arm)}
 
 
 def decided(claim: Claim, scores: Mapping[str, Scores], noises: Mapping[str, Noise]) -> list[Decided | None]:
-    """Of each comparison; None where it is not run yet."""
+    """Decide each comparison; None if it is not run yet."""
     found: list[Decided | None] = []
     for one in claim.comparisons:
         there = scores[one.measure]
@@ -86,7 +86,7 @@ def decided(claim: Claim, scores: Mapping[str, Scores], noises: Mapping[str, Noi
 
 
 def verdict_of(claim: Claim, found: list[Decided | None]) -> str:
-    """Of a claim: how many of its comparisons have which verdict, those apart that were added later."""
+    """Count the verdicts of a claim's comparisons, separately for those that were added later."""
     pairs = list(zip(claim.comparisons, found, strict=True))
     declared, later = ([its for one, its in pairs if one.added is added] for added in (False, True))
     said = [counted(declared)] * bool(declared) + [f"of {len(later)} added later, {counted(later)}"] * bool(later)
@@ -94,7 +94,7 @@ def verdict_of(claim: Claim, found: list[Decided | None]) -> str:
 
 
 def counted(found: list[Decided | None]) -> str:
-    """How many comparisons have which verdict."""
+    """Count the comparisons by verdict."""
     counts = Counter(NOT_RUN if one is None else one.verdict for one in found)
     if len(counts) == 1:
         return f"**{next(iter(counts))}**" + f" in all {len(found)}" * (len(found) > 1)
@@ -103,42 +103,47 @@ def counted(found: list[Decided | None]) -> str:
 
 
 def beginning(study: Study) -> str:
-    """What was run, on what, and by which rule."""
+    """Return the first part of the page: commands, sizes, measures and the rule."""
     model = SAME["model"]
-    measures = "; ".join(f"`{name}`: {what}" for name, what in MEASURES.items())
+    measures = "\n".join(f"| `{name}` | {what} |" for name, what in MEASURES.items())
     return f"""# The papers' claims in miniature
 
 ```bash
 python benchmarks/get_data.py cifar10 /tmp/data
-python benchmarks/claims.py                  # all of it; goes on where it was stopped
-python benchmarks/claims.py droppos mp3      # some of it
-python benchmarks/claims.py --table          # this page again, from what is there
+python benchmarks/claims.py                  # all claims; resumes where it was stopped
+python benchmarks/claims.py droppos mp3      # some claims
+python benchmarks/claims.py --table          # only this page, from the results in --out
 ```
 
-This page is written by `claims.py`. What is trained stands in `claims_arms.py`, what is claimed in
-`claims_declared.py`, and how it is decided in `claims_judge.py`. All of it was committed while the first seed of the
-first claim was running (23 November, 10:22), and reviewed until its second was half made (11:06); comparisons that were
-added later, when results had been seen, are marked. Each claim says when and where it was measured: of one of which a
-study has less than this page, the page keeps what it says. A run has {SAME["threads"]} thread.
+`claims.py` writes this page. `claims_arms.py` defines what is trained, `claims_declared.py` what is claimed, and
+`claims_judge.py` how it is decided. All of it was committed while the first seed of the first claim was running (23
+November, 10:22), and reviewed until half of its second was run (11:06). Comparisons that were added after results were
+seen are marked. Each claim names the date and machine of its measurement. If a new run covers only part of a claim, the
+earlier results stay. A run has {SAME["threads"]} thread.
 
-**Everything here is small.** ViTs of width {model["embed_dim"]} and depth {model["depth"]}, images of
-{SAME["img_size"]} pixels in patches of {SAME["patch_size"]} (64 positions, as in MP3's runs on CIFAR-100);
-{study.epochs:g} epochs of {9.8 * study.images:,.0f} of CIFAR-10's training images without labels, in batches of
-{SAME["batch_size"]}, where the papers train for hundreds of epochs of a million images. So a verdict says what holds
-*at the beginning of a training*, and an effect that needs a longer one cannot be seen. {SEEDS} seeds of everything:
-weights, held-out images, draws, which 500 labels, and the fine-tuning; but one set of training and test images, so that
-nothing here speaks of other data. All arms have the learning rates that `auto` takes, tuned for none of them, so that
-an order of arms may be one of rates.
+**Everything here is small.** The ViTs have width {model["embed_dim"]} and depth {model["depth"]}; the images have
+{SAME["img_size"]} pixels in patches of {SAME["patch_size"]} (64 positions, as in MP3's runs on CIFAR-100). Pre-training
+takes {study.epochs:g} epochs of {9.8 * study.images:,.0f} of CIFAR-10's training images without labels, in batches of
+{SAME["batch_size"]}; the papers train for hundreds of epochs of a million images. A verdict therefore describes *the
+beginning of training*; effects that need longer training cannot be seen. {SEEDS} seeds vary the weights, the held-out
+images, the random draws, the choice of 500 labels, and the fine-tuning. There is one set of training and test images,
+so the verdicts do not extend to other data. All arms have the learning rates of `auto`, which are tuned for none of
+them; an order of arms may be due to them.
 
-Measured on {10 * study.images:,} test images: {measures}. The labelled images are those of the pre-training.
-Fine-tuning is `patchloom evaluate finetune` with the recipe `small`, 20 epochs of 500 images or 4 of 5,000.
+The measures use {10 * study.images:,} test images. The labelled images are those of the pre-training. Fine-tuning is
+`patchloom evaluate finetune` with the recipe `small`, 20 epochs of 500 images or 4 of 5,000.
 
-**The rule.** Differences are paired over seeds and over test images. A comparison **holds** where the 95 % interval of
-the difference lies above zero, is **contradicted** where it lies below, and is **undecided** otherwise. The last column
-says which true difference four of five such studies would tell from zero; the paper's, where it is at hand, stands
-before it, and where it is far smaller, undecided says nothing against the paper. Intervals are bootstraps over test
-images, and over seeds with the spread that all arms that were measured together have in common; three seeds alone
-would give none. An end that rounds to zero has two places: there draws and further arms move the verdict."""
+| measure | meaning |
+| --- | --- |
+{measures}
+
+**The rule.** Differences are paired over seeds and over test images. A comparison **holds** if the 95 % interval of the
+difference lies above zero, is **contradicted** if it lies below, and is **undecided** otherwise. The last column,
+"detectable", is the true difference that four of five such studies would distinguish from zero. The column before it is
+the paper's difference; if that is far smaller, "undecided" is no evidence against the paper. Intervals are bootstraps
+over test images, and over seeds with the common spread of all arms that were measured together; three seeds alone would
+give none. An end that rounds to zero has two decimals: there, the random draws and further arms can change the
+verdict."""
 
 
 SUMMARY = (
@@ -152,7 +157,7 @@ SUMMARY = (
 
 
 def summary(claim: Claim, found: list[Decided | None], scores: Mapping[str, Scores]) -> str:
-    """Two cells of a claim's row: what was measured, where a comparison is decided, and the verdict."""
+    """Return two cells of a claim's row: the results, if a comparison is decided, and the verdict."""
     measure = claim.comparisons[0].measure
     cells = {arm: mean_and_range(scores[measure].get(arm)) for arm in claim.arms}
     measured = "; ".join(f"{arm} {cell}" for arm, cell in cells.items() if cell)
@@ -166,8 +171,8 @@ def measured(
     scores: Mapping[str, Scores],
     noises: Mapping[str, Noise],
 ) -> str:
-    """A row a comparison; then, where one is decided, what else was measured of its arms, the arms, when and where."""
-    lines = ["| measure | said to be better | than | difference, points | by seed | verdict | paper's | could see |"]
+    """Return the tables of a claim: comparisons and, if one is decided, all measures, the arms, dates and machines."""
+    lines = ["| measure | claimed better | than | difference, points | by seed | verdict | paper's | detectable |"]
     lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
     notes: set[str] = set()
     for one, its in zip(claim.comparisons, found, strict=True):
@@ -192,22 +197,22 @@ def measured(
     spreads = "; ".join(
         f"`{name}` {100 * its.deviation:.2f} points ({its.arms} arms)" for name, its in noises.items() if name in shown
     )
-    paths = (study.kept(arm, seed, WHERE) for arm in claim.arms for seed in range(SEEDS))
+    paths = (study.result_path(arm, seed, WHERE) for arm in claim.arms for seed in range(SEEDS))
     places = "; ".join(sorted({path.read_text() for path in paths if path.exists()}))
     said = f"Measured {places}. " * bool(places)
-    said += f"Standard deviation of one run over seeds, of all arms that were measured together: {spreads}."
+    said += f"Standard deviation over seeds of a single run, pooled over all arms measured together: {spreads}."
     return "\n".join([*lines, said])
 
 
 def in_points(published: float | None) -> str:
-    """A paper's difference with as many places as it has."""
+    """Format a paper's difference with its number of decimals."""
     if published is None:
         return ""
     return f"{published:+.2f}" if round(published, 1) != published else f"{published:+.1f}"
 
 
 def with_published(part: Part, claim: Claim) -> Part:
-    """What a page keeps of a claim, with the papers' differences as they are declared now."""
+    """Return the kept results of a claim, with the papers' differences from the current declarations."""
     published = {(one.measure, one.better, one.worse): in_points(one.published) for one in claim.comparisons}
     lines = []
     for line in part.tables.splitlines():
@@ -219,38 +224,38 @@ def with_published(part: Part, claim: Claim) -> Part:
 
 
 def encoder_of(arm: str, measure: str) -> str:
-    """The arm of which a measure is shown: of frozen features that whose encoder it takes."""
+    """Return the arm whose result is shown: for frozen features, the arm that trained the encoder."""
     of = ARMS[arm]
     return of.of if of.of and not of.fresh and measure in FROZEN else arm
 
 
 def end(share: float) -> str:
-    """An end of an interval in points; with two places where one would not say on which side of zero it is."""
+    """Format an end of an interval in points, with two decimals if one would hide its sign."""
     points = f"{100 * share:+.1f}"
     return points if points.strip("+-0.") else f"{100 * share:+.2f}"
 
 
 def remarks_on(study: Study, one: Comparison, its: Decided | None) -> list[str]:
-    """Those of the three remarks that are true of a comparison."""
+    """Return the remarks that apply to a comparison."""
     restless = its is not None and its.unrest > UNREST
     found = {RESTLESS: restless, UNLEARNT: unlearnt(study, (one.better, one.worse)), ADDED: one.added}
     return [remark for remark, holds in found.items() if holds]
 
 
 def verdicts(study: Study, arm: str) -> list[str]:
-    """Of the runs of an arm whose encoder is its own, the words of `patchloom pretrain` on them."""
+    """Return the verdicts of `patchloom pretrain` on the runs of an arm that trains an encoder."""
     found = [read_health(study.run(arm, seed)) for seed in range(SEEDS) if ARMS[arm].task]
     return [health.verdict for health in found if health is not None]
 
 
 def unlearnt(study: Study, arms: Iterable[str]) -> bool:
-    """Whether a run of one of some arms, or of those whose encoder they take, has hardly learnt its task."""
+    """Return whether a run of some arms, or of the arms whose encoder they take, has hardly learnt its task."""
     found = (word for arm in arms if not ARMS[arm].fresh for word in verdicts(study, ARMS[arm].of or arm))
     return not {Verdict.NOT_LEARNING, Verdict.EARLY}.isdisjoint(found)
 
 
 def arms_rows(study: Study, claim: Claim) -> list[str]:
-    """Of each arm that was pre-trained: options, length, time, and what the run says of its task."""
+    """Return the table of the pre-trained arms: options, updates, seconds, and the verdict on the task."""
     lines = ["| arm | task and options | updates | seconds | its task |", "| --- |" + " --- |" * 4]
     for arm in dict.fromkeys(ARMS[arm].of or arm for arm in claim.arms):
         of = ARMS[arm]
@@ -266,13 +271,13 @@ def arms_rows(study: Study, claim: Claim) -> list[str]:
 
 
 def last_row(path: Path) -> dict[str, str]:
-    """Of a run's metrics."""
+    """Return the last row of a run's metrics."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))[-1]
 
 
 def mean_and_range(right: np.ndarray | None) -> str:
-    """Over seeds, as "36.1 (35.8-36.4)"."""
+    """Format mean and range over seeds, as "36.1 (35.8-36.4)"."""
     if right is None:
         return ""
     each = 100 * right.mean(1)
@@ -280,11 +285,11 @@ def mean_and_range(right: np.ndarray | None) -> str:
 
 
 def chance(count: int) -> str:
-    """How many verdicts chance alone would give, of so many comparisons."""
+    """Return the section on the number of verdicts that chance alone would give."""
     return f"""## What chance does
 
-Where two arms are alike, and vary as the others do, 3 % of such comparisons are wrongly decided (4 % where seven arms
-were measured together, 5 % where four were); where both vary twice as far as the others, 14 % (10 % of seven;
-simulated: `python benchmarks/claims_judge.py`). {count} comparisons were made; if nothing differed, some
-{0.03 * count:.0f} to {0.05 * count:.0f} would be decided. Those that share an arm are right or wrong together.
-Where two arms share an encoder, its seeds move both, and the interval is too wide."""
+If two arms are equal, and their spread is that of the others, 3 % of such comparisons are wrongly decided (4 % if seven
+arms were measured together, 5 % if four were). If the spread of both is twice that of the others, 14 % are (10 % with
+seven; simulated by `python benchmarks/claims_judge.py`). {count} comparisons were made; if nothing differed, some
+{0.03 * count:.0f} to {0.05 * count:.0f} would be decided. Comparisons that share an arm are right or wrong together.
+If two arms share an encoder, its seeds move both, and the interval is too wide."""

@@ -1,9 +1,9 @@
-"""Makes the runs of `claims.py` and measures them: one arm, one seed. What is made already is not made again.
+"""Runs of `claims.py` and their measures, by arm and seed. Finished ones are not repeated.
 
-In the folder of the study: ``data`` (CIFAR-10's images that it uses, with their labels), ``images`` (the training
-images without), ``runs/ARM-SEED`` (as `patchloom pretrain` leaves them), ``measured/ARM-SEED`` (how the arm was
-declared; MEASURE.npy: whether each test image is classified rightly; label-free.json; when and where),
-``classifiers``, ``paces``, and ``logs``.
+The folder of the study has ``data`` (its images of CIFAR-10, with labels), ``images`` (the training images without
+labels), ``runs/ARM-SEED`` (of `patchloom pretrain`), ``measured/ARM-SEED`` (declaration of the arm; MEASURE.npy:
+whether each test image is classified correctly; label-free.json; date and machine), ``classifiers``, ``paces``, and
+``logs``.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ DECLARED, WHERE = "declared.json", "measured-on.txt"
 
 
 def plain(arm: str) -> str:
-    """The name of an arm, as a file's."""
+    """Return the name of an arm as a file name."""
     return re.sub(r"[^\w.]+", "-", arm.replace("γ", "g").replace("η", "eta"))
 
 
 @dataclass(frozen=True)
 class Study:
-    """The folder of the study, and its sizes, which tests make smaller.
+    """Folder of the study, and its sizes, which tests reduce.
 
     Attributes:
         out: the folder.
-        epochs: of pre-training.
-        images: of each class, to train and to test on.
+        epochs: epochs of pre-training.
+        images: images per class, for training and for the test.
     """
 
     out: Path
@@ -67,44 +67,44 @@ class Study:
     images: int = IMAGES
 
     def run(self, arm: str, seed: int) -> Path:
-        """The folder of the arm's pre-training; of an arm without one, that of the arm whose encoder it takes."""
+        """Return the folder of the arm's pre-training, or that of the arm whose encoder it uses."""
         return self.out / "runs" / f"{plain(ARMS[arm].of or arm)}-{seed}"
 
-    def kept(self, arm: str, seed: int, name: str) -> Path:
-        """A file of what was measured: MEASURE.npy, label-free.json, or its declaration."""
+    def result_path(self, arm: str, seed: int, name: str) -> Path:
+        """Return the path of a result: MEASURE.npy, label-free.json, or the declaration."""
         return self.out / "measured" / f"{plain(arm)}-{seed}" / name
 
     def classifier(self, arm: str, seed: int) -> Path:
-        """The arm's classifier that was fine-tuned with all labels."""
+        """Return the path of the arm's classifier that was fine-tuned with all labels."""
         return self.out / "classifiers" / f"{plain(arm)}-{seed}.safetensors"
 
     def files(self, arm: str, seed: int) -> list[Path]:
-        """All that is measured of an arm with a seed."""
+        """Return the paths of all results of an arm with a seed."""
         names = [f"{measure}.npy" for measure in ARMS[arm].measures] + ["label-free.json"] * bool(ARMS[arm].task)
-        return [self.kept(arm, seed, name) for name in names]
+        return [self.result_path(arm, seed, name) for name in names]
 
     def is_as_declared(self, arm: str, seed: int) -> bool:
-        """Whether what is kept was made by the arm as it is declared now; so it is where nothing is kept."""
-        path = self.kept(arm, seed, DECLARED)
+        """Return whether stored results are of the current declaration of the arm, or there are none."""
+        path = self.result_path(arm, seed, DECLARED)
         return not path.exists() or path.read_text() == self.declared(arm)
 
     def declared(self, arm: str) -> str:
-        """The declaration of an arm, as a file holds it."""
+        """Return the declaration of an arm as JSON."""
         return json.dumps(declaration(arm, self.epochs, self.images), indent=1, default=str)
 
     def is_done(self, arm: str, seed: int) -> bool:
-        """Whether all that is measured of an arm with a seed is there, as it is declared."""
+        """Return whether all results of an arm with a seed exist, of the current declaration."""
         return self.is_as_declared(arm, seed) and all(path.exists() for path in self.files(arm, seed))
 
     def read(self, arm: str, measure: str) -> np.ndarray | None:
-        """[s n] which test images are classified rightly, or [s 1] a share; None where not every seed is there."""
-        paths = [self.kept(arm, seed, f"{measure}.npy") for seed in range(SEEDS)]
+        """Read [s n] whether each test image is correct, or [s 1] a share; None if a seed is missing."""
+        paths = [self.result_path(arm, seed, f"{measure}.npy") for seed in range(SEEDS)]
         there = all(path.exists() and self.is_as_declared(arm, seed) for seed, path in enumerate(paths))
         return np.stack([np.load(path) for path in paths]) if there else None
 
     @contextmanager
-    def alone(self, name: str) -> Iterator[None]:
-        """Wait until no other process does what has that name, which ends with the process that does it."""
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold the lock of that name, which no other process can hold meanwhile."""
         path = self.out / "locks" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "w") as file:
@@ -113,23 +113,25 @@ class Study:
 
 
 def needed(arm: str, seed: int) -> list[tuple[str, int]]:
-    """Arms and seeds that have to be done before this one."""
+    """Return the arms and seeds that have to be finished before this one."""
     before = [(name, (seed + more) % SEEDS) for name, more in ARMS[arm].members]
     return before or [(name, seed) for name in ARMS[arm].others]
 
 
 def copy_images(study: Study, cifar: Path) -> None:
-    """The first images of each class that a generator with seed 0 names, into the folder of the study.
+    """Copy images of each class, drawn with seed 0, to the folder of the study.
 
     Raises:
-        PatchloomError: they are not there, or too few.
+        PatchloomError: there are too few, or none.
     """
     if (study.out / "images").exists():
         return
     for part in ("train", "test"):
         classes = sorted(path for path in (cifar / part).glob("*") if path.is_dir())
         if not classes:
-            raise PatchloomError(f"{cifar / part} has no classes: benchmarks/get_data.py fetches it")
+            raise PatchloomError(
+                f"{cifar / part} has no folder of a class: run python benchmarks/get_data.py cifar10 /tmp/data"
+            )
         rng = np.random.default_rng(0)
         for folder in classes:
             files = sorted(folder.iterdir())
@@ -147,40 +149,40 @@ def copy_images(study: Study, cifar: Path) -> None:
 
 
 def make(study: Study, arm: str, seed: int) -> None:
-    """Pre-train an arm with a seed, if it does, and measure it.
+    """Pre-train an arm with a seed, if it is pre-trained, and measure it.
 
     Raises:
-        PatchloomError: it was made before, and declared otherwise.
+        PatchloomError: its results are of another declaration.
     """
     of = ARMS[arm]
-    with study.alone(f"{plain(arm)}-{seed}"):
+    with study.lock(f"{plain(arm)}-{seed}"):
         if not study.is_as_declared(arm, seed):
-            folder, run = study.kept(arm, seed, "").resolve(), study.run(arm, seed)
+            folder, run = study.result_path(arm, seed, "").resolve(), study.run(arm, seed)
             raise PatchloomError(f"{folder} was made by another declaration of {arm}: delete it, and {run}")
-        write_whole(study.kept(arm, seed, DECLARED), study.declared(arm))
+        write_whole(study.result_path(arm, seed, DECLARED), study.declared(arm))
         if of.task:
             pretrain(study, arm, seed)
         for path in study.files(arm, seed):
             if not path.exists():
                 HOW[path.stem](study, arm, seed)
-                write_whole(study.kept(arm, seed, WHERE), f"{datetime.now(UTC):%Y-%m-%d} on {here()}")
+                write_whole(study.result_path(arm, seed, WHERE), f"{datetime.now(UTC):%Y-%m-%d} on {machine_name()}")
 
 
-def here() -> str:
-    """The processor, and which of its instructions torch takes."""
+def machine_name() -> str:
+    """Return the names of the processor and of the instructions that torch uses."""
     return f"an {processor('model name')} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def keep(study: Study, arm: str, seed: int, measure: str, found: Tensor | None) -> None:
-    """Write what a measure found: [n] bool, or [1] a share."""
+    """Store a result: [n] bool, or [1] a share."""
     assert found is not None
     content = io.BytesIO()
     np.save(content, found.numpy())
-    write_whole(study.kept(arm, seed, f"{measure}.npy"), content.getvalue())
+    write_whole(study.result_path(arm, seed, f"{measure}.npy"), content.getvalue())
 
 
 def pretrain(study: Study, arm: str, seed: int) -> None:
-    """As `patchloom pretrain` does it; a run that is there is gone on with."""
+    """Pre-train as `patchloom pretrain` does, or resume the run."""
     of, task, epochs = ARMS[arm], dict(ARMS[arm].task), study.epochs * ARMS[arm].times
     if of.teacher:
         task["features_of"] = str(study.run(of.teacher, seed))
@@ -190,9 +192,9 @@ def pretrain(study: Study, arm: str, seed: int) -> None:
 
 
 def times_as_fast(study: Study, arm: str, task: dict[str, object]) -> float:
-    """How many images an arm trains on while the arm that sets its time does on one; measured once for all seeds."""
+    """Return the ratio of images per second to the arm that sets the time; measured once for all seeds."""
     kept = study.out / "paces" / f"{plain(arm)}.json"
-    with study.alone(f"pace-{plain(arm)}"):
+    with study.lock(f"pace-{plain(arm)}"):
         if not kept.exists():
             other = dict(ARMS[ARMS[arm].time_of].task)
             found = seconds_a_step(str(study.out / "images"), {"other": other, "arm": task}, SAME, rounds=7, steps=10)
@@ -202,7 +204,7 @@ def times_as_fast(study: Study, arm: str, task: dict[str, object]) -> float:
 
 
 def finetune(measure: str, study: Study, arm: str, seed: int) -> None:
-    """The whole encoder with a head, or an ensemble of those that were fine-tuned; controls are arms of their own."""
+    """Measure the fine-tuned encoder, or an ensemble of fine-tuned ones; the controls are separate arms."""
     of = ARMS[arm]
     if of.members:
         first, *others = (study.classifier(name, one) for name, one in needed(arm, seed))
@@ -219,7 +221,7 @@ def finetune(measure: str, study: Study, arm: str, seed: int) -> None:
 
 
 def frozen(study: Study, arm: str, seed: int) -> None:
-    """kNN and linear probes of an arm's frozen features, those that are measured of it."""
+    """Measure kNN and linear probes of an arm's frozen features."""
     vit, card = patchloom.load_encoder(study.run(arm, seed))
     if ARMS[arm].fresh:
         vit, _ = untrained_twin(card, seed=seed)
@@ -237,29 +239,29 @@ def frozen(study: Study, arm: str, seed: int) -> None:
 
 
 def positions(study: Study, arm: str, seed: int) -> None:
-    """How often the run's own task finds positions of test images, with more and with less withheld: the average."""
+    """Measure the accuracy of the run's own task on positions, averaged over shares of withheld patches."""
     given = {"images": POSITION_IMAGES, "device": "cpu", "workers": 0}
     report = patchloom.evaluate("positions", study.run(arm, seed), study.out / "data", **given)
     keep(study, arm, seed, "positions", torch.tensor([report.quoted[0].value]))
 
 
 def without_labels(study: Study, arm: str, seed: int) -> None:
-    """The measures of `patchloom evaluate label-free`, of test images that no run saw."""
+    """Measure `patchloom evaluate label-free` on test images that no run saw."""
     vit, card = patchloom.load_encoder(study.run(arm, seed))
     settings = EvalSettings(device="cpu", workers=0, cache=False)
     rows = label_free_rows(arm, vit, card, parts(study)[1], settings, images=LABEL_FREE_IMAGES)
     found = {row.settings["measure"]: row.value for row in rows}
-    write_whole(study.kept(arm, seed, "label-free.json"), json.dumps(found, indent=1))
+    write_whole(study.result_path(arm, seed, "label-free.json"), json.dumps(found, indent=1))
 
 
 def parts(study: Study) -> tuple[Source, Source]:
-    """Training and test images with their labels."""
+    """Return training and test images with labels."""
     data = open_data(study.out / "data")
     assert data.test is not None
     return data.train, data.test
 
 
-# how each file is made; some make several
+# function of each result; some write several
 HOW: dict[str, Callable[[Study, str, int], None]] = {
     "few": partial(finetune, "few"),
     "all": partial(finetune, "all"),

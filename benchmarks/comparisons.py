@@ -1,13 +1,12 @@
-"""`patchloom compare`: false winners where nothing can be learnt, and times planned beside times taken.
+"""`patchloom compare`: false winners where nothing can be learnt, and planned against actual time.
 
     python benchmarks/comparisons.py noise /tmp/noise --times 20
     python benchmarks/comparisons.py drawn
     python benchmarks/comparisons.py taken comparisons/shapes
 
-``noise`` makes folders of noise images, each image of a class drawn by lot, and compares two tasks on each, two seeds
-each, in small runs; what is there already is not made again. ``drawn`` draws right and wrong answers by lot instead,
-for more tasks and more trials than could be trained, and with seeds that move a task by a known amount. ``taken`` tells
-of a comparison that has ended how long each run trained.
+``noise`` makes folders of noise images with random classes, and compares two tasks on each, two seeds each, in small
+runs; finished ones are not repeated. ``drawn`` draws random answers instead, for more tasks and trials than could be
+trained, and with a known spread over seeds. ``taken`` prints how long each run of a finished comparison trained.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ TRIALS, TESTED = 2000, (500, 2000)
 
 
 def noise(folder: Path, seed: int) -> Path:
-    """A folder of noise images, a sub-folder a class."""
+    """Write noise images, one sub-folder per class."""
     rng = np.random.default_rng(seed)
     for number in range(IMAGES):
         place = folder / f"class{rng.integers(CLASSES)}"
@@ -42,7 +41,7 @@ def noise(folder: Path, seed: int) -> Path:
 
 
 def compared(out: Path, times: int) -> None:
-    """Comparisons on noise, and how many of them named a winner."""
+    """Run comparisons on noise, and count those that named a winner."""
     winners = []
     for seed in range(times):
         place = out / f"{seed:02d}"
@@ -58,8 +57,8 @@ def compared(out: Path, times: int) -> None:
 
 
 def drawn() -> None:
-    """False winners among answers by lot: of tasks that are as good as each other, by how far seeds move them."""
-    # of each case: a share of right answers, and by how much seeds move it, of every task; share of what is not trained
+    """Count false winners among random answers of equally good tasks, by the spread over seeds."""
+    # by case: for every task the share of right answers and its spread over seeds; the share of the controls
     cases = {
         "3 tasks that learnt nothing": ([(0.25, 0.0)] * 3, 0.25),
         "2 tasks alike, seeds move 1.5 points": ([(0.5, 0.015)] * 2, 0.25),
@@ -81,13 +80,13 @@ def drawn() -> None:
 
 
 def answers(share: float, moved: float, seeds: int, images: int, rng: torch.Generator) -> torch.Tensor:
-    """[seeds images] right answers by lot, of which a share is right that each seed moves by a standard deviation."""
+    """Draw right answers [seeds images] with a share that varies over seeds by a standard deviation."""
     chance = share + moved * torch.randn(seeds, 1, generator=rng)
     return torch.rand(seeds, images, generator=rng) < chance.expand(seeds, images)
 
 
 def taken(folder: Path) -> None:
-    """Seconds of training that were planned, and those that each run took."""
+    """Print the planned and the actual seconds of training of each run."""
     plan = read_checksummed(folder / "compare.yaml")
     for run in sorted(folder.glob("*-seed*")):
         task = run.name.rpartition("-seed")[0]

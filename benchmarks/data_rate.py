@@ -1,8 +1,8 @@
-"""How many images a second one core reads, cuts and resizes: PIL and torchvision beside patchloom, from JPEG files.
+"""Images per second that one core reads, crops and resizes from JPEG files: PIL and torchvision beside patchloom.
 
-The files are made from scikit-learn's two photographs. The pipelines take turns, each with one process and one thread,
-and end with what they hand to the device: theirs with normalised float32 images, ours with uint8, which the device
-normalises.
+The files are made from scikit-learn's two photographs, so no data need be downloaded. The pipelines run in turns, each
+with one process and one thread, up to the copy to the device: theirs gives normalised float32 images, ours uint8, which
+is normalised on the device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BATCH = 50
 
 
 def draw_photographs(folder: Path, count: int, size: tuple[int, int] = (500, 375), quality: int = 90) -> None:
-    """Write `count` JPEG files of `size` (w, h), each another part of a photograph."""
+    """Write `count` JPEG files of `size` (w, h), each a different part of a photograph."""
     photographs, rng = load_sample_images().images, np.random.default_rng(0)
     for i in range(count):
         photograph = Image.fromarray(photographs[i % len(photographs)])
@@ -43,7 +43,7 @@ def draw_photographs(folder: Path, count: int, size: tuple[int, int] = (500, 375
 
 
 def of_torchvision(source: Source, side: int) -> Callable[[], None]:
-    """One pass over the files, by PIL and torchvision's first transforms."""
+    """Return a pass over the files with PIL and torchvision's first transforms."""
     transform = transforms.Compose(
         [
             transforms.RandomResizedCrop(side, scale=(0.2, 1), interpolation=transforms.InterpolationMode.BICUBIC),
@@ -62,7 +62,7 @@ def of_torchvision(source: Source, side: int) -> Callable[[], None]:
 
 
 def of_patchloom(source: Source, side: int) -> Callable[[], None]:
-    """One pass over the images, as training makes its batches."""
+    """Return a pass over the images as in training."""
 
     def one_pass() -> None:
         for _ in training_batches(source, RandomCrop((side, side)), BATCH, 0, 0, len(source) // BATCH):
@@ -72,7 +72,7 @@ def of_patchloom(source: Source, side: int) -> Callable[[], None]:
 
 
 def rates(passes: dict[str, Callable[[], None]], images: int, rounds: int) -> dict[str, list[float]]:
-    """Images a second in each round; the pipelines take turns, after one round that does not count."""
+    """Return images per second in each round; the pipelines run in turns, after a warm-up round."""
     found: dict[str, list[float]] = {name: [] for name in passes}
     for _ in range(rounds + 1):
         for name, one_pass in passes.items():

@@ -1,17 +1,17 @@
-"""Which sizes and which task give the best encoder in 5, 15 or 60 minutes on two cores: what `auto` is made from.
+"""Search for the defaults of `auto`: sizes and task of the best encoder in 5, 15 or 60 minutes on two cores.
 
     for name in camvid cifar10; do python benchmarks/get_data.py $name /tmp/data; done
     OMP_NUM_THREADS=1 python benchmarks/defaults.py camvid /tmp/data/camvid --minutes 5
-    OMP_NUM_THREADS=1 python benchmarks/defaults.py cifar /tmp/data/cifar10 --minutes 5 --only "mae 32/4 nano"
+    OMP_NUM_THREADS=1 python benchmarks/defaults.py cifar /tmp/data --minutes 5 --only "mae 32/4 nano"
 
-An arm is a task, an image size and patch size, and an encoder. Each gets the epochs that its pace affords, in seconds
-of one core's work, augmentation and reading included: a minute of two cores counts as 1.8 minutes of one, which is what
-two threads reach here. The clock is the process's own, so that other work on the machine takes nothing from an arm.
+An arm is a task, an image size and patch size, and an encoder. Each gets the number of epochs that fits into the budget
+of one core's time, augmentation and reading included. A minute of two cores counts as 1.8 minutes of one, the speed-up
+of two threads here. The clock is the process's own, so other work on the machine does not shorten an arm.
 
-Labels judge alone. On CIFAR-10 the closing evaluation does: kNN and a linear probe for 5,000 labelled images. CamVid's
-frames have one label a pixel: each frame is cut into 24 x 32 cells, the encoder's map of patch tokens is interpolated
-to them, and a linear probe says each cell's commonest class. The score is the mean over classes of the intersection
-over union on the test frames. Finished arms are read, not repeated.
+Only labels judge the encoders. On CIFAR-10 the last evaluation is used: kNN and a linear probe with 5,000 labelled
+images. The frames of CamVid have one label per pixel: each frame is divided into 24 x 32 cells, the encoder's map of
+patch tokens is interpolated to them, and a linear probe predicts the most frequent class of each cell. The score is the
+mean over classes of the intersection over union on the test frames. Finished arms are read, not repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from patchloom.nets.checkpoints.format import load_encoder_file, untrained_twin
 from patchloom.nets.encode import grid_size
 from patchloom.system.files import write_whole
 
-CORES = 1.8  # what two cores do, in work of one
+CORES = 1.8  # speed-up of two cores
 CELLS = (24, 32)
 VOID, CLASSES = 11, 11
 ARMS = {
@@ -66,21 +66,21 @@ ARMS = {
 
 
 def settings_of(arm: str) -> tuple[str, dict[str, object]]:
-    """The task and the settings of an arm such as "mae 96/8 nano"."""
+    """Return the task and the settings of an arm such as "mae 96/8 nano"."""
     task, sizes, model = arm.split()
     side, patch = map(int, sizes.split("/"))
     return task, {"img_size": side, "patch_size": patch, "model": model, "workers": 0}
 
 
 def images_a_second(data: Path, arm: str) -> float:
-    """Of one core's work."""
+    """Measure training images per second of one core's time."""
     task, settings = settings_of(arm)
     stepper = Stepper(str(data), {"name": task}, settings, rounds=2, steps=5)
     return max(stepper.settings.batch_size / stepper.seconds() for _ in range(2))
 
 
 def cell_labels(data: Path, split: str) -> torch.Tensor:
-    """The commonest class of each cell: int64 [frames, cells], -1 where that is void."""
+    """Return the most frequent class of each cell: int64 [frames, cells], -1 for void."""
     labels = []
     for path in sorted((data / "labels" / split).glob("*.png")):
         ids = torch.from_numpy(np.array(Image.open(path))).long()
@@ -91,8 +91,8 @@ def cell_labels(data: Path, split: str) -> torch.Tensor:
 
 
 def frames(data: Path, split: str, side: int) -> torch.Tensor:
-    """All frames of a split, squeezed to squares: uint8 [frames, 3, side, side]."""
-    paths = sorted((data / "images" / split).glob("*.jpg"))
+    """Return all frames of a split, resized to squares: uint8 [frames, 3, side, side]."""
+    paths = sorted((data / "images" / split).iterdir())
     size = (side, side)
     pictures = [np.array(Image.open(path).convert("RGB").resize(size, Image.Resampling.BICUBIC)) for path in paths]
     return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
@@ -100,7 +100,7 @@ def frames(data: Path, split: str, side: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def cell_features(vit: torch.nn.Module, card, images: torch.Tensor) -> torch.Tensor:
-    """[frames, cells, width]."""
+    """Return the frozen features of the cells: [frames, cells, width]."""
     mean, std = torch.tensor(card.mean).view(1, 3, 1, 1), torch.tensor(card.std).view(1, 3, 1, 1)
     found = []
     for batch in images.split(16):
@@ -111,13 +111,13 @@ def cell_features(vit: torch.nn.Module, card, images: torch.Tensor) -> torch.Ten
 
 
 def cell_pixels(images: torch.Tensor) -> torch.Tensor:
-    """[frames, cells, 12]: the colours of each cell's four quarters."""
+    """Return the colours of each cell's four quarters: [frames, cells, 12]."""
     quarters = F.adaptive_avg_pool2d(images / 255, (2 * CELLS[0], 2 * CELLS[1]))
     return F.pixel_unshuffle(quarters, 2).flatten(2).transpose(1, 2)
 
 
 def score(data: Path, features: dict[str, torch.Tensor]) -> float:
-    """Mean over classes of the intersection over union, of cells of the test frames."""
+    """Return the mean over classes of the intersection over union of cells of the test frames."""
     kept, answers = {}, {}
     for split, values in features.items():
         labels = cell_labels(data, split)
@@ -132,7 +132,7 @@ def score(data: Path, features: dict[str, torch.Tensor]) -> float:
 
 
 def camvid_scores(data: Path, run: Path) -> dict[str, float]:
-    """Of the trained encoder, of its untrained twin, and of colours."""
+    """Return the scores of the trained encoder, its untrained twin, and colours."""
     vit, card = load_encoder_file(run)
     side = vit.patch_embed.img_size[0]
     pictures = {split: frames(data, split, side) for split in ("train", "test")}
@@ -145,7 +145,7 @@ def camvid_scores(data: Path, run: Path) -> dict[str, float]:
 
 
 def cifar_scores(run: Path) -> dict[str, float]:
-    """As the closing evaluation found them."""
+    """Return the scores of the run's last evaluation."""
     with open(run / "results.csv", newline="") as file:
         quoted = [row for row in csv.DictReader(file) if row["quoted"] == "True"]
     return {

@@ -1,6 +1,6 @@
-"""Segmentation and detection: that the wiring learns ten images by heart, and what pre-training brings on real ones.
+"""Segmentation and detection: overfitting on ten images, and the gain of pre-training on real ones.
 
-    pip install 'patchloom[dense]'
+    pip install '.[dense]'
     python benchmarks/dense.py overfit
     for name in camvid raccoon; do python benchmarks/get_data.py $name /tmp/data; done
     python benchmarks/dense.py split /tmp/data/raccoon /tmp/raccoon
@@ -9,9 +9,9 @@
     python benchmarks/dense.py camvid /tmp/mae /tmp/data/camvid --head upernet --labels 40
     python benchmarks/dense.py raccoon /tmp/mae /tmp/raccoon
 
-``split`` copies the raccoons into train, val and test by their numbers: every fifth is for the test, every tenth beside
-those for validation. No test image is pre-trained on. Each row of a table is a mean over seeds, with the range: the
-seed draws the head, the encoder from scratch, the order of the images, and which 40 of them are labelled.
+``split`` copies the raccoons into train, val and test by their numbers: every fifth is for the test, and one in ten of
+the others for validation. No test image is used for pre-training. Each row of a table is a mean over seeds, with the
+range. The seed draws the head, the encoder from scratch, the order of the images, and which 40 of them are labelled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def split(source: Path, out: Path) -> None:
 
 
 def overfit(steps: int) -> None:
-    """Learn ten drawn shapes by heart, and be tested on the same ten: mIoU and AP50."""
+    """Train on ten drawn shapes, and test on the same ten: mIoU and AP50."""
     from patchloom.dense.annotations import detection, segmentation
     from patchloom.dense.annotations.base import AnnotatedData
 
@@ -74,20 +74,20 @@ def _replace(module: str, name: str, data: Any) -> None:
 
 
 def camvid(run: Path, data: Path, head: str, labels: int, **seeds: int) -> None:
-    """Fine-tuned or frozen, with so many labelled frames; 0 is all."""
+    """Segment CamVid, fine-tuned or frozen, with a number of labelled frames; 0 is all."""
     (data / "classes.txt").write_text("\n".join(_NAMES) + "\n")
     steps = {"linear": 300, "upernet": 250}[head]
     given = {"max_train": labels or None, "head": head, "steps": steps, "ignore": 11, **seeds, **_CROP}
-    _told(f"camvid, {labels or 367} labels, {head}, {steps} steps", evaluate("segment", run, data, **given))
+    print_report(f"camvid, {labels or 367} labels, {head}, {steps} steps", evaluate("segment", run, data, **given))
 
 
 def raccoon(run: Path, data: Path, **seeds: int) -> None:
-    """All labels."""
+    """Detect raccoons, with all labels."""
     given = {"steps": 300, **seeds, "size": 192, "validation": 0.0}
-    _told("raccoon, 140 labels, 300 steps", evaluate("detect", run, data, **given))
+    print_report("raccoon, 140 labels, 300 steps", evaluate("detect", run, data, **given))
 
 
-def _told(title: str, report: Report) -> None:
+def print_report(title: str, report: Report) -> None:
     reports = (*report.others, report)
     print(f"\n{title}")
     for number, row in enumerate(report.rows):
@@ -103,8 +103,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("split", "overfit", "camvid", "raccoon"))
     parser.add_argument("paths", nargs="*", type=Path, help="run and data, or source and copy")
-    parser.add_argument("--head", choices=("linear", "upernet"), default="upernet", help="of camvid")
-    parser.add_argument("--labels", type=int, default=0, help="of camvid: so many labelled frames; 0 is all")
+    parser.add_argument("--head", choices=("linear", "upernet"), default="upernet", help="head of camvid")
+    parser.add_argument("--labels", type=int, default=0, help="number of labelled frames of camvid; 0 is all")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     asked = parser.parse_args()

@@ -1,16 +1,16 @@
-"""Time and peak memory of segmentation and detection: a training step, and one image in testing.
+"""Time and peak memory of segmentation and detection: a training step, and one test image.
 
     python benchmarks/dense_step.py                             # ViT-S/16 and ViT-B/16 at 512 and 1024 px, one image
     python benchmarks/dense_step.py --batch 2 --dtype bfloat16
     python benchmarks/dense_step.py --only "detect" --checkpointing       # keep no activations inside the blocks
-    python benchmarks/dense_step.py --model vit_tiny_patch16_224 --size 128 --rounds 1      # does it run?
+    python benchmarks/dense_step.py --model vit_tiny_patch16_224 --size 128 --rounds 1      # a quick trial
 
 Rows: UPerNet of 512 channels; the linear head on a frozen encoder; Mask R-CNN with ViTDet's heads, attention in windows
 (as for a pre-training at 224 px) or over all patches; and with light heads. A step is forward, backward and AdamW, on
-random images; of segmentation the loss at the images' own size, of detection eight objects an image. Testing is one
-whole image, of segmentation up to the class of each pixel; a sliding window costs that at the crop's size for each
-crop. The detector has one class, so that untrained it finds its 100 objects, which all get masks. Peak memory is that
-of a process of its own, weights, gradients and AdamW's moments included; freed memory stays with the process.
+random images; the loss of segmentation is at the images' own size, and detection has eight objects per image. The test
+is of one whole image, up to the class of each pixel in segmentation; a sliding window costs that once per crop, at the
+crop's size. The detector has one class, so that untrained it finds its 100 objects, which all get masks. Peak memory is
+that of a separate process, with weights, gradients and AdamW's moments; freed memory stays with the process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CLASSES, OBJECTS = 150, 8
 
 
 class Work:
-    """A training step and a test of one row's net on random images."""
+    """Training step and test of one network on random images."""
 
     def __init__(self, row: str, model: str, size: int, batch: int, dtype: str, device: str, checkpointing: bool):
         torch.manual_seed(0)
@@ -99,7 +99,7 @@ class Work:
 
 
 def repeat(kind: str, *arguments) -> None:
-    """Twice, as the optimiser's moments are there from the second step on."""
+    """Do two steps, because the optimiser's moments exist from the second step on."""
     keep_freed_memory()
     work = getattr(Work(*arguments), kind)
     work()
@@ -113,9 +113,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1, help="images of a training step")
     parser.add_argument("--dtype", nargs="*", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=3, help="of which the median is given, after one that warms up")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds for the median, after a warm-up")
     parser.add_argument("--checkpointing", action="store_true", help="compute activations of blocks again")
-    parser.add_argument("--no-memory", action="store_true", help="leave out the peaks, two processes a row")
+    parser.add_argument(
+        "--no-memory", action="store_true", help="do not measure peak memory, which needs two processes per row"
+    )
     parser.add_argument("--only", nargs="*", default=[""], help="rows whose names contain one of these")
     args = parser.parse_args()
     keep_freed_memory()

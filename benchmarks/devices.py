@@ -1,4 +1,4 @@
-"""Images a second of one, two and four processes on this machine, DDP and FSDP, in interleaved rounds.
+"""Images per second with one, two and four processes on this machine, DDP and FSDP, in interleaved rounds.
 
 python benchmarks/devices.py [--rounds 3] [--epochs 6]
 """
@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-# processes, strategy, threads of each
+# processes, strategy, threads per process
 FORMS = [(1, "ddp", 2), (1, "ddp", 1), (2, "ddp", 1), (2, "fsdp", 1), (4, "ddp", 1), (4, "fsdp", 1)]
 WORDS = "--task mae --model micro --img_size 64 --patch_size 8 --batch_size 64 --precision float32 --workers 0"
 
 
 def rate(images: Path, out: Path, world: int, strategy: str, threads: int, epochs: int) -> float:
-    """Images a second at the end of a short run."""
+    """Return images per second at the end of a short run."""
     command = [sys.executable, "-m", "patchloom"]
     if world > 1:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]

@@ -1,4 +1,4 @@
-"""How often "better" and "worse" are said of two models that are equal: by simulation, and by real trainings.
+"""Rate of false claims of "better" and "worse" for two equal models: by simulation, and by real trainings.
 
     python benchmarks/effects.py images                 # over test images: accuracy, mIoU, AP
     python benchmarks/effects.py trainings              # over trainings, too
@@ -6,10 +6,10 @@
     python benchmarks/get_data.py cifar10 /tmp/data
     python benchmarks/effects.py trials /tmp/data /tmp/trials
 
-``images`` and ``trainings`` draw test images that differ in difficulty, content and number of objects, and two models
-whose results on them are drawn by the same law, so that every claim is a wrong one. Beside the rule of
-`patchloom.claims` they measure the one before it: percentile bootstraps over images, and one variance for both sides.
-``trials`` evaluates an encoder with fresh weights beside training from scratch, which is the same but for its name.
+``images`` and ``trainings`` draw test images that differ in difficulty, content and number of objects, and the results
+of two models from the same distribution, so every claim is false. They measure the rule of `patchloom.claims` and the
+earlier one: percentile bootstraps over images, and one variance for both sides. ``trials`` evaluates an encoder with
+fresh weights beside training from scratch, which is the same under another name.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ _Z = 1.959963984540054
 
 
 def claimed(found: Difference) -> bool:
-    """Whether one is called better than the other."""
+    """Return whether one is called better than the other."""
     return found.claim in _MADE
 
 
 def right_answers(n: int, models: int, rng: np.random.Generator) -> np.ndarray:
-    """[models n] right answers of equal models; images are easy or hard for all of them."""
+    """Draw right answers [models n] of equal models; images are easy or hard for all of them."""
     return rng.random((models, n)) < rng.beta(0.5, 0.8, n)
 
 
 def label_maps(n: int, models: int, rng: np.random.Generator, moved: Sequence[float] = ()) -> list[torch.Tensor]:
-    """[n 3 k] `overlaps` of each of some equal models; rare classes are in few images, small and hard.
+    """Draw `overlaps` [n 3 k] of equal models; rare classes are in few images, small and hard.
 
     Args:
-        n: images.
-        models: their number.
-        rng: of all that is random.
-        moved: by how much each model's seed moves it (log odds of a pixel).
+        n: number of images.
+        models: number of models.
+        rng: random generator.
+        moved: shift of each model by its seed (log odds of a pixel).
     """
     share = 1 / np.arange(1, CLASSES + 1) ** 1.3
     there = rng.random((n, CLASSES)) < share**0.35
@@ -80,7 +80,7 @@ def label_maps(n: int, models: int, rng: np.random.Generator, moved: Sequence[fl
 
 
 def detections(n: int, models: int, rng: np.random.Generator) -> list[Matches]:
-    """The matches of equal detectors of one class; most images have one or two objects, some have ten."""
+    """Draw the matches of equal detectors of one class; most images have one or two objects, some have ten."""
     objects, easy = 1 + rng.negative_binomial(1, 0.35, n), rng.normal(0, 0.7, n)
     found = []
     for _ in range(models):
@@ -97,13 +97,13 @@ def detections(n: int, models: int, rng: np.random.Generator) -> list[Matches]:
 
 
 def percentile(apart: Callable[[torch.Tensor], torch.Tensor], n: int, rng: np.random.Generator, times: int) -> bool:
-    """Whether the percentile bootstrap, the rule before, tells two models apart.
+    """Return whether the percentile bootstrap, the earlier rule, separates two models.
 
     Args:
-        apart: from how often each image is drawn [t n] to differences [t].
-        n: images.
-        rng: of the draws.
-        times: draws t.
+        apart: function from the number of draws of each image [t n] to differences [t].
+        n: number of images.
+        rng: random generator.
+        times: number of draws t.
     """
     drawn = torch.from_numpy(rng.multinomial(n, np.full(n, 1 / n), times)).double()
     low, high = np.nanquantile(apart(drawn).numpy(), (0.025, 0.975))
@@ -111,14 +111,14 @@ def percentile(apart: Callable[[torch.Tensor], torch.Tensor], n: int, rng: np.ra
 
 
 def two_of_accuracy(n: int, rng: np.random.Generator) -> tuple[bool, bool]:
-    """Whether two equal classifiers are told apart, now and before, when it was the same interval."""
+    """Return whether two equal classifiers are separated by the new and the earlier rule, which are equal here."""
     one, other = right_answers(n, 2, rng)
     now = claimed(difference(one, other, trained=False))
     return now, now
 
 
 def two_of_segmentation(n: int, rng: np.random.Generator, draws: int = 400) -> tuple[bool, bool]:
-    """Whether two equal segmenters are told apart by mIoU, now and before."""
+    """Return whether two equal segmenters are separated by mIoU, by the new and the earlier rule."""
     one, other = label_maps(n, 2, rng)
     values = tuple([float(mean_iou(side.sum(0)))] for side in (one, other))
     sides = (pseudo_values(mean_iou, side)[None] for side in (one, other))
@@ -131,7 +131,7 @@ def two_of_segmentation(n: int, rng: np.random.Generator, draws: int = 400) -> t
 
 
 def two_of_detection(n: int, rng: np.random.Generator, draws: int = 200) -> tuple[bool, bool]:
-    """Whether two equal detectors are told apart by AP, now and before."""
+    """Return whether two equal detectors are separated by AP, by the new and the earlier rule."""
     one, other = detections(n, 2, rng)
     whole = torch.ones(1, n, dtype=torch.float64)
     values = tuple([float(resampled_precision(side, whole))] for side in (one, other))
@@ -143,17 +143,17 @@ def two_of_detection(n: int, rng: np.random.Generator, draws: int = 200) -> tupl
 
 
 def trained(n: int, seeds: int, spreads: Sequence[float], rng: np.random.Generator) -> list[np.ndarray]:
-    """[s n] right answers of two arms that are as good as each other, whose seeds move them by ``spreads``."""
+    """Draw right answers [s n] of two equally good arms with the given spreads over seeds."""
     easy, arms = rng.normal(0, 1.2, n), []
     for spread in spreads:
-        own = easy + rng.normal(0, 0.3, n)  # what this arm knows of an image, and the other does not
+        own = easy + rng.normal(0, 0.3, n)  # difference of the arms on each image
         odds = own + 5 * rng.normal(0, spread, (seeds, 1))  # 5: so that accuracies move by the spread
         arms.append(rng.random((seeds, n)) < 1 / (1 + np.exp(-odds)))
     return arms
 
 
 def pooled(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether the rule before tells two arms apart: one variance over seeds for both."""
+    """Return whether the earlier rule, one variance over seeds for both, separates two arms."""
     seeds, n = one.shape
     gains = one.mean(0) - other.mean(0)
     middle = gains.sum() / (n + 2)
@@ -164,13 +164,13 @@ def pooled(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def arms_of_accuracy(n: int, seeds: int, spreads: Sequence[float], rng: np.random.Generator) -> tuple[bool, bool]:
-    """Whether two equal arms are told apart, now and before."""
+    """Return whether two equal arms are separated by the new and the earlier rule."""
     one, other = trained(n, seeds, spreads, rng)
     return claimed(difference(one, other)), pooled(one, other)
 
 
 def arms_of_segmentation(n: int, seeds: int, spreads: Sequence[float], rng: np.random.Generator) -> bool:
-    """Whether two equal arms are told apart by mIoU."""
+    """Return whether two equal arms are separated by mIoU."""
     moved = [4 * one for spread in spreads for one in rng.normal(0, spread, seeds)]
     maps = label_maps(n, 2 * seeds, rng, moved)
     sides, values = [], []
@@ -181,15 +181,15 @@ def arms_of_segmentation(n: int, seeds: int, spreads: Sequence[float], rng: np.r
 
 
 def arms_over_splits(n: int, seeds: int, spreads: Sequence[float], rng: np.random.Generator) -> bool:
-    """Whether two equal arms are told apart where each seed splits a fifth of ``n`` images off."""
+    """Return whether two equal arms are separated if each seed tests on a different fifth of ``n`` images."""
     arms = trained(n, seeds, spreads, rng)
     splits = [rng.permutation(n)[: n // 5] for _ in range(seeds)]
     shares = [[float(arm[s, split].mean()) for s, split in enumerate(splits)] for arm in arms]
     return claimed(difference_over_splits(*shares, n // 5))
 
 
-def told(what: str, wrong: Sequence[bool | tuple[bool, bool]]) -> None:
-    """Print the share of wrong claims, with its 95 % interval; of two rules, the new one first."""
+def print_rates(what: str, wrong: Sequence[bool | tuple[bool, bool]]) -> None:
+    """Print the share of false claims, with its 95 % interval; the new rule comes first."""
     columns = zip(*(one if isinstance(one, tuple) else (one,) for one in wrong), strict=True)
     texts = []
     for column in columns:
@@ -200,7 +200,7 @@ def told(what: str, wrong: Sequence[bool | tuple[bool, bool]]) -> None:
 
 
 def images(times: int) -> None:
-    """Wrong claims over test images."""
+    """Measure false claims over test images."""
     for name, two, share in (
         ("accuracy", two_of_accuracy, 5.0),
         ("mIoU", two_of_segmentation, 1.0),
@@ -208,23 +208,23 @@ def images(times: int) -> None:
     ):
         for n in (3, 5, 10, 20, 50, 500):
             rng = np.random.default_rng(n)
-            told(f"{name}, {n} images", [two(n, rng) for _ in range(round(share * times))])
+            print_rates(f"{name}, {n} images", [two(n, rng) for _ in range(round(share * times))])
 
 
 def trainings(times: int) -> None:
-    """Wrong claims over trainings."""
+    """Measure false claims over trainings."""
     for n in (500, 5000):
         for seeds in (2, 3, 5):
             for name, spreads in SPREADS.items():
                 rng = np.random.default_rng(seeds)
                 found = [arms_of_accuracy(n, seeds, spreads, rng) for _ in range(times)]
-                told(f"accuracy, {n} images, {seeds} trainings, spread {name}", found)
+                print_rates(f"accuracy, {n} images, {seeds} trainings, spread {name}", found)
     for what, arms, n, share in (("mIoU", arms_of_segmentation, 50, 0.5), ("own splits", arms_over_splits, 500, 1.0)):
         for seeds in (2, 3, 5):
             for name, spreads in SPREADS.items():
                 rng = np.random.default_rng(seeds)
                 found = [arms(n, seeds, spreads, rng) for _ in range(round(share * times))]
-                told(f"{what}, {n} images, {seeds} trainings, spread {name}", found)
+                print_rates(f"{what}, {n} images, {seeds} trainings, spread {name}", found)
 
 
 def some(source: Path, out: Path, counts: dict[str, int]) -> None:
@@ -237,7 +237,7 @@ def some(source: Path, out: Path, counts: dict[str, int]) -> None:
 
 
 def trials(data: Path, out: Path, only: Path | None = None) -> None:
-    """Four evaluations, or one of them, of an encoder with fresh weights beside training from scratch; three seeds."""
+    """Run some of four evaluations of an encoder with fresh weights beside training from scratch; three seeds."""
     out.mkdir(parents=True, exist_ok=True)
     spec, encoder = EncoderSpec("nano", (32, 32), 4), out / "fresh.safetensors"
     torch.manual_seed(1234)
@@ -263,8 +263,10 @@ def trials(data: Path, out: Path, only: Path | None = None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("images", "trainings", "trials"))
-    parser.add_argument("folders", nargs="*", type=Path, help="of trials: the data, where to write, and perhaps which")
-    parser.add_argument("--times", type=int, default=1000, help="simulated comparisons of a cell")
+    parser.add_argument(
+        "folders", nargs="*", type=Path, help="for trials: folder of the data, folder of results, and perhaps a trial"
+    )
+    parser.add_argument("--times", type=int, default=1000, help="simulated comparisons per cell")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.what == "trials":

@@ -1,8 +1,8 @@
-"""How large files of vectors are, how long they take, and how much memory: python benchmarks/embed.py [images].
+"""Size, time and memory of files of vectors: python benchmarks/embed.py [images].
 
-Of so many generated images of 32 pixels (20,000 unless another number is given; PNG files in a folder that is removed)
-and an untrained nano encoder with patches of 8 pixels: for each format, seconds of the clock and of the processor, the
-file, and the largest memory beyond what the process had before. Each is made in a process of its own.
+The images are generated, 32 pixels wide (20,000 by default; PNG files in a folder that is removed), and the encoder is
+an untrained nano with patches of 8 pixels. Printed are, for each format, seconds of the wall clock and of the
+processor, the size of the file, and the peak memory beyond that of the imports. Each file has a separate process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FILES = {
 
 
 def draw(folder: Path, count: int) -> None:
-    """Images of 10 classes, in whose small blocks colours differ."""
+    """Write images of 10 classes that differ in the colours of small blocks."""
     rng = np.random.default_rng(0)
     for i in range(count):
         path = folder / f"class {i % 10}" / f"{i:06}.png"
@@ -39,7 +39,7 @@ def draw(folder: Path, count: int) -> None:
 
 
 def encoder(path: Path) -> None:
-    """The file of a nano encoder as it is before any training."""
+    """Write the file of an untrained nano encoder."""
     from patchloom.nets.build import EncoderSpec, build_encoder
     from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
@@ -49,7 +49,7 @@ def encoder(path: Path) -> None:
 
 
 def timed(folder: str, name: str, options: dict[str, Any], threads: int) -> None:
-    """Make one file, and print what it took."""
+    """Make one file, and print time, size and memory."""
     from patchloom.embed.embed import embed
     from patchloom.system.hardware import resident
 
@@ -68,7 +68,7 @@ def timed(folder: str, name: str, options: dict[str, Any], threads: int) -> None
 
 
 def main(count: int = 20_000, threads: int = 1) -> None:
-    """Make all files of so many images, by so many threads."""
+    """Make all files for a number of images, with a number of threads."""
     folder = tempfile.mkdtemp()
     try:
         draw(Path(folder) / "images", count)

@@ -1,11 +1,11 @@
-"""How far off the estimates are, of seconds and of memory, over 12 cases: python benchmarks/estimates.py [CASE ...].
+"""Error of the estimates of time and memory, over 12 cases: python benchmarks/estimates.py [CASE ...].
 
-On a machine with other work, PROCESSOR=1 takes the processor's time of one thread for all that is planned and taken;
-it is meaningless for cases of several processes. RUN names a run's folder or an encoder's file to evaluate.
+Every case is a command on built-in data. "Planned" is the estimate that the command prints first; "taken" are the
+seconds from that line to its end, and, if a run writes them, those of its loop, because its estimate is of the steps
+alone. Memory is that of the whole process. The ratio is taken over planned: above 1, the estimate was too optimistic.
 
-Each is a command of its own, on built-in data. Planned is what the command prints before it works; taken are the
-seconds from that line to its end, and of them those of the loop, where a run writes them: its estimate is of the steps
-alone. Memory is that of the whole process. The ratio is taken over planned: above 1, the estimate promised too much.
+On a machine with other work, PROCESSOR=1 measures the processor's time of one thread instead; this has no meaning for
+cases with several processes. RUN names a run's folder or an encoder's file to evaluate.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _MEMORY = re.compile(r"needs about ([\d.]+) of [\d.]+ GiB of memory")
 
 @dataclass(frozen=True)
 class Case:
-    """What a command planned and took: seconds, and GiB; None where it said nothing.
+    """Estimate and measurement of a command, in seconds and GiB; None if it printed no estimate.
 
     Attributes:
-        loop: seconds of a run's own table.
-        load: processes that wanted a core, at the end.
+        loop: seconds in the run's own table.
+        load: load of the machine at the end.
     """
 
     name: str
@@ -65,7 +65,7 @@ def seconds_in(words: str) -> float:
 
 
 def now(process: int) -> float:
-    """Return the seconds of the clock, or those that a process has worked."""
+    """Return the seconds of the wall clock, or of the processor."""
     if not _BUSY:
         return time.perf_counter()
     words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -73,7 +73,7 @@ def now(process: int) -> float:
 
 
 def measure(name: str, command: str, out: Path) -> Case | None:
-    """Do one, and print what it says if it fails or takes too long."""
+    """Run a case, and print its output if it fails or takes too long."""
     words = [sys.executable, "-u", "-c", _PROGRAM, *command.split()]
     planned = memory = None
     said: list[str] = []
@@ -102,7 +102,7 @@ def measure(name: str, command: str, out: Path) -> Case | None:
 
 
 def table(cases: list[Case]) -> list[str]:
-    """Rows in Markdown, then the ratios at the median and at their worst."""
+    """Return the rows in Markdown, then the median ratios and the worst ones."""
     rows = ["| case | planned | taken | ratio | of it the loop | planned GiB | peak GiB | load |", "|" + " --- |" * 8]
     for one in cases:
         plan = "" if one.planned is None else f"{one.planned:.0f} s"
@@ -128,7 +128,7 @@ def table(cases: list[Case]) -> list[str]:
 
 
 def main(names: list[str]) -> None:
-    """Measure all cases, or those that are named; what is evaluated is the run of the first."""
+    """Measure all cases, or the named ones; the run of the first is the one to evaluate."""
     with tempfile.TemporaryDirectory() as place:
         run, cases = Path(os.environ.get("RUN", Path(place) / "mae")), list[Case]()
         for name in names or CASES:

@@ -1,4 +1,4 @@
-"""Runs of every task that are killed again and again, and compared bit for bit with runs that never were.
+"""Runs of every task that are killed many times, compared bit for bit with undisturbed runs.
 
 python benchmarks/faults.py [--kills 25] [--seed 1] [--tasks mae,droppos]
 """
@@ -21,11 +21,11 @@ from killing import Kill, draw_images, kill_until_done, left_behind, start  # no
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=25, help="of each task, at the least")
+    parser.add_argument("--kills", type=int, default=25, help="least number of kills of each task")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tasks", default=",".join(ready_tasks()))
     arguments = parser.parse_args()
-    print("| task | kills | runs that they hit | differences |\n| --- | --- | --- | --- |", flush=True)
+    print("| task | kills | runs that were killed | runs that differ |\n| --- | --- | --- | --- |", flush=True)
     for name in arguments.tasks.split(","):
         with tempfile.TemporaryDirectory() as folder:
             images, rng = draw_images(Path(folder, "images")), random.Random(f"{arguments.seed} {name}")
@@ -44,7 +44,7 @@ def main() -> None:
                 differences += found.keys() != plain.keys() or bool(differing)
                 if differing:
                     print(f"{out}: {differing}", file=sys.stderr, flush=True)
-                if hits == 0:  # the next one shall have a name of its own
+                if hits == 0:  # so that the next one has another name
                     out.parent.rename(Path(folder, f"spared-{time.monotonic_ns()}"))
             print(f"| {name} | {kills} | {runs} | {differences} |", flush=True)
 

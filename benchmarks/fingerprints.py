@@ -1,11 +1,11 @@
-"""What every task computes, number for number, so that code can be moved and nothing else.
+"""Fingerprints of the results of every task, to prove that a change of the code leaves them equal.
 
-    python benchmarks/fingerprints.py record before.json     # on the code as it was
-    python benchmarks/fingerprints.py compare before.json    # on the code as it is
+    python benchmarks/fingerprints.py record before.json     # on the old code
+    python benchmarks/fingerprints.py compare before.json    # on the new code
 
-Of every set of options in the sweep (`tests/support/options_swept.py`): the weights at the start and after two steps, a
-moving average's too; random numbers used; losses, metrics and gradients; the held-out measure with its baselines;
-pictures; predicted positions. Names of modules may differ, numbers may not. Ends with 1 if any does.
+For every set of options in the sweep (`tests/support/options_swept.py`): the weights at the start and after two steps,
+also of moving averages; random numbers used; losses, metrics and gradients; the held-out measure with its baselines;
+pictures; predicted positions. Names of modules may differ, numbers may not. The exit code is 1 if any number differs.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from options_swept import OPTION_SETS
 from sweep import build, views_of
 
-WORDS = ("caption", "to beat")  # words may change, and are told
+WORDS = ("caption", "to beat")  # words may change, and are reported
 
 
 def trace(tensor: Tensor) -> list[Any]:
-    """Of a tensor: how many numbers, their norm and their sum with signs, and a digest of all bits; not its name."""
+    """Return the trace of a tensor: number of values, norm, sum with signs, and a digest of all bits; not its name."""
     found = tensor.detach().contiguous().cpu()
     numbers = found.double().nan_to_num(7.0, 11.0, 13.0).flatten()
-    waves = torch.arange(len(numbers), dtype=torch.float64).sin()  # so that order counts
+    waves = torch.arange(len(numbers), dtype=torch.float64).sin()  # so that the order matters
     bits = hashlib.sha256(found.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
     return [len(numbers), numbers.norm().item(), (numbers @ waves).item(), bits]
 
 
 def traces(tensors: Iterable[Tensor]) -> list[list[Any]]:
-    """Of several, in an order that does not depend on their names."""
+    """Return the traces of several tensors, in an order that does not depend on their names."""
     return sorted(map(trace, tensors))
 
 
 def fingerprint(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """All that a task computes in two steps, a measure and its pictures."""
+    """Return everything that a task computes in two steps, a measure and its pictures."""
     task = build(name, asked=options).train()
     found: dict[str, Any] = {"built": traces(task.state_dict().values()), "drawn to build": torch.rand(()).item()}
     found["auto"] = {option: str(value) for option, (value, _) in task.chosen.items()}
@@ -67,7 +67,7 @@ def fingerprint(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def held_out(task: torch.nn.Module, generator: torch.Generator) -> dict[str, Any]:
-    """What is shown of a task: its measure, its pictures, the positions that it predicts."""
+    """Return a task's held-out measure, pictures and predicted positions."""
     images = views_of(task, seed=1)[0]
     measure = task.measure(images, generator)
     found: dict[str, Any] = {"measure": {"": trace(measure.values), "name": measure.name, "form": measure.form}}
@@ -88,7 +88,7 @@ def held_out(task: torch.nn.Module, generator: torch.Generator) -> dict[str, Any
 
 
 def differences(before: Any, now: Any, path: str = "") -> list[tuple[str, str]]:
-    """Where two fingerprints differ: what kind of difference, and the path of the keys with both values."""
+    """Yield the differences of two fingerprints: kind of difference, and path of the keys with both values."""
     if isinstance(before, dict) and isinstance(now, dict):
         keys = sorted(before.keys() | now.keys())
         return [line for key in keys for line in differences(before.get(key), now.get(key), f"{path} / {key}")]
@@ -100,7 +100,7 @@ def differences(before: Any, now: Any, path: str = "") -> list[tuple[str, str]]:
 
 
 def near(before: Any, now: Any) -> bool:
-    """Whether two values differ by the rounding of sums that were taken in another order."""
+    """Return whether two values differ only by the rounding of sums in another order."""
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         return all(map(near, before[:-1], now[:-1])) and (isinstance(now[-1], str) or near(before[-1], now[-1]))
     if isinstance(before, float) and isinstance(now, float):
@@ -125,7 +125,7 @@ def main() -> int:
         print(f"{len(now)} fingerprints in {args.file}")
         return 0
     before = json.loads(args.file.read_text())
-    now = {key: value for key, value in now.items() if key in before}  # new options have nothing to be equal to
+    now = {key: value for key, value in now.items() if key in before}  # new options have no earlier fingerprint
     found = differences(before, now)
     print(*(f"{kind}: {line}" for kind, line in found), sep="\n")
     counts = {kind: sum(kind == one for one, _ in found) for kind in ("NUMBERS", "ROUNDING", "words")}

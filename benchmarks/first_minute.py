@@ -1,6 +1,8 @@
-"""When a run first says something: seconds of processor time to its plan, its first measures and its first picture.
+"""Seconds of processor time from the start of Python to a run's plan, its first measures and its first picture.
 
-A busy machine stretches them less than those of the clock. The start of Python is in them.
+    OMP_NUM_THREADS=1 python benchmarks/first_minute.py shapes runs/first
+
+Other work on the machine lengthens processor time less than wall-clock time.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from patchloom.train.metrics import Reporter
 
 
 class Enough(BaseException):
-    """The first measure was taken: nothing more is asked."""
+    """End of the trial, after the first measure."""
 
 
 def stamp(what: str) -> None:
-    """Print how much processor time the process has taken."""
+    """Print the processor time of the process so far."""
     print(f"{time.process_time():6.1f} s: {what}", flush=True)
 
 
 def main(data: str, out: str) -> None:
-    """Train on ``data`` into ``out`` up to the first measure, and tell when what was there."""
+    """Train on ``data`` into ``out`` up to the first measure, and print the time of each event."""
     measured, draw, show = metrics.MetricsLog._measured, metrics.draw_run, Reporter.show
 
     def timed_measure(self: metrics.MetricsLog, state: Any, first: bool = False) -> dict[str, float]:

@@ -1,18 +1,20 @@
-"""Everything that the first GPU shall tell, in one command of 25 minutes, which may be stopped and called again.
+"""All GPU measurements in one command of 25 minutes, which may be stopped and repeated.
 
-    python benchmarks/gpu.py --cifar /tmp/data/cifar10         # writes gpu.json and gpu.md
-    python benchmarks/gpu.py --minutes 9                # what is missing; without --cifar, the built-in shapes serve
+    python benchmarks/get_data.py cifar10 /tmp/data
+    python benchmarks/gpu.py --cifar /tmp/data/cifar10  # writes gpu.json and gpu.md
+    python benchmarks/gpu.py --minutes 9                # only what is missing; without --cifar, the built-in shapes
     python benchmarks/gpu.py --only steps peers         # some of the sections
     python benchmarks/gpu.py --tiny                     # the same in miniature, on a CPU, in two minutes
 
-Sections: what the machine can do; the suite's GPU tests; a step of every task at ViT-S/16 and ViT-B/16 with the largest
-batch that fits, in bfloat16 (or what auto takes), with and without compiled blocks; Hugging Face's and lightly's MAE
-beside ours; how often training waits for the GPU; DDP and FSDP with NCCL in a group of one; loading from a 256-px
-cache; ten minutes of CIFAR-10. It needs patchloom alone; pytest, transformers and lightly are used where they are.
+Sections: peak rates of the machine; the suite's GPU tests; a step of every task at ViT-S/16 and ViT-B/16 with the
+largest batch that fits, in bfloat16 (or what auto takes), with and without compiled blocks; Hugging Face's and
+lightly's MAE beside ours; how often training waits for the GPU; DDP and FSDP with NCCL in a group of one; loading from
+a 256-px cache; ten minutes of CIFAR-10. It needs only patchloom; pytest, transformers and lightly are used if they are
+installed.
 
-Each row runs in a process of its own, with a limit of time, and is written as soon as it is done. A row that failed, or
-that time ran out for, is kept with the last lines of its error, and tried again by the next call, after those that were
-never tried. Done rows are not repeated.
+Each row runs in a separate process with a time limit, and is written as soon as it is finished. Rows that fail or run
+out of time are stored with the last lines of their error, and tried again by the next call, after those that were never
+tried. Finished rows are not repeated.
 """
 
 from __future__ import annotations
@@ -28,21 +30,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gpu_attempt
-from gpu_tables import markdown, told_in_short
+from gpu_tables import markdown, outcome_line
 
 from patchloom.errors import PatchloomError
 from patchloom.system.files import write_whole
 from patchloom.tasks import ready_tasks
 
-# with the hundredths of the time that each may take; what one leaves over is for those after it
+# by section, per cent of the time; unused time goes to the later sections
 SECTIONS = {"machine": 2, "tests": 12, "steps": 27, "peers": 4, "training": 5, "group": 4, "loading": 6, "cifar": 40}
 MODELS = {"ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224"}
-_LEAST = 10.0  # seconds with which it makes no sense to begin a row
+_LEAST = 10.0  # with fewer seconds left, no row is started
 _TRAINED = 240.0  # seconds of training of each run on CIFAR-10: five minutes with its evaluation
 
 
 class Row(NamedTuple):
-    """One measurement: its section and name, the function that makes it, its arguments, and its limit in seconds."""
+    """Measurement: its section, name, function, arguments, and time limit in seconds."""
 
     section: str
     name: str
@@ -52,7 +54,7 @@ class Row(NamedTuple):
 
 
 def plan(device: str, tiny: bool, work: str, cifar: str) -> list[Row]:
-    """All rows in their order."""
+    """Return all rows in order."""
     on, at = {"device": device, "tiny": tiny}, {"device": device, "tiny": tiny, "work": work}
     rows = [Row("machine", "figures", "gpu_steps.machine", on | {"known": {}}, 90)]
     rows.append(Row("tests", "pytest -m gpu", "gpu_runs.tests", {"tiny": tiny}, 400))
@@ -81,22 +83,22 @@ def plan(device: str, tiny: bool, work: str, cifar: str) -> list[Row]:
 
 
 class Book:
-    """What was found so far, in a file that is whole at any moment, and the same as Markdown beside it."""
+    """Results so far, in a JSON file that is complete at any moment, and in a Markdown file beside it."""
 
     def __init__(self, path: Path):
         self.path, self.kept = path, {"about": {}, "sections": {}}
         if path.exists():
             try:
                 self.kept = json.loads(path.read_text("utf-8"))
-                self.kept["about"]["machine"], self.kept["sections"]  # else it is another file
+                self.kept["about"]["machine"], self.kept["sections"]  # KeyError if it is another file
             except (ValueError, KeyError, TypeError) as problem:
                 raise PatchloomError(f"{path} was not written by this script: give another --out") from problem
 
     def begin(self, about: dict[str, Any]) -> None:
-        """Say on what all figures were measured.
+        """Store the machine and versions of all figures.
 
         Raises:
-            PatchloomError: what is there was measured on something else.
+            PatchloomError: the file has figures of another machine.
         """
         there = self.kept["about"]
         found, here = ([one["machine"][name] for name in ("name", "torch")] for one in (there or about, about))
@@ -111,14 +113,14 @@ class Book:
     def entry(self, row: Row) -> dict[str, Any]:
         return self.kept["sections"].get(row.section, {}).get(row.name, {})
 
-    def note(self, row: Row, told: dict[str, Any]) -> None:
-        """Keep what became of a row."""
-        attempts = self.entry(row).get("attempts", 0) + ("seconds" in told)
-        self.kept["sections"].setdefault(row.section, {})[row.name] = told | {"attempts": attempts}
+    def note(self, row: Row, outcome: dict[str, Any]) -> None:
+        """Store the outcome of a row."""
+        attempts = self.entry(row).get("attempts", 0) + ("seconds" in outcome)
+        self.kept["sections"].setdefault(row.section, {})[row.name] = outcome | {"attempts": attempts}
         self.write()
 
     def known(self) -> dict[str, dict[str, Any]]:
-        """Results by section and row."""
+        """Return the results by section and row."""
         sections = self.kept["sections"].items()
         return {
             section: {name: one["result"] for name, one in rows.items() if one["state"] == "done"}
@@ -131,19 +133,19 @@ class Book:
 
 
 class Budget:
-    """Seconds that are left, shared among the sections that still have something to do."""
+    """Remaining seconds, shared among the sections with unfinished rows."""
 
     def __init__(self, seconds: float):
         self.end = time.monotonic() + seconds
 
     def section_end(self, section: str, waiting: list[str]) -> float:
-        """When a section must end, if those ``waiting`` (it is one of them) share what is left."""
+        """Return the time at which a section must end, if the sections ``waiting``, itself included, share the rest."""
         now = time.monotonic()
         return now + (self.end - now) * SECTIONS[section] / sum(SECTIONS[name] for name in waiting)
 
 
 def work_through(rows: list[Row], book: Book, budget: Budget, made: Any, logs: Path) -> None:
-    """Try all rows that are not done, as far as time goes."""
+    """Try all unfinished rows, as long as there is time."""
     open_ones = [row for row in rows if book.entry(row).get("state") != "done"]
     waiting = [section for section in SECTIONS if any(row.section == section for row in open_ones)]
     while waiting:
@@ -157,24 +159,24 @@ def work_through(rows: list[Row], book: Book, budget: Budget, made: Any, logs: P
                 continue
             told = one_row(row, book, left, made, logs)
             book.note(row, told)
-            print(f"{row.section:<9} {row.name:<32} {told_in_short(row.section, told)}", flush=True)
+            print(f"{row.section:<9} {row.name:<32} {outcome_line(row.section, told)}", flush=True)
         waiting = waiting[1:]
 
 
 def one_row(row: Row, book: Book, left: float, made: Any, logs: Path) -> dict[str, Any]:
-    """Try one row in the time that is left."""
+    """Try one row in the remaining time."""
     arguments = row.arguments | ({"known": book.known()} if "known" in row.arguments else {})
     seconds, begin = min(row.limit, left), time.monotonic()
     name = "".join(letter if letter.isalnum() else "-" for letter in f"{row.section} {row.name}")
     told = gpu_attempt.attempt(made, row.call, arguments, seconds, logs / f"{name}.log")
     if told["state"] == "late" and seconds == row.limit:
-        told["state"] = "failed"  # it had all the time that it may have
+        told["state"] = "failed"  # it had its whole time limit
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return told | {"seconds": round(time.monotonic() - begin, 1), "date": now}
 
 
 def identified(device: str, logs: Path) -> tuple[dict[str, Any], Any]:
-    """Which machine this is, and how processes begin on it.
+    """Return the machine, and a context that starts processes on it.
 
     Raises:
         PatchloomError: no process can use the device.
@@ -185,11 +187,11 @@ def identified(device: str, logs: Path) -> tuple[dict[str, Any], Any]:
         if told["state"] == "done":
             return told["result"], made
     reason = " ".join(told["error"][-2:])
-    raise PatchloomError(f"no process here can use the {device} device ({reason}); --tiny tries the script on a CPU")
+    raise PatchloomError(f"no process here can use the {device} device ({reason}); --tiny runs the script on a CPU")
 
 
 def commit() -> str:
-    """Of which state of the code the figures are, where git knows."""
+    """Return the commit of the code, if git knows it."""
     words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(words, capture_output=True, text=True).stdout.strip()
@@ -215,11 +217,13 @@ def run(args: argparse.Namespace) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="what is there already is not repeated")
-    parser.add_argument("--minutes", type=float, default=25.0, help="of this call, shared among the sections")
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu.json"), help="file of results; finished rows are not repeated"
+    )
+    parser.add_argument("--minutes", type=float, default=25.0, help="minutes of this call, shared among the sections")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections")
     parser.add_argument("--cifar", help="folder with train/CLASS and test/CLASS")
-    parser.add_argument("--tiny", action="store_true", help="all in miniature on the CPU: is the script sound?")
+    parser.add_argument("--tiny", action="store_true", help="everything in miniature on the CPU, to test the script")
     args = parser.parse_args()
     args.out = args.out.absolute()
     try:
@@ -228,11 +232,11 @@ def main() -> int:
         print(f"gpu.py: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("gpu.py: stopped; the same command goes on", file=sys.stderr)
+        print("gpu.py: stopped; the same command resumes", file=sys.stderr)
         return 130
     return 0
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the row that runs is ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the running row is ended, too
     sys.exit(main())

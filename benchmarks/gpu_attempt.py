@@ -1,4 +1,4 @@
-"""One row of `gpu.py` in a process of its own, so that neither its faults nor its time are another row's."""
+"""Separate process for one row of `gpu.py`, so that its faults and its time do not affect other rows."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from typing import Any
 
 from patchloom.system.files import write_whole
 
-GRACE = 20.0  # seconds in which a row that was told to end may write a checkpoint
-_LINES = 12  # of a traceback, or of what was printed last, that are kept
+GRACE = 20.0  # seconds in which a row may write a checkpoint after SIGTERM
+_LINES = 12  # lines of a traceback, or of the last output, that are stored
 
 
 def context(method: str = "forkserver") -> BaseContext:
-    """How processes begin: forked from a server that has imported patchloom already, and has never touched a GPU.
+    """Return a context that forks processes from a server that has imported patchloom and never used a GPU.
 
     Args:
-        method: forkserver, or spawn where the driver minds being forked.
+        method: forkserver, or spawn if the driver does not survive a fork.
     """
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else an import that asks for GPUs would begin to use them
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # otherwise an import that queries the GPUs would initialise them
     made = multiprocessing.get_context(method)
     if method == "forkserver":
         made.set_forkserver_preload(["patchloom.bench", "patchloom.train.loop"])
@@ -35,14 +35,14 @@ def context(method: str = "forkserver") -> BaseContext:
 
 
 def attempt(made: BaseContext, call: str, arguments: dict[str, Any], seconds: float, log: Path) -> dict[str, Any]:
-    """Call a function of a module ("module.function") with ``arguments`` and ``seconds``, in a process of its own.
+    """Call a function of a module ("module.function") with ``arguments`` and ``seconds``, in a separate process.
 
     Args:
-        made: by `context`.
-        call: it must return what JSON can hold.
-        arguments: of the function, plain values.
-        seconds: after which it is told to end (SIGTERM), and is killed a little later.
-        log: file for what it prints.
+        made: context, made by `context`.
+        call: name of the function, which must return what JSON can hold.
+        arguments: its arguments, plain values.
+        seconds: time limit: SIGTERM after it, SIGKILL a little later.
+        log: file of its output.
 
     Returns:
         ``state`` done with its ``result``; or failed or late, with the last lines of its ``error``.
@@ -61,7 +61,7 @@ def attempt(made: BaseContext, call: str, arguments: dict[str, Any], seconds: fl
             process.join(GRACE)
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started
+            os.killpg(process.pid, signal.SIGKILL)  # and the processes that it has started
         process.kill()
         process.join()
     if answer.exists():
@@ -73,17 +73,17 @@ def attempt(made: BaseContext, call: str, arguments: dict[str, Any], seconds: fl
 
 
 def _work(call: str, arguments: dict[str, Any], seconds: float, log: str, answer: str) -> None:
-    os.setpgid(0, 0)  # to be ended together with the processes that it starts
+    os.setpgid(0, 0)  # so that it can be ended together with the processes that it starts
     threading.Thread(target=_end_with_parent, daemon=True).start()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    multiprocessing.set_start_method(None, force=True)  # what starts from here starts as it does for users
+    multiprocessing.set_start_method(None, force=True)  # processes that start from here start as they do for users
     module, _, name = call.rpartition(".")
     try:
         result = getattr(importlib.import_module(module), name)(seconds=seconds, **arguments)
         told = {"state": "done", "result": result}
-    except BaseException as problem:  # whatever it is, the other rows go on
+    except BaseException as problem:  # after any error, the other rows continue
         lines = "".join(traceback.format_exception(problem)).splitlines()
         print(*lines, sep="\n", flush=True)
         told = {"state": "failed", "error": [line[:300] for line in lines[-_LINES:]]}
@@ -91,7 +91,7 @@ def _work(call: str, arguments: dict[str, Any], seconds: float, log: str, answer
 
 
 def _end_with_parent() -> None:
-    """A row shall not go on alone, and hold the GPU, when who asked for it was killed."""
+    """End the row if its parent is killed, so that it does not keep the GPU."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -99,6 +99,6 @@ def _end_with_parent() -> None:
 
 
 def _last(log: Path) -> list[str]:
-    """The last lines that were printed."""
+    """Return the last lines of the output."""
     lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
     return [line[:300] for line in lines[-_LINES:]]

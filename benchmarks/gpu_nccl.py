@@ -1,11 +1,11 @@
-"""A short `pretrain` alone, and again in a group of one process whose collectives are really made: NCCL's on a GPU.
+"""Short `pretrain` without a group, and again in a group of one process with real collectives: NCCL's on a GPU.
 
     torchrun --standalone --nproc_per_node 1 benchmarks/gpu_nccl.py IMAGES FOLDER DEVICE TASK STRATEGY
 
-NCCL gives a GPU to one process only, so two of them cannot meet on one GPU; and alone, patchloom makes no group at all.
-Here it is told that one process is not alone. So DDP (or FSDP), and every sum, gathering and broadcast of a run goes
-through NCCL, each with one process, and must give what it was given: the weights are compared with those of the run
-without. What it cannot show: two processes that exchange anything. Prints one line of JSON.
+NCCL allows only one process per GPU, and patchloom makes no group for a single process. Here patchloom is made to
+believe that there are more. So DDP (or FSDP), and every sum, gather and broadcast of a run use NCCL, each with one
+process, and must return their input: the weights are compared with those of the run without a group. An exchange
+between two processes is not tested. The script prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SMALL |= {"workers": 0, "compile": False, "held_out": 0.2}
 
 
 class One(int):
-    """The number 1, from which nobody can conclude that a process is alone."""
+    """Number 1 that equals nothing and is greater than 1, so that a single process uses its group."""
 
     __hash__ = int.__hash__
 
@@ -45,7 +45,7 @@ class One(int):
 
 
 class Group:
-    """torch.distributed with a group of `One`; counts the collectives that are asked for."""
+    """torch.distributed with a group of `One`; counts the calls of collectives."""
 
     def __init__(self) -> None:
         self.made: Counter[str] = Counter()
@@ -60,7 +60,7 @@ class Group:
 
 
 def launch(device: str, devices: int | str, strategy: str) -> Fabric:
-    """As patchloom's for several processes, but of one."""
+    """Start one process as patchloom starts several."""
     sharded = strategy == "fsdp"
     how = ModelParallelStrategy(distributed._shard, 1, 1) if sharded else DDPStrategy()
     fabric = Fabric(accelerator=device, devices=1, strategy=how)
@@ -69,7 +69,7 @@ def launch(device: str, devices: int | str, strategy: str) -> Fabric:
 
 
 def largest_difference(one: Path, two: Path) -> float:
-    """Between the weights and moments of two runs, relative to the norm of each tensor."""
+    """Return the largest difference of weights and moments of two runs, relative to the norm of each tensor."""
     first, second = (load_file(run / "checkpoints" / "last.safetensors") for run in (one, two))
     if first.keys() != second.keys():
         raise ValueError(f"the runs differ in {sorted(first.keys() ^ second.keys())[:5]}")
@@ -81,10 +81,10 @@ def largest_difference(one: Path, two: Path) -> float:
 
 
 def check(device: str) -> None:
-    """What processes tell each other, in a group of one.
+    """Check the exchange of values in a group of one.
 
     Raises:
-        ValueError: it is not what was told.
+        ValueError: a value changes on the way.
     """
     values = torch.randn(4, 3, device=device)
     for tell in (distributed.total, distributed.gathered, distributed.averaged):
@@ -95,7 +95,7 @@ def check(device: str) -> None:
 
 
 def main(images: str, folder: str, device: str, task: str, strategy: str) -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # to end with torchrun, which is in another process group
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # to end with torchrun, which is in another process group of the system
     options = SMALL | {"task": task, "device": device, "strategy": strategy}
     plain, together = Path(folder, "plain"), Path(folder, "together")
     pretraining.pretrain(images, out=plain, **options)

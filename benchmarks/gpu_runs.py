@@ -1,4 +1,4 @@
-"""What `gpu.py` measures of whole runs: the suite's GPU tests, training, a group of one, loading, and CIFAR-10."""
+"""Measurements of `gpu.py` on whole runs: the suite's GPU tests, training, a group of one, loading, and CIFAR-10."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from patchloom.train.loop import pretrain
 from patchloom.train.step import Stepper
 
 ROOT = Path(__file__).parents[1]
-_UNCOUNTED = 5  # first steps, whose waits are not counted
+_UNCOUNTED = 5  # number of first steps, whose waits are not counted
 _ENDED = re.compile(r"^(\S+::\S.*?) (PASSED|FAILED|ERROR|SKIPPED)", re.MULTILINE)
-_ENDING = 10.0  # seconds that a command gets to end
+_ENDING = 10.0  # seconds in which a command may end
 
 
 def command(words: list[str], seconds: float) -> tuple[int | None, str]:
-    """Exit code and output of a command, which is told to end when the seconds are nearly over; None: it was."""
+    """Run a command, and return exit code and output; the code is None if it was ended before the time limit."""
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     try:
         out, _ = process.communicate(timeout=max(1.0, seconds - 1.5 * _ENDING))
@@ -61,10 +61,10 @@ def command(words: list[str], seconds: float) -> tuple[int | None, str]:
 
 
 def tests(tiny: bool, seconds: float) -> Result:
-    """The suite's tests that need a GPU; each that failed once more alone, since a fault spoils all that come after."""
+    """Run the suite's GPU tests; failed ones again alone, because a fault affects all later tests."""
     folder = ROOT / "tests" / "gpu" if tiny else ROOT / "tests"
     if not folder.is_dir() or not find_spec("pytest"):
-        return {"absent": f"{folder.name} or pytest is not there: only the package was installed"}
+        return {"absent": f"{folder.name} or pytest is missing: only the package is installed"}
     begin = time.monotonic()
     words = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--color=no", "-p", "no:cacheprovider"]
     words += ["-o", "addopts=--import-mode=importlib", "--rootdir", str(ROOT), "--continue-on-collection-errors"]
@@ -85,7 +85,7 @@ def tests(tiny: bool, seconds: float) -> Result:
 
 
 def photographs(work: str, tiny: bool) -> Path:
-    """JPEG files of 500 x 375 pixels, made once."""
+    """Make JPEG files of 500 x 375 pixels, once."""
     folder = Path(work, "photographs")
     if not folder.is_dir():
         beside = folder.with_name(f"photographs-{os.getpid()}")
@@ -96,14 +96,14 @@ def photographs(work: str, tiny: bool) -> Path:
 
 
 def fresh(work: str, *names: str) -> Path:
-    """A run's folder, without what an earlier attempt has left there."""
+    """Return a run's folder, without files of an earlier attempt."""
     folder = Path(work, *names)
     shutil.rmtree(folder, ignore_errors=True)
     return folder
 
 
 def steady(run: Path) -> float | None:
-    """Images a second in the second half of a run: the first has its starts in it. None: it was too short to tell."""
+    """Return images per second in the second half of a run, without its start; None if it was too short."""
     with open(run / "metrics.csv", newline="") as file:
         rows = [(int(row["images"]), float(row["seconds"])) for row in csv.DictReader(file) if row["seconds"]]
     rows = rows[len(rows) // 2 :]
@@ -113,12 +113,12 @@ def steady(run: Path) -> float | None:
 
 
 def waiting(run: Path) -> str:
-    """The share of its time that a run has waited for data, as it printed last."""
+    """Return the share of time that a run waited for data, from its last line."""
     return (re.findall(r"(\d+%) waiting for data", (run / "log.txt").read_text("utf-8")) or [""])[-1]
 
 
 def training(device: str, tiny: bool, work: str, seconds: float, task: str) -> Result:
-    """A short `pretrain`, and how often its forward passes, updates, and batches on their way wait for the GPU."""
+    """Run a short `pretrain`, and count how often forward passes, updates and copies of batches wait for the GPU."""
     found: dict[str, list[int]] = {"forward": [], "update": [], "send": []}
     where: Counter[str] = Counter()
 
@@ -146,7 +146,7 @@ def training(device: str, tiny: bool, work: str, seconds: float, task: str) -> R
 
 
 def group(device: str, tiny: bool, work: str, seconds: float, task: str, strategy: str) -> Result:
-    """`gpu_nccl.py` by torchrun."""
+    """Run `gpu_nccl.py` by torchrun."""
     folder = fresh(work, "group", f"{task}-{strategy}")
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
     words += [str(Path(__file__).with_name("gpu_nccl.py")), str(photographs(work, tiny)), str(folder), device]
@@ -158,7 +158,7 @@ def group(device: str, tiny: bool, work: str, seconds: float, task: str, strateg
 
 
 def loading(device: str, tiny: bool, work: str, known: Result, seconds: float, cached: bool) -> Result:
-    """Images a second that are read, cropped to 224 px and copied to the device, with the workers that auto takes."""
+    """Measure images per second that are read, cropped to 224 px and copied to the device, with `auto` workers."""
     source, side, batch = open_data(photographs(work, tiny)).train, 32 if tiny else 224, 4 if tiny else 256
     workers = resolve.default_workers(device, Cores(cores()))[0]
     begin = time.perf_counter()
@@ -167,7 +167,7 @@ def loading(device: str, tiny: bool, work: str, known: Result, seconds: float, c
     made = time.perf_counter() - begin
     batches = training_batches(source, RandomCrop((side, side)), batch, 0, 0, 10**6, workers, device=device)
     for _ in islice(batches, 1 if tiny else 4 * workers):
-        pass  # the workers start, and what they have ahead is taken
+        pass  # start the workers, and use up the batches that they have prepared
     synchronize(device)
     start, steps = time.perf_counter(), 0
     while time.perf_counter() - start < (0.3 if tiny else 8.0):
@@ -180,14 +180,14 @@ def loading(device: str, tiny: bool, work: str, known: Result, seconds: float, c
 
 
 def _fastest(known: Result) -> Result:
-    """The step that wants most images a second."""
+    """Return the step that needs most images per second."""
     steps = known.get("steps", {})
     name = max(steps, key=lambda name: steps[name]["images/s"], default=None)
     return {"row": name, "images/s": steps[name]["images/s"]} if name else {}
 
 
 def run(device: str, tiny: bool, work: str, seconds: float) -> Result:
-    """`pretrain` of droppos from the cache, where reading, copying and training go on at once."""
+    """Run `pretrain` of droppos from the cache, with reading, copying and training at the same time."""
     sizes = TINY | {"batch_size": 4} if tiny else {"model": "vit_small_patch16_224", "img_size": 224, "batch_size": 256}
     folder = fresh(work, "loading", "run")
     epochs = 1 if tiny else 80
@@ -196,7 +196,7 @@ def run(device: str, tiny: bool, work: str, seconds: float) -> Result:
 
 
 def two_classes(work: str) -> str:
-    """Some photographs with labels, for a trial in miniature."""
+    """Return some photographs with labels, for a trial in miniature."""
     folder = Path(work, "classes")
     for i, path in enumerate(sorted(photographs(work, True).iterdir())):
         place = folder / ("train" if i < 16 else "test") / "ab"[i % 2] / path.name  # two photographs, in turns
@@ -206,7 +206,7 @@ def two_classes(work: str) -> str:
 
 
 def pace(data: str, task: str, out: Path, seconds: float, sizes: dict[str, Any]) -> float | None:
-    """Images a second of a run that is stopped some seconds after its first update."""
+    """Measure images per second of a run that is stopped some seconds after its first update."""
     plain, ends = Stepper.update, []
 
     def update(*arguments: Any, **named: Any) -> Any:
@@ -227,7 +227,7 @@ def pace(data: str, task: str, out: Path, seconds: float, sizes: dict[str, Any])
 
 
 def cifar(device: str, tiny: bool, work: str, seconds: float, task: str, data: str, trained: float) -> Result:
-    """A run of about so many seconds on CIFAR-10, or on what there is, and what its encoder learnt."""
+    """Run for about ``trained`` seconds on CIFAR-10, or on other data, and evaluate the encoder."""
     sizes: dict[str, Any] = {"model": "mini", "batch_size": 256, "blr": 2e-3}
     if tiny:
         data, sizes = two_classes(work), TINY | {"batch_size": 4}
@@ -235,7 +235,7 @@ def cifar(device: str, tiny: bool, work: str, seconds: float, task: str, data: s
         sizes |= {"img_size": 32, "patch_size": 4, "cache": "whole"}
     sizes |= {"device": device, "precision": precision_of(device)}
     begun, out = Path(work, "cifar", f"{task}.json"), Path(work, "cifar", task)
-    if not begun.exists():  # the same length in every attempt, so that a run goes on
+    if not begun.exists():  # the same length in every attempt, so that a run resumes
         fresh(work, "cifar", task)
         images = len(hold_out(open_data(data).train, "auto", seed=0)[0])
         rate = pace(data, task, fresh(work, "cifar", f"{task}-pace"), trained / 12, sizes)

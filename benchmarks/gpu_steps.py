@@ -1,4 +1,4 @@
-"""What `gpu.py` measures of single steps: what the machine can do, every task, and the peers. Each in its process."""
+"""Measurements of `gpu.py` on single steps: peak rates of the machine, every task, and the peers."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _FULL = 0.92  # share of the memory that a batch may take
 _TIMED = 4.0  # seconds of timing
 _SYNC = "called a synchronizing CUDA operation"
 TINY = {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2}, "img_size": 32, "patch_size": 8}
-TINY |= {"attention": "fused", "kernels": "torch", "threads": 1, "workers": 0}  # so that nothing is measured first
+TINY |= {"attention": "fused", "kernels": "torch", "threads": 1, "workers": 0}  # so that kernels are not measured first
 
 Result = dict[str, Any]
 
 
 def identity(device: str, seconds: float) -> Result:
-    """Which machine this is; figures of two of them must not meet in one file."""
+    """Return the machine; figures of two machines must not be in one file."""
     named = torch.cuda.get_device_name() if device == "cuda" else processor("model name") or platform.machine()
     found = {"name": named, "torch": torch.__version__, "cuda": torch.version.cuda if device == "cuda" else None}
     found |= {"python": platform.python_version(), "cores": cores(), "memory": round(memory(device)[1], 1)}
@@ -54,7 +54,7 @@ def identity(device: str, seconds: float) -> Result:
 
 
 def data_sheet(name: str) -> float | None:
-    """Operations a second that a GPU's data sheet promises; None: it is in none that we have read."""
+    """Return the operations per second in a GPU's data sheet; None if we do not know it."""
     words = f" {name.replace('-', ' ')} "
     if "Laptop" in words:  # slower parts under the same numbers
         return None
@@ -62,7 +62,7 @@ def data_sheet(name: str) -> float | None:
 
 
 def machine(device: str, tiny: bool, known: Result, seconds: float) -> Result:
-    """Rates of large products, and of a copy in the device's memory."""
+    """Measure the rates of large products, and of a copy in the device's memory."""
     size = 256 if tiny else 8192
     dtypes = ("float32", "bfloat16", "float16")[: 2 if device == "cpu" else 3]
     times = seconds_of({dtype: product(device, dtype, size) for dtype in dtypes}, device, 10)
@@ -78,7 +78,7 @@ def machine(device: str, tiny: bool, known: Result, seconds: float) -> Result:
 
 @contextmanager
 def waits(device: str) -> Iterator[Counter[str]]:
-    """While entered, the moments at which the CPU waits for the GPU are counted, by the line that is to blame."""
+    """Count the points at which the CPU waits for the GPU inside this block, by line of code."""
     places: Counter[str] = Counter()
     if device != "cuda":
         yield places
@@ -94,7 +94,7 @@ def waits(device: str) -> Iterator[Counter[str]]:
 
 
 def count_waits(caught: list[warnings.WarningMessage], places: Counter[str]) -> None:
-    """Add torch's warnings of synchronisation to ``places``."""
+    """Count torch's warnings of synchronisation in ``places``."""
     for one in caught:
         if _SYNC in str(one.message):
             path = Path(one.filename)
@@ -102,21 +102,21 @@ def count_waits(caught: list[warnings.WarningMessage], places: Counter[str]) -> 
 
 
 def forget() -> None:
-    """Give back what a step that met the end of memory has left."""
+    """Free the memory that is left after a step ran out of memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def repeated(batch: Batch, times: int, device: str) -> Batch:
-    """A batch, so many times over, on the device: reading and copying are measured apart."""
+    """Return a batch, repeated, on the device: reading and copying are measured separately."""
     views = tuple(torch.cat([view.to(device)] * times) for view in batch.views)
     colors = batch.colors and tuple(again(plan, times, len(batch.indices)) for plan in batch.colors)
     return batch._replace(views=views, colors=colors, indices=torch.cat([batch.indices] * times))
 
 
 def again(plan: ColorPlan, times: int, images: int) -> ColorPlan:
-    """What happens to the colours of so many images, for a batch that has them so many times."""
+    """Return the colour changes of a batch, repeated as its images are."""
     counts = [count for _, count in plan.changes]
     rows = [torch.cat([part + i * images for i in range(times)]) for part in plan.rows.split(counts)]
     factors = [part.repeat(times) for part in plan.factors.split(counts)]
@@ -125,10 +125,10 @@ def again(plan: ColorPlan, times: int, images: int) -> ColorPlan:
 
 
 def largest(step: Step, most: int, device: str) -> tuple[int, Result]:
-    """Double the images of a step until memory ends, or the next doubling would not fit.
+    """Double the images of a step until the memory is full, or the next doubling would not fit.
 
     Returns:
-        How many fit, with which the step is left; and seconds and GiB of each batch that was tried.
+        The largest batch that fits, which the step keeps; and seconds and GiB of each batch that was tried.
     """
     first, (_, there) = step.batch, memory(device)
     images, tried, fits = len(first.indices), {}, 0
@@ -159,7 +159,7 @@ def largest(step: Step, most: int, device: str) -> tuple[int, Result]:
 
 
 def timed(ways: dict[str, Callable[[], Any]], device: str, tiny: bool, seconds: float = _TIMED) -> dict[str, list]:
-    """Seconds of each way, in turns, in as many rounds as fit into some seconds (3 to 20)."""
+    """Time several functions in turns, in as many rounds as fit into some seconds (3 to 20)."""
     if tiny:
         return seconds_of(ways, device, 1)
     start = time.perf_counter()
@@ -170,7 +170,7 @@ def timed(ways: dict[str, Callable[[], Any]], device: str, tiny: bool, seconds: 
 
 
 def rates(seconds: list[float], batch: int, flops: float, precision: str, known: Result) -> Result:
-    """What a step's times say."""
+    """Return the rates that follow from a step's times."""
     median, figures = statistics.median(seconds), known.get("machine", {}).get("figures", {})
     done = batch * flops / median
     peak, sheet = figures.get("products", {}).get(precision), figures.get("data sheet")
@@ -188,26 +188,25 @@ def rates(seconds: list[float], batch: int, flops: float, precision: str, known:
 
 
 def precision_of(device: str) -> str:
-    """What `auto` takes on a GPU; bfloat16 on a CPU, where only the script is tried."""
+    """Return the precision of `auto` on a GPU, and bfloat16 on a CPU, where only the script is tested."""
     return resolve.default_precision(device)[0] if device == "cuda" else "bfloat16"
 
 
 def sized(task: str, device: str, batch: int, precision: str, model: str, tiny: bool) -> Settings:
-    """Settings of a task at the sizes of this benchmark."""
+    """Return the settings of a task at the sizes of this benchmark."""
     return settings_for(task, device, batch, precision, **(TINY if tiny else {"model": model}))
 
 
 def step(
     device: str, tiny: bool, known: Result, seconds: float, model: str, task: str, compiled: bool, eager: str = ""
 ) -> Result:
-    """One task's step, with the largest batch that fits.
+    """Measure one task's step, with the largest batch that fits.
 
-    With compiled blocks it takes the batch of the row ``eager``, which is the same without: each other one would have
-    to be compiled, too.
+    With compiled blocks it takes the batch of the row ``eager``: every other batch would have to be compiled, too.
     """
     precision, there = precision_of(device), known.get("steps", {}).get(eager)
     if compiled and not there:
-        raise RuntimeError(f"the row {eager}, whose batch this one takes, has no result yet")
+        raise RuntimeError(f"the row {eager}, whose batch this row uses, has no result yet")
     settings = sized(task, device, 2 if tiny else 32, precision, model, tiny)
     one, tried = Step(settings, compiled), {}
     start = time.perf_counter()
@@ -228,7 +227,7 @@ def step(
 
 
 def as_large(one: Step, batch: int, device: str) -> int:
-    """Do a step of so many images, or of half of them as often as that is too much; how many they were."""
+    """Do a step, halving the images as long as they do not fit, and return their number."""
     first, done = one.batch, False
     while True:
         try:
@@ -247,7 +246,7 @@ def as_large(one: Step, batch: int, device: str) -> int:
 
 
 def peers(device: str, tiny: bool, known: Result, seconds: float, model: str) -> Result:
-    """MAE of Hugging Face and of lightly, and ours, in turns, all with one batch that fits each beside the others."""
+    """Measure MAE of Hugging Face, of lightly, and ours, in turns, with a batch that fits all of them together."""
     batch = 1 if tiny else 256
     while True:
         found = None
@@ -263,7 +262,7 @@ def peers(device: str, tiny: bool, known: Result, seconds: float, model: str) ->
 
 
 def _side_by_side(device: str, tiny: bool, known: Result, model: str, batch: int) -> Result:
-    # on a CPU without its instructions a step in bfloat16 takes seconds
+    # on a CPU without bfloat16 instructions a step takes seconds
     precision, depth = ("float32", 1) if tiny else (precision_of(device), DEPTH)
     task, sizes = {"name": "mae", "decoder_depth": depth}, {"attention": "fused"} if tiny else {}
     ours = settings_for(task, device, batch, precision, model=model, **sizes)
@@ -271,7 +270,7 @@ def _side_by_side(device: str, tiny: bool, known: Result, model: str, batch: int
     memories: dict[str, float | None] = {}
 
     def begin(name: str, make: Callable[[], Any]) -> None:
-        """Make a step and do two: what is more in use than before is its own."""
+        """Make a step and do it twice, to measure its memory as the increase."""
         before = torch.cuda.memory_allocated() / 2**30 if device == "cuda" else 0.0
 
         def work() -> None:

@@ -1,4 +1,4 @@
-"""What `gpu.py` found, as Markdown for benchmarks/README.md."""
+"""Tables of the results of `gpu.py`, as Markdown for benchmarks/README.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Entry = dict[str, Any]
 
 
 def markdown(kept: dict[str, Any]) -> str:
-    """The whole page."""
+    """Return the page."""
     about = kept["about"]
     if not about:
         return ""
@@ -24,10 +24,10 @@ def markdown(kept: dict[str, Any]) -> str:
 
 
 def machine_line(about: Entry) -> str:
-    """What was measured on what."""
+    """Return the line on machine, versions and date."""
     m = about["machine"]
     cuda = f", CUDA {m['cuda']}, driver {m.get('driver', 'unknown')}" if m["cuda"] else ""
-    tiny = "A trial in miniature: no figure here means anything. " if about["tiny"] else ""
+    tiny = "A trial in miniature: the figures have no meaning. " if about["tiny"] else ""
     code = f" patchloom at {about['commit']}." if about["commit"] else ""
     return (
         f"{tiny}{m['name']}, {m['memory']:.0f} GiB, {m['cores']} cores; torch {m['torch']}{cuda}, Python {m['python']}."
@@ -41,7 +41,7 @@ def table(heading: str, columns: list[str], rows: list[list[str]]) -> str:
 
 
 def missing(rows: dict[str, Entry]) -> str:
-    """Rows without a result, and why."""
+    """Return the rows without a result, and the reasons."""
     lines = []
     for name, one in rows.items():
         if one["state"] != "done":
@@ -78,7 +78,7 @@ def tests(done: dict[str, Entry]) -> str:
 
 
 def work(one: Entry) -> list[str]:
-    """Cells that all steps have."""
+    """Return the cells of a step."""
     low, high = one["range"]
     shares = [number(one["operations a second"] / 1e12, ",.3g"), number(one["of data sheet"], ".0%")]
     shares.append(number(one["of products"], ".0%"))
@@ -155,7 +155,7 @@ def cifar(done: dict[str, Entry]) -> str:
         rows.append([f"{task} on {one['data']}", *work, *pace, f"{one['measure']:.3f} ({beside})", *cells])
     columns = ["", "epochs", "samples", "minutes", "images/s", "waiting", "held-out measure"]
     columns += ["kNN: trained / untrained / raw pixels", "linear, the same"]
-    return table("CIFAR-10, or what there was in its place", columns, rows)
+    return table("CIFAR-10, or the data used instead", columns, rows)
 
 
 TABLES: dict[str, Callable[[dict[str, Entry]], str]] = {
@@ -164,8 +164,8 @@ TABLES: dict[str, Callable[[dict[str, Entry]], str]] = {
 }  # fmt: skip
 
 
-def told_in_short(section: str, told: Entry) -> str:
-    """One line on what became of a row."""
+def outcome_line(section: str, told: Entry) -> str:
+    """Return one line on the outcome of a row."""
     if told["state"] != "done":
         return f"{told['state']}: {' '.join(told.get('error', [])[-1:])[:160]}"
     result, after = told["result"], f"{told['seconds']:.0f} s"

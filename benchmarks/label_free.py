@@ -1,19 +1,19 @@
-"""Which measure of an encoder without labels predicts its rank by labels: 35 short runs and 2 untrained encoders.
+"""Correlation of measures without labels with accuracy by labels, over 35 short runs and 2 untrained encoders.
 
-    python benchmarks/get_data.py cifar10 /tmp/data
+    python benchmarks/get_data.py cifar5k /tmp/data          # for /tmp/data/cifar5k in place of shapes
     OMP_NUM_THREADS=1 python benchmarks/label_free.py train shapes /tmp/st/shapes
     OMP_NUM_THREADS=1 python benchmarks/label_free.py measure shapes /tmp/st/shapes --results /tmp/measured/shapes
     python benchmarks/label_free.py table /tmp/measured/shapes
 
-and the same with a folder that has train/ and test/ in place of shapes. The runs see 2,500 training images in a flat
-folder, without labels. What is measured without labels is taken of 300 of the data's own test images, which no run saw;
-kNN (k = 20) and the linear probe of the same mean of the patch tokens classify all test images by 2,500 labelled
-training images. What is made already is not made again, and runs that are not finished are left for another time.
+A folder with train/ and test/ can take the place of shapes. The runs see 2,500 training images in a flat folder,
+without labels. The measures without labels use 300 test images, which no run saw. kNN (k = 20) and the linear probe use
+the same mean of the patch tokens, and classify all test images by 2,500 labelled training images. Finished runs and
+measures are not repeated; ``measure`` skips unfinished runs.
 
-The table has Spearman's ρ between each measure and each accuracy: over all encoders, where longer training raises much
-at once; and within equal epochs, the mean of the ρ of each length of training, which is what a choice between tasks
-needs. Intervals are the middle 95 % of 2,000 draws of encoders with replacement, within the lengths; and, since two
-seeds of one task are alike, of draws of tasks, with both their seeds.
+The table has Spearman's ρ between each measure and each accuracy: over all encoders, where longer training raises many
+numbers at once; and within equal epochs, as the mean of the ρ of each length, which matters for the choice of a task.
+Intervals are the middle 95 % of 2,000 draws of encoders with replacement, within the lengths; and, because two seeds of
+one task are similar, of draws of tasks, with both their seeds.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 
 TASKS = "mae droppos mp3 simmim restore extrema lut".split()
 SEEDS, EPOCHS = (0, 1), (4, 16, 32)
-SEEN, LABELLED, MEASURED = 2500, 2500, 300  # images that runs see; with a label for kNN; without labels
+SEEN, LABELLED, MEASURED = 2500, 2500, 300  # images of the runs; labelled ones for kNN; of the measures without labels
 SAME = {"img_size": 32, "patch_size": 8, "batch_size": 128, "threads": 1, "workers": 0}
 LABELS = ("kNN", "linear")
 EFFECT = "the task's own effect"
-NEAR_ONE = "nearness of α to 1"  # where by its paper it is best
+NEAR_ONE = "nearness of α to 1"  # the best value by its paper
 DRAWS = 2000
-# baselines that a task has to beat, and what a perfect answer to it has
+# baselines that a task has to beat, and the value of a perfect answer
 TO_BEAT = {"chance": 1, "on other images": 1, "blurred copy": 0, "flat patches": 0, "what was given": 0}
 
-# task, epochs, seed -> of each measure its value
+# (task, epochs, seed, values by measure) for each encoder
 Table = list[tuple[str, int, int, dict[str, float]]]
 
 
 def train(data: str, out: Path) -> None:
-    """The 35 runs, seed by seed and the short ones first."""
+    """Train the 35 runs, seed by seed, short ones first."""
     flat = out / "images"
     if not flat.exists():
         part, source = out / ".images", open_data(data).train
@@ -69,13 +69,13 @@ def train(data: str, out: Path) -> None:
 
 
 def runs(out: Path) -> list[Path]:
-    """The folders of the 35 runs, in the order in which they are made."""
+    """Return the folders of the 35 runs, in running order."""
     every = [(epochs, 0) for epochs in EPOCHS] + [(epochs, 1) for epochs in EPOCHS[:2]]
     return [out / f"{task}-{epochs}-{seed}" for epochs, seed in every for task in TASKS]
 
 
 def encoders(out: Path) -> Iterator[tuple[str, torch.nn.Module, EncoderCard, float | None]]:
-    """Of each finished run, and of an untrained encoder a seed: name, encoder, card, and the effect of its task."""
+    """Yield name, encoder, card and effect of the task, of each finished run and of one untrained encoder per seed."""
     card = None
     for run in runs(out):
         if (run / "summary.txt").exists():
@@ -87,7 +87,7 @@ def encoders(out: Path) -> Iterator[tuple[str, torch.nn.Module, EncoderCard, flo
 
 
 def own_effect(run: Path) -> float:
-    """The share of the way from the baseline to perfect, by the means of the last validation in metrics.csv."""
+    """Return the share of the way from the baseline to perfect, from the last validation in metrics.csv."""
     with (run / "metrics.csv").open() as file:
         last = [line for line in csv.DictReader(file) if line["held_out"]][-1]
     found = {name: float(last[f"baseline:{name}"]) for name in TO_BEAT if last.get(f"baseline:{name}")}
@@ -97,7 +97,7 @@ def own_effect(run: Path) -> float:
 
 
 def measure(data: str, out: Path, results: Path) -> None:
-    """A JSON for every finished encoder: all measures without labels, its task's effect, and both accuracies."""
+    """Write a JSON file for every encoder: all measures without labels, its task's effect, and both accuracies."""
     results.mkdir(parents=True, exist_ok=True)
     settings = EvalSettings(device="cpu", workers=0, cache=False)
     train = test = None
@@ -120,7 +120,7 @@ def measure(data: str, out: Path, results: Path) -> None:
 
 
 def accuracies(vit: torch.nn.Module, card: EncoderCard, train: Source, test: Source) -> dict[str, float]:
-    """Of the mean of the patch tokens: kNN with k = 20, and the linear probe."""
+    """Return the accuracies of kNN (k = 20) and the linear probe, by the mean of the patch tokens."""
     fitted, asked = (extract(vit, card, source, device="cpu") for source in (train, test))
     (x, y), (queries, truth) = ((one.pooled("mean"), one.labels) for one in (fitted, asked))
     probe, _ = linear_probe(x, y, seed=0, device=torch.device("cpu"))
@@ -129,7 +129,7 @@ def accuracies(vit: torch.nn.Module, card: EncoderCard, train: Source, test: Sou
 
 
 def read(results: Path) -> Table:
-    """What was measured of all encoders."""
+    """Read the results of all encoders."""
     found = []
     for path in sorted(results.glob("*.json")):
         task, epochs, seed = path.stem.rsplit("-", 2)
@@ -139,7 +139,7 @@ def read(results: Path) -> Table:
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Spearman's ρ along the last axis [... n]; nan where all values are equal."""
+    """Return Spearman's ρ along the last axis [... n]; nan if all values are equal."""
     x, y = (rankdata(one, axis=-1) for one in (x, y))
     x, y = (one - one.mean(-1, keepdims=True) for one in (x, y))
     with np.errstate(invalid="ignore"):
@@ -147,7 +147,7 @@ def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def grouped(x: np.ndarray, y: np.ndarray, groups: list[np.ndarray], draws: list[np.ndarray]) -> str:
-    """The mean of ρ over groups of encoders, and its interval, from places [t ...] within each group that are drawn."""
+    """Return the mean of ρ over groups of encoders with its interval, from drawn indices [t ...] within each group."""
     rho = np.mean([spearman(x[group], y[group]) for group in groups])
     drawn = [spearman(x[group][each], y[group][each]) for group, each in zip(groups, draws, strict=True)]
     low, high = np.nanquantile(np.mean(drawn, axis=0), (0.025, 0.975))
@@ -155,7 +155,7 @@ def grouped(x: np.ndarray, y: np.ndarray, groups: list[np.ndarray], draws: list[
 
 
 def table(results: Path) -> None:
-    """Print ρ of every measure with both accuracies, and what the accuracies were."""
+    """Print ρ of every measure with both accuracies, and the range of the accuracies."""
     encoders = read(results)
     lengths = [epochs for epochs in EPOCHS if sum(one[1] == epochs for one in encoders) > 3]
     groups = [np.array([i for i, one in enumerate(encoders) if one[1] == epochs]) for epochs in lengths]
@@ -184,7 +184,7 @@ def table(results: Path) -> None:
 def by_tasks(
     x: np.ndarray, y: np.ndarray, groups: list[np.ndarray], tasks: list[str], rng: np.random.Generator
 ) -> tuple[float, float]:
-    """The interval of the mean ρ over groups, where tasks are drawn with all their seeds."""
+    """Return the interval of the mean ρ over groups, from draws of tasks with all their seeds."""
     names = sorted({tasks[i] for group in groups for i in group})
     of_task = [[[i for i in group if tasks[i] == name] for name in names] for group in groups]
     drawn = []
@@ -198,8 +198,8 @@ def by_tasks(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("train", "measure", "table"))
-    parser.add_argument("paths", nargs="+", help="the data, and the folder of the runs; of table, that of the results")
-    parser.add_argument("--results", type=Path, help="a folder for what was measured (default: measured/ in the runs')")
+    parser.add_argument("paths", nargs="+", help="data and folder of the runs; for table, folder of the results")
+    parser.add_argument("--results", type=Path, help="folder of the results (default: measured/ in that of the runs)")
     asked = parser.parse_args()
     if asked.what == "table":
         table(Path(asked.paths[0]))

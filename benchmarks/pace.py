@@ -1,4 +1,4 @@
-"""How many images a second each task trains on, data included, measured in interleaved rounds."""
+"""Training images per second of each task, data included, measured in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from patchloom.train.step import build_optimizer
 
 
 class Stepper:
-    """One task's training steps on real data, as `patchloom pretrain` does them without workers."""
+    """Training steps of one task on real data, as in `patchloom pretrain` without workers."""
 
     def __init__(self, data: str, task: dict, settings: dict, rounds: int, steps: int):
         opened = open_data(data)
@@ -47,7 +47,7 @@ class Stepper:
         self.task.after_step(0.5)
 
     def seconds(self) -> float:
-        """Seconds of a step in one round; on a CPU those of its own threads, whatever else the machine does."""
+        """Return seconds per step in one round; on a CPU the time of its own threads only."""
         on_cpu = self.settings.device == "cpu"
         clock, share = (time.process_time, torch.get_num_threads()) if on_cpu else (time.perf_counter, 1)
         start = clock()
@@ -61,7 +61,7 @@ class Stepper:
 def seconds_a_step(
     data: str, tasks: dict[str, dict], settings: dict, rounds: int = 3, steps: int = 5
 ) -> dict[str, tuple[float, int]]:
-    """Median seconds of a step and images in it, by task name; the tasks take turns."""
+    """Return median seconds per step and images per step, by task; the tasks run in turns."""
     steppers = {name: Stepper(data, task, settings, rounds, steps) for name, task in tasks.items()}
     found: dict[str, list[float]] = {name: [] for name in tasks}
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Training steps of models that are not ours: Hugging Face's and lightly's MAE, and a plain ViT that classifies."""
+"""Training steps of other libraries' models: Hugging Face's and lightly's MAE, and a plain ViT classifier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from patchloom.nets.build import PRESETS
 from patchloom.nets.performance import fuse_attention
 
-# by its name: the package that it comes from, and the form of its attention
+# by name: its package, and the form of its attention
 PEERS = {
     "hf mae (sdpa)": ("transformers", "torch's scaled_dot_product_attention"),
     "hf mae (eager)": ("transformers", "explicit softmax"),
@@ -26,18 +26,18 @@ Parts = tuple[nn.Module, Callable[[], Tensor]]
 
 
 def installed(kind: str) -> bool:
-    """Whether the package of a peer is there."""
+    """Return whether the package of a peer is installed."""
     return find_spec(PEERS[kind][0]) is not None
 
 
 class Peer:
-    """A step of a model that is not ours, on random images of 224 px: forward, backward, fused AdamW.
+    """Step of another library's model on random images of 224 px: forward, backward, fused AdamW.
 
     Args:
-        kind: a name of `PEERS`, or "plain vit".
-        dtype: of the products: float32, bfloat16 or float16 (which is timed without scaling its loss).
-        device: where.
-        batch: images of a step.
+        kind: name in `PEERS`, or "plain vit".
+        dtype: type of the products: float32, bfloat16 or float16 (timed without scaling of the loss).
+        device: device of the step.
+        batch: images per step.
         model: timm's name of the encoder with that shape, or one of ours.
         depth: blocks of an MAE's decoder.
     """
@@ -64,14 +64,14 @@ class Peer:
 
 
 def plain_vit(images: Tensor, kind: str, vit: nn.Module, depth: int) -> Parts:
-    """A classifier over all patches."""
+    """Make a classifier over all patches."""
     net = nn.Sequential(vit, nn.Linear(vit.embed_dim, 1000))
     target = torch.arange(len(images), device=images.device)
     return net, lambda: nn.functional.cross_entropy(net(images), target)
 
 
 def hugging_face(images: Tensor, kind: str, vit: nn.Module, depth: int) -> Parts:
-    """``ViTMAEForPreTraining`` in one of its attention forms, named in brackets."""
+    """Make ``ViTMAEForPreTraining`` with one of its forms of attention, named in brackets."""
     from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
     form = kind.partition("(")[2].rstrip(")")
@@ -84,7 +84,7 @@ def hugging_face(images: Tensor, kind: str, vit: nn.Module, depth: int) -> Parts
 
 
 def lightly_mae(images: Tensor, kind: str, vit: nn.Module, depth: int) -> Parts:
-    """lightly's modules put together as its documentation does for MAE, with normalised pixels."""
+    """Make MAE from lightly's modules as in its documentation, with normalised pixels."""
     from lightly.models import utils
     from lightly.models.modules import MAEDecoderTIMM, MaskedVisionTransformerTIMM
 
@@ -107,7 +107,7 @@ def lightly_mae(images: Tensor, kind: str, vit: nn.Module, depth: int) -> Parts:
 
 
 def operations_of(kind: str, model: str = SMALL, depth: int = DEPTH) -> float:
-    """Floating-point operations an image of a peer's matrix products, there and back."""
+    """Return the floating-point operations per image of a peer's matrix products, forward and backward."""
     if kind == "hf mae (sdpa)":
         kind = "hf mae (eager)"  # torch counts no fused attention on CPUs
     step = Peer(kind, "float32", "cpu", 2, model, depth)

@@ -1,9 +1,11 @@
-"""How long each picture of an encoder takes: `patchloom look --what NAME` for 8 images at ViT-S/16, 224 px.
+"""Time of each picture of an encoder: `patchloom look --what NAME` for 8 images at ViT-S/16, 224 px.
 
-    python benchmarks/pictures.py FOLDER_OF_IMAGES [NAME ...]
+    python benchmarks/get_data.py camvid /tmp/data
+    python benchmarks/pictures.py /tmp/data/camvid/images/test [NAME ...]
 
-Weights are as they begin: time does not depend on them. The time is that of the process's CPU on one thread, from an
-encoder that is loaded to files that are written, so that other work on the machine counts little.
+Any folder of images will do. The weights are random, because the time does not depend on them. Measured is the
+process's CPU time on one thread, from the loaded encoder to the written files, so other work on the machine matters
+little.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from patchloom.nets.checkpoints.format import EncoderCard
 
 SPEC = EncoderSpec("vit_small_patch16_224", (224, 224), 16, 3, "learned")
 ROUNDS, SLOW = 3, ("retrieval", "inversion")  # once
-STEPS = 20  # of the fit of inversion, whose time is proportional to them
+STEPS = 20  # steps of the fit of inversion; its time is proportional to them
 
 
 def seconds(name: str, asked: LookRequest) -> float:
-    """CPU seconds that one picture takes."""
+    """Return the CPU seconds of one picture."""
     start = time.process_time()
     draw_pictures([name], asked, lenient=False)
     return time.process_time() - start

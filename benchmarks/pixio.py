@@ -1,11 +1,12 @@
-"""What each change of Pixio to `mae` gives a small user: mask units, the decoder's depth, class tokens; three seeds.
+"""Comparison of Pixio's changes to `mae` on small images: mask units, depth of the decoder, class tokens; three seeds.
 
+    python benchmarks/get_data.py cifar5k /tmp/data
     OMP_NUM_THREADS=1 python benchmarks/pixio.py /tmp/data/cifar5k --seeds 0 1 2 -- --model nano --epochs 10
 
-Each arm is `patchloom pretrain` with the words of `ARMS` and of what stands after ``--``, on images of 32 pixels in
-patches of 4. All arms see as many images: what a deeper decoder costs in time stands in its column. The encoder is
-then frozen and judged as `patchloom evaluate knn` (k = 20) and `linear` do, by the mean of the patch tokens and by that
-of all tokens in front, which of one class token is that token. Finished arms are read, not repeated.
+Each arm is `patchloom pretrain` with the options in `ARMS` and those after ``--``, on images of 32 pixels in patches of
+4. All arms see the same number of images; a column has the time, which grows with the decoder. The encoder is then
+frozen and measured as by `patchloom evaluate knn` (k = 20) and `linear`, with the mean of the patch tokens and with the
+mean of all prefix tokens. Finished arms are read, not repeated.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ K = 20
 
 
 def scores(vit: VisionTransformer, card: EncoderCard, train: Source, test: Source) -> dict[str, float]:
-    """Accuracies on the test images, by protocol and pooling."""
+    """Return the accuracies on the test images, by protocol and pooling."""
     one, two = (extract(vit, card, source, device="cpu") for source in (train, test))
     found = {}
     for name in ("mean", "prefix" if "prefix" in one.tokens else "class"):
@@ -54,7 +55,7 @@ def scores(vit: VisionTransformer, card: EncoderCard, train: Source, test: Sourc
 
 
 def measured(run: Path, data: str) -> dict[str, float]:
-    """Scores of a run's encoder and of its untrained twin, and the minutes that training took; kept beside it."""
+    """Return the scores of a run's encoder and its untrained twin, and the minutes of training; stored in the run."""
     kept = run / "pixio.json"
     if not kept.exists():
         opened, (vit, card) = open_data(data), load_encoder_file(run)
@@ -77,7 +78,7 @@ def main() -> None:
     args, words = parser.parse_known_args()
     words = [word for word in words if word != "--"]
     found: dict[str, list[dict[str, float]]] = {arm: [] for arm in args.arms}
-    for seed in args.seeds:  # in turns, so that what else the machine does falls on all alike
+    for seed in args.seeds:  # in turns, so that other work on the machine affects all arms equally
         for arm in args.arms:
             run = args.out / f"{arm.replace(' ', '-')}-{seed}"
             about = ["--task", "mae", "--seed", str(seed), "--out", str(run), *SIZES, *ARMS[arm], *words]
@@ -97,7 +98,7 @@ def main() -> None:
 
 
 def spread(values: list[float]) -> str:
-    """The mean, and the range."""
+    """Return the mean and the range."""
     return f"{100 * statistics.mean(values):.1f} % ({100 * min(values):.1f}-{100 * max(values):.1f})"
 
 

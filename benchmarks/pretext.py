@@ -1,14 +1,14 @@
-"""Pre-train with several tasks and seeds, and tabulate what each encoder learnt beside its controls.
+"""Pre-training with several tasks and seeds, and a table of each encoder beside its controls.
 
     python benchmarks/pretext.py shapes --seeds 0 1 2
     python benchmarks/get_data.py cifar10 /tmp/data
     python benchmarks/pretext.py /tmp/data/cifar10 --tasks mae droppos --epochs 10
     python benchmarks/pretext.py /tmp/data/cifar10 --minutes 7 --seeds 0 1 2      # every task, equal time
 
-With ``--minutes``, the tasks' steps are timed first (in turns, data included), and each task gets as many epochs as
-come nearest to it; so equal budgets do not depend on what else the machine does during the runs.
-Every run is `patchloom pretrain` with what is given after ``--`` (same words), so each row can be had from the command
-line. Finished runs in ``--out`` are read, not repeated; an interrupted one is resumed.
+With ``--minutes``, the tasks' steps are timed first (in turns, data included), and each task gets the number of epochs
+that is nearest to it; so equal budgets do not depend on other work on the machine during the runs. Every run is
+`patchloom pretrain` with the options after ``--``, so each row can be repeated on the command line. Finished runs in
+``--out`` are read, not repeated; an interrupted one is resumed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from patchloom.tasks import ready_tasks
 
 
 def last_results(run: Path) -> dict[tuple[str, str], float]:
-    """(protocol, encoder) -> accuracy, as the final evaluation quotes it."""
+    """Return the accuracies of the final evaluation by (protocol, encoder)."""
     with open(run / "results.csv", newline="") as file:
         quoted = [row for row in csv.DictReader(file) if row["quoted"] == "True"]
     return {
@@ -40,7 +40,7 @@ def last_results(run: Path) -> dict[tuple[str, str], float]:
 
 
 def measure_of(run: Path) -> tuple[float, dict[str, float], float]:
-    """The task's measure at the end, its baselines, and the seconds that training took."""
+    """Return the task's last measure, its baselines, and the seconds of training."""
     with open(run / "metrics.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["held_out"]]
     baselines = {name: float(value) for name, value in rows[-1].items() if name.startswith("baseline:")}
@@ -48,7 +48,7 @@ def measure_of(run: Path) -> tuple[float, dict[str, float], float]:
 
 
 def affordable(data: str, tasks: list[str], minutes: float, kept: Path) -> dict[str, list[str]]:
-    """The words that give each task as many epochs as fit into some minutes; timings are kept for the next call."""
+    """Return the options that give each task the epochs that fit into some minutes; timings are stored."""
     if not kept.exists():
         found = seconds_a_step(data, {name: {"name": name} for name in tasks}, {"device": "cpu"})
         write_whole(kept, json.dumps(found))

@@ -1,19 +1,19 @@
-"""Native scale against reduced images: what it brings to pre-training by mae, and to segmentation after it.
+"""Native scale against reduced images, in pre-training by mae and in segmentation after it.
 
     for name in camvid raccoon; do python benchmarks/get_data.py $name /tmp/data; done
     python benchmarks/resolution.py /tmp/data /tmp/resolution
     python benchmarks/resolution.py /tmp/data /tmp/resolution --only membranes --head upernet
 
-Three data sets: drawn membranes (512 x 512 pixels, as an electron microscope shows tissue; their label maps are
-exact), CamVid's frames (480 x 360; every fourth frame of the test), and 200 photographs of raccoons (480 x 360 at the
-median, at most 2000 pixels wide), whose label maps are their boxes. ``mae`` is pre-trained twice on each, for the same
-number of crops of 96 pixels: cut as ever, a fifth of the image to the whole, and at native scale. Each encoder is then
-tested by ``evaluate segment``, in windows of 144 pixels: on images that are reduced until a window holds their shorter
-side, and on images as they are.
+Three data sets: drawn membranes (512 x 512 pixels, like tissue under an electron microscope, with exact label maps),
+CamVid's frames (480 x 360; every fourth test frame), and 200 photographs of raccoons (480 x 360 at the median, at most
+2000 pixels wide), whose label maps are their boxes. ``mae`` is pre-trained twice on each, for the same number of crops
+of 96 pixels: with the usual crops, a fifth of the image to the whole, and at native scale. Each encoder is then tested
+by ``evaluate segment``, in windows of 144 pixels: on images reduced until a window holds their shorter side, and on
+images at their own size.
 
-Each number is a mean over seeds of the head and of its order of images, with the range. There is one pre-training of a
-kind (``--pretrainings`` makes more), so a difference between encoders that is not much larger than what seeds of the
-head do proves nothing. What is made already is not made again.
+Each number is a mean over seeds of the head and the order of images, with the range. There is one pre-training of each
+kind (``--pretrainings`` makes more), so a difference between encoders must be much larger than the spread over seeds of
+the head to mean anything. Finished parts are not repeated.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ import patchloom
 from patchloom.evaluate.protocols import evaluate
 
 CROPS, WINDOW = ("0.2", "native"), 144
-SAMPLES = 20_000  # crops that a pre-training sees: three minutes of a core
+SAMPLES = 20_000  # crops of a pre-training: three minutes of a core
 STEPS = {"linear": 150, "upernet": 100}
 
 
 def membranes(out: Path, train: int = 48, test: int = 16, side: int = 512) -> None:
-    """Draw tissue: cells that dark membranes part, with organelles whose rims and folds look like membranes.
+    """Draw tissue: cells between dark membranes, with organelles whose rims and folds look like membranes.
 
     Args:
         out: folder for ``images/`` and ``labels/`` (0 cell, 1 membrane, 2 organelle), with ``train/`` and ``test/``.
-        train, test: images of each part.
-        side: in pixels. Membranes are 4 to 6 pixels thick, cells about 50 wide, organelles 14 to 36.
+        train, test: number of images of each part.
+        side: side of an image in pixels. Membranes are 4 to 6 pixels thick, cells about 50 wide, organelles 14 to 36.
     """
     for part, first, count in (("train", 0, train), ("test", train, test)):
         for number in range(first, first + count):
@@ -59,7 +59,7 @@ def membranes(out: Path, train: int = 48, test: int = 16, side: int = 512) -> No
 
 
 def tissue(rng: np.random.Generator, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """An image and its label map, uint8 [side side] each."""
+    """Draw an image and its label map, uint8 [side side] each."""
     rows, columns = np.mgrid[:side, :side].astype(np.float64)
     bent = [at + 60 * gaussian_filter(rng.normal(size=(side, side)), 12) for at in (rows, columns)]  # no straight wall
     steps = np.arange(-50, side + 51, 50.0)
@@ -88,7 +88,7 @@ def tissue(rng: np.random.Generator, side: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def boxed(source: Path, out: Path) -> None:
-    """Label maps of the raccoons: 1 in their boxes, 0 elsewhere; every fifth photograph is for the test."""
+    """Write label maps of the raccoons: 1 in their boxes, 0 elsewhere; every fifth photograph is for the test."""
     for number, image in enumerate(sorted((source / "images").iterdir())):
         picture = Image.open(image).convert("RGB")
         labels = np.zeros((picture.height, picture.width), np.uint8)
@@ -104,7 +104,7 @@ def boxed(source: Path, out: Path) -> None:
 
 
 def thinned(source: Path, out: Path) -> None:
-    """CamVid's training frames, and every fourth of its test frames."""
+    """Copy CamVid's training frames, and every fourth test frame."""
     for part, every in (("train", 1), ("test", 4)):
         for image in sorted((source / "images" / part).iterdir())[::every]:
             for kind, file in (("images", image), ("labels", source / "labels" / part / f"{image.stem}.png")):
@@ -115,7 +115,7 @@ def thinned(source: Path, out: Path) -> None:
 
 
 def pretrained(data: Path, out: Path, crops: str, seed: int) -> Path:
-    """A run of ``mae`` on the training images, whose crops are cut so."""
+    """Pre-train ``mae`` on the training images, with a scale of crops, and return the run."""
     run = out / f"mae-{crops}-{seed}"
     images = data / "images" / "train"
     n = len(list(images.iterdir())) * 0.95
@@ -140,7 +140,7 @@ def pretrained(data: Path, out: Path, crops: str, seed: int) -> Path:
 
 
 def segmented(run: Path, data: Path, side: int | str, head: str, seeds: int, ignore: int) -> list[float]:
-    """mIoU in percent of some seeds of the head; kept in the run's folder."""
+    """Return mIoU in percent for some seeds of the head; stored in the run's folder."""
     kept = run / f"segmented-{side}-{head}-{STEPS[head]}-{seeds}.json"
     if not kept.exists():
         given: dict[str, Any] = {"size": WINDOW, "side": side, "steps": STEPS[head], "validation": 0.0, "workers": 0}
@@ -152,7 +152,7 @@ def segmented(run: Path, data: Path, side: int | str, head: str, seeds: int, ign
 
 
 def prepared(data: Path, out: Path, name: str) -> Path:
-    """The folder of a data set, made first where that is needed."""
+    """Return the folder of a data set, and make it if necessary."""
     folder = out / f"{name}-data"
     if not (folder / "classes.txt").exists():
         if name == "membranes":
@@ -163,14 +163,14 @@ def prepared(data: Path, out: Path, name: str) -> Path:
 
 
 def main() -> None:
-    """Run the study, or what of it is asked for."""
+    """Run the study, or parts of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder with camvid/ and raccoon/")
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="+", choices=("membranes", "camvid", "raccoon"))
     parser.add_argument("--sides", nargs="+", choices=(str(WINDOW), "native"), default=[str(WINDOW), "native"])
     parser.add_argument("--head", choices=tuple(STEPS), default="linear")
-    parser.add_argument("--seeds", type=int, default=3, help="of the head")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds of the head")
     parser.add_argument("--pretrainings", type=int, default=1)
     asked = parser.parse_args()
     for name in asked.only or ("membranes", "camvid", "raccoon"):

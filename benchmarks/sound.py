@@ -1,6 +1,6 @@
-"""Keyword spotting on recordings: what pre-training brings to MP3's speech model, and how fast recordings are read.
+"""Keyword spotting on recordings: the gain of pre-training for MP3's speech model, and the speed of reading.
 
-    pip install 'patchloom[audio]'
+    pip install '.[audio]'
     python benchmarks/get_data.py keywords /tmp/data
     python benchmarks/sound.py pace /tmp/data/keywords
     python benchmarks/sound.py keywords /tmp/data/keywords /tmp/sound
@@ -8,10 +8,10 @@
     python benchmarks/sound.py updates /tmp/data/keywords /tmp/sound
     python benchmarks/sound.py tasks /tmp/data/keywords /tmp/sound
 
-The data is a part of the Arabic Speech Commands set (see get_data.py); no speaker is in two parts.
+The data is a part of the Arabic Speech Commands set (get_data.py prints source and layout); no speaker is in two parts.
 Pre-training sees the recordings of the training part without their labels. Each seed draws the pre-training, the order
-of the recordings, the head, the encoder from scratch and which labels are kept; each row is a mean over seeds, with the
-range. What is made already is not made again, so that a study that was stopped goes on.
+of the recordings, the head, the encoder from scratch and the labels that are used. Each row is a mean over seeds, with
+the range. Finished parts are not repeated, so the same command resumes a study.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from patchloom.evaluate.training import SCRATCH
 
 WORDS = "yes no up down left right start stop open close".split()
 SEEDS = (0, 1, 2)
-# MP3's model, and batches and updates that two cores make in an hour; the rate's peak is for these
+# batch and updates that two cores manage in an hour, and the peak learning rate for them
 BATCH, UPDATES, FINE_TUNING = 64, 600, 300
 RATE = 3e-3
 
 
 def pretrained(data: Path, out: Path, task: str, seed: int, updates: int = UPDATES) -> Path:
-    """An encoder of MP3's speech model, pre-trained by a task for about so many updates."""
+    """Pre-train an encoder of MP3's speech model by a task, for about ``updates`` updates, and return the run."""
     folder = out / f"{task}-{updates}-{seed}"
     n = 0.95 * len(open_data(data).train)
     epochs = max(1, round(updates / (n // BATCH)))
@@ -61,7 +61,7 @@ def pretrained(data: Path, out: Path, task: str, seed: int, updates: int = UPDAT
 def spotted(
     run: Path, data: Path, seed: int, labels: float, updates: int = FINE_TUNING, control: bool = False
 ) -> dict[str, float]:
-    """Fine-tuning of a run: test accuracy in percent, beside its controls; kept in the run's folder."""
+    """Fine-tune a run: test accuracy in percent, beside its controls; stored in the run's folder."""
     kept = run / f"spotted-{updates}-{labels:g}.json"
     if not kept.exists():
         given = {"words": ",".join(WORDS), "batch_size": BATCH, "updates": updates, "lr": RATE, "precision": "float32"}
@@ -71,7 +71,7 @@ def spotted(
 
 
 def row(name: str, values: list[float]) -> None:
-    """Print a line of a table: the mean over seeds, and the range."""
+    """Print a line of a table: mean and range over seeds."""
     print(f"  {name:28} {statistics.mean(values):5.1f} ({min(values):.1f} to {max(values):.1f})", flush=True)
 
 
@@ -82,9 +82,9 @@ def compared(
     shares: tuple[float, ...] = (1.0, 0.1),
     fine_tuning: int = FINE_TUNING,
 ) -> None:
-    """Fine-tuned with all labels and with a tenth of them, by task; from scratch and raw features beside them."""
+    """Compare tasks after fine-tuning with all labels and with a tenth of them, beside scratch and raw features."""
     for labels in shares:
-        # From scratch is alike for every task: it is trained beside the first alone.
+        # Training from scratch is the same for every task, so it is run only for the first.
         found = {
             task: [
                 spotted(pretrained(data, out, task, seed), data, seed, labels, fine_tuning, control=task == tasks[0])
@@ -104,7 +104,7 @@ def compared(
 
 
 def by_updates(data: Path, out: Path) -> None:
-    """MP3's Table 6: accuracy by the updates of pre-training, whose rate decays to 0 in each."""
+    """Measure accuracy by updates of pre-training, with a full decay of the rate in each (MP3's Table 6)."""
     print()
     for updates in (UPDATES // 4, UPDATES // 2, UPDATES):
         runs = [pretrained(data, out, "mp3", seed, updates) for seed in SEEDS]
@@ -113,7 +113,7 @@ def by_updates(data: Path, out: Path) -> None:
 
 
 def pace(data: Path) -> None:
-    """Recordings a second on one core: read from FLAC, from the cache, and made into pictures."""
+    """Measure recordings per second on one core: from FLAC, from the cache, and as spectrograms."""
     torch.set_num_threads(1)
     source, sound = open_data(data).train.subset(range(1024)), Sound()
     stats = statistics_of_recordings(source, sound, sample=256)
@@ -144,7 +144,7 @@ def pace(data: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("pace", "keywords", "longer", "updates", "tasks"))
-    parser.add_argument("paths", nargs="+", type=Path, help="the data, and a folder for the runs")
+    parser.add_argument("paths", nargs="+", type=Path, help="data, and folder of the runs")
     asked = parser.parse_args()
     if asked.what == "pace":
         pace(*asked.paths)

@@ -1,6 +1,6 @@
 """Time and peak memory of one training step, interleaved in one run: of tasks, ratios, trained blocks, peers.
 
-    pip install 'patchloom[bench]'
+    pip install '.[bench]'
     python benchmarks/step_time.py peers           # MAE and DropPos beside Hugging Face's and lightly's MAE
     python benchmarks/step_time.py tasks           # every task, as multiples of MAE
     python benchmarks/step_time.py tasks --model nano --img_size 32 --patch_size 8 --batch 128   # and at another size
@@ -12,12 +12,11 @@
     python benchmarks/step_time.py kernels         # every task on torch's kernels and on ours
     python benchmarks/step_time.py peers --device cuda --batch 256
 
-ViT-S/16, 224 px, batch 32 where a table does not say otherwise: 5 to 15 minutes a table on two cores. Each step is
-forward, backward, fused AdamW and, where there is one, the teacher, on random images. Peak memory is that of a process
-of its own. Operations are those of matrix products, as torch counts them; the peak is the rate of 2048 x 2048 products
-(8192 on a GPU), which take their turns with the steps, since a machine is not equally fast all the time. Freed memory
-stays with the process for all of them, the peers included, which they would not do by themselves
-(`patchloom.system.hardware.keep_freed_memory`).
+ViT-S/16, 224 px, batch 32 unless a table says otherwise: 5 to 15 minutes per table on two cores. Each step is forward,
+backward, fused AdamW and, if there is one, the teacher, on random images. Peak memory is that of a separate process.
+Operations are those of matrix products, as torch counts them. The peak is the rate of 2048 x 2048 products (8192 on a
+GPU), timed in turns with the steps, because the speed of a machine varies. Freed memory stays with the process for all
+models (`patchloom.system.hardware.keep_freed_memory`); the peers do not do this on their own.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ RATIOS = (0.0, 0.3, 0.5, 0.75, 0.9)
 
 
 def settings_for(task: dict | str, device: str, batch: int, dtype: str, **changes) -> Settings:
-    """Resolved settings of a task at the sizes of this benchmark."""
+    """Return the resolved settings of a task at the sizes of this benchmark."""
     given = {"model": "vit_small_patch16_224", "img_size": 224, "patch_size": 16, "batch_size": batch}
     given |= {"precision": dtype, "device": device, "clip": 0.0, "compile": False, **changes}
     return resolve(request("shapes", task, given), 100_000, 3, STATS)[0]
 
 
 def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
-    """By the row's name, the settings of a task, or the name of a model that is not ours."""
+    """Return the rows of a table by name: the settings of a task, or the name of another library's model."""
     task = partial(settings_for, device=args.device, dtype=dtype, batch=args.batch)
     if args.table == "peers":
         ours = {f"patchloom {name}": task(name, model=args.model) for name in ("mae", "droppos")}
@@ -71,7 +70,7 @@ def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
         return {"plain vit": "plain vit", **steps}
     if args.table == "kernels":
         return {f"{name}, {kind}": task(name, kernels=kind) for name in ready_tasks() for kind in ("torch", "native")}
-    if args.table == "blocks":  # whose weights they are changes no time, and none are read
+    if args.table == "blocks":  # the values of the weights do not change the time, so none are read
         zeros = {"name": "droppos", "placeholder": "zeros"}
         named = {"mae": "mae", "simmim": "simmim", "droppos": "droppos", "droppos, zeros": zeros}
         few = partial(task, model=args.model, init=f"timm:{args.model}")
@@ -113,7 +112,7 @@ def memory(row: Settings | str, args: argparse.Namespace, dtype: str) -> float |
 
 
 def count(row: Settings | str, model: str) -> float:
-    """Operations an image."""
+    """Return the operations per image."""
     if isinstance(row, Settings):
         return flops_per_image(replace(row, batch_size=2))
     return operations_of(row, model)
@@ -124,14 +123,18 @@ def main() -> None:
     parser.add_argument("table", nargs="?", choices=TABLES, default="peers")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--model", default="vit_small_patch16_224", help="of the tables peers, tasks, mp3 and blocks")
-    parser.add_argument("--img_size", type=int, default=224, help="of the table tasks, as is the patch size")
+    parser.add_argument(
+        "--model", default="vit_small_patch16_224", help="model of the tables peers, tasks, mp3 and blocks"
+    )
+    parser.add_argument("--img_size", type=int, default=224, help="image size of the table tasks")
     parser.add_argument("--patch_size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
-    parser.add_argument("--no-memory", action="store_true", help="leave out the peaks, a process each")
+    parser.add_argument(
+        "--no-memory", action="store_true", help="do not measure peak memory, which needs a process per row"
+    )
     parser.add_argument("--only", nargs="*", help="rows whose names contain one of these")
-    parser.add_argument("--fresh", action="store_true", help="give freed memory back, as the peers do by themselves")
+    parser.add_argument("--fresh", action="store_true", help="return freed memory to the system, as the peers do")
     args = parser.parse_args()
     if not args.fresh:
         keep_freed_memory()

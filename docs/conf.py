@@ -1,7 +1,7 @@
-"""The documentation as a site: the Markdown of this repository as it is, and a page for every public module.
+"""Sphinx configuration: a site of the Markdown files of this repository, and of a page for every public module.
 
-``sphinx-build -W -c docs . site`` builds it, and fails on a link or a reference to nowhere. No page lists modules or
-pages by hand: those of the modules are written here from the tree, and the order of the others is docs/README.md's.
+``sphinx-build -W -c docs . site`` builds it, and fails on broken links and references. Nothing is listed by hand: this
+file writes the pages of the modules from the tree, and docs/README.md defines the order of the others.
 """
 
 import ast
@@ -23,10 +23,10 @@ root_doc = "README"
 include_patterns = ["*.md", "docs/**", "benchmarks/*.md"]
 exclude_patterns = [".*", "runs", "site", "src", "tests"]
 myst_heading_anchors = 4
-html_theme = "furo"  # with fonts of the reader's machine: the site needs nothing from others
+html_theme = "furo"  # with the reader's fonts, so that the site loads nothing from other hosts
 html_title = "patchloom"
 html_copy_source = False
-html_extra_path = ["redirect"]  # index.html, which every host opens first
+html_extra_path = ["redirect"]  # index.html, the page that hosts open first
 
 default_role = "py:obj"  # `Name` in a docstring is a link
 add_module_names = False
@@ -43,7 +43,7 @@ suppress_warnings = ["ref.python"]  # two classes of one name: the link goes to 
 
 
 def public_modules() -> dict[str, Path]:
-    """The file of every module without a leading underscore, by its dotted name."""
+    """Return the file of every module without a leading underscore, by its dotted name."""
     found = {}
     for path in sorted((ROOT / "src" / "patchloom").rglob("*.py")):
         parts = path.relative_to(ROOT / "src").with_suffix("").parts
@@ -54,7 +54,7 @@ def public_modules() -> dict[str, Path]:
 
 
 def home_of(dotted: str) -> str | None:
-    """Where what ``dotted`` names is defined: a package may pass on names of its modules. None: there is no such."""
+    """Return the module that defines ``dotted``, since packages re-export names; None if it does not exist."""
     module, parts = dotted, []
     while module:
         try:
@@ -67,14 +67,14 @@ def home_of(dotted: str) -> str | None:
         except AttributeError:
             return None
         else:
-            verb = inspect.unwrap(found)  # which a module of the same name may stand for
+            verb = inspect.unwrap(found)  # a module of the same name may replace it
             here, name = getattr(verb, "__module__", None), getattr(verb, "__qualname__", None)
             return f"{here}.{name}" if (parts or verb is not found) and here and name else dotted
     return None
 
 
 def page_of(name: str, modules: dict[str, Path]) -> str:
-    """The page of one module, with those beneath it."""
+    """Return the page of one module, with links to its submodules."""
     lines = [name, "=" * len(name), "", f".. automodule:: {name}", ""]
     beneath = {one: one.rpartition(".")[2] for one in modules if one.rpartition(".")[0] == name}
     exported = getattr(importlib.import_module(name), "__all__", ()) if beneath else ()
@@ -89,7 +89,7 @@ def page_of(name: str, modules: dict[str, Path]) -> str:
 
 
 def write_pages(app: Sphinx) -> None:
-    """Bring docs/api/ up to date with the tree."""
+    """Write docs/api/ from the tree."""
     API.mkdir(exist_ok=True)
     modules = public_modules()
     wanted = {API / f"{name}.rst": page_of(name, modules) for name in modules}
@@ -101,7 +101,7 @@ def write_pages(app: Sphinx) -> None:
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Hidden tables of contents for the sidebar; on GitHub they would be shown as code."""
+    """Add hidden tables of contents for the sidebar; GitHub would show them as code."""
     if page == "README":
         pages = ["docs/README", "Modules <docs/api/patchloom>", "benchmarks/README", "CONTRIBUTING", "CHANGELOG"]
     elif page in ("docs/README", "benchmarks/README"):
@@ -112,7 +112,7 @@ def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def find_elsewhere(app: Sphinx, env, node, content):
-    """Link `Name` of another module, if one thing alone has that name; refuse `patchloom.x.y` that does not exist."""
+    """Link `Name` in another module if the name is unique; raise for a `patchloom.x.y` that does not exist."""
     if node.get("refdomain") != "py" or node.get("reftype") != "obj":
         return None
     domain, target = env.get_domain("py"), node["reftarget"]
@@ -129,7 +129,7 @@ def find_elsewhere(app: Sphinx, env, node, content):
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Called by Sphinx."""
+    """Connect the functions above to Sphinx, which calls this one."""
     app.connect("builder-inited", write_pages)
     app.connect("source-read", add_contents)
     app.connect("missing-reference", find_elsewhere)

@@ -1,8 +1,8 @@
-"""Write the papers' part of recipes.md from the recipes in the package.
+"""Generator of the papers' part of recipes.md, from the recipes in the package.
 
-python docs/make_recipes.py
+    python docs/make_recipes.py
 
-What people wrote stands before and behind it. A test refuses the page when it is out of date.
+The text before and after this part is kept. A test fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HEADING = ["recipe", "row", "table", "epochs (effective)", "crops", "fine-tuned
 
 
 def page() -> str:
-    """The whole of recipes.md."""
+    """Return the text of recipes.md."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     assert end, f"{PAGE} has no place for them"
@@ -50,7 +50,7 @@ def _table(recipes: list[PretrainRecipe]) -> list[str]:
 
 
 def _remarks(recipes: list[PretrainRecipe]) -> list[str]:
-    """What does not fit a table: fine-tuning, cost and notes, each once with the recipes that share it."""
+    """Return remarks on fine-tuning, cost and notes, each once with the recipes that share it."""
     said: dict[str, list[str]] = {}
     for remark in (lambda one: f"Fine-tuned by `{one.evaluation()}`", lambda one: one.cost, lambda one: one.note):
         for one in recipes:

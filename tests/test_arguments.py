@@ -1,4 +1,4 @@
-"""What is read of signatures, and that source files give the same as live objects."""
+"""Options read from signatures; source files and live objects give the same."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ def some(
     """
 
 
-def test_what_words_can_say_of_a_signature():
+def test_options_of_a_signature():
     about, options = read_signature(some)
     assert about == "Do something."
     assert options == (
@@ -73,17 +73,17 @@ def test_what_words_can_say_of_a_signature():
         Literal["a", "b"] | Path,
     ],
 )
-def test_what_a_word_can_be_is_an_option(hint):
+def test_hints_that_can_be_typed(hint):
     assert command_line_hint(hint) == hint
 
 
 @pytest.mark.parametrize("hint", [np.ndarray, Callable[[], None] | None, dict[str, Any], Any, None | np.ndarray])
-def test_what_no_word_can_be_is_no_option(hint):
+def test_hints_that_cannot_be_typed(hint):
     assert command_line_hint(hint) is None
 
 
 @pytest.mark.parametrize("path", READ)
-def test_a_source_file_says_what_the_live_object_says(path):
+def test_source_files_and_live_objects_agree(path):
     module, _, name = path.rpartition(".")
     live = getattr(importlib.import_module(module), name)
     read = from_source(path)
@@ -111,7 +111,7 @@ class Mine(MAE):
         super().__init__(encoder, share)
 
 
-def test_a_task_of_ones_own_is_read_from_its_signature(monkeypatch):
+def test_a_custom_task_is_read_from_its_signature(monkeypatch):
     monkeypatch.setitem(TASKS, "mine", Entry(f"{__name__}.Mine"))
     monkeypatch.setitem(TASKS, "mae", Entry(f"{__name__}.Mine"))  # in the place of ours
     monkeypatch.setattr("patchloom.tasks.importlib.import_module", lambda _: type("module", (), {"Mine": Mine}))

@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "patchloom"
 
-# what each part may import besides itself and what is COMMON; a part is a package, or a file beside the packages
+# the parts that each part may import besides itself and COMMON; a part is a package, or a file beside the packages
 MAY = {
     "patches": set(),
     "withhold": {"patches"},
@@ -59,7 +59,7 @@ NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or
 
 
 def imported(path: Path) -> set[str]:
-    """The parts of patchloom that a file imports, anywhere in it, or names in strings, by which imports are lazy."""
+    """Return the parts of patchloom that a file imports, anywhere in it, or names in strings for lazy imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
@@ -88,12 +88,12 @@ def test_imports_run_one_way(path):
     assert imported(path) - {own} <= (set() if own in COMMON else MAY[own])
 
 
-def test_no_arrow_that_is_allowed_would_close_a_circle():
+def test_allowed_imports_have_no_cycle():
     list(TopologicalSorter(MAY).static_order())
 
 
 def within(node: ast.stmt) -> list[ast.stmt]:
-    """What a with or a try at the top of a file holds, which is run as the file is imported."""
+    """Return the statements inside a with or a try at the top of a file, which run at import."""
     return node.body if isinstance(node, ast.With | ast.Try) else []
 
 
@@ -118,7 +118,7 @@ def test_one_file_knows_the_native_kernels():
     assert knowing == [SOURCE / "nets" / "performance.py"]
 
 
-def test_a_lazy_import_is_an_arrow(tmp_path):
+def test_a_lazy_import_counts_as_an_import(tmp_path):
     lazy = tmp_path / "lazy.py"
     lazy.write_text(
         '"""As `patchloom.look.maps`."""\nfrom patchloom.errors import AlreadyReported\nHOME = "patchloom.train.step"'
@@ -128,7 +128,7 @@ def test_a_lazy_import_is_an_arrow(tmp_path):
     assert imported(lazy) == {"nets", "data", "tasks"}
 
 
-def test_only_what_builds_and_runs_encoders_knows_timms_insides():
+def test_only_modules_for_encoders_use_timms_internals():
     inside = {
         "blocks",
         "downsample",

@@ -1,4 +1,4 @@
-"""The command line as a new user meets it: the main job on small data, and everything that can be typed wrongly."""
+"""Command line: the main job on small data, and everything that can be typed wrongly."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ QUICK = [
 
 
 def quick_but(option: str) -> list[str]:
-    """`QUICK` without an option, which is not to be given twice."""
+    """Return `QUICK` without an option that the test gives itself."""
     pairs = zip(QUICK[::2], QUICK[1::2], strict=True)
     return [word for pair in pairs if pair[0] != option for word in pair]
 
@@ -65,7 +65,7 @@ def run(photos, tmp_path_factory):
 
 
 def failed(capsys, *words) -> str:
-    """The one sentence that a command ends with, if it ends with exit code 2 and without a traceback."""
+    """Return the message of a command that fails with exit code 2 and without a traceback."""
     capsys.readouterr()
     assert main([str(word) for word in words]) == 2
     out, err = capsys.readouterr()
@@ -230,13 +230,13 @@ def test_folders_without_images(capsys, tmp_path):
         (["tasks", "mae"], "takes no arguments"),
     ],
 )
-def test_whatever_is_typed_wrongly_gets_one_sentence(words, said, capsys, tmp_path, monkeypatch):
+def test_wrong_words_give_one_sentence(words, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert said in failed(capsys, *words)
     assert not any(tmp_path.iterdir()), "nothing may be left behind"
 
 
-def test_a_name_that_is_nearly_there(capsys, tmp_path, monkeypatch):
+def test_a_similar_path_is_suggested(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("photos", "runs/photos-droppos"):
         Path(name).mkdir(parents=True)
@@ -301,12 +301,12 @@ def test_several_words_are_several_data(tmp_path):
         (["d", "--log", "wandb", "./mlflow"], "wandb", ["d", "./mlflow"]),
     ],
 )
-def test_names_of_trackers_behind_one_are_no_data(words, log, data):
+def test_several_trackers_are_not_taken_for_data(words, log, data):
     given, _ = parse_pretrain(words)
     assert (given["log"], given["data"]) == (log, data)
 
 
-def test_the_options_are_those_of_the_task_that_several_data_get(tmp_path):
+def test_several_sources_get_the_options_of_their_task(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("data: [shapes:20, photos]\n")
     for words, task in (
@@ -322,7 +322,7 @@ def test_the_options_are_those_of_the_task_that_several_data_get(tmp_path):
 
 
 @pytest.mark.parametrize("group", ["^(.*)_", "parent", "([^/]+)_", "[A-Z]+", "0016", "*x", "{a}", "a: b", r"\d\D*$"])
-def test_a_pattern_is_taken_as_it_is(group):
+def test_a_pattern_is_not_changed(group):
     assert parse_pretrain(["a", "--group", group])[0]["group"] == group
     assert parse_evaluate(["knn", "r", "d", "--group", group])["group"] == group
     assert parse_call("check", ["d", "--group", group])["group"] == group
@@ -350,7 +350,7 @@ def test_no_words_give_a_traceback(words):
 
 
 def test_a_typo_in_the_data_does_not_wait_for_torch():
-    """It cost six seconds of imports."""
+    """It took six seconds of imports before."""
     script = (
         "import sys; from patchloom.cli import main; "
         "code = main(['check', 'no/such/folder']); sys.exit(99 if 'torch' in sys.modules else code)"

@@ -1,4 +1,4 @@
-"""Pages of --help, and whatever is mistyped, as a stranger reads them: in 80 columns, and without waiting for torch."""
+"""Help pages and messages about typing errors: in 80 columns, without importing torch."""
 
 import json
 import os
@@ -17,13 +17,13 @@ from patchloom.tasks import TASKS
 _ASK = """
 import contextlib, io, json, sys
 from patchloom.cli import main
-said = []
+printed = []
 for words in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(words)
-    said.append([code, out.getvalue(), err.getvalue()])
-json.dump([said, sorted({"torch", "numpy", "timm"} & set(sys.modules))], sys.stdout)
+    printed.append([code, out.getvalue(), err.getvalue()])
+json.dump([printed, sorted({"torch", "numpy", "timm"} & set(sys.modules))], sys.stdout)
 """
 PAGES = [
     [],
@@ -57,12 +57,12 @@ TYPED = {
     "pretrain photos --task DropPos": "did you mean droppos?",
     "pretrain photos mae": "mae does not exist, but is a task: did you mean --task mae?",
     "pretrain photos --no-flip": "did you mean --flip false?",
-    "pretrain photos --resume": "the same command, with the same --out, goes on",
+    "pretrain photos --resume": "the same command, with the same --out, resumes",
     "pretrain --data photos": "give DATA without a name, patchloom pretrain DATA",
-    "pretrain --epochs 3": "patchloom pretrain needs DATA (a folder of images",
+    "pretrain --epochs 3": "patchloom pretrain needs DATA (folder of images",
     "pretrain photos --ks 3": "--ks is an option of patchloom evaluate knn",
     "pretrain photos --qqqq 3": "patchloom pretrain --help all lists them",
-    "evaluate": "patchloom evaluate needs PROTOCOL (how it is measured), RUN (",
+    "evaluate": "patchloom evaluate needs PROTOCOL (name of a protocol, such as knn), RUN (",
     "evaluate knn": "patchloom evaluate knn needs RUN (",
     "evaluate kn run photos": "there is no protocol kn; did you mean knn?",
     "evaluate nothing run photos": "there is no protocol nothing. Choose ",
@@ -88,8 +88,8 @@ TYPED = {
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
-    """What each of `PAGES` and `TYPED` prints, of a process of its own, and the slow modules that it has imported."""
+def printed(tmp_path_factory):
+    """The output of each of `PAGES` and `TYPED`, from a separate process, and the slow modules that it imported."""
     words = [*PAGES, *(text.split(" ") for text in TYPED)]
     done = subprocess.run(
         [sys.executable, "-c", _ASK, json.dumps(words)],
@@ -103,13 +103,13 @@ def said(tmp_path_factory):
     return dict(zip(map(tuple, words), answers, strict=True)), slow
 
 
-def test_neither_help_nor_a_slip_waits_for_torch(said):
-    assert said[1] == []
+def test_neither_help_nor_a_typing_error_imports_torch(printed):
+    assert printed[1] == []
 
 
 @pytest.mark.parametrize("words", PAGES, ids=" ".join)
-def test_a_page_fits_80_columns_in_plain_words(words, said):
-    code, out, err = said[0][tuple(words)]
+def test_a_page_fits_80_columns_in_plain_words(words, printed):
+    code, out, err = printed[0][tuple(words)]
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
     assert not re.search(r"Union|Literal|NoneType|``|\bstr\b|None\b", out), out
@@ -117,8 +117,8 @@ def test_a_page_fits_80_columns_in_plain_words(words, said):
 
 
 @pytest.mark.parametrize("text", TYPED)
-def test_a_slip_gets_a_sentence_with_what_was_meant(text, said):
-    code, out, err = said[0][tuple(text.split(" "))]
+def test_a_typing_error_gets_a_suggestion(text, printed):
+    code, out, err = printed[0][tuple(text.split(" "))]
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert TYPED[text] in err
 
@@ -160,7 +160,7 @@ def test_options_are_grouped():
     assert text.index("patchloom pretrain photos/") < text.index("--epochs float"), "examples come first"
 
 
-def test_data_names_what_it_can_be():
+def test_help_lists_the_kinds_of_data():
     for verb in ("check", "pretrain", "evaluate", "look", "bench"):
         text = help_page(verb, ["--help"])
         assert all(
@@ -184,8 +184,8 @@ def test_examples_are_commands(command):
         parse_call(verb, words)
 
 
-def test_help_of_a_verb_is_the_same_by_all_ways(said):
-    assert said[0][()] == said[0][("-h",)] == said[0][("help",)] and said[0][()][1] == overview() + "\n"
+def test_all_ways_to_ask_for_help_are_equal(printed):
+    assert printed[0][()] == printed[0][("-h",)] == printed[0][("help",)] and printed[0][()][1] == overview() + "\n"
     assert help_page("look", ["--help"]) == help_page("look", ["-h"]) != help_page("look", ["curves", "--help"])
     assert help_page("look", ["curves", "--help"]).startswith("usage: patchloom look curves RUNS [--OPTION VALUE ...]")
 
@@ -202,8 +202,8 @@ def test_names_may_have_hyphens_and_switches_need_no_value():
     assert parse_evaluate(["finetune", "run", "photos", "--from-scratch"])["from_scratch"] is True
 
 
-def test_the_table_of_tasks(said):
-    out = said[0][("tasks",)][1]
+def test_the_table_of_tasks(printed):
+    out = printed[0][("tasks",)][1]
     for name, entry in TASKS.items():
         line = next(line for line in out.splitlines() if line.startswith(f"{name} "))
         assert all(f"×{cost}" in line for cost in entry.cost or ())

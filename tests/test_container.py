@@ -1,4 +1,4 @@
-"""The image: its Dockerfile keeps the rules, makes a patchloom that works, and is built and run where docker is."""
+"""Container image: the Dockerfile keeps the rules and makes a working patchloom; it is built where docker exists."""
 
 import os
 import re
@@ -21,7 +21,7 @@ OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory) -> Image:
-    """What the Dockerfile makes, without docker."""
+    """A folder made by the commands of the Dockerfile, without docker."""
     return follow(FOUND, ROOT, tmp_path_factory.mktemp("image"), {"VERSION": VERSION, "EXTRAS": "dense"}, OFFLINE)
 
 
@@ -44,7 +44,7 @@ def test_it_keeps_the_rules_of_small_and_safe_images():
         ('ENTRYPOINT ["patchloom"]', "ENTRYPOINT patchloom", "signals"),
     ],
 )
-def test_what_breaks_a_rule_is_found(old, new, said):
+def test_a_broken_rule_is_found(old, new, said):
     text = (ROOT / "Dockerfile").read_text()
     assert old in text
     assert any(said in one for one in faults(parse(text.replace(old, new))))
@@ -97,7 +97,7 @@ def test_the_main_job_runs_and_writes_into_the_mounted_folder_and_the_cache_alon
 
 
 def _engine() -> str | None:
-    """docker or podman, if it answers."""
+    """Return docker or podman, if it responds."""
     for name in ("docker", "podman"):
         if shutil.which(name) and not subprocess.run([name, "info"], capture_output=True, timeout=60).returncode:
             return name

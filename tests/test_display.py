@@ -1,4 +1,4 @@
-"""What patchloom returns is shown as a table that fits, by one mechanism, and in a notebook with nothing unescaped."""
+"""Display of results: tables that fit the terminal, and escaped HTML in a notebook."""
 
 import pytest
 
@@ -22,7 +22,7 @@ TABLE = TextTable(
 )
 
 
-class Said(Displayable):
+class Result(Displayable):
     def parts(self, width: int) -> list[str | TextTable]:
         sentence = "Of these, 61.2 % [59.0, 63.3] against 50.0 % [47.9, 52.1] are right, and so are those."
         return [sentence, Verbatim("Picture: /a/path/with spaces/that is not to be broken/anywhere.png"), "", TABLE]
@@ -33,13 +33,13 @@ def test_it_fits_and_breaks_neither_numbers_nor_intervals(width: int) -> None:
     lines = TABLE.text(width).split("\n")
     assert max(map(len, lines)) <= width and any("61.2 % [59.0, 63.3]" in line for line in lines)
     assert set(lines[1]) <= {"─"} or set(lines[2]) <= {"─"}
-    sentence = Said().text(width).split("Picture")[0]
+    sentence = Result().text(width).split("Picture")[0]
     for whole in ("61.2 % [59.0, 63.3]".split(" [")[0], "[59.0, 63.3]", "50.0 %", "[47.9, 52.1]"):
         assert any(whole in line for line in sentence.split("\n"))
-    assert "Picture: /a/path/with spaces/that is not to be broken/anywhere.png" in Said().text(width).split("\n")
+    assert "Picture: /a/path/with spaces/that is not to be broken/anywhere.png" in Result().text(width).split("\n")
 
 
-def test_what_may_give_way_does_so_in_turn() -> None:
+def test_text_columns_shrink_before_names() -> None:
     wide, narrow = TABLE.text(200), TABLE.text(64)
     assert "a/very/long/name/of/an/encoder" in wide and "words that may be broken between them" in wide
     assert "a/very" in narrow and "encoder" in narrow and "…" in narrow and "words that may\n" not in wide
@@ -57,11 +57,11 @@ def test_a_notebook_gets_tables_and_nothing_that_would_be_markup() -> None:
     html = Named()._repr_html_()
     assert "<script>" not in html and "<b>" not in html and "&lt;script&gt;" in html
     assert html.count("<table>") == 1 and "<th>a&amp;b</th>" in html and "<td>&lt;b&gt;x&lt;/b&gt;<br>y</td>" in html
-    assert "a/very/long/name/of/an/encoder" in Said()._repr_html_()
+    assert "a/very/long/name/of/an/encoder" in Result()._repr_html_()
 
 
 @pytest.mark.parametrize("kind", [Bench, CheckResult, Export, Proposal, Report, Run])
-def test_whatever_is_returned_is_shown_by_one_mechanism(kind: type) -> None:
+def test_all_results_are_displayable(kind: type) -> None:
     own = vars(kind)
     assert issubclass(kind, Displayable) and "parts" in own
     assert not {"__repr__", "__str__", "_repr_html_", "text"} & own.keys()

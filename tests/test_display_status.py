@@ -1,4 +1,4 @@
-"""What is said while something takes a while: on a terminal, where there is none, and where another speaks."""
+"""Status messages: on a terminal, without one, and with several processes."""
 
 import io
 import os
@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Everything is said twenty times as soon."""
+    """Show all messages twenty times as early."""
     for name, seconds in {"_SOON": 0.05, "_AGAIN": 0.025, "_FIRST": 0.5, "_EVERY": 1.5}.items():
         monkeypatch.setattr(display, name, seconds)
 
@@ -57,7 +57,7 @@ def test_a_line_fits_the_terminal(quick, monkeypatch):
     assert all(len(line) < 30 for line in re.split(r"\r\x1b\[2K", screen.getvalue()))
 
 
-def test_what_is_over_soon_is_not_mentioned(monkeypatch):
+def test_fast_work_has_no_status_line(monkeypatch):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     with StatusMessage("reading"):
@@ -65,7 +65,7 @@ def test_what_is_over_soon_is_not_mentioned(monkeypatch):
     assert screen.getvalue() == ""
 
 
-def test_without_a_terminal_there_are_plain_lines_at_times(quick, monkeypatch):
+def test_without_a_terminal_lines_are_printed_at_intervals(quick, monkeypatch):
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
     with StatusMessage("reading images", 3) as waited:
@@ -76,7 +76,7 @@ def test_without_a_terminal_there_are_plain_lines_at_times(quick, monkeypatch):
     assert re.fullmatch(r"reading images: 2 of 3 \(\d s\)\n", log.getvalue())
 
 
-def test_a_notebook_has_it_beside_its_other_lines(quick, monkeypatch):
+def test_a_notebook_shows_the_status_line_on_stdout(quick, monkeypatch):
     log = io.StringIO()
     shell = SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
@@ -93,7 +93,7 @@ def test_a_program_that_merely_imports_ipykernel_is_no_notebook(quick, monkeypat
         until(lambda: "reading" in screen.getvalue())
 
 
-def test_of_several_processes_the_first_speaks(quick, monkeypatch):
+def test_only_the_first_process_prints(quick, monkeypatch):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("RANK", "1")
@@ -102,7 +102,7 @@ def test_of_several_processes_the_first_speaks(quick, monkeypatch):
     assert screen.getvalue() == ""
 
 
-def test_a_stream_that_was_closed_ends_nothing(quick, monkeypatch):
+def test_a_closed_stream_is_ignored(quick, monkeypatch):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     with StatusMessage("reading"):
@@ -115,9 +115,9 @@ def test_a_stream_that_was_closed_ends_nothing(quick, monkeypatch):
 def test_a_process_that_is_forked_meanwhile_can_end():
     code = """
 import os, time
-from patchloom.display import StatusMessage, _teller
+from patchloom.display import StatusMessage, _status_thread
 with StatusMessage("outer"):
-    with _teller.lock:  # as if the thread were about to print
+    with _status_thread.lock:  # as if the thread were about to print
         child = os.fork()
     with StatusMessage("inner"):
         pass
@@ -129,7 +129,7 @@ with StatusMessage("outer"):
     assert done.stdout == "7\n", done.stderr
 
 
-def test_what_an_error_left_amid_its_images_is_told_no_more():
+def test_an_interrupted_generator_leaves_no_status_line():
     @validate_arguments
     def verb() -> None:
         batches = track_progress(range(9), 9, "positions")
@@ -139,5 +139,5 @@ def test_what_an_error_left_amid_its_images_is_told_no_more():
     with StatusMessage("of the program"):
         with pytest.raises(KeyboardInterrupt) as kept:  # which holds the frame, and in it the generator
             verb()
-        assert [one.what for one in display._teller.under_way] == ["of the program"]
-    assert kept.value.__traceback__ is not None and not display._teller.under_way
+        assert [one.what for one in display._status_thread.under_way] == ["of the program"]
+    assert kept.value.__traceback__ is not None and not display._status_thread.under_way

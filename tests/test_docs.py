@@ -1,4 +1,4 @@
-"""The documentation is true: marked blocks run, every command parses, no option is made up, and none is left out."""
+"""Documentation: marked blocks run, every command parses, and every option is documented and exists."""
 
 import inspect
 import multiprocessing
@@ -95,7 +95,7 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def parse(words: list[str]) -> None:
-    """Refuse what the command line would refuse."""
+    """Parse a command as the command line does."""
     assert words, "patchloom without a verb"
     words = [word for word in words if word != "--json"]  # which stands beside the options
     if words[0] == "pretrain":
@@ -111,14 +111,14 @@ def parse(words: list[str]) -> None:
 
 
 def spoken(page: Path) -> list[list[str]]:
-    """Commands in the text itself, as `patchloom verb ...`, that are complete."""
+    """Yield the complete commands in running text, such as `patchloom verb ...`."""
     prose = FENCE.sub("", page.read_text())
     found = re.findall(r"`patchloom ([^`\n]+)`", prose)
     return [shlex.split(text) for text in found if "..." not in text and "NAME" not in text and "--help" not in text]
 
 
 def test_commands_of_the_readme_can_be_typed_one_after_the_other():
-    """No two of them train different runs in one folder, which the second would be refused for."""
+    """No two of them train different runs in the same folder, where the second would fail."""
     words = [
         words for info, text, _ in blocks_of(ROOT / "README.md") if info == ["bash"] for words in commands_of(text)
     ]
@@ -132,7 +132,7 @@ def test_commands_of_the_readme_can_be_typed_one_after_the_other():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}")
 def test_blocks(page, quick_pages, tmp_path, monkeypatch):
-    """In order, in one folder: ``file NAME`` is written, ``run`` is run, and every other command is parsed."""
+    """Blocks work in order, in one folder: ``file NAME`` is written, ``run`` is run, other commands are parsed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -169,7 +169,7 @@ def test_blocks(page, quick_pages, tmp_path, monkeypatch):
 
 
 def options_of_pretrain() -> dict[str, str]:
-    """Default by option, as the tables write it."""
+    """Return the defaults by option, as the tables write them."""
     found = {}
     for field in fields(Settings):
         if field.name not in ("data", "task", "model"):
@@ -261,8 +261,8 @@ def test_the_index_names_every_page():
     assert all(f"({name})" in index for name in pages)
 
 
-def test_contributing_names_what_there_is():
-    """The map and the recipes name files and folders; those with NAME in them are to be made."""
+def test_contributing_names_existing_files():
+    """The map and the recipes name existing files and folders, except those with NAME in them."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`((?:src|tests|docs|benchmarks)/[^`]*)`", text)
     named += [f"src/patchloom/{folder}" for folder in re.findall(r"^\| `(\w+/)`", text, re.MULTILINE)]

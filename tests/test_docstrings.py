@@ -1,4 +1,4 @@
-"""A name in a docstring is one that the code has: what was renamed is renamed there, too."""
+"""Names in backticks in docstrings exist in the code."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def names_of(path: Path, tree: ast.Module) -> set[str]:
-    """All that the code of a file names: modules, classes, functions, attributes, arguments, and words in strings."""
+    """Return all names in a file: modules, classes, functions, attributes, arguments, and words in strings."""
     found = {*path.relative_to(SOURCE).with_suffix("").parts}
     docstrings = {id(node.body[0].value) for node in ast.walk(tree) if described(node)}
     for node in ast.walk(tree):
@@ -28,12 +28,12 @@ def described(node: ast.AST) -> str | None:
 
 
 def missing(text: str, names: set[str]) -> list[str]:
-    """What stands in single backticks as a name, and is none."""
+    """Return the names in single backticks that do not exist."""
     quoted = re.findall(r"`([A-Za-z_][\w.]*)`", re.sub(r"``.*?``", "", text, flags=re.DOTALL))
     return [name for name in quoted if name not in FOREIGN and not {*name.split(".")} <= names]
 
 
-def test_names_in_docstrings_are_the_code_s():
+def test_names_in_docstrings_exist():
     trees = {path: ast.parse(path.read_text()) for path in FILES}
     names = set().union(*(names_of(path, tree) for path, tree in trees.items()))
     stale = [

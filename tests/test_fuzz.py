@@ -1,6 +1,6 @@
-"""Whatever is typed or configured: one sentence or the work done, and never a traceback.
+"""Random words on the command line and in configurations: a message or success, and never a traceback.
 
-Nothing is trained: `pretrain` ends once its task is built.
+Nothing is trained: `pretrain` ends after its task is built.
 """
 
 import sys
@@ -21,13 +21,13 @@ from patchloom.train import loop, resolve
 FUZZ = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
-# what a task's options are does not change from one line that is typed to the next, and is most of the time
+# cached, because the options of a task do not change and take most of the time
 PARSER = cache(options.pretrain_parser)
 
 
 @pytest.fixture(autouse=True)
 def untrained(monkeypatch, tmp_path):
-    """Settings are resolved and a task is built as always; then it ends."""
+    """End `pretrain` after the settings are resolved and the task is built."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(options, "pretrain_parser", PARSER)
     monkeypatch.setattr("patchloom.system.hardware.cached_figure", lambda *_, **__: 1.0)
@@ -47,8 +47,8 @@ def untrained(monkeypatch, tmp_path):
     draw_images(tmp_path / "images", 6)
 
 
-def said(words: list[str], capfd) -> tuple[int, str]:
-    """How the command line ended, and its sentence."""
+def run_command(words: list[str], capfd) -> tuple[int, str]:
+    """Return the exit code of the command line, and its message."""
     capfd.readouterr()
     try:
         code = cli.main(words)
@@ -63,32 +63,32 @@ def said(words: list[str], capfd) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("strategy, examples", [(pretraining(), 300), (other_verb(), 150)], ids=["pretrain", "verbs"])
-def test_whatever_is_typed(strategy, examples, capfd):
+def test_random_words(strategy, examples, capfd):
     ends = set()
 
     @settings(FUZZ, max_examples=examples)
     @given(strategy)
     def check_one(words):
-        ends.add(said(words, capfd)[0])
+        ends.add(run_command(words, capfd)[0])
 
     check_one()
     assert {0, 2} <= ends, "words of all kinds were tried"
 
 
-def test_whatever_is_configured(tmp_path, capfd):
+def test_random_configurations(tmp_path, capfd):
     file, ends = tmp_path / "run.yaml", set()
 
     @settings(FUZZ, max_examples=200)
     @given(configuration, st.booleans())
     def check_one(content, alone):
         file.write_bytes(content)
-        ends.add(said(["pretrain", *([] if alone else SMALL), "--config", str(file)], capfd)[0])
+        ends.add(run_command(["pretrain", *([] if alone else SMALL), "--config", str(file)], capfd)[0])
 
     check_one()
     assert {0, 2} <= ends
 
 
-# what the fuzz, or a sweep of every option over every word and number, has found
+# errors found by the fuzz test, or by a sweep of every option over every word and number
 FOUND = {
     "--model.depth=0": "--model.depth must be 1 to 1000, not 0",
     "--model.num_heads=0": "--model.num_heads must be 1 to 65536",
@@ -110,12 +110,12 @@ FOUND = {
 
 
 @pytest.mark.parametrize("option", FOUND)
-def test_what_was_found_has_its_sentence(option, capfd):
+def test_found_errors_have_a_message(option, capfd):
     name = option.partition("=")[0]
     words = ["pretrain", *(word for word in [*SMALL, "--task=mae"] if word.partition("=")[0] != name), option]
     if option.startswith("--task.decoder_width"):
         words.append("--task.decoder_heads=1")
-    code, err = said(words, capfd)
+    code, err = run_command(words, capfd)
     assert code == 2 and FOUND[option] in err
 
 
@@ -123,18 +123,18 @@ CONFIGURED = {
     "a: &a [*a]": "a repeats another part",
     "clip: !!binary x": "not YAML",
     "clip: !!binary eA==": "clip in the configuration run.yaml must be a plain value",
-    "clip: {a: 1}": "clip in the configuration run.yaml must be a plain value: it has settings of its own",
+    "clip: {a: 1}": "clip in the configuration run.yaml must be a plain value: it contains further settings",
     "seed: 2026-11-20": "seed in the configuration run.yaml must be a plain value",
     "seed: 2026-13-20": "is not YAML: month must be in 1..12",
     "{" * 3000: "is not YAML",
-    "1: 2": "write a setting and its value in each line, such as 'epochs: 100'",
+    "1: 2": "one setting and its value per line, such as 'epochs: 100'",
 }
 
 
 @pytest.mark.parametrize("text", CONFIGURED, ids=lambda text: text[:20])
-def test_what_was_found_in_configurations_has_its_sentence(text, capfd, tmp_path):
+def test_found_errors_of_configurations_have_a_message(text, capfd, tmp_path):
     (tmp_path / "run.yaml").write_text(text)
-    code, err = said(["pretrain", *SMALL, "--config", "run.yaml"], capfd)
+    code, err = run_command(["pretrain", *SMALL, "--config", "run.yaml"], capfd)
     assert code == 2 and CONFIGURED[text] in err
 
 
@@ -148,7 +148,7 @@ def test_names_that_no_file_can_have(name, capfd):
         ["export", name],
         ["evaluate", "knn", name, "images"],
     ):
-        assert said(words, capfd)[0] == 2
+        assert run_command(words, capfd)[0] == 2
 
 
 def test_too_little_memory_anywhere_is_a_sentence(monkeypatch, capfd):
@@ -156,7 +156,7 @@ def test_too_little_memory_anywhere_is_a_sentence(monkeypatch, capfd):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5368709120 bytes.")
 
     monkeypatch.setattr("patchloom.export.encoder.load_encoder", full)
-    code, err = said(["export", "nowhere"], capfd)
+    code, err = run_command(["export", "nowhere"], capfd)
     assert code == 2 and "were in use, and 5 GiB more were requested" in err
 
 

@@ -1,4 +1,4 @@
-"""--json: one document on standard output, as docs/json.schema.json describes it, with the values that Python has."""
+"""--json: one document on standard output, valid by docs/json.schema.json, with the values of the Python results."""
 
 import json
 import os
@@ -31,7 +31,7 @@ TINY = ["--img_size", "16", "--patch_size", "8", "--batch_size", "16", "--thread
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
-    """Images of two classes, 20 by 26 pixels, one of which is truncated."""
+    """A folder of two classes of images, 20 by 26 pixels; one file is truncated."""
     root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
     for label, tone in (("dark", 40), ("light", 200)):
         (root / label).mkdir()
@@ -222,7 +222,7 @@ def test_a_refusal(document):
     assert cli.main(["check", "photos", "--json=true"]) == 2
 
 
-def test_the_first_process_alone_prints(monkeypatch, capsys):
+def test_only_the_first_process_prints_json(monkeypatch, capsys):
     for name, said in (("0", True), ("1", False)):
         monkeypatch.setenv("RANK", name)
         assert cli.main(["tasks", "--json"]) == 0 and bool(capsys.readouterr().out) == said
@@ -240,7 +240,7 @@ def test_two_processes_print_one_document(photos, tmp_path):
 
 
 def test_a_killed_process_ends_as_the_shell_has_it(tmp_path):
-    """SIGKILL cannot be taken: 137 in a shell. SIGTERM is: `tests/system/test_signals.py` has 130 for every verb."""
+    """SIGKILL cannot be caught: 137 in a shell. `tests/system/test_signals.py` tests SIGTERM: 130 for every verb."""
     script = (
         "import os, signal; from patchloom import cli; cli.COMMANDS['tasks'] = lambda words: os.kill(os.getpid(), 9)"
     )
@@ -248,6 +248,6 @@ def test_a_killed_process_ends_as_the_shell_has_it(tmp_path):
     assert subprocess.run(["bash", "-c", words], capture_output=True, text=True).stdout.strip() == "137"
 
 
-def test_what_json_cannot_say():
+def test_values_that_json_lacks():
     values = {"a": float("nan"), 1: [float("inf"), True, None], "path": Path("x"), "n": np.float32(0.5), "t": (1, "b")}
     assert json_value(values) == {"a": None, "1": [None, True, None], "path": "x", "n": 0.5, "t": [1, "b"]}

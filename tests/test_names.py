@@ -1,4 +1,4 @@
-"""One public name is one thing in the whole tree."""
+"""Every public name is unique in the whole tree."""
 
 import ast
 from collections import defaultdict
@@ -13,7 +13,7 @@ MEANT = {
 
 
 def public_names(path: Path) -> set[str]:
-    """Names that a file defines at its top, but for private ones."""
+    """Return the public names that a file defines at its top."""
     found = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -24,7 +24,7 @@ def public_names(path: Path) -> set[str]:
     return {name for name in found if not name.startswith("_")}
 
 
-def test_one_public_name_is_one_thing():
+def test_public_names_are_unique():
     places = defaultdict(list)
     for path in sorted(SOURCE.rglob("*.py")):
         for name in public_names(path):

@@ -1,4 +1,4 @@
-"""The notebooks in examples/ run from the first cell to the last, on less than they have for people."""
+"""Notebooks in examples/ run from the first cell to the last, with smaller parameters."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""patchloom as a library: verbs are functions, and a slip is one sentence, the same as on the command line."""
+"""patchloom as a library: verbs are functions, and errors have the messages of the command line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_verb_is_listed_and_can_be_called():
 
 @pytest.mark.parametrize("first", ["", "import patchloom.evaluate.protocols, patchloom.look.task_pictures"])
 def test_a_name_is_a_verb_and_a_module(first):
-    """Whatever was imported before, and by which route."""
+    """This holds for every order of imports."""
     in_a_fresh_process(
         f"{first}\n"
         "import patchloom\n"
@@ -83,7 +83,7 @@ SLIPS = {
         (("shapes",), {"init": 5}, "--init cannot be 5: it takes text"),
         (("shapes",), {"out": 5}, "--out cannot be 5: it takes text or a path"),
         (("shapes",), {"img_size": "huge"}, "--img_size cannot be huge"),
-        (("shapes", "mae", 3), {}, "pretrain takes data, task without a name: give all else as NAME=VALUE"),
+        (("shapes", "mae", 3), {}, "pretrain takes data, task without a name: give all others as NAME=VALUE"),
         (("shapes",), {"data": "digits"}, "pretrain is given data twice"),
         ((), {}, "pretrain needs data, as in patchloom.pretrain(data)"),
         ((5,), {}, "an object of type int is not a set of images"),
@@ -140,7 +140,7 @@ SLIPS = {
 @pytest.mark.parametrize(
     ("verb", "given", "options", "said"), [(verb, *slip) for verb, slips in SLIPS.items() for slip in slips]
 )
-def test_a_slip_is_one_sentence(verb, given, options, said, tmp_path, monkeypatch):
+def test_a_wrong_argument_gives_one_sentence(verb, given, options, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PatchloomError, match=re.escape(said)) as refused:
         getattr(patchloom, verb)(*given, **options)
@@ -160,7 +160,7 @@ def test_a_slip_is_one_sentence(verb, given, options, said, tmp_path, monkeypatc
         ["export", "nowhere", "--to", "keras"],
     ],
 )
-def test_it_is_the_sentence_of_the_command_line(words, capsys):
+def test_the_message_is_that_of_the_command_line(words, capsys):
     verb, *rest = words
     places = [word for word in (rest if not rest[0].startswith("--") else rest[:0])]
     options = {}

@@ -1,4 +1,4 @@
-"""Recipes are what their files, the page and the papers say; what is given beside them wins; and they are resumed."""
+"""Recipes: they agree with their files, the page and the papers; options override them; runs resume."""
 
 import re
 import shlex
@@ -25,7 +25,7 @@ from patchloom.train.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 NAMES = recipe_names()
-ROWS = {  # what the papers say: task, model, patch, images of an update, epochs, base rate, warm-up, fine-tuned
+ROWS = {  # values of the papers: task, model, patch, images per update, epochs, base rate, warm-up, fine-tuned
     "mae-vit-b": ("mae", "base", 16, 4096, 1600, 1.5e-4, 40, 83.6),
     "mae-vit-b-800": ("mae", "base", 16, 4096, 800, 1.5e-4, 40, None),
     "simmim-vit-b": ("simmim", "base", 16, 2048, 800, 5e-5, 10, 83.8),
@@ -132,7 +132,7 @@ BUILT: dict[str, Task] = {}  # rows that differ by epochs alone have the same
 
 
 def resolved(name: str, **given):
-    """The settings of a recipe on many images, and its task at full size without numbers."""
+    """Return the resolved settings of a recipe, and its task at full size with fake tensors."""
     asked = request("digits", "auto", {"recipe": name, **MACHINE, **given})
     if name == "mp3-speech":
         settings = resolve(asked, 51_088, 1, unknown_stats(1, asked.sound()))[0]
@@ -158,7 +158,7 @@ def test_which_recipes_have_other_betas():
 
 
 def test_the_package_brings_its_recipes():
-    """An installed package, too: they are data that a wheel could leave out."""
+    """They are data files, which a wheel could lack."""
     there = {one.name for one in files("patchloom.recipes").iterdir()}
     assert {f"{name}.yaml" for name in NAMES} <= there and len(NAMES) > 25
     assert {*ROWS, *OPTIONS} <= {*NAMES}
@@ -179,7 +179,7 @@ def test_a_recipe_is_the_same_by_name_by_its_command_and_in_python(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_says_all_that_is_asked_of_it(name):
+def test_a_recipe_shows_all_its_settings(name):
     recipe = recipe_named(name)
     assert recipe.finetune in RECIPES, "its fine-tuning"
     for text in (recipe.paper, recipe.row, recipe.data):
@@ -241,7 +241,7 @@ def test_pixio_is_after_the_authors_script():
     assert abs(sum(weight.numel() for weight in vit.parameters()) / 1e6 - 631) < 1, "as their README says"
 
 
-def test_what_is_given_beside_it_wins_and_two_settings_follow():
+def test_options_override_it_and_two_settings_follow():
     words = ["photos", "--recipe", "droppos-vit-b", "--epochs", "80", "--batch-size", "256", "--task.sigma", "0.5"]
     given, _ = parse_pretrain([*words, "--model.depth", "3", "--model", "nano", "--flip", "false"])
     assert (given["epochs"], given["batch_size"], given["flip"]) == (80, 256, False)
@@ -279,7 +279,7 @@ def test_a_configuration_may_name_it_and_stands_above_it(tmp_path):
     assert parse_pretrain(["photos", "--config", str(file)])[0]["recipe"] is None
 
 
-def test_another_task_and_slips_are_refused_in_a_sentence():
+def test_another_task_and_wrong_options_are_rejected():
     with pytest.raises(PatchloomError, match="recipe lut-vit-b is of the task lut, and --task mae is given: leave"):
         request("photos", "mae", {"recipe": "lut-vit-b"})
     with pytest.raises(PatchloomError, match="there is no recipe lut; did you mean lut-vit-b, lut-vit-l or lut-vit-s?"):
@@ -290,7 +290,7 @@ def test_another_task_and_slips_are_refused_in_a_sentence():
         parse_pretrain(["photos", "--recipe", ""])
 
 
-def test_an_update_is_said_with_the_peak_of_the_rate():
+def test_an_update_is_printed_with_the_peak_of_the_rate():
     recipe = recipe_named("mae-vit-b")
     settings = {"blr": 1.5e-4, "accumulate": 16, "batch_size": 256}
     whole = "an update has 4,096 images in 16 steps of 256, as in the recipe; the rate's peak is 0.0024"
@@ -302,7 +302,7 @@ def test_an_update_is_said_with_the_peak_of_the_rate():
 
 
 def once(words):
-    """The words with the last of options that are given twice."""
+    """Return the words with only the last value of each option."""
     return list({word.partition("=")[0]: word for word in words}.values())
 
 

@@ -1,4 +1,4 @@
-"""A release's version is its tag, the same wherever it is read, and wheel and sdist hold what git has."""
+"""Releases: the version is the tag, the same wherever it is read; wheel and sdist hold the files in git."""
 
 import json
 import re
@@ -23,14 +23,14 @@ def git(folder: Path, *words: str) -> None:
 
 
 def built(folder: Path) -> str:
-    """The version that what is built there would have."""
+    """Return the version of a build in a folder."""
     command = [sys.executable, "-m", "hatchling", "metadata", "version"]
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture
 def tree(tmp_path):
-    """The files that a build asks for, without git."""
+    """A folder with the files that a build needs, without git."""
     (tmp_path / ".ci").mkdir()
     for name in (*NAMED, ".ci/release"):
         shutil.copy(ROOT / name, tmp_path / name)
@@ -39,7 +39,7 @@ def tree(tmp_path):
 
 @pytest.fixture
 def repository(tree):
-    """The same with a commit."""
+    """The same folder as a repository with one commit."""
     git(tree, "init", "--quiet")
     git(tree, "add", "--all")
     git(tree, "commit", "--quiet", "--message", "one")
@@ -50,7 +50,7 @@ def released(repository: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", ".ci/release"], cwd=repository, capture_output=True, text=True)
 
 
-def test_the_version_to_come_is_one():
+def test_the_next_version_is_the_same_everywhere():
     found = [
         re.search(pattern, (ROOT / name).read_text(), re.MULTILINE)[1]
         for name, pattern in (
@@ -61,7 +61,7 @@ def test_the_version_to_come_is_one():
     assert [f"{one}.dev0" for one in found] == [UNRELEASED] * 2
 
 
-def test_without_git_it_is_the_version_to_come(tree):
+def test_without_git_it_is_the_next_version(tree):
     assert built(tree) == UNRELEASED
 
 
@@ -126,7 +126,7 @@ def test_the_files_of_a_tree_are_known_with_and_without_git(has_git, tmp_path):
     assert known(tmp_path) == {"a.py", ".gitignore"}
 
 
-def test_what_is_missing_or_too_much_in_a_wheel_or_an_sdist_is_told():
+def test_missing_or_unexpected_files_in_a_wheel_or_sdist_are_reported():
     faults = runpy.run_path(str(ROOT / ".ci" / "contents.py"))["faults"]
     known = {"src/patchloom/a.py", "src/patchloom/b.yaml", "tests/test_a.py", "Dockerfile"}
     wheel = ["patchloom/a.py", "patchloom/b.yaml", "patchloom-1.dist-info/METADATA"]

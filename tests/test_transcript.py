@@ -1,6 +1,6 @@
-"""Help, refusals and a dry run of the command line, beside a transcript that people review: transcript.txt.
+"""Help, error messages and a dry run of the command line, compared with transcript.txt, which people review.
 
-After a change that is meant, write the transcript anew, and read the difference:
+After an intended change, write the transcript again, and read the difference:
 
     PATCHLOOM_WRITE_TRANSCRIPT=1 python -m pytest -q -n 0 tests/test_transcript.py; git diff tests/transcript.txt
 """
@@ -47,7 +47,7 @@ NUMBER = re.compile(r"(?<![\w-])[-+±]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 def plain(text: str, numbers: bool) -> str:
-    """A text without what differs from run to run."""
+    """Return a text without the parts that differ from run to run."""
     text = re.sub(r"\x1b\[[\d;]*m", "", text).replace(str(Path.cwd()), "DIR")
     if not numbers:
         text = NUMBER.sub("#", text)

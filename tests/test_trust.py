@@ -1,6 +1,6 @@
-"""Files of strangers: a run, a card, a configuration or a table runs no code and fetches nothing.
+"""Untrusted files: a run, a card, a configuration or a table runs no code and fetches nothing.
 
-Each case forges a file as its author would, with the right checksums, and looks for a trace that its code would leave.
+Each case forges a file as its author would, with the right checksums, and looks for a trace of its code.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def photos(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(photos, tmp_path_factory) -> Path:
-    """A run and an encoder, of which each test has copies that it may forge."""
+    """A run and an encoder; each test forges a copy."""
     folder = tmp_path_factory.mktemp("made")
     a_run(folder / "run", photos)
     an_encoder(folder / "encoder", photos)
@@ -92,7 +92,7 @@ def encoder(made, tmp_path) -> Path:
 
 @pytest.fixture(autouse=True)
 def met_nothing(monkeypatch):
-    """As in a process that has met no class yet."""
+    """Reset the state to that of a process that has not loaded any class."""
     monkeypatch.setattr(custom, "_HERE", {})
     if hasattr(custom, "_TYPED"):
         monkeypatch.setattr(custom, "_TYPED", set())
@@ -104,7 +104,7 @@ def met_nothing(monkeypatch):
 
 @pytest.fixture(scope="module")
 def server():
-    """An address on this machine, and the paths that were asked of it."""
+    """A web address on this machine, and the paths that were requested from it."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -127,7 +127,7 @@ def server():
 
 
 def forged(run: Path, **values: Any) -> Path:
-    """A run with other settings, sealed as patchloom seals them."""
+    """Change the settings of a run, with the checksums of patchloom, and return the run."""
     for name in ("config.yaml", "requested.yaml"):
         path = run / name
         before = read_checksummed(path) if path.exists() else read_checksummed(run / "config.yaml")
@@ -144,7 +144,7 @@ def failed(capsys, *words) -> str:
 
 
 def look(capsys, run: Path) -> str:
-    """The sentence of ``look``, which is to fail: of what the encoder sees in the run's own images."""
+    """Return the error message of ``look`` on the run's own images."""
     return failed(capsys, "look", run, "--what", "features")
 
 
@@ -248,8 +248,8 @@ def test_braces_that_fill_memory_are_refused(bomb, run, capsys):
 
 @given(st.text(alphabet="{},.:pie/ x01", max_size=24))
 @examples(max_examples=300, deadline=None)
-def test_whatever_expands_to_a_command_is_seen(name):
-    """Of random names, also where braces make it."""
+def test_names_that_expand_to_a_command_are_found(name):
+    """This includes random names, and names made by brace expansion."""
     try:
         words = expand_braces(name)
     except PatchloomError:
@@ -313,7 +313,7 @@ CARDS: dict[str, tuple[str, Any]] = {
 
 
 def changed(about: dict[str, Any], place: str, value: Any) -> None:
-    """Put a value where ``a.b.c`` leads in nested dicts; all of it, where it leads nowhere."""
+    """Set the value at the path ``a.b.c`` in nested dicts; empty the innermost dict if the path ends with a dot."""
     *above, last = place.split(".")
     for part in above:
         about = about[part]
@@ -344,7 +344,7 @@ def test_a_card_cannot_rule_the_terminal(encoder):
 
 
 def test_a_pickle_named_by_a_card_is_not_read(encoder, tmp_path):
-    """timm 1.0.22, the oldest that is served, reads a checkpoint_path as a pickle that runs."""
+    """timm 1.0.22, the oldest supported version, reads a checkpoint_path as a pickle, which can run code."""
     evil = tmp_path / "evil.pth"
     torch.save(Evil(tmp_path / "touched"), evil)
     with_card(encoder, lambda about: about["spec"]["options"].update(checkpoint_path=str(evil)))
@@ -408,7 +408,7 @@ ANYTHING = st.recursive(
 @given(st.dictionaries(st.sampled_from(sorted(OPTIONS)) | st.text(max_size=12), ANYTHING, max_size=4))
 @examples(max_examples=300, deadline=None)
 def test_options_that_pass_are_plain(given_options):
-    """Whatever the validator lets through is a number or a list of numbers within the range of its name."""
+    """Every accepted value is a number or a list of numbers within the range of its name."""
     try:
         check_model_options(given_options)
     except PatchloomError:
@@ -442,8 +442,8 @@ def test_any_value_in_a_card_is_read_or_refused(name, value):
 
 
 @pytest.fixture(scope="module")
-def whole(made, tmp_path_factory) -> dict[str, tuple[Path, Callable[[], Any]]]:
-    """A small file of each kind that says something of itself, and what reads it."""
+def self_describing(made, tmp_path_factory) -> dict[str, tuple[Path, Callable[[], Any]]]:
+    """A small file of each kind with metadata, and the function that reads it."""
     from patchloom.dense.checkpoint import DenseCard, save_dense
     from patchloom.dense.segmenter import Segmenter
     from patchloom.evaluate.classifier import Classifier, ClassifierCard, load_classifier, save_classifier
@@ -472,7 +472,7 @@ def whole(made, tmp_path_factory) -> dict[str, tuple[Path, Callable[[], Any]]]:
 
 
 def transformers_folder(folder: Path) -> Path:
-    """A ViT with what is read of a configuration of transformers'."""
+    """Write a ViT with a configuration of transformers, and return its folder."""
     state = build_encoder(EncoderSpec("nano", (16, 16), 8, 3, "learned", SMALL | {"num_heads": 2})).state_dict()
     folder.mkdir()
     save_file({name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors")
@@ -483,7 +483,7 @@ def transformers_folder(folder: Path) -> Path:
 
 
 def places(about: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The ways to all values inside a plain value."""
+    """Yield the paths to all values inside a nested plain value."""
     inside = about.items() if isinstance(about, dict) else enumerate(about) if isinstance(about, list) else ()
     return [above, *(place for name, value in inside for place in places(value, (*above, name)))]
 
@@ -503,9 +503,9 @@ EXTREMES = st.sampled_from(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_a_file_says_of_itself_is_read_or_refused(kind, whole):
-    """One value anywhere in a card or a configuration becomes another: it is read, or one sentence refuses it."""
-    path, read = whole[kind]
+def test_changed_metadata_is_read_or_rejected(kind, self_describing):
+    """If any value in a card or a configuration is changed, the file is read, or rejected with a message."""
+    path, read = self_describing[kind]
     read()
     before = path.read_bytes()
 
@@ -749,7 +749,7 @@ def test_a_configuration_runs_and_fetches_nothing(values, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     Path("evil.py").write_text("open('touched', 'w')")
     Path("run.yaml").write_text(yaml.safe_dump(values))
-    assert "types it" in failed(capsys, "pretrain", "--config", "run.yaml")
+    assert "on the command line, too" in failed(capsys, "pretrain", "--config", "run.yaml")
     assert not Path("touched").exists() and not Path("x").exists()
 
 
@@ -776,7 +776,7 @@ class Half(MAE):
 
 @pytest.fixture
 def own(photos, tmp_path_factory) -> tuple[Path, Path]:
-    """A run of a task in a file, finished or not, and the file, as they came in an archive; nothing was run here."""
+    """A run of a custom task, finished or not, and its file, as from an archive; none of its code has run here."""
     folder = tmp_path_factory.mktemp("own")
     file = folder / "half.py"
     file.write_text(EVIL)
@@ -792,7 +792,7 @@ def own(photos, tmp_path_factory) -> tuple[Path, Path]:
     return folder / "run", file
 
 
-def test_a_runs_own_task_is_run_only_for_who_types_it(own, photos, tmp_path, capsys):
+def test_a_custom_task_of_a_run_is_run_only_if_it_is_typed(own, photos, tmp_path, capsys):
     run, file = own
     touched = file.with_name("touched")
     for state in ("finished", "unfinished"):
@@ -819,7 +819,7 @@ NAMES = ("half.py:Half", "half.py", "{}/half.py:Half", "half:Half", "package.hal
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_task_that_a_run_names_by_hand_is_not_run(name, run, photos, tmp_path, monkeypatch, capsys):
-    """A stranger may name it as a user would, without the digest that patchloom stores."""
+    """An attacker may name it as a user would, without the digest that patchloom stores."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("half.py").write_text(EVIL)
@@ -832,7 +832,7 @@ def test_a_task_that_a_run_names_by_hand_is_not_run(name, run, photos, tmp_path,
         failed(capsys, "look", run)
         with pytest.raises(PatchloomError):
             load_task(run)
-        # patchloom writes no name without a digest, so the configuration is refused; else the encoder alone is read
+        # patchloom writes no name without a digest, so the configuration is rejected; else only the encoder is read
         assert main(["export", str(run)]) == (0 if digest else 2)
         # kernels are named, since a choice among them is measured
         failed(capsys, "pretrain", photos, "--task", "mae", "--kernels", "torch", "--out", run)
@@ -879,7 +879,7 @@ FAULTS = {  # a body of a task's class, and the line of its file that fails
 
 
 @pytest.mark.parametrize("when", FAULTS)
-def test_a_fault_of_ones_own_task_is_told_with_its_line(when, photos, tmp_path, capsys):
+def test_an_error_in_a_custom_task_names_its_line(when, photos, tmp_path, capsys):
     body, line = FAULTS[when]
     file = tmp_path / "mine.py"
     file.write_text(f"from patchloom.tasks.mae import MAE\nclass Mine(MAE):\n{body}\n")
@@ -942,25 +942,25 @@ def test_a_teacher_that_a_run_names_is_not_fetched(run, monkeypatch):
         load_task(run)
 
 
-# ---- what a folder of a stranger may hold besides
+# ---- other contents of untrusted folders
 
 FOLDERS = ("pipe:touch touched", "pipe:touch touched/x", "hf:nobody", "http:/127.0.0.1/x.tar", "a::b")
 
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_that_is_called_like_a_command_is_none_in_a_configuration(name, tmp_path, monkeypatch, capsys):
-    """Its author ships a folder of that name beside the configuration."""
+    """The attacker ships a folder of that name beside the configuration."""
     monkeypatch.chdir(tmp_path)
     Path(name).mkdir(parents=True)
     name = name.replace(":/", "://")  # the same path, and an address
     Path("run.yaml").write_text(yaml.safe_dump({"data": name}))
-    assert "types it" in failed(capsys, "pretrain", "--config", "run.yaml")
+    assert "on the command line, too" in failed(capsys, "pretrain", "--config", "run.yaml")
     assert not Path("touched").exists()
 
 
 @pytest.mark.parametrize("key", ["foo", "data ", "data+", "", "task.name ", "--data", "{a", "-data"])
 def test_an_unknown_setting_of_a_configuration_is_no_data(key, photos, tmp_path, monkeypatch, capsys):
-    """Argparse takes an unknown option with a blank for a word that stands by its place."""
+    """Argparse takes an unknown option with a space for a positional argument."""
     monkeypatch.chdir(tmp_path)
     photographs(Path(f"--{key.replace('-', '_')}=a b"))
     Path("run.yaml").write_text(yaml.safe_dump({key: "a b,pipe:touch touched"}))
@@ -970,7 +970,7 @@ def test_an_unknown_setting_of_a_configuration_is_no_data(key, photos, tmp_path,
 
 
 def test_a_pattern_finds_folders_and_no_names(photos, tmp_path, monkeypatch):
-    """Of what a pattern finds, every name is that of a folder, whatever else it would mean to who types it."""
+    """All matches of a pattern are taken as folders, even if their names would mean something else when typed."""
     monkeypatch.chdir(tmp_path)
     for name in ("hf:nobody", "cifar10", "shapes:10"):
         photographs(Path("some", name))
@@ -984,7 +984,7 @@ def test_a_pattern_finds_folders_and_no_names(photos, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("file", ["README.md", ".huggingface.yaml", "stored.py"])
 def test_a_data_set_that_a_run_names_has_no_configuration_of_its_own(file, run, server, capsys, tmp_path):
-    """The library datasets fetches what the card of a local folder names."""
+    """The library datasets downloads the files that the card of a local folder names."""
     import datasets
 
     home, asked = server
@@ -1003,7 +1003,7 @@ def test_a_data_set_that_a_run_names_has_no_configuration_of_its_own(file, run, 
 
 
 def test_a_teacher_from_an_address_is_not_fetched(monkeypatch):
-    """Of some models timm has an address, and no repository of the hub, whose library alone knows the cache."""
+    """timm has a URL instead of a repository on the Hub for some models, so the Hub's cache does not know them."""
     name = "vit_huge_patch14_gap_224.in1k_ijepa"
     assert not timm.models.get_pretrained_cfg(name).hf_hub_id
     monkeypatch.setattr(timm, "create_model", only_sizes := sizes_alone(timm.create_model))
@@ -1013,7 +1013,7 @@ def test_a_teacher_from_an_address_is_not_fetched(monkeypatch):
 
 
 def sizes_alone(create: Callable[..., Any]) -> Any:
-    """``timm.create_model`` that notes whether weights were asked for, and fetches none."""
+    """Replace ``timm.create_model`` by a function that records whether weights are requested, and loads none."""
 
     def made(name: str, pretrained: bool = False, **named: Any) -> Any:
         made.asked.append(pretrained)
@@ -1029,7 +1029,7 @@ EPS = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpag
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif", ".bmp", ".gif"])
 def test_postscript_is_no_image(suffix, tmp_path, monkeypatch, capsys, run):
-    """Pillow knows formats by their content, and has Ghostscript run those that are programs."""
+    """Pillow detects formats by their content, and runs Ghostscript for PostScript files, which are programs."""
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *given, **named: pytest.fail("a program is run"))
     file = tmp_path / f"x{suffix}"
     file.write_text(EPS)
@@ -1046,7 +1046,7 @@ def test_postscript_is_no_image(suffix, tmp_path, monkeypatch, capsys, run):
 
 @pytest.mark.parametrize("name", ["log.txt", ".lock", "skipped.txt"])
 def test_nothing_is_written_through_a_link_of_a_run(name, run, tmp_path):
-    """An archive may hold links: what is added to such a file would be added to one of the user's."""
+    """An archive may contain links, which would redirect writes to a file of the user."""
     other = tmp_path / "bashrc"
     other.write_text("theirs\n")
     (run / name).unlink(missing_ok=True)

@@ -70,11 +70,11 @@ _HOMES = {
 
 
 class _Verb(ModuleType):
-    """A module of the same name as a verb. It can be called as the verb, and stays what can be imported from."""
+    """Module with the name of a verb, callable as the verb."""
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The verb, whose signature is then that of the module, too."""
+        """Return the function of the verb, so that the module shows its signature."""
         name = self.__name__.rpartition(".")[2]
         return getattr(import_module(_HOMES[name]), name)
 
@@ -83,12 +83,11 @@ class _Verb(ModuleType):
 
 
 class _Patchloom(ModuleType):
-    """This package, in which ``patchloom.evaluate`` is a verb and a package at once; so are some others.
+    """This package, in which some names, such as ``patchloom.evaluate``, are both a verb and a subpackage.
 
-    Whoever imports anything from below ``patchloom.evaluate``, patchloom itself included, has Python's import system
-    set ``patchloom.evaluate`` to that package, whatever was there. So it is there that the package is made callable.
-    A function in its place would be lost at the next import, or hide `patchloom.evaluate.protocols` from
-    ``import patchloom.evaluate.protocols``; other names for the modules would give one thing two names.
+    Every import from below ``patchloom.evaluate`` makes Python set ``patchloom.evaluate`` to the subpackage. Therefore
+    the subpackage itself is made callable when it is set. A function of that name would be overwritten by the next
+    import, or would hide `patchloom.evaluate.protocols` from ``import patchloom.evaluate.protocols``.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -106,5 +105,5 @@ sys.modules[__name__].__class__ = _Patchloom
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         found = getattr(import_module(_HOMES[name]), name)
-        return globals().get(name, found)  # the import has set it, if there is a module of that name
+        return globals().get(name, found)  # set by the import if there is a module of that name
     raise AttributeError(f"module 'patchloom' has no attribute '{name}'")

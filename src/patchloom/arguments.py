@@ -1,4 +1,4 @@
-"""A Python call is as strict as the command line: a slip in it is the same sentence, and never a TypeError."""
+"""Arguments of public functions: options read from signatures and docstrings, and messages about wrong ones."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 
-# Words that are no option or value: one sentence each, with what may have been meant.
+# Messages about unknown options and wrong values, each with a suggestion.
 
 
-# what other programs call it, or what it was called before, without hyphens and underscores
-_RATE = "the base learning rate: the peak is blr · (images an update) / 256, so that it need not change with the batch"
+# names of options in other programs, or in earlier versions, without hyphens and underscores
+_RATE = "the base learning rate: the peak is blr · (images per update) / 256, independent of the batch size"
 _ELSEWHERE: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("lr", "learningrate", "baselr"), ("blr", _RATE)),
     **dict.fromkeys(("batch", "bs", "b", "batchsizepergpu"), ("batch_size", "")),
@@ -47,7 +47,7 @@ _ELSEWHERE: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("imagesize", "inputsize", "resolution", "size", "imgsz"), ("img_size", "")),
     **dict.fromkeys(("numworkers", "nworkers", "j"), ("workers", "")),
     **dict.fromkeys(("gpus", "ngpus", "numgpus", "nprocpernode"), ("devices", "")),
-    **dict.fromkeys(("gpu", "cuda", "cpu"), ("device", "it takes cuda or cpu, and is chosen where it is left out")),
+    **dict.fromkeys(("gpu", "cuda", "cpu"), ("device", "it takes cuda or cpu, and has a default")),
     **dict.fromkeys(("amp", "fp16", "bf16", "halfprecision"), ("precision", "")),
     **dict.fromkeys(("arch", "architecture", "backbone", "encoder", "net"), ("model", "")),
     **dict.fromkeys(("pretrained", "weights", "checkpoint", "ckpt"), ("init", "it takes timm:NAME or a file")),
@@ -61,37 +61,37 @@ _ELSEWHERE: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("cfg", "conf", "yaml"), ("config", "")),
 }
 _NEEDLESS = {
-    **dict.fromkeys(("resume", "continue"), "the same command, with the same --out, goes on where a run was stopped"),
+    **dict.fromkeys(("resume", "continue"), "the same command, with the same --out, resumes a run"),
     **dict.fromkeys(
         ("nodes", "nnodes", "numnodes"), "start the processes of several machines by torchrun or srun (docs/devices.md)"
     ),
-    **dict.fromkeys(("verbose", "quiet"), "what is printed cannot be chosen"),
-    **dict.fromkeys(("augment", "augmentation", "transforms"), "--flip, --crop_scale and --randaugment can be chosen"),
+    **dict.fromkeys(("verbose", "quiet"), "the output is always the same"),
+    **dict.fromkeys(("augment", "augmentation", "transforms"), "use --flip, --crop_scale and --randaugment"),
 }
-_REMOVED = ("nodes",)  # settings of older versions, which their files still have
-_WORDS = ("data", "dataset", "datapath", "datadir", "input", "images", "run")  # which are given without a name
+_REMOVED = ("nodes",)  # settings that only files of older versions have
+_WORDS = ("data", "dataset", "datapath", "datadir", "input", "images", "run")  # names of positional arguments
 
 
 def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a file without those that older versions had and that no longer matter."""
+    """Return the settings of a file without those of older versions that have no effect now."""
     return {name: value for name, value in values.items() if name not in _REMOVED}
 
 
 def shorten_options(text: str) -> str:
-    """With --task for --task.name: nested names keep a name beside its options, and people type the short form."""
+    """Replace the internal names of options, such as --task.name, by the names that users type, such as --task."""
     return re.sub(r"--(task|model|config|from)[._](name|file|run)\b", r"--\1", text)
 
 
 def explain_error(problem: str, parser: ArgumentParser, owners: Callable[[str], Sequence[str]]) -> str:
-    """What jsonargparse reports, as one sentence that says what to do."""
+    """Turn an error of jsonargparse into one sentence that says what to do."""
     known = [shorten_options(name) for action in parser._actions for name in action.option_strings if name[-1] != "+"]
     if "arguments are required" in problem:
         places = [action for action in parser._actions if not action.option_strings and action.required]
         lacking = problem.rpartition(":")[2].replace(",", " ").split()
         said = [f"{place.dest.upper()} ({(place.help or '').rstrip('.')})" for place in places if place.dest in lacking]
-        return f"{parser.prog} needs {listing(said, 'and')}; {parser.prog} --help tells more"
+        return f"{parser.prog} needs {listing(said, 'and')}; see {parser.prog} --help"
     if bare := re.search(r"argument (\S+): expected", problem):
-        return f"{shorten_options(bare[1])} needs a value; {parser.prog} --help tells which"
+        return f"{shorten_options(bare[1])} needs a value; see {parser.prog} --help"
     unknown = re.search(r"(?:[Uu]nrecognized arguments|No action for key): *(.+)", problem)
     if unknown:
         return _unknown(unknown[1] if unknown[1][0] != "-" else unknown[1].split()[0], parser, known, owners)
@@ -104,17 +104,17 @@ def explain_error(problem: str, parser: ArgumentParser, owners: Callable[[str], 
         kind = describe_type(getattr(action, "_typehint", None) or action.type) if action else "another kind of value"
         name = shorten_options(f"--{key[1]}") if action is None or action.option_strings else key[1].upper()
         return f"{name} cannot be {value[1]}: it takes {kind}"
-    return " ".join(problem.split()) + f"; {parser.prog} --help tells how"
+    return " ".join(problem.split()) + f"; see {parser.prog} --help"
 
 
 def without_hyphens(word: str, known: Sequence[str]) -> str | None:
-    """The sentence about a word that would be one of the options ``known``, if it began with two hyphens, or None."""
+    """Return the message about an option without its two hyphens, or None if no option in ``known`` is similar."""
     name, equals, value = word.partition("=")
     bare = name.lstrip("-–—")
     meant = closest_word(bare, [one[2:] for one in known]) if equals or name != bare else None
     if meant is None:
         return None
-    return f"{word} is no option, since these begin with two hyphens; did you mean --{meant}{equals}{value}?"
+    return f"{word} is no option: options begin with two hyphens; did you mean --{meant}{equals}{value}?"
 
 
 def _unknown(word: str, parser: ArgumentParser, known: Sequence[str], owners: Callable[[str], Sequence[str]]) -> str:
@@ -122,8 +122,8 @@ def _unknown(word: str, parser: ArgumentParser, known: Sequence[str], owners: Ca
     bare = name.lstrip("-")
     if not name.startswith("--"):
         return without_hyphens(word, known) or (
-            f"{word} is one word too many; {parser.prog} --help tells what it takes (names of options begin with --, "
-            "and a name with spaces needs quotes)"
+            f"{word} is one word too many; see {parser.prog} --help (names of options begin with --, and a name with "
+            "spaces needs quotes)"
         )
     if said := _otherwise_called(name, bare, known):
         return said
@@ -135,12 +135,12 @@ def _unknown(word: str, parser: ArgumentParser, known: Sequence[str], owners: Ca
     if said := _mistyped(name, bare, known):
         return said
     if found := owners(name):
-        return f"{name} is an option of {listing(found, 'and')}; {parser.prog} --help all lists those that go with it"
+        return f"{name} is an option of {listing(found, 'and')}; {parser.prog} --help all shows its options"
     return f"there is no option {name}; {parser.prog} --help all lists them"
 
 
 def _otherwise_called(name: str, bare: str, known: Sequence[str]) -> str | None:
-    """The sentence on an option that is not needed, or that has another name here."""
+    """Return the message about an option that does not exist here, or that has another name, or None."""
     if normalize_word(bare) in _NEEDLESS:
         return f"there is no option {name}: {_NEEDLESS[normalize_word(bare)]}"
     meant, why = _ELSEWHERE.get(normalize_word(bare), ("", ""))
@@ -152,7 +152,7 @@ def _otherwise_called(name: str, bare: str, known: Sequence[str]) -> str | None:
 
 
 def _mistyped(name: str, bare: str, known: Sequence[str]) -> str | None:
-    """The sentence on an option that is like one of those that there are."""
+    """Return the message about an option whose name is similar to a known one, or None."""
     inside = [one for one in known if one.endswith(f".{bare}")]
     if near := inside[0] if inside else closest_word(name, known):
         return f"there is no option {name}; did you mean {near if near.startswith('--') else f'--{near}'}?"
@@ -160,32 +160,32 @@ def _mistyped(name: str, bare: str, known: Sequence[str]) -> str | None:
 
 
 def unknown_option_error(name: str, known: Iterable[str], otherwise: str) -> PatchloomError:
-    """The refusal of a keyword of a Python call, in the words of the command line."""
+    """Return the error about an unknown keyword of a Python call, in the words of the command line."""
     options = [f"--{one}" for one in known]
     said = _otherwise_called(f"--{name}", name, options) or _mistyped(f"--{name}", name, options)
     return PatchloomError(said or f"there is no option --{name}; {otherwise}")
 
 
-# What options there are: from signatures and docstrings, of live objects or of source files that are not imported.
+# Options from signatures and docstrings, of live objects or of source files that are not imported.
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_JOINED = ("data", "runs")  # several words of which are joined by who reads them
+_JOINED = ("data", "runs")  # parameters that take several words, which the function joins
 _PLAIN = (int, float, bool, str, Path, type(None))
 
 
 class Option(NamedTuple):
-    """One option, or a word that is given by its place.
+    """Option or positional argument.
 
     Attributes:
-        name: as in the signature.
-        hint: its type, as far as words can be of it.
-        default: None where there is none, too.
-        about: its line in the docstring.
-        positional: whether it is given by its place.
-        required: whether it must be given.
-        kind: what it takes, where that is to be said in other words than those of the hint.
+        name: name in the signature.
+        hint: the part of its type that can be typed on a command line.
+        default: default value; None if there is none.
+        about: its description in the docstring.
+        positional: whether it is positional.
+        required: whether it is required.
+        kind: name of its kind of value, if that of the hint does not fit.
     """
 
     name: str
@@ -198,11 +198,11 @@ class Option(NamedTuple):
 
 
 class CommandSpec(NamedTuple):
-    """What takes options: a verb, a task or a protocol.
+    """Options of a verb, a task or a protocol.
 
     Attributes:
-        about: the first line of its docstring.
-        options: in the order of the signature.
+        about: first line of its docstring.
+        options: its options, in the order of the signature.
     """
 
     about: str
@@ -210,10 +210,10 @@ class CommandSpec(NamedTuple):
 
 
 def read_signature(owner: Callable[..., Any], skip: Collection[str] = ()) -> CommandSpec:
-    """What a function, a class or the fields of a dataclass take, from signature and docstring.
+    """Return the options of a function, a class or a dataclass, from its signature and docstring.
 
-    Parameters that may be given by position are so on the command line, too; those of classes never are. What no word
-    can be, such as a function, is left out.
+    Positional parameters of functions are positional on the command line; those of classes never are. Parameters whose
+    values cannot be typed, such as functions, are left out.
     """
     text = inspect.getdoc(owner) or ""
     described = {item.arg_name: item.description for item in parse_docstring(text).params}
@@ -235,7 +235,7 @@ def read_signature(owner: Callable[..., Any], skip: Collection[str] = ()) -> Com
 
 
 def command_line_hint(hint: Any) -> Any:
-    """The part of a hint that can be said in words on a command line; None if there is none."""
+    """Return the part of a type hint whose values can be typed on a command line; None if there is none."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint in _PLAIN or origin is Literal:
         return hint
@@ -248,12 +248,11 @@ def command_line_hint(hint: Any) -> Any:
 
 
 def takes_recipe(protocol: Callable[P, R], kind: type[Any], only: Collection[str] = ()) -> Callable[P, R]:
-    """Decorator that replaces the last parameter ``**changes`` of a protocol by the options of a kind of recipe.
+    """Decorator that replaces the last parameter ``**changes`` of a protocol by the fields of a recipe class.
 
-    Signature and docstring follow from the fields and their descriptions, so that neither is written twice. Options
-    are ``only`` some fields, or all but those that tell of the batch, as the settings common to all protocols do, and
-    whether recordings are trained on. A base learning rate may be a list, of which the best on held-out training images
-    is chosen.
+    Signature and docstring take the fields and their descriptions, so that neither is written twice. The options are
+    the fields in ``only``, or all except ``batch`` (a setting common to all protocols) and ``recordings``. A base
+    learning rate may be a list: the best one on held-out training images is chosen.
     """
     own = signature(protocol)
     known = get_type_hints(kind)
@@ -275,16 +274,16 @@ def takes_recipe(protocol: Callable[P, R], kind: type[Any], only: Collection[str
 
 
 def _descriptions(kind: type[Any]) -> dict[str, str]:
-    """What a recipe's docstring says of each of its own fields, line breaks and all."""
+    """Return the description of each field in the docstring of a recipe class, with its line breaks."""
     text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2] + "\n"
     return dict(re.findall(r"^    (\w+):(.*\n(?:     .*\n)*)", text, flags=re.M))
 
 
 def from_source(path: str) -> Any:
-    """A function, class or constant of this package by its path, read from its source file: nothing is imported.
+    """Return a function, class or constant of this package from its source file, without importing it.
 
-    A function has its signature and docstring, a class also its bases and the fields of a dataclass, and no more. So
-    `read_signature` finds in it what it finds in the live object, and the command line need not wait for torch.
+    A function has only its signature and docstring; a class has its bases and the fields of a dataclass, too. That is
+    enough for `read_signature`, so the command line does not wait for torch.
     """
     module, _, name = path.rpartition(".")
     return _names(module)[name]
@@ -301,7 +300,7 @@ class _ForeignType(type):
 
 
 class _Foreign(metaclass=_ForeignType):
-    """Whatever a module has from other libraries, and their attributes: no word on a command line can be it."""
+    """Stand-in for all names that a module imports from other libraries."""
 
 
 @cache
@@ -310,9 +309,9 @@ def _names(module: str) -> _Names:
 
 
 class _Names(dict[str, Any]):
-    """The names of a module of this package, each made from its source when it is first looked up.
+    """Names of a module of this package, each evaluated from its source when it is first looked up.
 
-    The standard library is imported, other modules of this package are read in the same way, all else is `_Foreign`.
+    The standard library is imported, other modules of this package are read in the same way, the rest is `_Foreign`.
     """
 
     def __init__(self, module: str) -> None:
@@ -320,7 +319,7 @@ class _Names(dict[str, Any]):
         place = Path(__file__).parents[1].joinpath(*module.split("."))
         package = place / "__init__.py"
         self.file = package if package.exists() else place.with_suffix(".py")
-        self.nodes: dict[str, tuple[ast.stmt, str]] = {}  # by name, with what it is called where it is imported from
+        self.nodes: dict[str, tuple[ast.stmt, str]] = {}  # statement by name, and the name in the module of origin
         for node in ast.parse(self.file.read_text("utf-8")).body:
             match node:
                 case ast.Import() | ast.ImportFrom():
@@ -382,7 +381,7 @@ def _top(node: ast.Import | ast.ImportFrom, origin: str) -> str:
 
 
 def _without_body(node: ast.FunctionDef) -> ast.FunctionDef:
-    """Its signature and docstring alone, with what `takes_recipe` adds to them."""
+    """Keep the signature, the docstring and the decorator `takes_recipe`."""
     for one in (*node.args.args, *node.args.kwonlyargs):
         one.annotation = None if one.arg in _JOINED else one.annotation
     node.decorator_list = [one for one in node.decorator_list if "takes_recipe" in ast.unparse(one)]
@@ -391,26 +390,26 @@ def _without_body(node: ast.FunctionDef) -> ast.FunctionDef:
     return ast.fix_missing_locations(node)
 
 
-# a path, or whatever stands for one, such as a run
+# a path, or an object with `__fspath__`, such as a run
 PathLike = str | Path | os.PathLike[str]
 
 
 def plain_path(path: PathLike) -> str | Path:
-    """A path as it was typed, or as a `Path`, also of what stands for one, such as a run."""
+    """Return a string unchanged, and any other path, such as a run, as a `Path`."""
     return path if isinstance(path, str) else Path(path)
 
 
 def to_plain_value(value: Any) -> Any:
-    """A number of NumPy or torch as Python's own, and whatever stands for a path, such as a run, as a `Path`."""
+    """Return a number of NumPy or torch as a Python number, and an object with `__fspath__` as a `Path`."""
     if isinstance(value, os.PathLike) and not isinstance(value, Path):
         return Path(value)
     return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
 
 
 def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """A verb, or another function of the public API, that refuses in a sentence what its signature does not take.
+    """Decorator that checks the arguments of a public function against its signature.
 
-    So a slip is a `PatchloomError` in Python, too, and no TypeError from somewhere inside.
+    Wrong arguments raise `PatchloomError`, with the message of the command line, and never a TypeError from inside.
     """
     name = getattr(function, "__name__", "")
     takes = signature(function)
@@ -430,12 +429,12 @@ def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _by_name(verb: str, takes: Signature, given: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of a call by name, of a function whose positional parameters have names."""
+    """Return all arguments of a call by name."""
     kinds = {name: one.kind for name, one in takes.parameters.items()}
     places = [name for name, kind in kinds.items() if kind is Parameter.POSITIONAL_OR_KEYWORD]
     options = [name for name, kind in kinds.items() if kind is Parameter.KEYWORD_ONLY]
     if len(given) > len(places):
-        raise PatchloomError(f"{verb} takes {', '.join(places)} without a name: give all else as NAME=VALUE")
+        raise PatchloomError(f"{verb} takes {', '.join(places)} without a name: give all others as NAME=VALUE")
     values = dict(zip(places, given, strict=False))
     for name in named:
         if name in values:

@@ -1,6 +1,6 @@
-"""The command line: ``patchloom VERB ...``, a table of verbs, words as in Python.
+"""Command line ``patchloom VERB ...``: help pages, dispatch to the verbs, error messages and exit codes.
 
-Words are read before the verb is imported: neither --help nor a slip of the keyboard shall wait for torch.
+Options are parsed before the verb is imported, so that --help and typing errors do not wait for torch.
 """
 
 from __future__ import annotations
@@ -42,73 +42,73 @@ from patchloom.system.signals import StopAtOnce, discard_output
 from patchloom.tasks import TASKS, usual_task
 from patchloom.tasks.custom import fault_of
 
-# Pages of ``--help``: examples, then options by groups; the rarer ones by name alone, until all are asked for.
+# Help pages: examples, then options by group. Rare options are only named, unless the user types ``--help all``.
 
 
 HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "": [
-        ("patchloom check photos/", "looks at your images"),
-        ("patchloom pretrain photos/", "trains on them"),
-        ("patchloom evaluate knn runs/photos-mae labelled/", "what it learnt"),
-        ("patchloom pretrain shapes", "built-in images, offline"),
+        ("patchloom check photos/", "look at your images"),
+        ("patchloom pretrain photos/", "train on them"),
+        ("patchloom evaluate knn runs/photos-mae labelled/", "see what it learnt"),
+        ("patchloom pretrain shapes", "built-in images"),
     ],
     "check": [
-        ("patchloom check photos/", "reads all, and times a few steps"),
-        ("patchloom check photos/ --images 1000", "a quick look at many"),
+        ("patchloom check photos/", "read all, and time a few steps"),
+        ("patchloom check photos/ --images 1000", "read a random sample"),
     ],
     "pretrain": [
-        ("patchloom pretrain photos/", "the rest is chosen for you"),
-        ("patchloom pretrain photos/ --task mae --epochs 50", "as you say"),
-        ("patchloom pretrain photos/ --init timm:vit_tiny_patch16_224", ""),
+        ("patchloom pretrain photos/", "defaults for all options"),
+        ("patchloom pretrain photos/ --task mae --epochs 50", "your choice"),
+        ("patchloom pretrain photos/ --init timm:vit_tiny_patch16_224", "from public weights"),
     ],
     "evaluate": [
-        ("patchloom evaluate knn runs/photos-mae labelled/", "seconds"),
+        ("patchloom evaluate knn runs/photos-mae labelled/", "in seconds"),
         ("patchloom evaluate linear runs/photos-mae labelled/", "a linear layer"),
         ("patchloom evaluate finetune runs/photos-mae labelled/", "all layers"),
         ("patchloom evaluate segment runs/photos-mae frames/", "label maps"),
-        ("patchloom evaluate finetune --help", "its options"),
+        ("patchloom evaluate finetune --help", "options of one"),
     ],
     "compare": [
-        ("patchloom compare photos/ --tasks mae,droppos,mp3 --minutes 20", ""),
-        ("patchloom compare photos/ --labels labelled/ --seeds 3", "by labels"),
-        ("patchloom compare photos/ --dry_run", "what it would take"),
+        ("patchloom compare photos/ --tasks mae,droppos,mp3 --minutes 20", "20 minutes each"),
+        ("patchloom compare photos/ --labels labelled/ --seeds 3", "other labels"),
+        ("patchloom compare photos/ --dry_run", "only the plan"),
     ],
     "embed": [
-        ("patchloom embed runs/photos-mae photos/ --to photos.parquet", ""),
-        ("patchloom embed runs/photos-mae photos/ --to photos.npz --near a.jpg", ""),
-        ("patchloom embed runs/photos-mae photos/ --to vectors/ --devices 4", ""),
+        ("patchloom embed runs/photos-mae photos/ --to photos.parquet", "one table"),
+        ("patchloom embed runs/photos-mae photos/ --to photos.npz --near a.jpg", "similar images"),
+        ("patchloom embed runs/photos-mae photos/ --to vectors/ --devices 4", "on four devices"),
     ],
     "predict": [
         ("patchloom predict model.safetensors photos/", "label maps, or COCO JSON"),
-        ("patchloom predict model.safetensors photos/ --pictures all", ""),
+        ("patchloom predict model.safetensors photos/ --pictures all", "draw every image"),
     ],
     "look": [
-        ("patchloom look runs/photos-mae", "of its own images"),
-        ("patchloom look runs/photos-mae others/ --images 4", "of others"),
+        ("patchloom look runs/photos-mae", "held-out images"),
+        ("patchloom look runs/photos-mae others/ --images 4", "other images"),
         ("patchloom look runs/photos-mae --what attention,features", "what it sees"),
-        ("patchloom look curves runs/photos-mae runs/photos-restore", "their losses"),
+        ("patchloom look curves runs/photos-mae runs/photos-restore", "plot losses"),
     ],
     "look curves": [
-        ("patchloom look curves runs/photos-mae runs/photos-restore", "losses"),
-        ("patchloom look curves runs/* --against epochs", "results"),
+        ("patchloom look curves runs/photos-mae runs/photos-restore", "plot losses"),
+        ("patchloom look curves runs/* --against epochs", "plot results"),
     ],
     "report": [
-        ("patchloom report runs/photos-mae", "writes report.html into the run"),
-        ("patchloom report runs/photos-mae runs/photos-restore", "of both"),
+        ("patchloom report runs/photos-mae", "report.html in the run"),
+        ("patchloom report runs/photos-mae runs/photos-restore", "both on one page"),
     ],
     "export": [
-        ("patchloom export runs/photos-mae", "weights, and code that uses them"),
-        ("patchloom export runs/photos-mae --to hf --push me/photos-mae", ""),
+        ("patchloom export runs/photos-mae", "weights and code for timm"),
+        ("patchloom export runs/photos-mae --to hf --push me/photos-mae", "upload to the Hub"),
         ("patchloom export runs/photos-mae --to onnx --fp16", "for onnxruntime"),
     ],
     "bench": [
         ("patchloom bench photos/ --tasks mae,droppos", "before a long run"),
-        ("patchloom bench --model vit_small_patch16_224 --img_size 224", ""),
+        ("patchloom bench --model vit_small_patch16_224 --img_size 224", "on built-in images"),
     ],
     "tasks": [("patchloom tasks", "")],
-    "recipes": [("patchloom recipes", "a line each"), ("patchloom recipes mae-vit-b", "all of one")],
+    "recipes": [("patchloom recipes", "list all"), ("patchloom recipes mae-vit-b", "show one")],
 }
-# an option that stands in no group comes last, under the name of what it belongs to
+# options in no group come last, under the name of the verb's own group
 _GROUPS = {
     "data": "images max_train labels few per_class ignore masks img_size size side scale crop_scale flip color "
     "held_out knn_k knn_gallery group channels normalization cache seconds rate features bins words shift noise_share "
@@ -131,22 +131,23 @@ _RARE = {
     *"lr momentum placeholder ratio head_on warmup_steps decay auxiliary head_width color scale".split(),
 }
 _HELP = ("-h", "--help", "--help=all", "--help-all", "--help_all")
-_COLUMN = 30  # where the explanations begin
-_FEW = 6  # options that need no groups
+_COLUMN = 30  # column of the descriptions
+_LONG = 56  # an example longer than this has its explanation on the next line
+_FEW = 6  # up to this number, options are not grouped
 _FORMS = [
-    ("photos/", "a folder of images; folders in it are classes, train/ and test/ splits"),
-    ("recordings/", "the same of recordings: WAV, FLAC, Ogg, MP3"),
-    ("one/ two/", "several of these, for check, pretrain and evaluate"),
-    ("'a/**/*.jpg'", "a pattern of paths, in quotes"),
-    ("list.txt", "a text file with the path of an image in each line"),
-    ("table.csv", "a table with a column of paths, and labels if you have them; or .tsv"),
-    ("'shards-*.tar'", "shards (WebDataset), here or at an address such as s3://..., or pipe:COMMAND"),
-    ("hf:NAME", "a data set of Hugging Face, or hf:FOLDER for one on this machine"),
+    ("photos/", "folder of images; subfolders are classes, train/ and test/ are splits"),
+    ("recordings/", "folder of recordings: WAV, FLAC, Ogg, MP3"),
+    ("one/ two/", "several sources, for check, pretrain and evaluate"),
+    ("'a/**/*.jpg'", "pattern of paths, in quotes"),
+    ("list.txt", "text file with one path per line"),
+    ("table.csv", "table with a column of paths, and optionally labels; or .tsv"),
+    ("'shards-*.tar'", "WebDataset shards: files, URLs such as s3://..., or pipe:COMMAND"),
+    ("hf:NAME", "data set on the Hugging Face Hub, or hf:FOLDER for a local one"),
 ]
 
 
 def overview() -> str:
-    """What ``patchloom --help`` prints."""
+    """Return the text of ``patchloom --help``."""
     width = page_width()
     return "\n".join(
         [
@@ -160,13 +161,14 @@ def overview() -> str:
             "",
             *(line for verb, what in VERBS.items() for line in _row(f"  {verb}", what, 12, width)),
             "",
-            *wrap_to_page("patchloom VERB --help tells the options; --debug shows where an error came from."),
+            "Options of a verb:         patchloom VERB --help",
+            "Traceback after an error:  --debug",
         ]
     )
 
 
 def help_page(verb: str, words: Sequence[str]) -> str:
-    """What ``patchloom VERB WORDS --help`` prints; with ``all`` behind it, every option is explained."""
+    """Return the text of ``patchloom VERB WORDS --help``; ``all`` among the words explains every option."""
     asked = join_values([word for word in words if word not in (*_HELP, "all")])
     if verb == "look" and asked[:1] == ["curves"]:
         verb, asked = "look curves", asked[1:]
@@ -174,9 +176,9 @@ def help_page(verb: str, words: Sequence[str]) -> str:
     places = [option for option in taken.options if option.positional]
     named = [option for option in taken.options if not option.positional]
     full, width = not {"all", *_HELP[2:]}.isdisjoint(words), page_width()
-    told = [option for option in named if full or not _rare(option, last_value(asked, "--task") is not None)]
-    if len(named) - len(told) <= 2:
-        told = named
+    shown = [option for option in named if full or not _rare(option, last_value(asked, "--task") is not None)]
+    if len(named) - len(shown) <= 2:
+        shown = named
     usage = " ".join([f"usage: {prog}", *(_place(option) for option in places), "[--OPTION VALUE ...]" * bool(named)])
     lines = [*wrap_to_page(usage), "", *wrap_to_page(taken.about), "", *_examples(verb, title, width), ""]
     if places:
@@ -186,20 +188,24 @@ def help_page(verb: str, words: Sequence[str]) -> str:
         lines += [line for name in protocols() for line in _row(f"  {name}", evaluate_spec(name).about, 24, width)] + [
             ""
         ]
-    groups = _grouped(told, title) if len(told) > _FEW else {"options": told} if told else {}
+    groups = _grouped(shown, title) if len(shown) > _FEW else {"options": shown} if shown else {}
     for group, options in groups.items():
         lines += [group, *(line for option in options for line in _explained(option, width))]
-        if group == "task" and verb == "pretrain" and not any(map(_of_task, told)):
+        if group == "task" and verb == "pretrain" and not any(map(_of_task, shown)):
             lines += _row(
-                "", f"Each has its own options: patchloom pretrain --task {usual_task(None)[0]} --help", _COLUMN, width
+                "", f"Options of a task: patchloom pretrain --task {usual_task(None)[0]} --help", _COLUMN, width
             )
         lines.append("")
     lines += [*_row("  --json", "one JSON document (docs/json.md)", _COLUMN, width), ""]
-    if any("auto" in format_kind(option) for option in told):
-        lines += [*wrap_to_page("Leave out what takes auto, and it is chosen for you."), ""]
-    rest = [shorten_options(f"--{option.name}") for option in named if option not in told and not _of_task(option)]
+    if any("auto" in format_kind(option) for option in shown):
+        lines += [*wrap_to_page("Options that take auto are chosen for you if you leave them out."), ""]
+    rest = [shorten_options(f"--{option.name}") for option in named if option not in shown and not _of_task(option)]
     if rest:
-        lines += [*wrap_to_page(f"{len(rest)} more, explained by {prog} --help all: {', '.join(rest)}."), ""]
+        lines += [
+            *wrap_to_page(f"{len(rest)} more, explained by {prog} --help all:"),
+            *wrap_to_page(", ".join(rest)),
+            "",
+        ]
     if any(place.name == "data" for place in places):
         lines += [
             "DATA is one of",
@@ -210,10 +216,10 @@ def help_page(verb: str, words: Sequence[str]) -> str:
 
 
 def _taken(verb: str, words: Sequence[str]) -> tuple[CommandSpec, str, str]:
-    """What the verb takes, how it is called, and the title of options that stand in no group."""
+    """Return the options of a verb, the command that calls it, and the title of the options in no group."""
     prog = f"patchloom {verb}"
     if verb in ("tasks", "recipes"):
-        own = Option("name", str | None, None, "of one, to show all of it", positional=True)
+        own = Option("name", str | None, None, "name of a recipe, to show all its settings", positional=True)
         return CommandSpec(f"{VERBS[verb].capitalize()}.", (own,) if verb == "recipes" else ()), prog, ""
     if verb == "pretrain":
         task = last_value(words, "--task")
@@ -257,8 +263,8 @@ def _head(option: Option) -> str:
 
 def _forms() -> list[tuple[str, str]]:
     first, second, fetched, *others = from_source("patchloom.data.sources.builtin.BUILTIN")
-    how = f"or {listing(others)}: fetched by torchvision, or from where {fetched}@FOLDER says"
-    return [*_FORMS, (f"{first}, {second}", "built-in, offline"), (fetched, how)]
+    how = f"or {listing(others)}: downloaded by torchvision, or read from a folder as {fetched}@FOLDER"
+    return [*_FORMS, (f"{first}, {second}", "built-in images and sounds, offline"), (fetched, how)]
 
 
 def _explained(option: Option, width: int) -> list[str]:
@@ -269,7 +275,8 @@ def _explained(option: Option, width: int) -> list[str]:
 
 def _about(option: Option) -> str:
     text = option.about.replace("``", "").rstrip(".")
-    return text if option.default in (None, "", "auto") else f"{text} (default {format_default(option.default)})"
+    shown = format_default(option.default)
+    return text if shown in ("", "None", "auto") else f"{text} (default {shown})"
 
 
 def _place(option: Option) -> str:
@@ -277,18 +284,18 @@ def _place(option: Option) -> str:
 
 
 def _examples(verb: str, title: str, width: int) -> list[str]:
-    """Those of the verb, or of one of its protocols."""
+    """Return the lines with the examples of a verb, or of one of its protocols."""
     found = HELP_EXAMPLES[verb]
     if title in protocols():
         places = "runs/recordings-mp3 speech_commands/" if title == "keywords" else "runs/photos-mae labelled/"
         command = f"patchloom evaluate {title} {places}"
         found = [one for one in found if one[0] == command] or [(command, "")]
-    column = 4 + max((len(command) for command, why in found if why), default=0)
+    column = 4 + max((len(command) for command, why in found if why and len(command) <= _LONG), default=_COLUMN)
     return [line for command, why in found for line in _row(f"  {command}", why, column, width)]
 
 
 def _row(left: str, right: str, column: int, width: int) -> list[str]:
-    """Two columns; what is too wide for the left one has a line of its own."""
+    """Return lines in two columns; a left text that is too wide has its own line."""
     lines = textwrap.wrap(right, max(20, width - column), break_on_hyphens=False) or [""]
     indented = [" " * column + line for line in lines]
     if len(left) + 2 > column:
@@ -298,17 +305,17 @@ def _row(left: str, right: str, column: int, width: int) -> list[str]:
 
 
 def wrap_to_page(text: str) -> list[str]:
-    """Lines of a text, as wide as the page."""
+    """Wrap a text to the width of the page."""
     return textwrap.wrap(text, page_width(), break_on_hyphens=False, break_long_words=False)
 
 
 def page_width() -> int:
-    """Letters of a line: those of the terminal, within what can be read."""
+    """Return the number of characters per line: the terminal's width, within 60 to 100."""
     return max(60, min(100, shutil.get_terminal_size((80, 24)).columns))
 
 
 def format_kind(option: Option) -> str:
-    """What an option takes, in as few letters as go beside its name."""
+    """Return the kind of value that an option takes, such as ``int or auto``."""
     return option.kind or _kind(option.hint)
 
 
@@ -316,7 +323,7 @@ def _kind(hint: Any) -> str:
     origin, inside = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         names = dict.fromkeys(name for one in inside if one is not type(None) for name in _names(one))
-        # of kinds that overlap one is enough, and a list is typed as a text
+        # kinds overlap: a list is typed as text, and a path is text, too
         if "text" in names:
             names = dict.fromkeys(name for name in names if not name.startswith("list"))
         return listing(name for name in names if name != "text" or "path" not in names)
@@ -324,7 +331,7 @@ def _kind(hint: Any) -> str:
 
 
 def _names(hint: Any) -> list[str]:
-    """Of what a hint without alternatives takes, or its alternatives."""
+    """Return the kinds of values of a hint that is no union: one name, or those of its literals."""
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Literal:
         return list(map(str, inside))
@@ -337,13 +344,13 @@ def _names(hint: Any) -> list[str]:
 
 
 def format_default(default: Any) -> str:
-    """A default as it would be typed."""
+    """Return a default as the user would type it."""
     if isinstance(default, bool):
         return str(default).lower()
     return ",".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
 
 
-# how others call a verb, and what is a part of one
+# other names that users may type for a verb
 _MEANT = {
     **dict.fromkeys(("train", "fit", "run", "pre-train", "resume", "continue"), "pretrain"),
     **dict.fromkeys(("eval", "test", "score", "measure", "probe", "validate"), "evaluate"),
@@ -358,27 +365,26 @@ _MEANT = {
     **dict.fromkeys(("info", "inspect", "stats", "propose"), "check"),
 }
 _ON_FEWER = (
-    "What you give beside --recipe wins. An update has {:,} images: where fewer fit in a step, --batch_size {} makes "
-    "several steps of an update, and --accumulate follows."
+    "Options that you give override the recipe. An update has {:,} images: if fewer fit in memory, --batch_size {} "
+    "splits an update into several steps, and --accumulate follows."
 )
 _ON_RECIPES = (
-    "patchloom pretrain photos/ --recipe NAME  trains by one",
-    "patchloom recipes NAME                    tells all of it",
+    "patchloom pretrain photos/ --recipe NAME  trains with one",
+    "patchloom recipes NAME                    shows all its settings",
 )
 _HINT_TASKS = (
-    "nano, ViT-S: the time of a step over that of mae, with 96 pixels and patches of 8, and with 224 and 16. It "
-    "depends on sizes and machine: patchloom bench photos/ measures yours. patchloom pretrain --task NAME --help "
-    "tells a task's options."
+    "nano, ViT-S: time of a step relative to mae, for nano at 96 pixels with patches of 8, and for ViT-S at 224 with "
+    "patches of 16. It depends on sizes and machine: patchloom bench photos/ measures yours. Options of a task: "
+    "patchloom pretrain --task NAME --help"
 )
 
 
 def _explain(error: Exception) -> tuple[int, str]:
-    """The exit code after an error, and a sentence on what was wrong."""
+    """Return the exit code after an error, and the message."""
     problem = error if isinstance(error, PatchloomError) else disk_error(error) or _too_little_memory(error)
     problem = problem or fault_of(error)
     if problem is None:
-        said = f"unexpected {type(error).__name__}: {error}. Run again with --debug and report what it shows."
-        return 1, said
+        return 1, f"unexpected {type(error).__name__}: {error}. Run again with --debug and report the traceback."
     return 130 if isinstance(problem, Stopped) else 2, str(problem)
 
 
@@ -390,12 +396,12 @@ def _too_little_memory(error: Exception) -> PatchloomError | None:
     need = memory_shortage(error)
     if not need:
         return None
-    return PatchloomError(f"this needs more memory than there is ({need}): lower --batch_size, or free memory")
+    return PatchloomError(f"this needs more memory than is free ({need}): lower --batch_size, or free memory")
 
 
 def _no_verb(word: str, rest: Sequence[str]) -> str:
-    """The sentence about a first word that is no verb."""
-    known = f"The verbs are {listing(VERBS, 'and')}; patchloom --help tells what they do."
+    """Return the message about a first word that is no verb."""
+    known = f"The verbs are {listing(VERBS, 'and')}; patchloom --help describes them."
     typed = " ".join([word, *rest])
     if word.startswith("-"):
         return f"{word} comes too early: begin with a verb, as in patchloom pretrain photos/ --epochs 50. {known}"
@@ -410,7 +416,7 @@ def _no_verb(word: str, rest: Sequence[str]) -> str:
 
 
 def _refuse_missing(data: object) -> None:
-    """Refuse a path of data that is not there before torch is loaded; of all else `open_data` decides."""
+    """Raise if the data is a path that does not exist, before torch is loaded; `open_data` checks everything else."""
     if isinstance(data, str) and "/" in data and not any(sign in data for sign in "*?[]{}:@,|"):
         path = os.path.expanduser(data)
         if not os.path.lexists(path):
@@ -420,20 +426,20 @@ def _refuse_missing(data: object) -> None:
 
 
 def _call(verb: str, words: list[str]) -> Any:
-    """Do what the words after a verb say, and return its result."""
+    """Call a verb with the words after it, and return its result."""
     if verb == "look" and words[:1] == ["curves"]:
         verb, words = "look curves", words[1:]
     given = parse_call(verb, words)
     _refuse_missing(given.get("data"))
     module, _, name = SIGNATURES[verb][0].rpartition(".")
-    with StatusMessage("starting"):  # torch is loaded, which takes seconds, and on a busy machine many
+    with StatusMessage("starting"):  # importing torch takes seconds
         function = getattr(import_module(module), name)
     return function(**given)
 
 
 @dataclass(frozen=True, repr=False)
 class Catalog(Displayable):
-    """What is known without a run: tasks, recipes or the version, as it is shown and as values."""
+    """Tables and lines about tasks, recipes or the version, with their values for ``--json``."""
 
     shown: Sequence[str | TextTable]
     values: dict[str, Any]
@@ -450,7 +456,7 @@ class Catalog(Displayable):
 def _tasks(words: list[str]) -> Catalog:
     if words:
         raise PatchloomError(
-            "patchloom tasks takes no arguments; patchloom pretrain --task NAME --help tells its options"
+            "patchloom tasks takes no arguments: patchloom pretrain --task NAME --help shows the options of a task"
         )
     rows = [("task", "paper", "withheld from the encoder", "asked of it", "nano", "ViT-S")]
     for name, entry in TASKS.items():
@@ -462,30 +468,30 @@ def _tasks(words: list[str]) -> Catalog:
 
 def _recipes(words: list[str]) -> Catalog:
     if len(words) > 1 or any(word.startswith("-") for word in words):
-        raise PatchloomError("patchloom recipes takes the name of one recipe, or nothing: it lists all then")
+        raise PatchloomError("patchloom recipes takes the name of one recipe, or nothing to list all")
     found = [recipe_named(name) for name in words or recipe_names()]
     values = {"recipes": [asdict(one) for one in found]}
     if words:
         one, width = found[0], page_width()
         lines = [f"{one.name}: {one.row}, {one.epochs:,} epochs", ""]
         lines += [line for name, text in one.rows() for line in _row(name, text, 15, width)]
-        lines += ["", f"patchloom pretrain DATA --recipe {one.name}", "is short for", *one.command("DATA", width), ""]
+        lines += ["", f"patchloom pretrain DATA --recipe {one.name}", "stands for", *one.command("DATA", width), ""]
         return Catalog([*map(Verbatim, lines), _ON_FEWER.format(one.batch, min(256, one.batch // 4))], values)
     rows = [("recipe", "paper", "epochs", "published")]
     rows += [(one.name, one.source, f"{one.epochs:>6,}", one.score().partition(",")[0]) for one in found]
     run = [one.name for one in found if one.measured]
-    said = f"Measured here: {listing(run, 'and')}." if run else "They have not been run here."
-    said = f"Rows of the papers' tables, with the score that is published. {said}"
-    return Catalog([TextTable.of(rows, texts=[1]), "", said, "", *map(Verbatim, _ON_RECIPES)], values)
+    measured = f"Run with patchloom: {listing(run, 'and')}." if run else "No recipe was run with patchloom yet."
+    about = f"Rows of the papers' tables, with their published scores. {measured}"
+    return Catalog([TextTable.of(rows, texts=[1]), "", about, "", *map(Verbatim, _ON_RECIPES)], values)
 
 
-# what does a verb's work: the words after it are read, and its result is returned
+# function of each verb: it takes the words after the verb, and returns the result
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {verb: partial(_call, verb) for verb in VERBS}
 COMMANDS |= {"tasks": _tasks, "recipes": _recipes}
 
 
 def _run(words: list[str]) -> Any:
-    """Run one command, and return its result, or the lines of a page of help."""
+    """Run one command, and return its result or a page of help."""
     verb, *rest = words or ["--help"]
     if verb == "help":
         verb, *rest = [*rest[:1], "--help", *rest[1:]] if rest and rest[0] != "all" else ["--help"]
@@ -510,7 +516,7 @@ def _print_document(verb: str, **content: Any) -> None:
 
 
 def _values(result: Any) -> Any:
-    """A result for JSON; some verbs return the files that they wrote."""
+    """Return a result as JSON values; some verbs return the files that they wrote."""
     if isinstance(result, Displayable):
         return json_value(result.plain())
     return {"files": json_value(result if isinstance(result, list) else [result])}
@@ -520,42 +526,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        The exit code: 0 done, 2 the user can mend it, 1 patchloom is at fault, 130 stopped, by whichever signal.
+        The exit code: 0 success, 2 an error that the user can correct, 1 a fault of patchloom, 130 stopped by a signal.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug, as_json = "--debug" in words, "--json" in words
     words = [word for word in words if word not in ("--debug", "--json")]
-    helped = words[:1] in ([], ["help"]) or not {*_HELP}.isdisjoint(words)
-    as_json = as_json and not helped
+    wants_help = words[:1] in ([], ["help"]) or not {*_HELP}.isdisjoint(words)
+    as_json = as_json and not wants_help
     verb = "version" if words[:1] == ["-V"] else words[0].lstrip("-") if words else ""
     with StopAtOnce() as stop:
         try:
-            # what is said on the way is no part of the document
+            # progress goes to stderr, so that stdout holds nothing but the document
             with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
                 result = _run(words)
             if is_first() and as_json:
                 _print_document(verb, result=_values(result))
-            elif is_first() and verb != "pretrain" or helped:  # a run tells all of it on its way
+            elif is_first() and verb != "pretrain" or wants_help:  # pretrain has printed its result already
                 print(*result if isinstance(result, list) else [result], sep="\n", flush=True)
             return 0
         except BaseException as error:
-            # what a library makes of Ctrl-C, or of another process's end by the same signal, is no error of its own
+            # libraries turn Ctrl-C, or the end of another process by the same signal, into errors of their own
             stopped = isinstance(error, KeyboardInterrupt) or (stop.asked and not isinstance(error, Stopped))
             if not stopped and not isinstance(error, Exception):
                 raise
             if not stopped and isinstance(error, BrokenPipeError):  # the reader went away, as `| head` does
                 discard_output()
                 return 0
-            code, said = _explain(error) if isinstance(error, Exception) and not stopped else (130, "stopped.")
+            code, message = _explain(error) if isinstance(error, Exception) and not stopped else (130, "stopped.")
             if as_json and is_first():
-                _print_document(verb, error={"message": said, "exit_code": 1 if debug and not stopped else code})
+                _print_document(verb, error={"message": message, "exit_code": 1 if debug and not stopped else code})
             if debug and not stopped:
                 raise
-            # of several processes, the first one says that they were stopped, and each what is wrong with itself
+            # every process reports its own error, but only the first one that they were stopped
             if not isinstance(error, AlreadyReported) and (is_first() or not stopped):
                 with contextlib.suppress(OSError):  # a terminal that was closed
-                    # names and values that a user gave may hold line breaks
-                    print(f"patchloom: {' '.join(said.splitlines())}", file=sys.stderr)
+                    # names and values from the user may contain line breaks
+                    print(f"patchloom: {' '.join(message.splitlines())}", file=sys.stderr)
             return code
 
 

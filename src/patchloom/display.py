@@ -1,4 +1,4 @@
-"""How what patchloom returns is shown: as text that fits the terminal, and as HTML in a notebook."""
+"""Text that fits the terminal and HTML for notebooks, of results; and status messages for slow work."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from typing import Any, TextIO, TypeVar
 T = TypeVar("T")
 
 _GAP = "  "  # between two columns
-_SHORTEST = 14  # characters that are left of a name: as many as "majority class" has
-_NARROWEST = 16  # characters in a line of a text that may be broken
-_TOGETHER = re.compile(r"\d %|\[[^\[\] ]+, [^\[\] ]+\]")  # a share, and an interval
+_SHORTEST = 14  # least characters of a shortened name: the length of "majority class"
+_NARROWEST = 16  # least characters in a line of a wrapped text
+_TOGETHER = re.compile(r"\d %|\[[^\[\] ]+, [^\[\] ]+\]")  # a percentage or an interval
 _UNBROKEN = "\N{NO-BREAK SPACE}"
-_WIDE = 10_000  # characters of a line in a notebook, in which nothing needs to be shortened
+_WIDE = 10_000  # characters of a line in a notebook, where nothing is shortened
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of text. Cells may hold line breaks, and are broken nowhere else.
+    """Table of text. Cells may contain line breaks.
 
     Attributes:
-        heading: a cell for each column.
-        rows: the other lines; one of a single cell goes over all columns.
+        heading: one cell per column.
+        rows: the other rows; a row with a single cell spans all columns.
         names: columns whose cells may be shortened in the middle.
-        texts: columns whose cells may be broken between words.
-        ends: numbers of the rows after which a line is drawn.
+        texts: columns whose cells may be wrapped between words.
+        ends: indices of the rows that an empty line follows.
     """
 
     heading: tuple[str, ...]
@@ -49,23 +49,23 @@ class TextTable:
 
     @staticmethod
     def of(rows: Sequence[Sequence[str]], texts: Sequence[int] = ()) -> TextTable:
-        """A heading and the rows below it."""
+        """Make a table whose first row is the heading."""
         heading, *others = (tuple(row) for row in rows)
         return TextTable(heading, tuple(others), texts=frozenset(texts))
 
     def widths(self) -> list[int]:
-        """Of the columns, if nothing is shortened or broken."""
-        return [max(_width(cell) for cell in column) for column in zip(self.heading, *self._whole(), strict=True)]
+        """Return the widths of the columns, with nothing shortened or wrapped."""
+        return [max(_width(cell) for cell in column) for column in zip(self.heading, *self._full_rows(), strict=True)]
 
-    def _whole(self) -> list[tuple[str, ...]]:
+    def _full_rows(self) -> list[tuple[str, ...]]:
         return [row for row in self.rows if len(row) == len(self.heading)]
 
     def least(self) -> int:
-        """The narrowest that it can be."""
+        """Return the least width of the table."""
         return _total(self._narrowed(0))
 
     def text(self, width: int) -> str:
-        """Lines of up to ``width`` characters, or more where it cannot be narrower."""
+        """Return lines of up to ``width`` characters, or of the table's least width."""
         widths = self._narrowed(width)
         heading = tuple("\n".join(textwrap.wrap(cell, w)) for cell, w in zip(self.heading, widths, strict=True))
         lines = [*_side_by_side([cell.split("\n") for cell in heading], widths), "─" * _total(widths)]
@@ -79,7 +79,7 @@ class TextTable:
         return "\n".join(lines)
 
     def html(self) -> str:
-        """A table element."""
+        """Return a table element."""
         head = "".join(f"<th>{_html(cell)}</th>" for cell in self.heading)
         body = "".join(f"<tr>{''.join(f'<td>{_html(cell)}</td>' for cell in row)}</tr>" for row in self.rows)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -92,9 +92,9 @@ class TextTable:
                 if widest is None or widths[widest] <= least:
                     break
                 widths[widest] -= 1
-        for column, heading in enumerate(self.heading):  # one may be longer than all that stands below it
+        for column, heading in enumerate(self.heading):  # a heading may be longer than the cells below it
             if column not in self.names | self.texts:
-                cells = max((_width(row[column]) for row in self._whole()), default=0)
+                cells = max((_width(row[column]) for row in self._full_rows()), default=0)
                 least = max(cells, *map(len, heading.split()), 0)
                 widths[column] = max(widths[column] - max(0, _total(widths) - width), min(widths[column], least))
         return widths
@@ -108,22 +108,22 @@ class TextTable:
 
 
 class Verbatim(str):
-    """A line that is never broken, such as one with a path that is to be copied."""
+    """Line that is never wrapped, such as one with a path to copy."""
 
 
 class Displayable:
-    """What can be shown: by ``print``, at a prompt, and in a notebook."""
+    """Base class of results, shown by ``print``, at a prompt and in a notebook."""
 
     @abstractmethod
     def parts(self, width: int) -> Sequence[str | TextTable]:
-        """Sentences and tables, in the order in which they are read, for lines of ``width`` characters."""
+        """Return sentences and tables in reading order, for lines of ``width`` characters."""
 
     @abstractmethod
     def plain(self) -> dict[str, Any]:
         """Return the values, as ``--json`` prints them: numbers unformatted, paths as text (docs/json.md)."""
 
     def text(self, width: int | None = None) -> str:
-        """For lines of ``width`` characters, or as wide as the terminal is."""
+        """Return the text in lines of ``width`` characters, by default those of the terminal."""
         width = width or shutil.get_terminal_size().columns
         return "\n".join(
             part.text(width)
@@ -146,7 +146,7 @@ class Displayable:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value with the types that JSON has: a number that is not finite is None, and a path its text."""
+    """Convert a value to the types of JSON: numbers that are not finite become None, paths become text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
@@ -165,7 +165,7 @@ def _element(part: str | TextTable) -> str:
 
 
 def truncate_middle(name: str, width: int) -> str:
-    """A name of up to ``width`` characters, of which beginning and end are left."""
+    """Shorten a name to ``width`` characters, with an ellipsis in the middle."""
     if len(name) <= width:
         return name
     end = (width - 1) // 2
@@ -173,13 +173,13 @@ def truncate_middle(name: str, width: int) -> str:
 
 
 def _side_by_side(cells: Sequence[list[str]], widths: Sequence[int]) -> list[str]:
-    """The lines of a row, of which each cell may have several."""
+    """Return the lines of a row whose cells may have several lines each."""
     padded = zip_longest(*cells, fillvalue="")
     return [_GAP.join(part.ljust(w) for part, w in zip(line, widths, strict=True)).rstrip() for line in padded]
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Broken between words alone: a path can still be copied, and neither a number nor an interval is torn."""
+    """Wrap a text between words only; percentages and intervals stay whole."""
     whole = _TOGETHER.sub(lambda found: found[0].replace(" ", _UNBROKEN), text)
     lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in whole.split("\n"))
     return "\n".join("\n".join(line) for line in lines).replace(_UNBROKEN, " ")
@@ -197,27 +197,27 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + len(_GAP) * (len(widths) - 1)
 
 
-# What is said while something takes a while, so that no program is silent: a line that is replaced, or lines at times.
+# Status messages for slow work: on a terminal one line that is updated, elsewhere a line from time to time.
 
 
-_SOON = 1.0  # seconds after which a terminal shows a line
-_AGAIN = 0.5  # seconds between two of its changes
-_FIRST, _EVERY = 10.0, 30.0  # seconds to the first plain line, where there is no terminal, and between two of them
-# of several processes that train together, one alone speaks
+_SOON = 1.0  # seconds before a terminal shows a line
+_AGAIN = 0.5  # seconds between two updates of the line
+_FIRST, _EVERY = 10.0, 30.0  # without a terminal: seconds before the first line, and between two lines
+# environment variables with the number of a process; only the first process prints
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 
 def is_first() -> bool:
-    """Whether this is the first of the processes that train together, as their launcher numbers them."""
+    """Return whether this is the first of the processes that train together, as their launcher numbers them."""
     return all(os.environ.get(name, "0") == "0" for name in _RANKS)
 
 
 class StatusMessage:
-    """While entered, what is being done is said where it takes a while. Inside of another one, this one is shown.
+    """Context manager that shows a status line if its block is slow. Of nested ones, the innermost is shown.
 
     Args:
-        what: is being done, such as "reading images".
-        total: how many times `advance` will be called, if that is known.
+        what: description of the work, such as "reading images".
+        total: number of items, if known; `advance` counts those that are done.
     """
 
     def __init__(self, what: str, total: int | None = None):
@@ -229,42 +229,42 @@ class StatusMessage:
         self.begun = time.monotonic()
         self.spoken = self.begun + _FIRST - _EVERY
         if not self._silent:
-            _teller.begin(self)
+            _status_thread.begin(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         if not self._silent:
-            _teller.end(self)
+            _status_thread.end(self)
 
     def advance(self, by: int = 1) -> None:
-        """So many more are done."""
+        """Count ``by`` more items as done."""
         self.done += by
 
     def line(self) -> str:
-        """What is being done, how far it is, and for how long."""
+        """Return the status line: the work, the items done, and the seconds since it began."""
         count = "" if not self.total else f": {self.done:,} of {self.total:,}"
         return f"{self.what}{count} ({time.monotonic() - self.begun:.0f} s)"
 
 
 @contextlib.contextmanager
 def clear_status() -> Iterator[None]:
-    """What began inside is over after an error, too.
+    """End the status messages that began inside, also after an error.
 
-    A generator that a function holds, and leaves amid its items, is never closed where somebody keeps the error, as
-    notebooks do: what it waited for would be told for ever.
+    A generator that an error interrupts is not closed as long as the error is kept, as notebooks do: its message would
+    be shown for ever.
     """
-    before = [*_teller.under_way]
+    before = [*_status_thread.under_way]
     try:
         yield
     except BaseException:
-        for waiting in [*_teller.under_way]:
+        for waiting in [*_status_thread.under_way]:
             if not any(waiting is one for one in before):
-                _teller.end(waiting)
+                _status_thread.end(waiting)
         raise
 
 
 class _StatusThread:
-    """The thread that speaks for whatever is waited for, the innermost of all that is."""
+    """Thread that shows the innermost status message."""
 
     def __init__(self) -> None:
         self.lock, self.changed = threading.Lock(), threading.Condition()
@@ -276,7 +276,7 @@ class _StatusThread:
         with self.lock:
             self.under_way.append(waiting)
             if self.thread is None:
-                self.thread = threading.Thread(target=self._tell, name="waiting", daemon=True)
+                self.thread = threading.Thread(target=self._run, name="waiting", daemon=True)
                 self.thread.start()
 
     def end(self, waiting: StatusMessage) -> None:
@@ -287,19 +287,19 @@ class _StatusThread:
         with self.changed:
             self.changed.notify()
 
-    def _tell(self) -> None:
+    def _run(self) -> None:
         while True:
             with self.changed:
                 self.changed.wait(_AGAIN)
             with self.lock:
-                if not self.under_way:  # a program that waits for nothing has no thread for it
+                if not self.under_way:  # no message, no thread
                     self.thread = None
                     return
-                self._say(self.under_way[-1])
+                self._show(self.under_way[-1])
 
-    def _say(self, waiting: StatusMessage) -> None:
+    def _show(self, waiting: StatusMessage) -> None:
         stream, now = _stream(), time.monotonic()
-        with contextlib.suppress(OSError, ValueError):  # a terminal that was closed, or a stream
+        with contextlib.suppress(OSError, ValueError):  # the terminal or the stream was closed
             if stream.isatty():
                 if now - waiting.begun > _SOON:
                     text = waiting.line()[: shutil.get_terminal_size().columns - 1]
@@ -320,7 +320,7 @@ class _StatusThread:
 
 
 def duration(seconds: float) -> str:
-    """'42 s', '3 min 20 s', '5 h 10 min' or '40 days'."""
+    """Format seconds as '42 s', '3 min 20 s', '5 h 10 min' or '40 days'."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -332,11 +332,11 @@ def duration(seconds: float) -> str:
 
 
 class TimeLeft:
-    """The time left in all steps of something.
+    """Estimate of the time left in a loop.
 
     Args:
-        steps: how many there are.
-        seconds: of a step, as far as it was measured before.
+        steps: number of steps.
+        seconds: seconds per step, as far as measured before.
     """
 
     def __init__(self, steps: int, seconds: float = 0.0):
@@ -344,16 +344,16 @@ class TimeLeft:
         self.begin()
 
     def begin(self) -> None:
-        """From now on time is taken, until the next beginning."""
+        """Start timing again from now."""
         self._timed, self._begun = 0, time.perf_counter()
 
     def step(self) -> None:
-        """One more was made."""
+        """Count one step, and update the seconds per step."""
         self.done, self._timed = self.done + 1, self._timed + 1
         self.seconds = (time.perf_counter() - self._begun) / self._timed
 
     def skip(self, steps: int) -> None:
-        """So many need not be made."""
+        """Count steps that need not be run."""
         self.done += steps
 
     def __str__(self) -> str:
@@ -361,10 +361,10 @@ class TimeLeft:
 
 
 class Counted(StatusMessage):
-    """What is being done, with the time left."""
+    """Status message with the time left."""
 
     def line(self) -> str:
-        """The time left first, since a narrow terminal cuts the end."""
+        """Return the status line, with the time left first, since a narrow terminal cuts the end."""
         if not self.done or self.total is None:
             return f"{self.what} ..."
         left = (time.monotonic() - self.begun) / self.done * max(0, self.total - self.done)
@@ -372,7 +372,7 @@ class Counted(StatusMessage):
 
 
 def track_progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """The same items; with a line, if they take a while and ``what`` is not empty."""
+    """Yield the items, with a status line if they are slow and ``what`` is not empty."""
     if not what:
         yield from items
         return
@@ -383,24 +383,24 @@ def track_progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
 
 
 def progress_message(what: str) -> contextlib.AbstractContextManager[object]:
-    """While entered, what is being done is said if it takes a while; nothing is said without ``what``."""
+    """Return a context manager that shows a status line if its block is slow and ``what`` is not empty."""
     return StatusMessage(what) if what else contextlib.nullcontext()
 
 
 def _stream() -> TextIO:
-    # a program that runs notebooks, or lists kernels, imports ipykernel, too: only in a kernel has the shell one
+    # importing ipykernel proves nothing: only inside a notebook has the shell a kernel
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return sys.stdout if getattr(shell, "kernel", None) is not None else sys.stderr
 
 
-_teller = _StatusThread()
+_status_thread = _StatusThread()
 
 
-def _forget() -> None:
-    """In a process that was forked: the thread is not there, and the lock may never be released."""
-    global _teller
-    _teller = _StatusThread()
+def _replace_thread() -> None:
+    """Replace the thread in a forked process, which has no thread and maybe a lock that is never released."""
+    global _status_thread
+    _status_thread = _StatusThread()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_replace_thread)

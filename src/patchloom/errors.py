@@ -1,4 +1,4 @@
-"""The exceptions that are meant for the user."""
+"""Exceptions for the user, type and range checks of options, and helpers for messages."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-# an open file, as Python shows it: neither which one it is nor what to do
+# the repr of an open file in a message, which neither names the file nor helps
 _FILE_OBJECT = re.compile(r"<(?:_io\.\w+|\w+(?:\.\w+)* object at) [^<>]*>")
 
 
 class PatchloomError(Exception):
-    """One clear sentence that says what is wrong and what to do; the command line prints it and exits with code 2."""
+    """Error that the user can correct, as one sentence with the remedy. The command line exits with code 2."""
 
 
 class Stopped(PatchloomError):
-    """Somebody stopped a run, and nothing is lost; the command line exits with code 130."""
+    """Training was interrupted; its state is saved. The command line exits with code 130."""
 
 
 class AlreadyReported(PatchloomError):
-    """What another process of the same training has reported already; the command line prints nothing."""
+    """Error that another process of the same training has reported; the command line prints nothing."""
 
 
 def one_line(error: BaseException, path: str = "") -> str:
-    """Return the message of an exception in one line, or its type; an open file and ``path`` are "it"."""
+    """Return the message of an exception in one line, or its type; open files and ``path`` are replaced by "it"."""
     text = str(error).replace(f"'{path}'", "it").replace(path, "it") if path else str(error)
     return " ".join(_FILE_OBJECT.sub("it", text).split()) or type(error).__name__
 
@@ -38,12 +38,12 @@ def one_line(error: BaseException, path: str = "") -> str:
 # Checking plain values against type hints, so that a Python call is as strict as the command line.
 
 
-# these may be objects of many kinds; who opens or builds them refuses the others
+# arguments of many types, which are checked where they are opened or built
 OBJECTS = ("data", "task", "tasks")
 
 
 def conforms(value: Any, hint: Any) -> bool:
-    """Whether ``value`` is of the type that ``hint`` says: plain types, unions, literals, lists and tuples of them."""
+    """Return whether ``value`` matches a type hint: plain types, unions, literals, and lists and tuples of them."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -61,7 +61,7 @@ def conforms(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple) and all(conforms(one, inside[0]) for one in value)
     if origin is tuple:
         return isinstance(value, tuple) and len(value) == len(inside) and all(map(conforms, value, inside))
-    if hint is float:  # nan is a number for nobody, and few whole numbers of a thousand digits are meant
+    if hint is float:  # neither nan nor an integer that no float can hold
         return isinstance(value, int | float) and not isinstance(value, bool) and (value == inf or abs(value) < 2**1000)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
@@ -69,7 +69,7 @@ def conforms(value: Any, hint: Any) -> bool:
 
 
 def describe_type(hint: Any) -> str:
-    """What a hint takes, in words."""
+    """Describe the values that a type hint allows, such as ``a whole number or auto``."""
     origin, inside = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         kinds = [
@@ -94,16 +94,14 @@ def describe_type(hint: Any) -> str:
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value of another type."""
+    """Raise if the value of an option does not match its type hint."""
     if not conforms(value, hint):
         shown = "so large" if isinstance(value, int) and abs(value) >= 2**63 else value
         raise PatchloomError(f"--{name} cannot be {shown}: it takes {describe_type(hint)}")
 
 
 def typed_fields(cls: type, values: Any, ranges: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
-    """Return the fields of a dataclass as a file holds them, checked, with lists as tuples where the class has
-    tuples.
-    """
+    """Check the fields of a dataclass that were read from a file, and turn lists into tuples if the class has these."""
     if not isinstance(values, Mapping):
         raise ValueError(f"a {type(values).__name__} stands where settings are expected")
     hints, found = get_type_hints(cls), {}
@@ -120,20 +118,20 @@ def typed_fields(cls: type, values: Any, ranges: Mapping[str, tuple[float, float
 
 
 def check_range(name: str, value: Any, low: float, high: float) -> None:
-    """Refuse a number, or a list with a number, below ``low`` or above ``high``; what is no number passes."""
+    """Raise if a number, or one in a list, is below ``low`` or above ``high``; other values pass."""
     for one in value if isinstance(value, list | tuple) else [value]:
         if isinstance(one, int | float) and not isinstance(one, bool) and not low <= one <= high:
             raise ValueError(f"{name} must be {low} to {high}, not {str(one)[:40]}")
 
 
 def hint_of(parameter: Parameter, hints: Mapping[str, Any]) -> Any:
-    """The type of a parameter; of one without a hint, that of its default."""
+    """Return the type hint of a parameter, or the type of its default."""
     unknown = parameter.default in (None, Parameter.empty)
     return hints.get(parameter.name, Any if unknown else type(parameter.default))
 
 
 def check_options(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
-    """Refuse values of another type for a function's keyword-only parameters; ``values`` may hold others, too."""
+    """Check the types of a function's keyword-only arguments; ``values`` may hold others, too."""
     hints = get_type_hints(function)
     for name, parameter in signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY and name in values and name not in OBJECTS:
@@ -141,40 +139,40 @@ def check_options(function: Callable[..., Any], values: Mapping[str, Any]) -> No
 
 
 def listing(words: Iterable[Any], last: str = "or") -> str:
-    """Words as a sentence lists them: ``a, b or c``."""
-    said = list(map(str, words))
-    return f" {last} ".join([*[", ".join(said[:-1])] * (len(said) > 1), *said[-1:]])
+    """Join words for a sentence: ``a, b or c``."""
+    texts = list(map(str, words))
+    return f" {last} ".join([*[", ".join(texts[:-1])] * (len(texts) > 1), *texts[-1:]])
 
 
 def suggestion(word: str, known: Iterable[str], end: str = ".") -> str:
-    """What follows the sentence that there is no ``word``: ``; did you mean that?``, or ``end`` if nothing is like it.
+    """Return the end of a message about an unknown word: ``; did you mean X?``, or ``end`` if no known word is similar.
 
-    Upper case, hyphens and underscores make no difference.
+    Case, hyphens and underscores are ignored.
     """
     near = closest_word(word, known)
     return f"; did you mean {near}?" if near else end
 
 
 def closest_word(word: str, known: Iterable[str], cutoff: float = 0.65) -> str | None:
-    """That of ``known`` which ``word`` may have been meant for; None if nothing is as like it as ``cutoff`` says."""
+    """Return the known word that is most similar to ``word``; None if no similarity reaches ``cutoff``."""
     bare = {normalize_word(one): one for one in known}
     found = get_close_matches(normalize_word(word), bare, n=1, cutoff=cutoff)
     return bare[found[0]] if found else None
 
 
 def normalize_word(word: str) -> str:
-    """A word without what is often mistaken: upper case, hyphens, underscores."""
+    """Return a word in lower case, without hyphens and underscores."""
     return word.lower().replace("-", "").replace("_", "")
 
 
 def pip_install(*extras: str) -> str:
     """Return the command that installs the packages of some extras of patchloom.
 
-    It names the packages, not patchloom: until there is a release, no registry has one of that name.
+    It names the packages, not patchloom, which is not in a registry before its first release.
     """
     try:
         listed = requires("patchloom") or []
-    except PackageNotFoundError:  # a tree that is used without having been installed
+    except PackageNotFoundError:  # a source tree that is not installed
         return f"pip install '.[{','.join(extras)}]' in the folder of patchloom's source"
     marked = (re.fullmatch(r"(.+?)\s*;\s*extra\s*==\s*['\"](.+)['\"]", one) for one in listed)
     packages = dict.fromkeys(one[1] for one in marked if one and one[2] in extras)

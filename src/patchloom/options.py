@@ -1,4 +1,4 @@
-"""Reading options: the command line and YAML have the words and types of the Python call."""
+"""Options of the command line and of ``--config`` files, parsed into the arguments of the Python functions."""
 
 from __future__ import annotations
 
@@ -31,54 +31,54 @@ from patchloom.tasks import AUTO, TASKS, task_class, usual_task
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-# What each verb takes. Everything follows from signatures but for what words on a command line need besides.
+# Options of each verb: those of the function's signature, and a few that only the command line has.
 
 
 VERBS: dict[str, str] = {
-    "check": "read all images, report what is wrong with them, and propose how to pre-train",
+    "check": "read all images, report problems, and propose how to pre-train",
     "pretrain": "train an encoder on images without labels",
-    "evaluate": "measure what an encoder learnt, by one of many protocols",
-    "compare": "pre-train by several tasks for equal time, and tell which suits the images",
-    "embed": "write the features of every image for other programs, and find the nearest",
-    "predict": "write label maps or objects of images by a model that evaluate saved",
-    "look": "draw what was withheld and what came back, or what an encoder sees",
-    "report": "write a page that tells what a run did, or several",
+    "evaluate": "measure an encoder: kNN, linear probe, fine-tuning and others",
+    "compare": "pre-train by several tasks for equal time, and compare the encoders",
+    "embed": "write a feature vector for every image, and find similar images",
+    "predict": "write label maps or boxes, with a model that evaluate saved",
+    "look": "draw reconstructions of a task, or what an encoder sees",
+    "report": "write one page about one or several runs",
     "export": "write an encoder for use without patchloom: timm, Hugging Face, ONNX",
-    "bench": "time each task on this machine, and tell what limits a run",
+    "bench": "time each task on this machine, and show what limits a run",
     "tasks": "list the pretext tasks",
-    "recipes": "list the papers' settings with what they gave, or show one",
+    "recipes": "list the papers' settings and published scores, or show one",
 }
 # timm's keyword arguments that change an encoder's shape, as --model.NAME; Python takes any that timm knows.
 MODEL_OPTIONS: dict[str, tuple[Any, str]] = {
-    "embed_dim": (int, "width"),
-    "depth": (int, "transformer blocks"),
-    "num_heads": (int | list[int], "attention heads; of a Swin in each stage, as in '[1, 2, 4]'"),
+    "embed_dim": (int, "width of the encoder"),
+    "depth": (int, "number of transformer blocks"),
+    "num_heads": (int | list[int], "attention heads; of a Swin, those of each stage, such as '[1, 2, 4]'"),
     "depths": (list[int], "blocks in each stage of a Swin"),
-    "window_size": (int, "patches along a window of a Swin"),
-    "mlp_ratio": (float, "hidden width of an MLP over its width"),
-    "class_token": (bool, "whether there is a class token"),
-    "reg_tokens": (int, "register tokens"),
+    "window_size": (int, "side of a Swin's window in patches"),
+    "mlp_ratio": (float, "hidden width of the MLPs, relative to the width"),
+    "class_token": (bool, "class token before the patch tokens"),
+    "reg_tokens": (int, "number of register tokens"),
     "no_embed_class": (bool, "no position embedding for class and register tokens"),
-    "pre_norm": (bool, "a norm before the blocks, as in CLIP"),
-    "qk_norm": (bool, "norm queries and keys"),
-    "init_values": (float, "LayerScale's initial value"),
-    "drop_path_rate": (float, "stochastic depth"),
-    "pos_drop_rate": (float, "dropout of the tokens that enter the blocks"),
+    "pre_norm": (bool, "normalisation before the blocks, as in CLIP"),
+    "qk_norm": (bool, "normalisation of queries and keys"),
+    "init_values": (float, "initial value of LayerScale"),
+    "drop_path_rate": (float, "rate of stochastic depth"),
+    "pos_drop_rate": (float, "dropout of the tokens before the first block"),
     "attn_drop_rate": (float, "dropout of attention weights"),
-    "proj_drop_rate": (float, "dropout of what attention gives, and in MLPs"),
+    "proj_drop_rate": (float, "dropout after attention and in the MLPs"),
 }
-_IMAGES = "a folder of images, or what else holds some"
-_ENCODER = "a run's folder, an encoder's .safetensors file, or timm:NAME"
-# what protocols take that are not for classes of images
+_IMAGES = "folder of images, or another data source"
+_ENCODER = "folder of a run, .safetensors file of an encoder, or timm:NAME"
+# data of the protocols that do not take images with classes
 _LABELLED = {
-    "keywords": "recordings of words, in Speech Commands' layout, or in a folder a word",
-    "label-free": "images, which need no labels, such as a folder",
-    "segment": "images with label maps, such as images/ and labels/, with or without train/ val/ test/ in them",
-    "detect": "images with boxes in COCO's, Pascal VOC's or YOLO's form, with or without train/ val/ test/",
+    "keywords": "recordings of words: one folder per word, or the layout of Speech Commands",
+    "label-free": "images without labels, such as a folder",
+    "segment": "images with label maps, such as images/ and labels/; train/, val/ and test/ in them are optional",
+    "detect": "images with boxes as COCO, Pascal VOC or YOLO files; train/, val/ and test/ are optional",
 }
 
 
-# whose signatures say what verbs take, but for those options whose words are not as in Python
+# functions and settings that define the options of each verb
 SIGNATURES: dict[str, tuple[str, ...]] = {
     "check": ("patchloom.check.check",),
     "pretrain": ("patchloom.train.loop.pretrain", "patchloom.runs.settings.Settings"),
@@ -92,6 +92,7 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "export": ("patchloom.export.export.export",),
     "bench": ("patchloom.bench.bench",),
 }
+# parameters that the command line defines itself, since their values are typed differently from Python
 _OTHERWISE = {
     "pretrain": {"data", "task", "out", "model", "img_size"},
     "evaluate": {"protocol", "run", "data"},
@@ -99,41 +100,41 @@ _OTHERWISE = {
 
 
 def protocols() -> dict[str, str]:
-    """The protocols of evaluation: names, and paths of their functions."""
+    """Return the evaluation protocols: import path of the function by name."""
     found: dict[str, str] = from_source("patchloom.evaluate.protocols.PROTOCOLS")
     return found
 
 
 @cache
 def verb_spec(verb: str) -> CommandSpec:
-    """What ``patchloom VERB`` takes, where that is what its function takes."""
+    """Return the options of ``patchloom VERB``, from the signature of its function."""
     found = [read_signature(from_source(path), _OTHERWISE.get(verb, ())) for path in SIGNATURES[verb]]
     return CommandSpec(found[0].about, tuple(option for one in found for option in one.options))
 
 
 def task_spec(name: str) -> CommandSpec:
-    """What a pretext task takes."""
+    """Return the options of a pretext task."""
     ours = name in TASKS and TASKS[name].path.startswith("patchloom.")
     return read_signature(from_source(TASKS[name].path) if ours else task_class(name), skip={"encoder"})
 
 
 @cache
 def protocol_spec(name: str) -> CommandSpec:
-    """What a protocol takes besides `patchloom.evaluate.settings.EvalSettings`."""
+    """Return the options of a protocol, without those of `patchloom.evaluate.settings.EvalSettings`."""
     return read_signature(from_source(protocols()[name]), skip={"run", "data", "settings", "count"})
 
 
 def pretrain_spec(task: str) -> CommandSpec:
-    """What ``patchloom pretrain --task TASK`` takes."""
+    """Return the options of ``patchloom pretrain --task TASK``."""
     own = verb_spec("pretrain")
-    folder = "folder of the run (default runs/DATA-TASK or -RECIPE); what was stopped there goes on"
-    size = "pixels that the encoder is given; 64x128 is height x width"
-    model = "nano, micro or mini (ours, the smallest first), swin-nano, or timm's name of a ViT or Swin"
+    folder = "folder of the run (default runs/DATA-TASK or -RECIPE); a run that was stopped there resumes"
+    size = "image size of the encoder in pixels; 64x128 is height x width"
+    model = "nano, micro, mini (our sizes, smallest first), swin-nano, or a ViT or Swin by timm's name"
     word = str | Literal["auto"]
     options = [
         Option("data", str, None, _IMAGES, positional=True, required=True),
         Option("out", str | None, None, folder, kind="folder"),
-        Option("config.file", str | None, None, "these options in YAML; the command line wins", kind="file"),
+        Option("config.file", str | None, None, "YAML file with options; the command line overrides it", kind="file"),
         *own.options,
         Option("img_size", word, "auto", size, kind="96, 64x128 or auto"),
         Option("model.name", word, "auto", model, kind="name or auto"),
@@ -142,7 +143,7 @@ def pretrain_spec(task: str) -> CommandSpec:
             "task.name",
             str,
             AUTO,
-            f"the pretext task: {listing(TASKS)}; auto is mae, and droppos for shapes",
+            f"pretext task: {listing(TASKS)}; auto is mae, and droppos for shapes",
             kind="name or auto",
         ),
         *(option._replace(name=f"task.{option.name}") for option in task_spec(task).options),
@@ -151,7 +152,7 @@ def pretrain_spec(task: str) -> CommandSpec:
 
 
 def evaluate_spec(name: str | None) -> CommandSpec:
-    """What ``patchloom evaluate NAME`` takes; without a name, what all protocols take."""
+    """Return the options of ``patchloom evaluate NAME``, or those of all protocols if there is no name."""
     common = verb_spec("evaluate")
     own = CommandSpec("", ())
     if name is not None:
@@ -159,8 +160,8 @@ def evaluate_spec(name: str | None) -> CommandSpec:
         if plain not in known:
             raise PatchloomError(f"there is no protocol {name}{suggestion(name, known)} Choose {listing(known)}.")
         own = protocol_spec(plain)
-    labelled = _LABELLED.get(name or "", "labelled images, such as a folder with a folder for each class")
-    words = {"protocol": "how it is measured", "run": _ENCODER, "data": labelled}
+    labelled = _LABELLED.get(name or "", "labelled images, such as one folder per class")
+    words = {"protocol": "name of a protocol, such as knn", "run": _ENCODER, "data": labelled}
     places = [Option(one, str, None, about, positional=True, required=True) for one, about in words.items()]
     return CommandSpec(own.about or common.about, (*places, *own.options, *common.options))
 
@@ -169,7 +170,7 @@ _TRUTHS = ("true", "false", "yes", "no", "on", "off", "1", "0", "auto", "null")
 
 
 def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
-    """Arguments of `patchloom.pretrain` from the words after ``patchloom pretrain``."""
+    """Parse the words after ``patchloom pretrain`` into the arguments of `patchloom.pretrain`, and its folder."""
     words = _trackers_together([_named(word) for word in words])
     typed = join_values(words)
     refuse_repeated(typed)
@@ -177,24 +178,24 @@ def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
     if file is not None:
         refuse_repeated(options)
         _refuse_untyped(file, data if all(word.startswith("-") for word in typed) else [], options, typed)
-    said = [*options, *join_values(words)]
-    recipe = last_value(said, "--recipe")
-    task = last_value(said, "--task.name") or AUTO
+    given_words = [*options, *join_values(words)]
+    recipe = last_value(given_words, "--recipe")
+    task = last_value(given_words, "--task.name") or AUTO
     if recipe not in (None, "null"):
         task = recipe_named(recipe).task
-    elif task == AUTO:  # whose options are taken follows from the data
+    elif task == AUTO:  # the data determine the task, and the task its options
         places = [word for word in join_values(words, pretrain_spec(usual_task(None)[0])) if not word.startswith("-")]
         task = usual_task(places or data)[0]
     typed = join_values(words, pretrain_spec(task))
     if recipe not in (None, "null"):
-        options = [*_beside(recipe, [*options, *typed]), *options]
-        typed.append(f"--task.name={task}")  # it may have been said to be auto
+        options = [*_recipe_words(recipe, [*options, *typed]), *options]
+        typed.append(f"--task.name={task}")  # the user may have given auto
     if all(word.startswith("-") for word in typed):
         options = [*data, *options]
     words, several = _several([*options, *typed], 0, pretrain_spec(task))
     given = _parse(pretrain_parser(task), words) | several
     del given["config"]
-    if not given["dry_run"]:  # what is left are the settings, of which it is none
+    if not given["dry_run"]:  # the rest are settings of the run, and this is none
         del given["dry_run"]
     given["img_size"] = image_size(given["img_size"])
     given["model"] = {name: value for name, value in given["model"].items() if value is not None}
@@ -202,16 +203,16 @@ def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
 
 
 def pretrain_parser(task: str) -> ArgumentParser:
-    """What reads the words of ``patchloom pretrain --task NAME``."""
+    """Return the parser of ``patchloom pretrain --task NAME``."""
     return _parser("patchloom pretrain", pretrain_spec(task))
 
 
-# of verbs that take several sources, how many words come before these
+# verbs that take several sources, with the number of positional words before these
 _BEFORE_SEVERAL = {"check": 0, "compare": 0, "look curves": 0, "report": 0, "embed": 1, "predict": 1, "evaluate": 2}
 
 
 def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
-    """Arguments of the function of a verb from the words after ``patchloom VERB``."""
+    """Parse the words after ``patchloom VERB`` into the arguments of its function."""
     if verb == "pretrain":
         given, out = parse_pretrain(words)
         return {**given, "out": out}
@@ -226,12 +227,12 @@ def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_evaluate(words: Sequence[str]) -> dict[str, Any]:
-    """Arguments of `patchloom.evaluate.protocols.evaluate` from the words after ``patchloom evaluate``."""
+    """Parse the words after ``patchloom evaluate`` into the arguments of its function."""
     return parse_call("evaluate", words)
 
 
 def image_size(text: str) -> tuple[int, int] | str:
-    """'auto', '96' (square), '64x128' or '[64, 128]' (height, width)."""
+    """Parse 'auto', '96' (square), '64x128' or '[64, 128]' (height, width)."""
     if text == "auto":
         return "auto"
     match = re.fullmatch(r"\s*[\[(]?\s*(\d+)(?:\s*[x,]\s*(\d+))?\s*[\])]?\s*", text)
@@ -241,14 +242,14 @@ def image_size(text: str) -> tuple[int, int] | str:
 
 
 def _named(word: str) -> str:
-    """Nested names keep a name beside its options, and ``from`` is a word of Python."""
+    """Replace short names: ``--task`` is ``--task.name``, and ``--from`` is a keyword of Python."""
     word = re.sub(r"^--from(?==|$)", "--from_run", word)
     word = re.sub(r"^--config(?==|$)", "--config.file", word)
     return re.sub(r"^--(task|model)(?==|$)", r"--\1.name", word)
 
 
 def _trackers_together(words: Sequence[str]) -> list[str]:
-    """``--log tensorboard wandb`` as ``--log=tensorboard,wandb``: a tracker's name behind another is no data."""
+    """Join ``--log tensorboard wandb`` to ``--log=tensorboard,wandb``, so that no tracker is taken for data."""
     names = f"(?:{'|'.join(TRACKERS)})"
     found: list[str] = []
     for word in words:
@@ -261,7 +262,7 @@ def _trackers_together(words: Sequence[str]) -> list[str]:
 
 
 def _parser(prog: str, taken: CommandSpec) -> ArgumentParser:
-    from jsonargparse import ArgumentParser  # which takes longer to import than a page of help to print
+    from jsonargparse import ArgumentParser  # slow to import, and help pages do not need it
 
     parser = ArgumentParser(prog=prog, exit_on_error=False, allow_abbrev=False, add_help=False)
     for option in taken.options:
@@ -276,7 +277,7 @@ def _parser(prog: str, taken: CommandSpec) -> ArgumentParser:
 def _parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
     from jsonargparse import ArgumentError
 
-    # YAML, in which values are read, spells infinity .inf, and wants a space in {mask: 0.5} and brackets around 5,20
+    # values are parsed as YAML, which spells infinity .inf, and needs a space in {mask: 0.5} and brackets around 5,20
     words = [re.sub(r"^(--[^=]+=)([-+]?)inf(inity)?$", r"\1\2.inf", word, flags=re.IGNORECASE) for word in words]
     words = [re.sub(r":(?=\S)", ": ", word) if re.match(r"--[\w.]+=\{.*\}$", word) else word for word in words]
     words = [re.sub(r"^(--(?:ks|few)=)([\d.]+(?:,[\d.]+)*)$", r"\1[\2]", word) for word in words]
@@ -284,7 +285,7 @@ def _parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
     for word in words:
         name = word.partition("=")[0]
         if word.startswith("--") and " " in word and name not in parser._option_string_actions:
-            # argparse takes it for a word that is given by its place
+            # argparse would take it for a positional argument
             raise PatchloomError(explain_error(f"Unrecognized arguments: {name}", parser, _owners))
         if long := re.match(r"(--[\w.]+)=[-+]?[\d_]{300,}$", word):  # more than a float, or a file's name, can have
             raise PatchloomError(f"{long[1]} cannot be a number of {len(word) - len(long[1]) - 1} digits")
@@ -296,11 +297,11 @@ def _parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
 
 
 def _owners(option: str) -> list[str]:
-    """What takes an option, as words of the command line."""
+    """Return the commands that take an option, as the user would type them."""
     name, task = option.removeprefix("--"), option.removeprefix("--task.")
-    verbs = sorted(SIGNATURES, key=lambda verb: verb != "pretrain")  # of whose options others take some
+    verbs = sorted(SIGNATURES, key=lambda verb: verb != "pretrain")  # first, since other verbs share its options
     found = [f"patchloom {verb}" for verb in verbs if _has(verb_spec(verb), name)][:1]
-    measures = sorted(protocols(), key=lambda one: one != "finetune")  # which takes all of a recipe
+    measures = sorted(protocols(), key=lambda one: one != "finetune")  # first, since it has all options of a recipe
     found += [f"patchloom evaluate {one}" for one in measures if _has(evaluate_spec(one), name)][:1]
     return found or [f"--task {one}" for one in TASKS if task != option and _has(task_spec(one), task)]
 
@@ -310,10 +311,10 @@ def _has(taken: CommandSpec, name: str) -> bool:
 
 
 def join_values(words: Sequence[str], taken: CommandSpec | None = None) -> list[str]:
-    """Every option in one word with its value: ``--epochs 5`` as ``--epochs=5``.
+    """Join every option and its value to one word: ``--epochs 5`` becomes ``--epochs=5``.
 
-    With what is ``taken``, hyphens in names are underscores, and ``--flip`` alone is ``--flip=true``, also where the
-    word behind it can only be one that is given by its place.
+    If ``taken`` is given, hyphens in names become underscores, and ``--flip`` without a value becomes ``--flip=true``,
+    even before another word, if a positional argument is still missing.
     """
     options = () if taken is None else taken.options
     known = {f"--{option.name}" for option in options}
@@ -338,7 +339,7 @@ def join_values(words: Sequence[str], taken: CommandSpec | None = None) -> list[
 
 
 def refuse_repeated(words: Sequence[str]) -> None:
-    """Refuse an option that is given twice in joined words, of which one would be lost."""
+    """Raise if an option is given twice in joined words."""
     seen = set[str]()
     for word in words:
         name = word.partition("=")[0].replace("-", "_")
@@ -348,15 +349,15 @@ def refuse_repeated(words: Sequence[str]) -> None:
 
 
 def _refuse_untyped(file: str, data: Sequence[str], options: Sequence[str], typed: Sequence[str]) -> None:
-    """Refuse what would run code or fetch something because a configuration says so, which may be a stranger's."""
+    """Raise if a configuration would run code or fetch data or weights: it may come from a stranger."""
     for name in (part.strip() for one in data for part in one.split(",")):
         made = re.fullmatch(r"(shapes|tones):\d+", name)
-        # braces may make a command or an address of a name, but none without a colon
+        # brace expansion may produce a command or an address, but never without a colon
         colon = ":" in name and not made and (not os.path.exists(name) or _untyped(name))
         if colon or name.partition("@")[0] in from_source("patchloom.data.sources.builtin.FETCHED"):
             raise PatchloomError(
-                f"the configuration {file} names the data {name[:80]}: commands are run, and what is not on this "
-                "machine is fetched, only for who types it: give the data on the command line, too"
+                f"the configuration {file} names the data {name[:80]}, which runs a command or is not on this machine: "
+                "give the data on the command line, too, since a file alone may not do that"
             )
     for option in ("--task.name", "--init", "--from_run", "--task.features_of"):
         value = last_value(options, option)
@@ -366,22 +367,22 @@ def _refuse_untyped(file: str, data: Sequence[str], options: Sequence[str], type
         if code or (option != "--task.name" and re.search(r"^\s*timm:|://", value)):
             what = "runs the code of" if code else "fetches"
             raise PatchloomError(
-                f"the configuration {file} {what} {value[:80]}, which is done only for who types it: give "
+                f"the configuration {file} {what} {value[:80]}, which a file alone may not do: give "
                 f"{shorten_options(option)} {value.partition('#')[0][:80]} on the command line, too"
             )
 
 
 def _untyped(name: str) -> bool:
-    """Whether data is opened only for who types it, also where a folder has that name."""
+    """Return whether data may be opened only if the user typed its name, even if a folder has that name."""
     from patchloom.data.sources.open import untyped  # which imports torch
 
     return untyped(name) is not None
 
 
 def _several(words: list[str], before: int, taken: CommandSpec) -> tuple[list[str], dict[str, list[str]]]:
-    """Joined words with one for data or runs, behind ``before`` others without a name; and all, if several were given.
+    """Return joined words with only the first of several sources or runs, and all of these by their parameter's name.
 
-    So they are typed, or a shell makes them of a pattern.
+    ``before`` positional words precede them. Users type several, or a shell expands a pattern to them.
     """
     data = [i for i, word in enumerate(words) if not word.startswith("-")][before:]
     if len(data) < 2:
@@ -397,21 +398,21 @@ def _several(words: list[str], before: int, taken: CommandSpec) -> tuple[list[st
 
 
 def last_value(words: Sequence[str], option: str) -> str | None:
-    """The last value that ``option`` is given in joined words, or None."""
+    """Return the last value of ``option`` in joined words, or None."""
     return next((word.split("=", 1)[1] for word in reversed(words) if word.startswith(f"{option}=")), None)
 
 
-def _beside(recipe: str, words: Sequence[str]) -> list[str]:
-    """What of a recipe holds beside joined words, as such words itself."""
+def _recipe_words(recipe: str, words: Sequence[str]) -> list[str]:
+    """Return the settings of a recipe that joined words do not override, as joined words."""
     given: dict[str, Any] = dict(word[2:].split("=", 1) for word in words if re.match("--[^=]+=", word))
-    for name in ("epochs", "batch_size", "accumulate"):  # by which other settings are reckoned
+    for name in ("epochs", "batch_size", "accumulate"):  # other settings of the recipe are computed from these
         if re.fullmatch(r"\d{1,9}", given.get(name, "")):
             given[name] = int(given[name])
     return list(_as_words(recipe_named(recipe).beside(nested(given)), f"the recipe {recipe}"))
 
 
 def _configuration(file: str | None) -> tuple[list[str], list[str]]:
-    """The data and the options of a ``--config`` file, as words."""
+    """Return the data and the options of a ``--config`` file, as joined words."""
     if file is None:
         return [], []
     try:
@@ -422,7 +423,7 @@ def _configuration(file: str | None) -> tuple[list[str], list[str]]:
         raise PatchloomError(f"the configuration {file} is not YAML: {' '.join(str(problem).split())}") from problem
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise PatchloomError(
-            f"the configuration {file} cannot be used as it is: write a setting and its value in each line, such as "
+            f"the configuration {file} does not hold settings: write one setting and its value per line, such as "
             "'epochs: 100'"
         )
     values = without_removed(values)
@@ -432,7 +433,7 @@ def _configuration(file: str | None) -> tuple[list[str], list[str]]:
 
 
 def _as_words(values: Mapping[str, Any], place: str) -> Iterator[str]:
-    """Settings as joined words; ``place`` says in an error where they stand."""
+    """Yield settings as joined words; error messages name ``place`` as their origin."""
     for name, value in values.items():
         nested = name in ("task", "model")
         pairs = {name: value}
@@ -442,9 +443,13 @@ def _as_words(values: Mapping[str, Any], place: str) -> Iterator[str]:
         for key, inner in pairs.items():
             try:
                 if isinstance(inner, Mapping) and not nested:
-                    raise TypeError("it has settings of its own")
+                    raise TypeError("it contains further settings")
                 word = f"--{key.replace('-', '_')}={_word(inner)}"
-            except (TypeError, ValueError, RecursionError) as problem:  # what JSON cannot say, no setting takes
+            except (
+                TypeError,
+                ValueError,
+                RecursionError,
+            ) as problem:  # not expressible in JSON, so no value of a setting
                 raise PatchloomError(f"{key} in {place} must be a plain value: {problem}") from problem
             yield word
 

@@ -1,8 +1,8 @@
-"""The version of this package, apart from everything else: it is also part of file names and of digests.
+"""Version of this package, which is also part of file names and digests.
 
-A release has it from its tag in git. What is installed has it in the metadata beside the package; what is installed as
-editable has it in the metadata that names its folder, as pip shows it. Nothing else is asked: a tree that is used as it
-is may stand beside another version in the same environment.
+A release takes it from its tag in git. An installed package has it in the metadata beside it, an editable installation
+in the metadata that name its folder. Other metadata are ignored: another version may be installed in the environment
+of a source tree that is not.
 """
 
 import json
@@ -10,11 +10,11 @@ import sys
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-UNRELEASED = "0.1.0.dev0"  # the version to come, as in pyproject.toml
+UNRELEASED = "0.1.0.dev0"  # the next version, as in pyproject.toml
 
 
 def version_in(folder: Path, installed: list[str] | None = None) -> str:
-    """Return the version of the patchloom in a folder by its metadata; `UNRELEASED`, if there are none."""
+    """Return the version of the patchloom in a folder from its metadata; `UNRELEASED` if there are none."""
     found = next(iter(distributions(name="patchloom", path=[str(folder)])), None)
     if found is None:
         places = sys.path if installed is None else installed
@@ -24,11 +24,11 @@ def version_in(folder: Path, installed: list[str] | None = None) -> str:
 
 
 def _is_of(distribution: Distribution, tree: Path) -> bool:
-    """Return whether the metadata are of an editable installation of a tree."""
+    """Return whether the metadata belong to an editable installation of a source tree."""
     try:
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         return origin["dir_info"]["editable"] and origin["url"].rstrip("/") == tree.resolve().as_uri()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # installed otherwise, or damaged
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not editable, or damaged
         return False
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # whose files import one another
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # the scripts import one another
 
 import gpu_attempt  # noqa: E402, found by the path above
 
@@ -30,8 +30,8 @@ def endless(seconds, file):
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BaseContext:
-    """How processes begin, with a module of rows that they find."""
+    """A context that starts processes, which find a module of failing rows."""
     (tmp_path / "rows_that_fail.py").write_text(ROWS)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(gpu_attempt, "GRACE", 0.5)
-    return gpu_attempt.context()  # with the modules that others fork from the same server, too
+    return gpu_attempt.context()  # with the modules that other tests fork from the same server

@@ -1,4 +1,4 @@
-"""The study of the papers' claims: what it decides, in which order it makes its runs, and that it goes on."""
+"""Study of the papers' claims: its decisions, the order of its runs, and resuming."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from patchloom.runs.settings import request
 
 
 def drawn(rng: np.random.Generator, share: float, moved: float, n: int = 1000) -> np.ndarray:
-    """[s n] right answers by lot, of a share that each seed moves."""
+    """Draw right answers [s n] with a share that varies over seeds."""
     shares = np.clip(share + moved * rng.standard_normal((SEEDS, 1)), 0, 1)
     return rng.random((SEEDS, n)) < shares
 
@@ -40,7 +40,7 @@ def test_where_nothing_differs_few_comparisons_are_decided() -> None:
     assert 2 <= decided <= 25  # of 300, of which one in 20 may be; the draws are few
 
 
-def test_what_a_difference_is() -> None:
+def test_a_comparison_of_two_arms() -> None:
     rng = np.random.default_rng(0)
     good, bad = drawn(rng, 0.6, 0.005), drawn(rng, 0.4, 0.005)
     noise = noise_of({"good": good, "bad": bad})
@@ -52,15 +52,15 @@ def test_what_a_difference_is() -> None:
     assert decide(good, good, noise).points == 0 and decide(good, good, noise).verdict == UNDECIDED
 
 
-def test_an_interval_is_as_wide_as_students() -> None:
-    """Without images' share in it: t for the degrees of freedom, times the deviation of a difference of two means."""
+def test_an_interval_has_the_width_of_student() -> None:
+    """Without spread over images: t for the degrees of freedom, times the deviation of a difference of two means."""
     rng = np.random.default_rng(0)
     one, other = (np.full((SEEDS, 4), value) for value in (1.0, 0.0))
     found = decide(one, other, Noise(0.01 * rng.standard_normal(5000), 2, 2), draws=20_000)
     assert (found.high - found.low) / 2 == pytest.approx(4.303 * 0.01 * np.sqrt(2 / SEEDS), rel=0.05)
 
 
-def test_two_arms_that_seeds_move_more_than_others_have_a_wider_interval() -> None:
+def test_two_arms_with_more_spread_over_seeds_have_a_wider_interval() -> None:
     rng = np.random.default_rng(0)
     still = {str(number): drawn(rng, 0.4, 0.0) for number in range(10)}
     wild = np.stack([rng.random(1000) < share for share in (0.2, 0.4, 0.6)])
@@ -70,17 +70,17 @@ def test_two_arms_that_seeds_move_more_than_others_have_a_wider_interval() -> No
 
 
 def test_flips_from_run_to_run_are_counted_once() -> None:
-    """Where images are alike and answers flip by lot, all that varies is in the noise over seeds."""
+    """If images are alike and answers flip at random, the spread over seeds contains all variance."""
     rng = np.random.default_rng(0)
     arms = [drawn(rng, 0.5, 0.0, 5000) for _ in range(40)]
     noise = noise_of({str(number): right for number, right in enumerate(arms)})
     found = [decide(arms[number], arms[number + 1], noise) for number in range(6)]
     flips = np.sqrt(2 * 0.25 / 5000 / SEEDS)
-    # counted twice it would be 1.4 times as wide; where seeds move two arms more than others by chance, it is wider
+    # counted twice, it would be 1.4 times as wide; it is wider if two arms vary more over seeds than others by chance
     assert min(one.high - one.low for one in found) / 2 == pytest.approx(1.99 * flips, rel=0.2)
 
 
-def test_one_arm_says_nothing_of_the_noise() -> None:
+def test_one_arm_is_too_few_for_the_noise() -> None:
     with pytest.raises(ValueError, match="two arms and two seeds"):
         noise_of({"one": np.ones((SEEDS, 5), bool)})
 
@@ -112,7 +112,7 @@ def test_what_an_arm_needs_comes_before_it() -> None:
 
 
 class Done(subprocess.Popen):
-    """A process that has ended, and has left what it should."""
+    """Finished process that has left its results."""
 
     def __init__(self, study: Study, job: tuple[str, int], code: int) -> None:
         self.returncode = code
@@ -131,7 +131,7 @@ class Done(subprocess.Popen):
         pass
 
 
-def test_what_fails_keeps_only_what_needs_it_from_being_made(
+def test_a_failure_stops_only_arms_that_need_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     made: list[tuple[str, int]] = []
@@ -163,14 +163,14 @@ def sections(text: str) -> dict[str, str]:
     return {part.splitlines()[0]: part for part in text.split("\n## ")[1:]}
 
 
-def test_what_a_study_has_less_of_than_the_page_stays_on_it(tmp_path: Path) -> None:
+def test_a_smaller_study_keeps_the_results_on_the_page(tmp_path: Path) -> None:
     page, study, rng = tmp_path / "claims.md", Study(tmp_path / "there"), np.random.default_rng(0)
 
     def keep(study: Study, measures: dict[str, list[str]]) -> None:
         for arm, seed in [(arm, seed) for arm in measures for seed in range(SEEDS)]:
             for measure in measures[arm]:
                 claims_runs.keep(study, arm, seed, measure, torch.from_numpy(rng.random(50) < 0.5))
-            claims_runs.write_whole(study.kept(arm, seed, claims_runs.WHERE), f"today on {study.out.name}")
+            claims_runs.write_whole(study.result_path(arm, seed, claims_runs.WHERE), f"today on {study.out.name}")
 
     def verdicts(text: str) -> dict[str, str]:
         return {line.split(" | ")[0]: line for line in sections(text)["Verdicts"].splitlines() if line.count(" | ") > 2}
@@ -201,7 +201,7 @@ def test_the_page_has_every_comparison_that_is_declared() -> None:
         assert rows == [[f"| {one.measure}", one.better, one.worse] for one in claim.comparisons]
 
 
-def test_verdicts_are_counted_with_those_apart_that_were_added_later() -> None:
+def test_verdicts_of_later_comparisons_are_counted_separately() -> None:
     claim, rng = CLAIMS["lut"], np.random.default_rng(0)
     good, bad = drawn(rng, 0.6, 0.0), drawn(rng, 0.3, 0.0)
     up, down = (decide(*pair, noise_of({"good": good, "bad": bad})) for pair in ((good, bad), (bad, good)))
@@ -211,17 +211,17 @@ def test_verdicts_are_counted_with_those_apart_that_were_added_later() -> None:
     assert claims_page.verdict_of(claim, found).startswith("**contradicted** in 4 of 5, **not run yet** in 1 of 5; of")
 
 
-def test_an_end_says_on_which_side_of_zero_it_is() -> None:
+def test_an_end_of_an_interval_keeps_its_sign() -> None:
     assert [claims_page.end(share) for share in (0.0004, -0.0004, 0.0123, -0.1)] == ["+0.04", "-0.04", "+1.2", "-10.0"]
 
 
-def test_frozen_features_are_those_of_the_encoder_that_an_arm_takes() -> None:
+def test_frozen_features_are_those_of_the_encoder_of_an_arm() -> None:
     assert claims_page.encoder_of("mp3, relative positions", "knn") == "mp3"
     assert claims_page.encoder_of("mp3, relative positions", "all") == "mp3, relative positions"
     assert claims_page.encoder_of(UNTRAINED, "knn") == UNTRAINED  # whose weights are new
 
 
-def test_an_arm_whose_encoder_no_other_is_measured_with_tells_of_the_noise() -> None:
+def test_arms_with_independent_seeds_estimate_the_noise() -> None:
     right = np.ones((SEEDS, 5), bool)
     assert set(claims_page.trained({"extrema, instance": right, "extrema, the mean": right})) == {
         "extrema, instance",
@@ -232,7 +232,7 @@ def test_an_arm_whose_encoder_no_other_is_measured_with_tells_of_the_noise() -> 
 
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes, forty images of each and part."""
+    """A folder with two classes, forty images of each in both parts."""
     out, rng = tmp_path_factory.mktemp("cifar"), np.random.default_rng(0)
     for part in ("train", "test"):
         for name in ("cat", "dog"):
@@ -244,7 +244,7 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def study(cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
-    """Small, with a seed and short fine-tunings."""
+    """A small study, with one seed and short fine-tuning."""
     for name, length in {"few": {"epochs": 1, "max_train": 20}, "all": {"epochs": 1}}.items():
         monkeypatch.setitem(claims_runs.LENGTHS, name, length)
     small = Study(tmp_path, epochs=1, images=36)
@@ -260,8 +260,8 @@ def test_the_study_makes_what_is_missing_and_nothing_else(study: Study, monkeypa
         assert study.is_done(*job) and not study.is_done(job[0], 1)
     kept = {path: path.stat().st_mtime_ns for path in study.out.rglob("*.npy")}
     assert {np.load(path).shape for path in kept} == {(72,)} and len(kept) == 4 + 2 + 2
-    assert set(json.loads(study.kept("mae", 0, "label-free.json").read_text())) == set(FIGURES)
-    study.kept("mae", 0, "knn.npy").unlink()
+    assert set(json.loads(study.result_path("mae", 0, "label-free.json").read_text())) == set(FIGURES)
+    study.result_path("mae", 0, "knn.npy").unlink()
     assert not study.is_done("mae", 0)
     monkeypatch.setitem(claims_runs.HOW, "few", None)  # so that calling it fails
     for job in jobs:
@@ -280,19 +280,21 @@ def test_the_study_makes_what_is_missing_and_nothing_else(study: Study, monkeypa
 
 
 def test_measures_of_some_arms_alone(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands for the image in ExtreMA, shares of positions, equal time, and ensembles."""
+    """Representation of the image in ExtreMA, accuracy of positions, equal time, and ensembles."""
     for name, measures in {"extrema": ("instance",), "droppos, long": ("positions",), "mae": ("all",)}.items():
         monkeypatch.setitem(ARMS, name, replace(ARMS[name], measures=measures, times=1))
     monkeypatch.setattr(claims_runs, "POSITION_IMAGES", 4)
-    monkeypatch.setitem(claims_runs.HOW, "label-free", lambda study, *job: study.kept(*job, "label-free.json").touch())
+    monkeypatch.setitem(
+        claims_runs.HOW, "label-free", lambda study, *job: study.result_path(*job, "label-free.json").touch()
+    )
     monkeypatch.setattr(claims_runs, "seconds_a_step", lambda *_, **__: {"other": (1.0, 32), "arm": (4.0, 64)})
     jobs = [("extrema", 0), ("droppos, long", 0), ("mae", 0), ("mae", 1), ("mae and mae", 0), ("pixels instead", 0)]
     for job in jobs:
         claims_runs.make(study, *job)
         assert study.is_done(*job)
-    assert np.load(study.kept("extrema", 0, "instance.npy")).shape == (72,)
-    assert np.load(study.kept("mae and mae", 0, "all.npy")).shape == (72,)
-    (share,) = np.load(study.kept("droppos, long", 0, "positions.npy"))
+    assert np.load(study.result_path("extrema", 0, "instance.npy")).shape == (72,)
+    assert np.load(study.result_path("mae and mae", 0, "all.npy")).shape == (72,)
+    (share,) = np.load(study.result_path("droppos, long", 0, "positions.npy"))
     assert 0 <= share <= 1
     assert "epochs: 0.5\n" in (study.run("pixels instead", 0) / "config.yaml").read_text()
 
@@ -300,7 +302,7 @@ def test_measures_of_some_arms_alone(study: Study, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("words", "said"), [(["lut"], "has no folder of a class|has 40 images"), (["nothing"], "there is no claim nothing")]
 )
-def test_what_cannot_be_begun_is_said(
+def test_missing_data_and_unknown_claims_are_reported(
     words: list[str], said: str, cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.setattr("sys.argv", ["claims.py", *words, "--data", str(cifar), "--out", str(tmp_path)])

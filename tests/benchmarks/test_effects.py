@@ -1,4 +1,4 @@
-"""Equal models are seldom called different, and by the rules before they often were."""
+"""Equal models are rarely called different by the new rule, and often were by the earlier one."""
 
 import effects
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 
 
 def wrong(two, *given, times: int) -> np.ndarray:
-    """Wrong claims by the new rule and by the one before, of some comparisons of equal models."""
+    """Return the shares of false claims by the new and the earlier rule, for comparisons of equal models."""
     rng = np.random.default_rng(0)
     return np.sum([two(*given, rng) for _ in range(times)], 0)
 
@@ -28,6 +28,6 @@ def test_over_trainings_whose_spreads_differ():
     assert now <= 0.07 * 300 and before > now
 
 
-def test_over_trainings_with_splits_of_their_own():
+def test_over_trainings_with_different_splits():
     now = wrong(effects.arms_over_splits, 300, 3, effects.SPREADS["equal"], times=300)
     assert 0 < now <= 0.08 * 300

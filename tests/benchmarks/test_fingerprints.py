@@ -1,4 +1,4 @@
-"""Fingerprints of what tasks compute: equal to themselves, and told apart by kind."""
+"""Fingerprints of tasks: equal for equal code, and differences sorted by kind."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def ask(tmp_path, monkeypatch, capsys):
-    """The script for two sets of options, and what it printed."""
+    """A function that runs the script for two sets of options, and returns its output."""
     sets = {"droppos": [{"mask_ratio": 0.5}], "simmim": [{}]}
     monkeypatch.setattr(fingerprints, "OPTION_SETS", sets)
     monkeypatch.setattr(fingerprints.torch, "set_num_threads", lambda number: None)
@@ -21,7 +21,7 @@ def ask(tmp_path, monkeypatch, capsys):
     return ask
 
 
-def test_differences_are_told_by_their_kind(ask, tmp_path):
+def test_differences_are_sorted_by_kind(ask, tmp_path):
     assert ask("record") == (0, f"2 fingerprints in {tmp_path / 'before.json'}\n")
     code, said = ask("compare")
     assert code == 0 and "2 of 2 fingerprints are equal to the bit" in said

@@ -1,4 +1,4 @@
-"""The script for the first GPU, in miniature on a CPU: it must be sound before there is one."""
+"""Script of the GPU measurements, in miniature on a CPU."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def call(out, *words):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """The whole script once: minutes on a GPU, about one here."""
+    """The results of the whole script: minutes on a GPU, about one here."""
     out = tmp_path_factory.mktemp("tiny") / "figures.json"
     done = call(out)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -71,7 +71,7 @@ def test_a_group_of_one_makes_its_collectives_and_changes_nothing(sections):
     assert one["collectives"]["all_reduce"] > 10 and one["collectives"]["all_gather"] == 1
 
 
-def test_runs_tell_what_they_measured(sections):
+def test_runs_report_their_measurements(sections):
     loading = {name: one["result"]["images/s"] for name, one in sections["loading"].items()}
     assert len(loading) == 3 and loading["256-px cache"] > 0 and loading["JPEG files"] > 0
     (cifar,) = (one["result"] for one in sections["cifar"].values())
@@ -84,7 +84,7 @@ def test_runs_tell_what_they_measured(sections):
 def test_the_page_has_a_table_of_each_section(tiny):
     page = tiny[0].with_suffix(".md").read_text()
     headings = [line for line in page.splitlines() if line.startswith("## ")]
-    assert len(headings) == len(gpu.SECTIONS) and "no figure here means anything" in page
+    assert len(headings) == len(gpu.SECTIONS) and "figures have no meaning" in page
     for task in ready_tasks():
         assert f"| nano {task} |" in page
 
@@ -108,7 +108,7 @@ def test_what_is_done_is_not_repeated_and_what_failed_is_tried_again(tiny, monke
     out.write_text(before)
 
 
-def test_figures_of_two_machines_do_not_meet(tmp_path):
+def test_figures_of_two_machines_are_not_mixed(tmp_path):
     book = gpu.Book(tmp_path / "a.json")
     about = {"machine": {"name": "one", "cuda": None, "memory": 1, "cores": 1, "torch": "2", "python": "3"}}
     about |= {"tiny": True, "device": "cpu", "date": "2026-11-21", "commit": ""}
@@ -147,7 +147,7 @@ def test_time_that_is_left_goes_to_the_sections_after():
     )
 
 
-def test_one_process_that_does_not_count_as_alone():
+def test_one_process_that_uses_its_group():
     one = gpu_nccl.One(1)
     assert one > 1 and not one == 1 and one / 2 == 0.5 and list(range(one)) == [0] and 8 // one == 8
 
@@ -164,7 +164,7 @@ def test_without_a_gpu_it_says_so(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "figures.json").exists()
 
 
-def test_rows_without_results_are_told_on_the_page():
+def test_rows_without_results_are_listed_on_the_page():
     about = {"machine": {"name": "one", "cuda": "13", "memory": 1, "cores": 1, "torch": "2", "python": "3"}}
     about |= {"tiny": False, "date": "2026-11-21", "begun": "2026-11-21", "commit": "abc"}
     rows = {"a": {"state": "failed", "error": ["E1", "E2", "E3"], "attempts": 2}}

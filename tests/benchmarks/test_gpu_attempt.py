@@ -1,4 +1,4 @@
-"""A row of the script for the first GPU: its failures, its time, and its end."""
+"""One row of the GPU measurements: failures, time limit, and end."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def test_a_row_that_takes_too_long_is_ended_with_all_that_it_started(made, tmp_p
     assert gone(tmp_path / "child")
 
 
-def test_a_row_ends_with_who_asked_for_it(made, tmp_path):
+def test_a_row_ends_with_its_parent(made, tmp_path):
     words = f"import gpu_attempt, multiprocessing as m, pathlib, sys; sys.path.insert(0, {str(tmp_path)!r}); "
     words += "gpu_attempt.attempt(m.get_context('forkserver'), 'rows_that_fail.endless', "
     words += f"{{'file': {str(tmp_path / 'child')!r}}}, 60.0, pathlib.Path({str(tmp_path / 'row.log')!r}))"
@@ -42,7 +42,7 @@ def test_a_row_ends_with_who_asked_for_it(made, tmp_path):
 
 
 def within(seconds, true):
-    """Whether something becomes true."""
+    """Wait until a condition holds, and return whether it does."""
     end = time.monotonic() + seconds
     while not true() and time.monotonic() < end:
         time.sleep(0.05)
@@ -53,10 +53,10 @@ def gone(file):
     """Whether the process whose number a file holds ends soon."""
     stat = Path("/proc", file.read_text(), "stat")
 
-    def ended():
+    def has_ended():
         try:
             return stat.read_text().rpartition(")")[2].split()[0] == "Z"
         except OSError:
             return True
 
-    return within(5, ended)
+    return within(5, has_ended)

@@ -1,4 +1,4 @@
-"""What the script for the first GPU measures of steps, as far as a CPU can tell."""
+"""Measurements of steps on a GPU, as far as a CPU can test them."""
 
 import warnings
 from collections import Counter
@@ -12,7 +12,7 @@ from patchloom.data.loader import Batch
 
 
 class Growing:
-    """A step whose memory ends beyond 8 images."""
+    """Step that runs out of memory beyond 8 images."""
 
     def __init__(self):
         self.batch = Batch((torch.zeros(2, 3, 4, 4, dtype=torch.uint8),), torch.arange(2), [])
@@ -38,7 +38,7 @@ def test_batches_double_until_memory_ends(monkeypatch):
     assert found == 16 and list(tried) == [2, 4, 8, 16]
 
 
-def test_waits_are_counted_by_the_line_that_is_to_blame():
+def test_waits_are_counted_by_line():
     places = Counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""The study of measures without labels: ρ, its intervals, and which encoders it takes."""
+"""Study of measures without labels: ρ, its intervals, and the choice of encoders."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_rho_is_spearmans_with_ties() -> None:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """Seven tasks, two lengths, two seeds: RankMe ranks the tasks rightly, LiDAR the lengths alone."""
+    """Results of seven tasks, all lengths, two seeds: RankMe ranks the tasks correctly, LiDAR only the lengths."""
     for number, task in enumerate(label_free.TASKS):
         for epochs in label_free.EPOCHS:
             for seed in label_free.SEEDS:
@@ -34,7 +34,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_the_table_tells(results: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table(results: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(label_free, "DRAWS", 100)
     label_free.table(results)
     said = capsys.readouterr().out

@@ -340,7 +340,7 @@ def test_the_line_has_the_time_left_of_all_trainings(run: Path, monkeypatch: pyt
     lines, step = [], Training.update
 
     def watched(self, *given):
-        lines.append(display._teller.under_way[-1].line())
+        lines.append(display._status_thread.under_way[-1].line())
         return step(self, *given)
 
     monkeypatch.setattr(Training, "update", watched)
