@@ -54,7 +54,7 @@ def test_predictions_count_what_was_asked_and_leave_what_was_known():
         torch.tensor([[3, 1, 0], [0, 1, 2]]), torch.tensor([[1, 1, 0], [1, 1, 1]]).bool(), logits
     )
     assert predicted.places().tolist() == [[3, 0, 0], [1, 1, 2]]
-    assert predicted.found().tolist() == pytest.approx([1 / 2, 2 / 3]) and predicted.known().tolist() == [1, 0]
+    assert predicted.accuracy().tolist() == pytest.approx([1 / 2, 2 / 3]) and predicted.known().tolist() == [1, 0]
     assert chance_accuracy(4, predicted.known()).tolist() == pytest.approx([1 / 3, 1 / 4])
 
 

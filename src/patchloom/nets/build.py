@@ -282,7 +282,7 @@ def is_model_name(name: Any) -> bool:
 
 
 def check_model_options(options: Mapping[str, Any]) -> None:
-    """Raise an error for options of a model that are not sizes, rates or switches of timm's, whatever their source."""
+    """Raise an error for options of a model that are not sizes, rates or switches of timm's."""
     for name, value in options.items():
         if name in _NOT_OPTIONS:
             raise PatchloomError(f"the option {name} of the model is set by patchloom: leave it out")

@@ -90,7 +90,7 @@ def _compiled(function: Callable[..., R]) -> Callable[..., R]:
 def context_block(block: Block, tokens: Tensor, keys_values: Tensor) -> Tensor:
     """Run a block over tokens [b t d]; only those at ``keys_values`` [b m] are keys and values (MP3)."""
     normed = block.norm1(tokens)
-    return _rest(block, tokens, _attention(attention_of(block), normed, gather_tokens(normed, keys_values)))
+    return _after_attention(block, tokens, _attention(attention_of(block), normed, gather_tokens(normed, keys_values)))
 
 
 def query_block(block: Block, tokens: Tensor, first: int) -> Tensor:
@@ -101,7 +101,7 @@ def query_block(block: Block, tokens: Tensor, first: int) -> Tensor:
     if (kernels := kernels_of(block, tokens)) is not None:
         return _sum_parts(*kernels.compute(block, tokens, first=first))
     normed = block.norm1(tokens)
-    return _rest(block, tokens[:, first:], _attention(attention_of(block), normed[:, first:], normed))
+    return _after_attention(block, tokens[:, first:], _attention(attention_of(block), normed[:, first:], normed))
 
 
 def attention_of(block: Block) -> Attention:
@@ -119,7 +119,7 @@ def heads_of(attn: Attention, queries: Tensor, keys_values: Tensor) -> tuple[Ten
     return q, F.linear(keys_values, weights[1], biases[1]).unflatten(-1, (2, heads, side))
 
 
-def _rest(block: Block, tokens: Tensor, attended: Tensor) -> Tensor:
+def _after_attention(block: Block, tokens: Tensor, attended: Tensor) -> Tensor:
     """Run the part of a block after its attention."""
     tokens = tokens + block.drop_path1(block.ls1(attended))
     return tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))

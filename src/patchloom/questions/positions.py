@@ -45,7 +45,7 @@ class PositionPrediction(NamedTuple):
         """Return the most likely place of each patch [b k], and the true one where the position was given."""
         return torch.where(self.dropped, self.logits.argmax(-1), self.visible)
 
-    def found(self) -> Tensor:
+    def accuracy(self) -> Tensor:
         """Return the fraction of the withheld positions that are predicted correctly [b]."""
         right = (self.places() == self.visible) & self.dropped
         return right.sum(1) / self.dropped.sum(1).clamp_min(1)
@@ -72,7 +72,7 @@ def chance_accuracy(n: int, known: Tensor) -> Tensor: ...
 
 
 def chance_accuracy(n: int, known: int | Tensor) -> float | Tensor:
-    """Return the exact chance level of a guesser who never names one of the ``known`` positions of other patches."""
+    """Return the exact chance level of guesses that exclude the ``known`` positions of other patches."""
     return 1 / (n - known)
 
 
@@ -148,7 +148,7 @@ class Positions(Question):
     def accuracies(self, predicted: PositionPrediction, given: EncoderInput) -> dict[str, Tensor]:
         """Return accuracies [b] of the asked patches; with ``by_context``, of context and other patches separately."""
         if not self.by_context:
-            return {"position": predicted.found()}
+            return {"position": predicted.accuracy()}
         best = predicted.logits.topk(min(5, self.geometry.n), dim=-1).indices == predicted.visible[..., None]
         among = torch.ones_like(predicted.dropped)
         if given.context is not None:
@@ -169,7 +169,7 @@ class Positions(Question):
         chance = {"chance": chance_accuracy(self.geometry.n, predicted.known())}
         details = self.accuracies(predicted, encoded.given) if self.by_context else {}
         return Measure(
-            "position accuracy", predicted.found(), chance, to_beat="chance", higher_is_better=True, details=details
+            "position accuracy", predicted.accuracy(), chance, to_beat="chance", higher_is_better=True, details=details
         )
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:

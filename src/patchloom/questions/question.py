@@ -62,15 +62,15 @@ class Measure:
     def joined(cls, parts: Sequence[Measure]) -> Measure:
         """Join the measures of several batches."""
 
-        def whole(of: Callable[[Measure], dict[str, Tensor]]) -> dict[str, Tensor]:
+        def concatenated(of: Callable[[Measure], dict[str, Tensor]]) -> dict[str, Tensor]:
             return {name: torch.cat([of(part)[name] for part in parts]) for name in of(parts[0])}
 
         outputs = [part.outputs for part in parts if part.outputs is not None]
         return replace(
             parts[0],
             values=torch.cat([part.values for part in parts]),
-            baselines=whole(lambda part: part.baselines),
-            details=whole(lambda part: part.details),
+            baselines=concatenated(lambda part: part.baselines),
+            details=concatenated(lambda part: part.details),
             outputs=torch.cat(outputs) if len(outputs) == len(parts) else None,
         )
 
@@ -169,7 +169,7 @@ class Sheet(NamedTuple):
 
     Attributes:
         name: file name without suffix.
-        caption: the contents of the sheet, and what is taken from the original.
+        caption: the contents of the sheet, and any parts taken from the original.
         columns: by heading, images [b c h w] in normalised pixels; nan is hatched as empty, inf crossed as wrong.
             Recordings are drawn as spectrograms, flipped vertically and coloured.
         empty: meaning of an empty place, for the legend.
@@ -191,7 +191,7 @@ class Encoded:
         tokens: [b prefix+k d] output of the encoder.
         encoder: the encoder, for questions that run it again.
         teacher_images: [b c h w] images for a teacher, nothing withheld.
-        mean, std: [c 1 1] statistics by which the images are normalised.
+        mean, std: [c 1 1] statistics that normalise the images.
         modality: kind of data that the images show.
     """
 

@@ -30,7 +30,7 @@ RATIOS_DRAWN = (0.0, 0.25, 0.5, 0.75)
 
 
 class MP3(Task):
-    """Prediction of the positions of all patches, most of which are barred from keys and values.
+    """Prediction of the positions of all patches, with most patches barred from keys and values.
 
     Args:
         encoder: ViT to train; without position embeddings, unless some patches keep their position.

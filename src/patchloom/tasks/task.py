@@ -42,7 +42,7 @@ class Task(nn.Module, ABC):
         question_weights: weights of the questions' losses by name; 1 for a missing name.
         augment: function of one image and a random generator that returns the views for `forward`.
         chosen: resolved value and reason of every option that was ``auto``.
-        mean, std: [c 1 1] statistics by which the images are normalised; set by `normalized_by`.
+        mean, std: [c 1 1] statistics that normalise the images; set by `normalized_by`.
         modality: kind of data that the images show.
     """
 
@@ -123,7 +123,7 @@ class Task(nn.Module, ABC):
         return float(getattr(self.augment, "crops", 1))
 
     def normalized_by(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Set the statistics per channel, in [0, 1] units, by which the images are normalised."""
+        """Set the statistics per channel, in [0, 1] units, that normalise the images."""
         for buffer, values in ((self.mean, mean), (self.std, std)):
             buffer.copy_(torch.tensor(values).view(-1, 1, 1))
 

@@ -70,7 +70,7 @@ def mirror_canvas(small: Tensor, size: tuple[int, int], top: Tensor, left: Tenso
 def patches_of_others(images: Tensor, p: Sides, step: Tensor, place: Tensor) -> Tensor:
     """Build canvases [b c h w] from patches of ``p`` pixels of other images of the batch (appendix A.3).
 
-    The batch is that of all processes. The canvas of a single image is made of its own patches.
+    The batch is that of all processes. For a single image its patches are used.
 
     Args:
         images: [b c h w], with the same shape in all processes.

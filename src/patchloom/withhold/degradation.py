@@ -105,7 +105,7 @@ class Degradation:
 
         Args:
             given: input with all patches of images [b c H W] of the canvas's size.
-            mean, std: [c 1 1] statistics by which they are normalised.
+            mean, std: [c 1 1] statistics that normalise them.
             generator: random generator for the strengths.
         """
         images = given.images

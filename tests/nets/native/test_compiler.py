@@ -63,7 +63,7 @@ def test_one_that_was_cut_is_compiled_again(small, length):
     compile_elsewhere(small)
     content = kept(small).read_bytes()
     kept(small).write_bytes(content[: int(len(content) * length) if 0 < length < 1 else length])
-    assert made.library().answer() == 42 and made._whole(kept(small))
+    assert made.library().answer() == 42 and made._is_intact(kept(small))
 
 
 def test_one_that_was_changed_is_refused_without_a_compiler(small, monkeypatch):
@@ -82,7 +82,7 @@ def test_one_of_another_system_is_compiled_again(small, monkeypatch):
     foreign = b"\x7fELF" + bytes(100)
     small.mkdir(parents=True)
     made._place().write_bytes(foreign + hashlib.sha256(foreign).digest())
-    assert made._whole(made._place())
+    assert made._is_intact(made._place())
     with monkeypatch.context() as patch:
         without_compiler(patch)
         with pytest.raises(PatchloomError, match=r"\.so cannot be loaded, and g.. was not found: use --kernels torch"):
@@ -97,4 +97,4 @@ def test_several_processes_compile_at_once(small):
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 4
-    assert made._whole(kept(small)) and made.library().answer() == 42
+    assert made._is_intact(kept(small)) and made.library().answer() == 42

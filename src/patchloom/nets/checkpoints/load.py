@@ -419,7 +419,7 @@ _STAGES = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.")
 _INSIDE = re.compile(r"^reg_token$|relative_position_bias_table|\.ls\d\.gamma$|[qk]_norm\.|\.mlp\.w\d|\.mlp\.fc1_g")
 
 
-class _Found(NamedTuple):
+class _Selected(NamedTuple):
     """Weights by their names after the prefix in the source, and other contents."""
 
     source: str
@@ -484,7 +484,7 @@ def _changes(name: str, target: State) -> bool:
     return _INSIDE.search(name) is not None and (block is None or f"{block[0]}norm1.weight" in target)
 
 
-def _of_program(source: str, foreign: ForeignCheckpoint, vit: Encoder, target: State, task: str) -> _Found:
+def _of_program(source: str, foreign: ForeignCheckpoint, vit: Encoder, target: State, task: str) -> _Selected:
     """Return the encoder in a file of a known program."""
     program = foreign.program
     whose = "student" if task and task == program.task else program.evaluated
@@ -500,7 +500,7 @@ def _of_program(source: str, foreign: ForeignCheckpoint, vit: Encoder, target: S
     return own._replace(source=f"{source} ({place}of {program.name}{teacher})", others=list(foreign.left))
 
 
-def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Found:
+def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Selected:
     """Return the state dict, and the prefix of its names, that match most of the encoder's weights."""
     best: tuple[tuple[Any, ...], str, State, str] | None = None
     for order, (path, state) in enumerate(states):
@@ -525,7 +525,7 @@ def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Fou
         raise PatchloomError(_too_few(source, state, prefix, expected, there))
     if place := place_of(path, prefix):
         source = f"{source} ({place})"
-    return _Found(source, select_prefix(prefix, state), prefix, describe_leftovers(prefix, state, states))
+    return _Selected(source, select_prefix(prefix, state), prefix, describe_leftovers(prefix, state, states))
 
 
 def _too_few(source: str, state: State, prefix: str, expected: list[str], there: int) -> str:
@@ -551,7 +551,7 @@ def _depths(names: Iterable[str]) -> list[int]:
     return [count for _, count in sorted(Counter(stage for stage, _ in blocks).items())]
 
 
-def _numbers(found: _Found, name: str) -> Tensor:
+def _numbers(found: _Selected, name: str) -> Tensor:
     """Return a weight as finite float32; errors mention its name in the source."""
     value, where = found.weights[name].detach(), f"{found.prefix}{name} in {found.source}"
     if not value.is_floating_point() or value.layout is not torch.strided:
@@ -562,7 +562,7 @@ def _numbers(found: _Found, name: str) -> Tensor:
     return value
 
 
-def _misfit(found: _Found, name: str, value: Tensor, own: Tensor, width: int) -> str:
+def _misfit(found: _Selected, name: str, value: Tensor, own: Tensor, width: int) -> str:
     """Describe a mismatch of shapes and the remedy; ``width`` is the encoder's."""
     first, advice = found.weights.get("blocks.0.norm1.weight"), "give the --model of these weights"
     if first is not None and first.numel() != width:
@@ -599,7 +599,7 @@ _PARTS = (
 
 def inherit(foreign: ForeignCheckpoint, task: nn.Module, own_task: bool, source: str) -> list[str]:
     """Load decoders, heads, tokens and teacher of a file into a task in place; return sentences on the outcome."""
-    program, rest = foreign.program, foreign.rest()
+    program, rest = foreign.program, foreign.other_weights()
     there = [words for beginning, words in _PARTS if any(name.startswith(beginning) for name in rest)]
     teacher = foreign.beginning(f"{TEACHER_PREFIX}.{ENCODER}")
     there += ["teacher's encoder"] * bool(teacher)

@@ -255,8 +255,8 @@ def timm_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     - separate ``q``, ``k`` and ``v`` become ``qkv``.
     - the names of transformers' ViT, ViTMAE and DINOv2 become those of the original programs.
     - ``register_tokens`` becomes ``reg_token`` (DINOv2).
-    - ``layers.0.downsample.``, the patch merging at the end of a Swin's stage, becomes ``layers.1.downsample.``: in timm
-      it begins the next stage; buffers computed from the windows' sizes are left out (Swin, SimMIM).
+    - ``layers.0.downsample.``, the patch merging at the end of a Swin's stage, becomes ``layers.1.downsample.``: in
+      timm it begins the next stage; buffers computed from the windows' sizes are left out (Swin, SimMIM).
 
     Class attention (``blocks_token``) is not a block of a ViT and keeps its names.
     """
@@ -348,7 +348,7 @@ class ForeignCheckpoint(NamedTuple):
         """Return the weights whose names begin with ``words``, which is removed."""
         return {name.removeprefix(words): one for name, one in self.weights.items() if name.startswith(words)}
 
-    def rest(self) -> State:
+    def other_weights(self) -> State:
         """Return all weights that are not an encoder's, by patchloom's names."""
         encoders = (ENCODER, f"{TEACHER_PREFIX}.{ENCODER}")
         return {name: one for name, one in self.weights.items() if not name.startswith(encoders)}

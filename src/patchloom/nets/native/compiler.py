@@ -49,7 +49,7 @@ def lacking() -> str | None:
         return "they are for Linux"
     if not set(_EXTENSIONS) <= set(processor("flags").split()):
         return "the processor has no AVX512-BF16"
-    if compiler() is None and not _whole(_place()):
+    if compiler() is None and not _is_intact(_place()):
         return "g++ was not found"
     return None
 
@@ -69,7 +69,7 @@ def library() -> ctypes.CDLL:
     if reason := lacking():
         raise PatchloomError(f"native kernels are not available, because {reason}: use --kernels torch")
     path, command = _place(), compiler()
-    if _whole(path):
+    if _is_intact(path):
         with contextlib.suppress(OSError):  # for example from another system that shares this folder
             return ctypes.CDLL(str(path))
     if command is None:
@@ -89,7 +89,7 @@ def _place() -> Path:
     return cache_root() / "native" / f"{hashlib.sha256(content + repr(about).encode()).hexdigest()[:16]}.so"
 
 
-def _whole(path: Path) -> bool:
+def _is_intact(path: Path) -> bool:
     """Return whether ``path`` is complete, as `_compile` wrote it."""
     try:
         content = path.read_bytes()
