@@ -1,4 +1,4 @@
-"""The guest: equal to timm on whole images, blind to what is withheld, refused by name where it cannot be served."""
+"""Encoders: equal to timm on whole images, blind to withheld parts, rejected by name if unsupported."""
 
 import pytest
 import timm
@@ -31,7 +31,7 @@ KINDS = {
 def tiny(size=(24, 24), p=8, channels=3, **options):
     torch.manual_seed(0)
     vit = build_encoder(EncoderSpec("vit_tiny_patch16_224", size, p, channels, options={**TINY, **options}))
-    with torch.no_grad():  # zero biases and positions would hide mistakes
+    with torch.no_grad():  # zero biases and positions would hide errors
         for weight in vit.parameters():
             weight.add_(torch.randn_like(weight) * 0.05)
     return vit.eval()
@@ -86,7 +86,7 @@ def test_masked_pixels_change_nothing_and_order_only_order(rows, columns, p, sha
 
 
 def test_dropped_positions_are_unknown():
-    """Two patches that swap places cannot be told apart once their positions are dropped."""
+    """Two patches that swap places have the same features once their positions are dropped."""
     vit = tiny()
     images = torch.randn(1, 3, 24, 24)
     patches = patchify(images, (8, 8))
@@ -169,7 +169,7 @@ def test_each_dropout_acts_where_few_patches_are_keys_and_on_what_would_run_nati
     fuse_attention(vit, fused)
     use_kernels(vit, "native")
     given = limit_context(all_patches(torch.randn(2, 3, 24, 24), 9), torch.tensor([[0, 4, 8], [1, 2, 3]]))
-    for half in (False, one != "pos_drop_rate"):  # that leaves the blocks to our kernels, which not every CPU can run
+    for half in (False, one != "pos_drop_rate"):  # leaves the blocks to the native kernels, which not every CPU can run
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             first, second = encode(vit, given), encode(vit, given)
         assert (first - second).abs().mean() > 0.01

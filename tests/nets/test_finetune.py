@@ -1,4 +1,4 @@
-"""Which weights of an encoder stay as they are, and that nothing is kept for their way back."""
+"""Freezing of weights: only the last blocks are trained, and no activations are kept for the others."""
 
 import pytest
 import swins
@@ -19,7 +19,7 @@ def vit(positions="learned", **options):
 
 
 def trained(net):
-    """The first two parts of the names of parameters that are trained; where there are blocks, with their numbers."""
+    """Return the first two parts of the names of trained parameters, such as blocks with their numbers."""
     return {".".join(name.split(".")[:2]) for name, weight in net.named_parameters() if weight.requires_grad}
 
 
@@ -63,7 +63,7 @@ def test_blocks_of_a_swin_are_counted_through_its_stages(count, wanted):
 
 
 def kept_elements(net, blank=None):
-    """How many numbers autograd keeps of a pass, beside the weights."""
+    """Count the numbers that autograd keeps of a forward pass, besides the weights."""
     own = {weight.data_ptr() for weight in net.parameters()}
     kept = {}
 
@@ -86,7 +86,7 @@ def test_nothing_is_kept_of_the_first_blocks_unless_a_token_before_them_is_train
     one, last = vit(), vit()
     train_last_blocks(one, 1)
     train_last_blocks(last, 1)
-    last.blocks = last.blocks[2:]  # an encoder of nothing but the block that is trained
+    last.blocks = last.blocks[2:]  # an encoder of only the trained block
     assert kept_elements(one) == kept_elements(last) < 0.5 * kept_elements(vit())
     token = torch.nn.Parameter(torch.zeros(32))
     assert kept_elements(one) < kept_elements(one, token) < kept_elements(vit(), token)

@@ -1,4 +1,4 @@
-"""Blocks in which only some tokens ask, activations that are computed again, and kernels that torch.compile writes."""
+"""Blocks with fewer queries, recomputed activations, and kernels written by torch.compile."""
 
 from functools import partial
 
@@ -77,7 +77,7 @@ def test_activations_that_are_computed_again_change_no_gradient(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_compiled_blocks_have_no_graph_breaks_and_are_compiled_in_the_first_step_only(name, monkeypatch):
-    # what torch.compile would hand to a compiler is run as it is: the graphs are the same, and no compiler is needed
+    # torch.compile's graphs are run uncompiled: the same graphs, without a compiler
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     torch._dynamo.reset()
     counters.clear()

@@ -1,4 +1,4 @@
-"""Swin: equal to timm on whole images and on closed-up ones, and blind to places that are withheld."""
+"""Swin: equal to timm on whole images and on uniformly masked ones, and blind to withheld places."""
 
 import re
 
@@ -42,7 +42,7 @@ def test_whole_images_give_timms_features(size, options, fused):
 def test_swin_t_is_timms():
     torch.manual_seed(0)
     net = build_encoder(EncoderSpec("swin_tiny_patch4_window7_224", (64, 64), 4, positions="none")).eval()
-    assert grid_size(net) == (2, 2)  # of units of 32 pixels
+    assert grid_size(net) == (2, 2)  # from units of 32 pixels
     images = torch.randn(1, 3, 64, 64)
     theirs = net.forward_features(images).flatten(1, 2)
     torch.testing.assert_close(encode(net, all_patches(images, 4)), theirs, rtol=1e-5, atol=1e-5)
@@ -73,7 +73,7 @@ def test_uniformly_masked_units_close_up_to_an_image_of_half_the_side(options):
 
 
 def test_a_window_is_no_larger_than_the_closed_up_grid():
-    """timm would shrink the table; here its middle serves, so that an offset keeps its bias."""
+    """timm would resize the table; here its centre is used, so that an offset keeps its bias."""
     net = swin((16, 16), window_size=8)
     visible, masked = uniform_partition(1, grid_size(net), torch.Generator().manual_seed(0))
     images = torch.randn(1, 3, 16, 16)
@@ -108,11 +108,11 @@ def test_without_positions_the_order_of_units_only_orders_the_outputs(size, opti
     order = torch.randperm(k)
     plain, other = features(visible), features(visible[:, order])
     torch.testing.assert_close(other, plain[:, order], rtol=1e-4, atol=1e-5)
-    assert (plain - plain.roll(1, 1)).abs().max() > 1e-2  # or else nothing would be shown
+    assert (plain - plain.roll(1, 1)).abs().max() > 1e-2  # otherwise the test would show nothing
 
 
 def test_without_positions_moved_units_keep_their_features():
-    """The same contents at other places of the image: places are not told by windows, shifts or biases either."""
+    """The same contents at other places of the image: windows, shifts and biases do not reveal places."""
     net, n = swin(**DEEP), 16
     images = torch.randn(1, 3, 32, 32)
     order = torch.randperm(n)
@@ -136,7 +136,7 @@ def test_a_known_position_tells_its_own_unit_apart():
 
 
 def test_merging_never_crosses_units():
-    """With attention switched off, what is in a unit reaches its own token alone."""
+    """The content of a unit reaches only its own token with attention switched off."""
     net = swin(**DEEP)
     with torch.no_grad():
         for stage in net.layers:
@@ -243,7 +243,7 @@ def test_weights_of_other_windows_are_brought_to_these(tmp_path):
 
 
 def theirs(net):
-    """A Swin's weights as Microsoft's program saves them: patch merging ends a stage, and windows are kept."""
+    """A Swin's weights in the format of Microsoft's program: patch merging at the end of a stage, saved windows."""
     named = {}
     for name, value in net.state_dict().items():
         if ".downsample." in name:

@@ -1,4 +1,4 @@
-"""The moving average starts as the student and follows exactly; what no gradient reaches has a precision of its own."""
+"""The moving average starts as the student and follows exactly; passes without gradient have their own precision."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ def net():
 
 
 def changed(student):
-    """The student after something happened to its weights, its running statistics, and its count of batches."""
+    """Return the student after a change of its weights, running statistics, and number of batches."""
     with torch.no_grad():
         for weight in student.parameters():
             weight.add_(torch.randn_like(weight))
@@ -107,8 +107,8 @@ def test_it_stays_in_eval_mode():
         assert task.student.training == mode
         assert not any(module.training for module in task.teacher.modules())
     before = tensors(task.teacher)
-    assert torch.equal(task.teacher.net(images), task.teacher.net(images))  # drops nothing
-    assert same(tensors(task.teacher), before)  # and what it looks at leaves no trace
+    assert torch.equal(task.teacher.net(images), task.teacher.net(images))  # no dropout
+    assert same(tensors(task.teacher), before)  # and a forward pass changes nothing
     assert task.teacher.train() is task.teacher
 
 
@@ -122,7 +122,7 @@ def test_other_parts_are_refused():
     with pytest.raises(ValueError, match="shorter"):
         teacher.follow(0.5, net=student, head=nn.Linear(2, 2, bias=False))
     assert same(tensors(teacher), before)
-    teacher.follow(0.5, head=head, net=student)  # their order means nothing
+    teacher.follow(0.5, head=head, net=student)  # the order of names is irrelevant
 
 
 WITHOUT_GRADIENT = {

@@ -1,4 +1,4 @@
-"""Pictures of patches that were predicted: marked where wrong, and put together again."""
+"""Pictures of predicted patches: wrong ones marked, and images put together again."""
 
 import torch
 
@@ -11,7 +11,7 @@ def test_pictures_mark_what_is_wrong_and_put_patches_where_they_were_placed():
     visible, placed = torch.tensor([[0, 1, 3]]), torch.tensor([[0, 3, 3]])
     marked = mark_wrong(images, (2, 2), visible, placed)
     assert torch.equal(marked[..., :2, :2], images[..., :2, :2])  # right
-    assert (marked[..., :2, 2:] == float("inf")).all()  # wrong, shown at its true place
+    assert (marked[..., :2, 2:] == float("inf")).all()  # wrong, marked at its true place
     assert marked[..., 2:, :2].isnan().all()  # masked
     assert torch.equal(marked[..., 2:, 2:], images[..., 2:, 2:])
     rebuilt = put_together(images, (2, 2), visible, placed)
@@ -38,7 +38,7 @@ def test_patches_of_two_images_are_shuffled_into_two_sets_without_a_loss():
             for two in ((first, second), (images, others))
         )
         assert sorted(dealt.tolist()) == sorted(pool.tolist())
-        for one in (first, second):  # each has some of both, not as they stood
+        for one in (first, second):  # each set has some of both, in another order
             own = (patchify(one[i : i + 1], (2, 2))[0] >= 0).all(1)
             assert 0 < own.sum() < 6
     assert not torch.equal(first[0] >= 0, first[1] >= 0)  # drawn for each pair

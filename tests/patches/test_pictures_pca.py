@@ -1,4 +1,4 @@
-"""Principal axes are scikit-learn's, sign and all, for many features and for few."""
+"""Principal axes equal scikit-learn's, including signs, for many features and for few."""
 
 import pytest
 import torch

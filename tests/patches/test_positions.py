@@ -1,4 +1,4 @@
-"""Position tables, distances and smoothing."""
+"""Position embeddings, distances and smoothing."""
 
 import math
 
@@ -51,4 +51,4 @@ def test_smoothing():
     assert torch.allclose(released.sum(0), torch.ones(12))
     assert (released[6, 4] / released[4, 4]).item() == pytest.approx(
         math.exp(-4 / 0.64) * 1.0, rel=1e-5
-    )  # one column, so one divisor
+    )  # one column, one divisor

@@ -1,4 +1,4 @@
-"""Gathering and scattering tokens, cutting images into patches: properties over random shapes."""
+"""Gathering and scattering of tokens, and cutting of images into patches: properties over random shapes."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from patchloom.patches.tokens import (
 )
 
 quick = settings(max_examples=50, deadline=None)
-SIDES = st.tuples(st.integers(1, 6), st.integers(1, 6))  # of a patch
+SIDES = st.tuples(st.integers(1, 6), st.integers(1, 6))  # pixels of a patch
 
 
 @quick

@@ -1,4 +1,4 @@
-"""Agreement: the losses written out, the teacher's schedule, and how it is measured."""
+"""Agreement: the losses written out, the teacher's schedule, and the measure."""
 
 import math
 

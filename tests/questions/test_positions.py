@@ -1,4 +1,4 @@
-"""Asking for positions: what counts how much, what is found, and the exact chance."""
+"""Prediction of positions: weights of patches, accuracy, and the exact chance level."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_chance_is_that_of_a_guesser_who_knows_what_is_taken():
     n, known, trials = 9, 3, 40_000
     generator = torch.Generator().manual_seed(0)
     (taken,) = random_partition(trials, n, (n,), generator)
-    true, free = taken[:, known], taken[:, known:]  # a random guess among the positions that are not taken
+    true, free = taken[:, known], taken[:, known:]  # a random guess among the remaining positions
     guess = free.gather(1, torch.randint(0, n - known, (trials, 1), generator=generator))[:, 0]
     assert (guess == true).float().mean().item() == pytest.approx(chance_accuracy(n, known), abs=0.01)
 
@@ -59,7 +59,7 @@ def test_predictions_count_what_was_asked_and_leave_what_was_known():
 
 
 def test_the_picture_hides_what_was_masked_or_blank():
-    """Of four patches one is masked and one blank; of the others, one's position was given and one is misplaced."""
+    """One of four patches is masked and one blank; one of the others has its position, and one is misplaced."""
     images = torch.rand(1, 3, 4, 4)
     given = masking(images, 2, torch.tensor([[0, 1, 2]]), torch.tensor([[3]]))
     given = drop_positions(blank_patches(given, torch.tensor([[1]])), torch.tensor([[2]]))

@@ -1,4 +1,4 @@
-"""Tasks of one's own: a class in a file, a module or a program, by what a run finds it again, and what is refused."""
+"""Custom tasks: classes in a file, a module or a program, how a run finds them again, and errors."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Half(MAE):
 SMALL = {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2}, "epochs": 1, "batch_size": 32}
 
 
-class Here(MAE):
-    """MAE, in a module that can be imported."""
+class ImportableTask(MAE):
+    """MAE in an importable module."""
 
 
 @pytest.fixture(autouse=True)
 def met_nothing(monkeypatch):
-    """As in a process that has met no class yet."""
+    """Forget all loaded classes, as in a new process."""
     monkeypatch.setattr(custom, "_HERE", {})
     monkeypatch.setattr(custom, "_TYPED", set())
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -67,7 +67,7 @@ def half(tmp_path) -> Path:
 
 
 def forget() -> None:
-    """What another process would not know."""
+    """Forget everything that another process would not know."""
     custom._HERE.clear()
     custom._TYPED.clear()
     for name in [name for name in sys.modules if name.startswith("patchloom_")]:
@@ -95,8 +95,8 @@ def test_a_class_is_named_by_its_place(half, monkeypatch):
 
 
 def test_a_class_of_a_program():
-    name = task_name(Here)
-    assert name.startswith(f"{__name__}:Here#") and task_class(name) is Here
+    name = task_name(ImportableTask)
+    assert name.startswith(f"{__name__}:ImportableTask#") and task_class(name) is ImportableTask
 
     class Inside(MAE):
         pass
@@ -172,7 +172,7 @@ def test_an_instance_is_refused_with_what_to_give():
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Without labels, so that no time goes into evaluation."""
+    """Images without labels, so that no time is spent on evaluation."""
     folder = tmp_path_factory.mktemp("photos")
     for i, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (80, 32, 32, 3), dtype=np.uint8)):
         Image.fromarray(pixels).save(folder / f"{i}.png")
@@ -190,7 +190,7 @@ def run(photos, tmp_path_factory):
 
 @pytest.fixture
 def copied(run, tmp_path) -> Path:
-    """The run, moved together with its file's name in it; what the file does is not done yet."""
+    """A copy of the run that names another file; the file has not been run yet."""
     shutil.copytree(run, tmp_path / "run")
     forget()
     return tmp_path / "run"
@@ -251,7 +251,7 @@ def test_a_file_that_has_changed(photos, run, copied, tmp_path, capsys):
 
 
 def test_another_s_run_in_the_way_runs_no_code(photos, run, copied, capsys):
-    """Only what the user names is run: not the task of a run that is found in the folder of this one."""
+    """Only code that the user names is run, not the task of a run found in the output folder."""
     ran = runs_of(run)
     said = failed(capsys, "pretrain", photos, "--task", "mae", "--epochs", "1", "--out", copied)
     assert "task" in said and runs_of(run) == ran and not custom._HERE

@@ -1,4 +1,4 @@
-"""Distill: a frozen teacher's features, at blank patches, on another grid and in another normalisation than ours."""
+"""Distill: a frozen teacher's features at blank patches, on another grid and with another normalisation."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ def generator(seed=0):
 
 @pytest.mark.parametrize("loss", ["cosine", "smooth_l1"])
 def test_the_loss_written_out(loss):
-    """With timm's own forward pass as the teacher's, on images resized and normalised by torchvision's rules."""
+    """Computed with timm's forward pass on images resized and normalised with torchvision."""
     task = build("distill", asked={"loss": loss})
     (images,) = views_of(task, b=3)
     task.normalized_by((0.4, 0.5, 0.3), (0.2, 0.3, 0.25))
@@ -63,7 +63,7 @@ def test_the_loss_written_out(loss):
     expected = 1 - cosine if loss == "cosine" else F.smooth_l1_loss(answers, target)
     close(found.loss, expected.detach())
     close(found.metrics["feature_cosine"], cosine.detach())
-    assert given.blank.sum(1).tolist() == [20] * 3  # of 48, a share of 0.4, rounded up
+    assert given.blank.sum(1).tolist() == [20] * 3  # 48 patches, a fraction of 0.4, rounded up
 
 
 def test_the_teacher_is_frozen_and_draws_nothing():
@@ -154,7 +154,7 @@ def test_checkpoints_leave_the_teacher_out_and_know_it_again(tmp_path):
 
 
 def changed_teacher(folder):
-    """The file of a teacher with other weights than that of the sweep."""
+    """A file of a teacher with other weights than in the sweep."""
     vit, card = load_encoder_file(teacher_file())
     with torch.no_grad():
         vit.norm.weight.mul_(1.5)
@@ -163,7 +163,7 @@ def changed_teacher(folder):
 
 
 def test_another_run_does_not_bring_its_teacher(tmp_path):
-    """`--from` with another teacher keeps the one that is asked for now."""
+    """`--from` with another teacher uses the one that is named now."""
     begun, now = build("distill"), build("distill", seed=1, asked={"features_of": changed_teacher(tmp_path)})
     own = now.questions["features"].teacher.encoder.norm.weight.clone()
     start = Start.__new__(Start)

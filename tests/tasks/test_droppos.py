@@ -1,4 +1,4 @@
-"""What DropPos withholds and asks, beyond what the sweep and the golden vectors see."""
+"""DropPos' inputs and questions, beyond the sweep and the golden vectors."""
 
 import math
 from dataclasses import replace
@@ -63,13 +63,13 @@ def test_shuffle_only_changes_the_order():
 
 @pytest.mark.parametrize("placeholder", ["learned", "zeros", "foreign"])
 def test_placeholders_hide_the_true_position(placeholder):
-    """Fed with the same content everywhere, the encoder must not tell patches without position apart by place."""
+    """Patches without position have equal features if the content is equal everywhere."""
     task = make(placeholder=placeholder, mask_ratio=0.0, position_mask_ratio=1.0).eval()
     images = torch.ones(1, 3, 32, 32)
     given = drop_positions(all_patches(images, 64), torch.arange(64)[None])
     tokens = task.encode(images, given, generator()).tokens[0, 1:]
     if placeholder == "foreign":
-        # each has the position of some other patch, drawn anew by the generator
+        # each has the position of another patch, drawn anew by the generator
         again = task.encode(images, given, torch.Generator().manual_seed(1)).tokens[0, 1:]
         assert not torch.equal(tokens, again)
         assert task.position_token is None

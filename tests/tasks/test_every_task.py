@@ -1,4 +1,4 @@
-"""One sweep over every task in TASKS and a mixture of every question, without code for any of them."""
+"""One sweep over every task in TASKS and a mixture of every question."""
 
 import inspect
 import math
@@ -78,7 +78,7 @@ def test_loss_falls(case):
         group["lr"] = 3e-3
     views, losses = views_of(task), []
     for step in range(30):
-        # the same draw every time: it is the weights that must make the loss fall
+        # the same draw every time: only the weights can lower the loss
         outcome = task(*views, progress=0.9, generator=torch.Generator().manual_seed(0))
         outcome.loss.backward()
         optimizer.step()
@@ -130,7 +130,7 @@ def test_measure_and_pictures(case, options):
 
 
 def test_what_was_only_looked_at_is_trained_afterwards(case):
-    # a run measures and draws before its first step, and nothing of that may stay behind
+    # a run measures and draws before its first step, which must leave no trace
     task = build_case(case)
     views = views_of(task)
     with torch.inference_mode():

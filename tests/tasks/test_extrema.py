@@ -1,4 +1,4 @@
-"""ExtreMA: several extreme masks of one image, one look of the teacher, and what represents an image."""
+"""ExtreMA: several extreme masks of one image, one pass of the teacher, and image representations."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ def make(size=(32, 32), p=4, encoder=None, **options):
     options = {"head_width": 48, "head_out": 24} | options
     own = {"class_token": options.get("class_token") == "vit"} | (encoder or {})
     task = ExtreMA(build_encoder(EncoderSpec("nano", size, p, options=SIZES | own)), **options)
-    with torch.no_grad():  # the teacher is not the student, and no bias is zero
+    with torch.no_grad():  # the teacher differs from the student, and no bias is zero
         for name, weight in task.named_parameters():
             if "pos_embed" not in name:
                 weight.add_(torch.randn_like(weight) * 0.05)
@@ -38,13 +38,13 @@ def drawn(task, images, seed=0):
 
 
 def guesses(task, given):
-    """The student's guesses [v b out] of the teacher's output, one for each of the v masks."""
+    """Return the student's predictions [v b out] of the teacher's output, one for each of the v masks."""
     made = task.agreement.predict(task.agreement.represent(task.encoder, given))
     return made.unflatten(0, (-1, len(given.images)))
 
 
 def parts_of(given):
-    """What the encoder is given by each mask alone."""
+    """Return the encoder's input for each mask separately."""
     masks = len(given.visible) // len(given.images)
     return [EncoderInput(given.images, part) for part in given.visible.chunk(masks)]
 
@@ -72,7 +72,7 @@ def test_blocks_of_class_attention(blocks):
 
 
 class Looks:
-    """Notes every image that a module is given, and whether gradients were to flow."""
+    """Recorder of the images that a module receives, and of whether gradients are enabled."""
 
     def __init__(self, module):
         self.sizes, self.gradients = [], []
@@ -111,7 +111,7 @@ def test_masks_in_one_batch_are_masks_one_by_one(kind):
 
 
 def plain_representation(task, vit, head, images, visible):
-    """What stands for the image, with timm's own parts on the visible patches."""
+    """Compute the image representation with timm's parts on the visible patches."""
     x = vit.patch_embed(images) + vit.pos_embed[:, vit.num_prefix_tokens :]
     x = x.gather(1, visible[..., None].expand(-1, -1, x.shape[-1]))
     if vit.cls_token is not None:
@@ -122,7 +122,7 @@ def plain_representation(task, vit, head, images, visible):
     if task.agreement.representation == "mean":
         return vit.norm(x)[:, vit.num_prefix_tokens :].mean(1)
     token = head.token.expand(len(x), -1, -1)
-    for layer in head.layers:  # the class token alone asks; keys and values are itself and the patches, which stay
+    for layer in head.layers:  # only the class token is a query; the patch tokens do not change
         u = layer.norm1(torch.cat([token, x], dim=1))
         attn, heads = layer.attn, layer.attn.num_heads
         q, k, v = (part(u).unflatten(-1, (heads, -1)).transpose(1, 2) for part in (attn.q, attn.k, attn.v))

@@ -1,4 +1,4 @@
-"""LUT on SimMIM beside a plain program of the same method; its disjoint parts, its weights and its teacher on both."""
+"""LUT on SimMIM beside a plain program of the same method; disjoint parts, weights and teacher on both bases."""
 
 import math
 from copy import deepcopy
@@ -24,7 +24,7 @@ def make(size=(32, 32), p=4, channels=3, encoder=None, **options):
 
 
 def stir(module):
-    """Move all weights and running statistics, so that the teacher is not the student and no bias is zero."""
+    """Change all weights and running statistics, so that the teacher differs from the student and no bias is zero."""
     with torch.no_grad():
         for name, value in module.state_dict().items():
             if value.is_floating_point() and "pos_embed" not in name:
@@ -37,7 +37,7 @@ def generator(seed=0):
 
 
 def plain_head(ours):
-    """The same head of torch's own parts."""
+    """Build the same head from torch's modules."""
     d, hidden = ours[0].in_features, ours[0].out_features
     net = nn.Sequential(nn.Linear(d, hidden, False), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, d, False))
     net.load_state_dict(ours.state_dict(), strict=True)
@@ -45,7 +45,7 @@ def plain_head(ours):
 
 
 class PlainLUT(nn.Module):
-    """LUT on SimMIM, written down without any of our functions."""
+    """LUT on SimMIM, written without patchloom's functions."""
 
     def __init__(self, task):
         super().__init__()
@@ -58,7 +58,7 @@ class PlainLUT(nn.Module):
         self.teacher_head = plain_head(asked.teacher.projection).eval()
 
     def student(self, images, masked):
-        """Tokens of all patches, and the prediction from the mean of the unmasked ones."""
+        """Return the tokens of all patches, and the prediction from the mean of the unmasked ones."""
         vit = self.encoder
         x = vit.patch_embed(images)
         w = masked[..., None].float()
@@ -87,7 +87,7 @@ class PlainLUT(nn.Module):
 
 
 def both_given(task, one, two):
-    """What is given of two views, one after the other, and the visible patches of each."""
+    """Return the input of two views, one after the other, and the visible patches of each."""
     parts = task.random_parts(len(one), generator(), one.device)
     return task.given_parts(torch.cat([one, two]), torch.cat(parts)), parts
 
@@ -132,7 +132,7 @@ def test_loss_and_gradients_on_simmim_are_those_of_a_plain_program(how):
         close(weight.grad, its.pop(name).grad)
     assert not its
     heads = {"projection": other.head, "prediction": other.predictor}
-    for name, head in heads.items():  # both views went through the batch norms, one after the other
+    for name, head in heads.items():  # both views passed the batch norms, one after the other
         ours, theirs = getattr(task.agreement, name)[1], head[1]
         close(ours.running_mean, theirs.running_mean)
         close(ours.running_var, theirs.running_var)
@@ -161,7 +161,7 @@ def test_the_two_views_show_different_patches(base, ratio, visible):
 
 @pytest.mark.parametrize("base", ["mae", "simmim"])
 def test_each_direction_compares_across_views(base):
-    """If the teacher's answer to the other view is what the student says, its answer to the same view is not asked."""
+    """If the student predicts the teacher's output for the other view, the output for the same view is irrelevant."""
     task = make(base=base, mask_ratio=0.5, pixel_weight=0.0)
     one, two = torch.randn(2, 4, 3, 32, 32)
     given, _ = both_given(task, one, two)

@@ -1,4 +1,4 @@
-"""Compositions: those that are the papers' tasks, and what they ask of which patches."""
+"""Mixtures: those that equal the papers' tasks, and the patches that each question predicts."""
 
 from copy import deepcopy
 
@@ -37,7 +37,7 @@ def batch(b=4, n=1, seed=1):
 
 
 def encoded(task, images, others=None):
-    """What is left of images, and what a teacher sees."""
+    """Return the encoded rest of images, and the images that a teacher sees."""
     return task.encode(images, task.given(images, seeded()), None, others)
 
 
@@ -62,7 +62,7 @@ def test_the_loss_is_the_weighted_sum_and_reaches_every_parameter(options):
 
 @pytest.mark.parametrize("options", LIKE.values(), ids=LIKE)
 def test_a_run_can_be_taken_up_again(options):
-    """What every auto became is an option, too, and builds the same task."""
+    """The value that every auto became is a valid option, and builds the same task."""
     task = make(**options)
     again = make(**options | {name: value for name, (value, _) in task.chosen.items()})
     assert not again.chosen
@@ -177,7 +177,7 @@ ASKED = (
 
 
 def test_what_is_asked_of_a_degraded_picture():
-    """Every patch of the clean picture, seen or not; without degradation only what was not seen."""
+    """Every patch of the clean image, seen or not; without degradation only the withheld ones."""
     (images,) = batch()
     for withhold, count in ASKED:
         task = make(withhold=withhold, ask={"pixels": 1.0})
@@ -199,7 +199,8 @@ def test_the_decoder_computes_only_what_is_asked_and_the_loss_is_that_of_answers
     hook = question.decoder.blocks[-1].mlp.register_forward_hook(lambda _, given, made: computed.append(made.shape[1]))
     outcome = task(images, generator=seeded())
     hook.remove()
-    assert computed == [count + (count == 64)]  # where all are asked, the class token costs less than cutting it off
+    # where all patches are predicted, computing the class token is cheaper than slicing it off
+    assert computed == [count + (count == 64)]
     made = encoded(task, images)
     asked, _ = question.answer(made)
     visible, masked = made.given.visible, made.given.masked

@@ -1,4 +1,4 @@
-"""Compositions that make no sense, and the way from the command line."""
+"""Mixtures that make no sense, and mixtures on the command line."""
 
 import pytest
 from mixing import make
@@ -81,7 +81,7 @@ def test_from_the_command_line(tmp_path):
     asked = {"positions": 1.0, "agreement": 0.5}
     given, _ = parse_pretrain(["--config", str(file)])
     assert list(given["task"]["withhold"].items()) == [("mask", 0.25), ("drop_positions", 0.5), ("limit_context", 0.5)]
-    assert list(given["task"]["ask"].items()) == list(asked.items())  # the first is reported
+    assert list(given["task"]["ask"].items()) == list(asked.items())  # the first question is reported
     given, _ = parse_pretrain(["--config", str(file), "--task.withhold", "{drop_positions: 0.75, blank: 0.2}"])
     assert given["task"]["withhold"] == {"drop_positions": 0.75, "blank": 0.2} and given["task"]["ask"] == asked
     task = make(**{name: value for name, value in given["task"].items() if name != "name"})

@@ -1,4 +1,4 @@
-"""A step on a GPU is waited for once, when an update is decided: never inside a task. Shown on fake CUDA tensors."""
+"""A step on a GPU waits once, when an update is decided, and never inside a task. Tested on fake CUDA tensors."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ CASES = [(name, asked) for name, sets in OPTION_SETS.items() for asked in sets]
 
 
 def step(task, checkpointing=False, fused=True):
-    """A step of training on a GPU, as far as the task has a part in it; the way back is torch's own."""
+    """Run the task's part of a training step on a GPU; backward is torch's."""
     task.train()
     checkpoint_gradients(task, checkpointing)
     fuse_attention(task, fused)

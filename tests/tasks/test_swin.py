@@ -1,4 +1,4 @@
-"""The three tasks that train a Swin, swept as those of a ViT are; and a whole run, from images to timm."""
+"""The three tasks that train a Swin, in the same sweep as ViTs; and a complete run, from images to timm."""
 
 import math
 import os
@@ -123,7 +123,7 @@ def test_mae_keeps_one_unit_of_each_cell_and_asks_for_the_pixels_of_the_others()
     given = task.given(images(), seeded())
     assert given.visible.shape == (8, 16) and given.masked.shape == (8, 48)
     assert torch.equal(given.visible // 8 // 2 * 4 + given.visible % 8 // 2, torch.arange(16).expand(8, 16))
-    # by hand: the normalised pixels of whole units, masked ones alone
+    # written out: normalised pixels of whole units, masked ones only
     answers = task.questions["pixels"].decoder(task.encode(images(), given).tokens, given.visible, given.masked)
     units = images().unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(8, 64, 48)
     asked = units.gather(1, given.masked[..., None].expand(-1, -1, 48))
@@ -216,7 +216,7 @@ def test_a_stopped_run_goes_on_exactly(run, tmp_path, monkeypatch):
 
     def stop_once(task, progress):
         after(task, progress)
-        if progress < 0.5 and not stopped:  # the steps that are tried beforehand are at a half
+        if progress < 0.5 and not stopped:  # the trial steps before the run use a half
             stopped.append(progress)
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""Small pictures on a canvas: what lies around them, where they are, and what is cut out of one."""
+"""Small images on a canvas: surroundings, places, and crops."""
 
 from pathlib import Path
 
@@ -68,12 +68,12 @@ def test_mirrored_canvas_is_continuous_and_holds_the_image(data, b, c, s, t):
     assert canvas.shape == (b, c, h, w)
     for image, whole, y, x in zip(small, canvas, top.tolist(), left.tolist(), strict=True):
         assert torch.equal(whole[:, y : y + s, x : x + t], image)
-        # every seam, those of repeated mirrors too: the pixels on both of its sides are the same
+        # at every seam, also of repeated mirrors, the pixels on both sides are equal
         for seam in range(y % s or s, h, s):
             assert torch.equal(whole[:, seam], whole[:, seam - 1])
         for seam in range(x % t or t, w, t):
             assert torch.equal(whole[:, :, seam], whole[:, :, seam - 1])
-        # and away from a seam steps go on, as in the image: the first mirrored row is the second's neighbour there too
+        # and away from a seam steps continue as in the image: the first mirrored row neighbours the second there, too
         if y >= 2 and s >= 2:
             assert torch.equal(whole[:, y - 2, x : x + t], image[:, 1])
         if x + t + 1 < w and t >= 2:
@@ -116,14 +116,14 @@ def test_what_lies_around_is_what_is_given_and_the_picture_stays():
 
 
 def test_patches_of_others_are_patches_and_never_the_images_own():
-    """Image i is i everywhere but for the number of the patch, so that each pixel tells where it comes from."""
+    """Image i has the value i plus the index of the patch, so that each pixel shows its source."""
     b, n = 4, 6
     number = torch.arange(n).view(2, 3).repeat_interleave(4, 0).repeat_interleave(4, 1)
     images = torch.arange(b).view(b, 1, 1, 1) + number / 10
     step, place = random_others(b, n, seeded())
     assert step.shape == place.shape == (b, n) and step.max() == b - 2 and place.max() == n - 1
     made = patchify(patches_of_others(images, (4, 4), step, place), (4, 4))
-    assert (made == made[..., :1]).all()  # each patch is one whole patch
+    assert (made == made[..., :1]).all()  # each patch is one complete patch
     for i in range(b):
         source = (i + 1 + step[i]) % b
         assert (source != i).all()

@@ -1,4 +1,4 @@
-"""Degradations: the authors' own examples, what must stay as it was, and what is done to every pixel."""
+"""Degradations: the authors' examples, invariants, and the effect on every pixel."""
 
 import colorsys
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_fisheye_is_the_authors():
     assert_close(fisheye(ORACLE["images"], centre, twist), ORACLE["fisheye"])
 
 
-# what does nothing
+# no effect
 
 
 @quick
@@ -48,7 +48,7 @@ def test_degradations_that_do_nothing(shape):
 
 
 @quick
-@given(anything.filter(lambda shape: shape[3] > 1), st.floats(0.01, 1))  # torch resizes a single column wrongly
+@given(anything.filter(lambda shape: shape[3] > 1), st.floats(0.01, 1))  # torch resizes a single column incorrectly
 def test_zoom_in_is_torchvisions_crop_and_resize(shape, scale):
     images = torch.rand(shape)
     h, w = shape[2:]
@@ -87,7 +87,7 @@ def test_zoom_in_treats_rows_and_columns_alike(shape, scale):
 def test_zoom_in_shows_the_part_at_the_corner_with_as_many_pixels_as_it_says():
     images, scales = torch.rand(3, 2, 21, 30), torch.tensor([0.3, 0.5, 1.0])
     seen = seen_pixels(scales, (21, 30))
-    assert seen.tolist() == [[6, 9], [10, 15], [21, 30]]  # 6.3 and 9, 10.5 (to the even one) and 15
+    assert seen.tolist() == [[6, 9], [10, 15], [21, 30]]  # 6.3 and 9, 10.5 (rounded to even) and 15
     corners = torch.tensor([[15, 21], [0, 7], [0, 0]])
     parts = [
         V.resize(one[None, :, y : y + h, x : x + w], [21, 30], antialias=True)
@@ -101,7 +101,7 @@ def test_zoom_in_shows_the_part_at_the_corner_with_as_many_pixels_as_it_says():
 
 def test_fisheye_keeps_the_centre_enlarges_around_it_and_shows_nothing_from_outside():
     x, y = torch.meshgrid(torch.linspace(-1, 1, 65), torch.linspace(-1, 1, 49), indexing="xy")
-    images = torch.stack([x, y])[None].expand(2, -1, -1, -1)  # each pixel tells where it comes from
+    images = torch.stack([x, y])[None].expand(2, -1, -1, -1)  # each pixel contains its coordinates
     centre = torch.tensor([[0.5, -0.25], [-1.0, 1.0]])
     bent = fisheye(images, centre, torch.tensor([0.25, 0.2]))
     before, after = ((picture - centre[:, :, None, None]).norm(dim=1) for picture in (images, bent))
@@ -118,8 +118,8 @@ def test_fisheye_fills_with_zero_what_lies_outside():
 
 
 def test_a_wave_moves_columns_up_and_down_by_a_sine():
-    """8 pixels of 16, 4 columns a wave: the columns at 0, 2, 4 stay, 1 shows what is 4 below, 3 what is 4 above."""
-    image = torch.arange(1.0, 17.0)[:, None].expand(16, 5)[None, None]  # each pixel tells its row, from 1 on
+    """8 pixels of 16, 4 columns a wave: columns 0, 2, 4 stay, 1 shows the pixels 4 below, 3 those 4 above."""
+    image = torch.arange(1.0, 17.0)[:, None].expand(16, 5)[None, None]  # each pixel contains its row, from 1 on
     moved = wave(image, torch.tensor([0.25]), torch.tensor([0.0]), waves=1)[0, 0]
     rows, none = torch.arange(1.0, 17.0), torch.zeros(4)
     torch.testing.assert_close(moved[:, [0, 2, 4]], rows[:, None].expand(16, 3), atol=1e-4, rtol=0)

@@ -1,4 +1,4 @@
-"""Withholding only ever takes away, in the order in which it is written."""
+"""Withholding only removes, in the order in which it is written."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What all degradations have in common, each with draws of its own for every image."""
+"""Properties of all degradations, with independent draws per image."""
 
 import pytest
 import torch
@@ -139,7 +139,7 @@ def test_half_precision_images_are_sampled_at_the_right_place(degrade):
 
 @each
 def test_no_shape_or_branch_depends_on_values(degrade):
-    # fake tensors have no values: to read one, or to pick by a mask, fails, where a GPU would have to stop and wait
+    # fake tensors have no values: reading one, or indexing by a mask, fails where a GPU would have to wait
     with FakeTensorMode():
         images = torch.rand(4, 3, 21, 30)
         assert degrade(images).shape == images.shape
@@ -166,4 +166,4 @@ def test_draws_follow_the_generator(degrade):
     assert torch.equal(one, two)
     if degrade is not ALL["zoom_in fixed"]:
         assert not torch.equal(one, other)
-        assert not all(torch.equal(one[0], image) for image in one)  # each image has its own
+        assert not all(torch.equal(one[0], image) for image in one)  # each image has its own draw

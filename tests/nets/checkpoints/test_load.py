@@ -1,4 +1,4 @@
-"""Published weights: what timm makes of them is the oracle, and nothing is left out silently."""
+"""Published weights: results equal timm's, and every omission is reported."""
 
 from dataclasses import replace
 
@@ -91,7 +91,7 @@ def test_a_run_of_ours_is_a_source(tmp_path, positions):
         }
     assert load_encoder_file(tmp_path)[1].spec == spec
 
-    # the card tells the grid: 32 patches are 4x8 there, and 8x4 here
+    # the card has the grid: 32 patches are 4x8 there, and 8x4 here
     vit = build_encoder(replace(spec, img_size=(32, 16))).eval()
     done = load_published(vit, tmp_path)
     changes = () if positions == "none" else ("pos_embed: from a grid of 4x8 to 8x4",)

@@ -1,4 +1,4 @@
-"""Files of weights: wrappings and prefixes are found, and no pickle is run."""
+"""Files of weights: wrappers and prefixes are recognised, and no pickle is executed."""
 
 import argparse
 import pickle
@@ -83,7 +83,7 @@ def test_what_papers_keep_beside_their_weights_is_passed_over(tmp_path, monkeypa
 
 
 class Bomb:
-    """Touches a file when a pickle of it is run."""
+    """Object whose unpickling touches a file."""
 
     def __init__(self, path):
         self.path = path
@@ -101,7 +101,7 @@ class Call(Bomb):
 @pytest.mark.parametrize("raw", [True, False])
 @pytest.mark.parametrize("forced", [True, False])
 def test_a_pickle_is_never_run(tmp_path, monkeypatch, kind, raw, forced):
-    if forced:  # torch's own way around its safeguard does not count here
+    if forced:  # torch's escape hatch would switch its safeguard off
         monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     bomb, path = tmp_path / "bomb", tmp_path / "weights.pth"
     hostile = dict(theirs().state_dict()) | {"head": kind(bomb)}
@@ -114,12 +114,12 @@ def test_a_pickle_is_never_run(tmp_path, monkeypatch, kind, raw, forced):
     assert "\n" not in str(refusal.value) and not bomb.exists()
     assert argparse.Namespace not in torch.serialization.get_safe_globals()
     if raw:
-        pickle.loads(path.read_bytes())  # the test would notice
+        pickle.loads(path.read_bytes())  # checks that the test would notice
         assert bomb.exists()
 
 
 class Odd:
-    """Becomes an OrderedDict on which ``items`` is a number."""
+    """Object that is unpickled as an OrderedDict with a number as ``items``."""
 
     def __init__(self, state):
         self.state = state

@@ -1,4 +1,4 @@
-"""Folders as the Hugging Face Hub has them: transformers and timm are the oracles, built from sizes without network."""
+"""Folders of the Hugging Face Hub, built from sizes without network; transformers and timm are the reference."""
 
 import json
 import math
@@ -33,17 +33,17 @@ MODELS = {
 
 
 def made(name, folder, pixels=PIXELS, tokens=0.1, **more):
-    """A model of transformers' with no weight at zero or one, and its folder."""
+    """Build a model of transformers without weights at zero or one, and its folder."""
     config, options = MODELS[name]
     torch.manual_seed(0)
     model = getattr(transformers, name)(getattr(transformers, config)(**SIZES | options | more)).eval()
-    if name.startswith("ViTMAE"):  # whose fixed table is made as its weights are loaded
+    if name.startswith("ViTMAE"):  # its fixed table is made when its weights are loaded
         embeddings = getattr(model, "vit", model).embeddings
         embeddings.patch_embeddings.projection._is_hf_initialized = False
         embeddings.initialize_weights()
     with torch.no_grad():
         for weight_name, weight in model.named_parameters():
-            if "position_embeddings" not in weight_name or not name.startswith("ViTMAE"):  # MAE's are fixed
+            if "position_embeddings" not in weight_name or not name.startswith("ViTMAE"):  # MAE's positions are fixed
                 weight.add_(torch.randn_like(weight) * (tokens if "embeddings." in weight_name else 0.1))
     model.save_pretrained(folder)
     if pixels is not None:
@@ -52,7 +52,7 @@ def made(name, folder, pixels=PIXELS, tokens=0.1, **more):
 
 
 def features(model, images):
-    """Of all tokens, behind the last norm; a masked autoencoder shuffles its patches, and here it shall not."""
+    """Return the tokens after the final norm; shuffling of a masked autoencoder is switched off."""
     inner = getattr(model, model.base_model_prefix, model)
     order = {"noise": torch.arange(16.0).expand(len(images), -1)} if "MAE" in type(model).__name__ else {}
     with torch.inference_mode():
@@ -62,7 +62,7 @@ def features(model, images):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("more", [{"layer_norm_eps": 1e-6}, {"layer_norm_eps": 1e-6, "qkv_bias": False}, {}])
 def test_features_are_those_of_transformers(tmp_path, name, more):
-    # norms of timm's add 1e-6; with transformers' usual 1e-12, embeddings of a variance near 1 tell no difference
+    # timm's norms add 1e-6; with transformers' usual 1e-12, the difference shows only below a variance near 1
     model = made(name, tmp_path, tokens=0.1 if more else 1.0, **more)
     vit, card = load_pretrained(tmp_path)
     images = torch.randn(2, 3, 16, 16)
@@ -76,7 +76,7 @@ def test_features_are_those_of_transformers(tmp_path, name, more):
 
 @pytest.mark.parametrize("name", ["ViTModel", "ViTMAEForPreTraining", "Dinov2WithRegistersModel"])
 def test_names_of_transformers_classes_are_read_as_those_that_it_saves(tmp_path, name):
-    """Its classes have had others than its files since 5.0, and whoever saves a state_dict has these."""
+    """Names of transformers' classes since 5.0, as in a saved state_dict, differ from those in its files."""
     model = made(name, tmp_path)
     first, second = Weights(tmp_path), Weights(written(tmp_path / "own.pth", model.state_dict()))
     options = Weights(tmp_path).architecture.options
@@ -95,7 +95,7 @@ def test_each_says_whose_program_trained_it(tmp_path):
         assert f"Images are normalised as {said}: mean 0.485" in load_pretrained(tmp_path / name)[1].note
     with pytest.raises(PatchloomError, match="does not say how images are normalised: put its preprocessor_config"):
         load_pretrained(tmp_path / "vit")
-    assert public_shape(Weights(tmp_path / "vit"))["options"]["num_heads"] == 4  # a start needs no more
+    assert public_shape(Weights(tmp_path / "vit"))["options"]["num_heads"] == 4  # enough for a start
     with pytest.raises(PatchloomError, match="give --model.num_heads 4"):
         load_published(ours(num_heads=2), tmp_path / "vit")
 
@@ -196,7 +196,7 @@ def test_a_configuration_that_is_none(tmp_path, file, content):
 
 
 def test_a_small_file_does_not_make_a_large_net(tmp_path):
-    """Sizes are read off weights, and few numbers can say large ones."""
+    """Sizes are inferred from weights, and few numbers can state large ones."""
     state = {"patch_embed.proj.weight": torch.zeros(1280, 1, 1, 1), "cls_token": torch.zeros(1, 1, 1280)}
     state |= {f"blocks.{i}.norm1.weight": torch.zeros(1280) for i in range(500)}
     state |= {"blocks.0.mlp.fc1.weight": torch.zeros(2, 1280), "blocks.0.ls1.gamma": torch.zeros(1280)}

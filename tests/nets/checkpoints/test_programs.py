@@ -1,4 +1,4 @@
-"""Files of the authors' own programs: whose they are, what of them is whose here, and what is refused or left."""
+"""Files of the authors' programs: recognition, translation, rejected and unused weights."""
 
 import re
 
@@ -26,7 +26,7 @@ from patchloom.runs.checkpoint import restore, tensors_of
 from patchloom.tasks import build_task
 from patchloom.tasks.restore import Restore
 
-# what of each program's file goes besides the encoder to the task that goes on with it, as the log says it
+# parts of each program's file besides the encoder that its task loads, as named in the log
 BESIDES = {
     "mae": "Taken besides, of MAE: pixel decoder.",
     "droppos": "Taken besides, of DropPos: [MASK] position token, position decoder.",
@@ -101,7 +101,7 @@ def test_a_decoder_of_other_sizes_is_left_as_a_whole_with_advice(tmp_path):
     assert "position decoder (it is 24 wide and 1 deep with 4 heads: give --task.decoder_depth 1 to take it)" in left
     assert "--task.pixel_decoder_depth 1 to take it" in left
     assert all(torch.equal(value, before[name]) for name, value in task.questions.state_dict().items())
-    # another grid: the answers are others
+    # another grid: predictions differ
     task = build_task({"name": "droppos"} | options | {"decoder_depth": 1}, ours(40, 8))
     left = inherit(done.foreign, task, True, "theirs.pth")[1]
     assert "position decoder (answer.bias is 36 there and 25 here)" in left
@@ -183,7 +183,7 @@ def test_dino_and_moco_v3(tmp_path):
     state |= {"module.predictor.0.weight": torch.zeros(3), "module.base_encoder.head.0.weight": torch.zeros(3)}
     done = load_published(vit, written(tmp_path / "moco.pth.tar", {"state_dict": state, "arch": "vit_small"}))
     assert done.foreign.program.name == "MoCo v3" and not done.missing
-    same(vit, student, torch.randn(1, 3, 16, 16))  # as its authors evaluate it
+    same(vit, student, torch.randn(1, 3, 16, 16))  # as evaluated by its authors
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -213,7 +213,7 @@ def test_dinov2_has_scaled_layers_chunks_and_registers_without_positions(tmp_pat
 
 
 def simmim(vit):
-    """SimMIM's names, from a ViT of timm's with scaled layers: position bias, and queries' and values' biases apart."""
+    """SimMIM's names, from a timm ViT with LayerScale: position biases, and separate biases of queries and values."""
     state = {}
     for name, value in vit.state_dict().items():
         if name.endswith("qkv.bias"):
@@ -273,7 +273,7 @@ def test_queries_keys_and_values_apart_become_one(tmp_path):
 
 
 def sized(width, depth, patch=16, grid=14, class_token=True, **more):
-    """Names and shapes of an encoder of any size: what is read off them takes no numbers."""
+    """Names and shapes of an encoder of any size; no values are needed."""
     state = {"patch_embed.proj.weight": torch.zeros(width, 3, patch, patch), "norm.weight": torch.zeros(width)}
     state |= {f"blocks.{i}.norm1.weight": torch.zeros(width) for i in range(depth)}
     state["blocks.0.mlp.fc1.weight"] = torch.zeros(4 * width, width)
@@ -314,7 +314,7 @@ def test_heads_that_are_not_as_usual():
 
 
 def tiny(**options):
-    """The smallest of the usual widths, one block deep."""
+    """An encoder of the smallest usual width, one block deep."""
     return theirs(224, 16, embed_dim=192, depth=1, num_heads=3, **options)
 
 
@@ -333,11 +333,11 @@ def test_an_encoder_without_a_models_name(tmp_path):
     assert shape["positions"] == "sincos" and shape["options"] == {"depth": 1} and "model" not in shape
     assert public_shape(Weights(path), "vit_tiny_patch16_224")["positions"] == "sincos"
 
-    # MoCo's table begins with the row, and by that its converted files are known
+    # MoCo's table begins with the row, which identifies its converted files
     swapped = torch.cat([fixed[:, :1], fixed[:, 1:].roll(96, 2)], dim=1)
     found = Weights(written(tmp_path / "deit.pth", {"model": state | {"pos_embed": swapped}}))
     assert found.program.name == "MoCo v3"
-    # learned ones may be anybody's
+    # learned positions do not identify a program
     path = written(tmp_path / "anybody.pth", source.state_dict() | {"pos_embed": torch.randn(1, 197, 192)})
     with pytest.raises(
         PatchloomError, match="holds weights alone, .* number of attention heads: give its name in timm"

@@ -1,4 +1,4 @@
-"""Weights for another grid, patch, or number of channels: timm's own result is the oracle."""
+"""Weights for another grid, patch size, or number of channels: results equal timm's."""
 
 import pytest
 import timm

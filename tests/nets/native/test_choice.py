@@ -1,4 +1,4 @@
-"""Native kernels are compiled, chosen and refused as the machine and the model allow."""
+"""Native kernels are compiled, chosen and rejected as machine and model allow."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ here = pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels 
 
 
 def lack(monkeypatch, reason):
-    """Have the kernels be missing for some reason, or be there."""
+    """Make the kernels missing for some reason, or available."""
     monkeypatch.setattr(performance, "NATIVE", native.KERNELS._replace(missing=lambda: reason))
 
 
@@ -38,7 +38,7 @@ def test_they_are_used_where_they_are():
     ],
 )
 def test_why_they_cannot_be_had_is_said(change, reason, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # what another test has compiled could be had
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # a library compiled by another test would be available
     monkeypatch.setattr(made, "processor", lambda what: " ".join(made._EXTENSIONS))
     monkeypatch.setattr(made, "compiler", lambda: ["g++"])
     change(monkeypatch)
@@ -66,7 +66,7 @@ def test_what_the_compiler_says_is_passed_on(monkeypatch, tmp_path):
 
 @here
 def test_they_run_on_torchs_own_threads():
-    # a second set of threads would fight with torch's for the cores
+    # a second set of threads would compete with torch's for the cores
     code = (
         "import sklearn.utils._openmp_helpers, torch; from patchloom.nets import native; native.library()\n"
         "from patchloom.nets.native.compiler import _openmp\n"
@@ -74,7 +74,7 @@ def test_they_run_on_torchs_own_threads():
         "print(*_openmp(), sum('libgomp' in line and 'scikit' not in line and 'r-xp' in line for line in lines))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    path, found = done.stdout.split()  # scikit-learn brings one of its own
+    path, found = done.stdout.split()  # scikit-learn has its own
     assert path.startswith(str(Path(torch.__file__).parent)) and found == "1"
 
 
@@ -121,7 +121,7 @@ def test_a_run_goes_on_where_they_cannot_be_had_and_says_so(tmp_path, monkeypatc
     pretrain(str(tmp_path / "images"), "mae", **asked)
     assert "torch's go on" not in capsys.readouterr().out
     lack(monkeypatch, "native kernels cannot be had here, since g++ was not found")
-    (tmp_path / "run" / "summary.txt").unlink()  # as if it had been killed while its pictures were drawn
+    (tmp_path / "run" / "summary.txt").unlink()  # as if it had been killed while pictures were drawn
     pretrain(str(tmp_path / "images"), "mae", **asked)
     said = "native kernels cannot be had here, since g++ was not found: torch's go on, and last digits differ"
     assert said in capsys.readouterr().out
