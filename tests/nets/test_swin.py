@@ -190,7 +190,7 @@ def test_what_windows_cannot_take_is_an_error():
     given = all_patches(torch.randn(1, 3, 32, 32), 64)
     with pytest.raises(ValueError, match="windows need all 64 units, or one of each 2x2, not 20"):
         encode(net, mask_patches(given, torch.arange(20)[None]))
-    with pytest.raises(ValueError, match="no context"):
+    with pytest.raises(ValueError, match="leave out the context"):
         encode(net, limit_context(given, torch.arange(5)[None]))
 
 
@@ -212,7 +212,7 @@ def test_one_of_each_cell():
         (spec_of(embed_dim=6, num_heads=[1, 2]), "a width that 4 divides, not 6"),
         (EncoderSpec("swin-nano", (32, 32), 2), "leave out --positions sincos"),
         (EncoderSpec("swinv2_tiny_window8_256", (256, 256), 4, positions="none"), "SwinTransformerV2"),
-        (spec_of(always_partition=True), "always_partition of the model is not free"),
+        (spec_of(always_partition=True), "always_partition of the model is set by patchloom"),
         (spec_of(num_heads=3), "--model.num_heads 3 does not fit a Swin of 2 stages: .* such as '.1, 2.'"),
         (spec_of(num_heads=[1, 2, 4]), "num_heads .1, 2, 4. does not fit a Swin of 2 stages"),
         (

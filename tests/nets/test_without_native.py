@@ -54,7 +54,9 @@ def test_all_works_without_the_folder(copy, tmp_path):
     assert "codes 0 0 2" in said and "Traceback" not in said
     assert (run / "encoder.safetensors").exists() and not refused.exists()
     chosen, reason = [line for line in said.splitlines() if "has no patchloom/nets/native" in line]
-    assert "torch" in chosen and "native kernels cannot be had" in reason and reason.endswith(": use --kernels torch")
+    assert (
+        "torch" in chosen and "native kernels are not available" in reason and reason.endswith(": use --kernels torch")
+    )
 
 
 @pytest.mark.parametrize("rest", ["what Python cached", "nothing, nor of its import"])

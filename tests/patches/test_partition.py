@@ -53,7 +53,7 @@ def test_every_patch_is_as_likely():
 
 
 def test_too_large_parts_are_refused():
-    with pytest.raises(ValueError, match=r"9 patches cannot be parted into 5 \+ 5"):
+    with pytest.raises(ValueError, match=r"9 patches cannot be divided into 5 \+ 5"):
         random_partition(1, 9, (5, 5))
 
 

@@ -60,7 +60,7 @@ def test_a_patch_that_does_not_divide_is_refused():
 def test_patches_of_several_views_of_every_image_are_cut_without_copies_of_the_images():
     images, some = torch.randn(2, 3, 8, 8), torch.tensor([[0, 3], [1, 2], [2, 2], [3, 0], [1, 1], [0, 2]])
     assert torch.equal(patchify(images, (4, 4), some), patchify(images.repeat(3, 1, 1, 1), (4, 4), some))
-    with pytest.raises(ValueError, match="5 rows of indices do not belong to 2 images alike"):
+    with pytest.raises(ValueError, match="5 rows of indices"):
         patchify(images, (4, 4), some[:5])
 
 

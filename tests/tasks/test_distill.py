@@ -115,7 +115,7 @@ def test_what_is_blank_is_not_seen():
 
 def test_teachers_that_do_not_fit_are_refused(tmp_path):
     encoder = build_encoder(EncoderSpec("nano", (32, 32), 4, options=SIZES))
-    with pytest.raises(PatchloomError, match="no teacher has them: give --task.features_of timm:NAME"):
+    with pytest.raises(PatchloomError, match="needs a teacher of features: give --task.features_of timm:NAME"):
         build_task({"name": "distill"}, encoder)
     with pytest.raises(PatchloomError, match="nowhere"):
         build_task({"name": "distill", "features_of": str(tmp_path / "nowhere.safetensors")}, encoder)
@@ -124,7 +124,7 @@ def test_teachers_that_do_not_fit_are_refused(tmp_path):
     save_encoder(build_encoder(spec), EncoderCard(spec, (0.5,), (0.2,), "mae", "grey"), grey)
     with pytest.raises(PatchloomError, match="is for images of 1 channels, and these have 3: give --channels 1"):
         build_task({"name": "distill", "features_of": str(grey)}, encoder)
-    with pytest.raises(PatchloomError, match="features_of changes nothing here, since features are not asked"):
+    with pytest.raises(PatchloomError, match="features_of has no effect here, because --task.ask has no features"):
         build_task({"name": "mixture", "features_of": str(grey)}, encoder)
 
 
@@ -148,7 +148,7 @@ def test_checkpoints_leave_the_teacher_out_and_know_it_again(tmp_path):
 
     another = build("distill", asked={"features_of": changed_teacher(tmp_path)})
     before = another.questions["features"].teacher.encoder.norm.weight.clone()
-    with pytest.raises(PatchloomError, match="has changed since: put the one back that it began with"):
+    with pytest.raises(PatchloomError, match="has changed since the run began"):
         restore(state, another)
     assert torch.equal(another.questions["features"].teacher.encoder.norm.weight, before)
 

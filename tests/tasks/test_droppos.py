@@ -114,7 +114,7 @@ def test_another_patch_is_never_ones_own():
         ({"position_mask_ratio": 0.0}, "position_mask_ratio must lie in"),
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"sigma": -1.0}, "sigma must be 0 or more and finite, not -1.0"),
-        ({"sigma_end": 2.0}, "sigma_end must be 0 to --task.sigma, which is 1, not 2: give both alike"),
+        ({"sigma_end": 2.0}, "sigma_end must be 0 to --task.sigma, which is 1, not 2: give both the same"),
         ({"sigma_end": -0.5}, "sigma_end must be 0 to --task.sigma"),
         ({"mask_ratio": 0.0, "pixels": True}, "no pixels are hidden"),
         ({"mask_ratio": 0.98}, "2 are needed"),

@@ -103,7 +103,7 @@ def test_how_many_are_masked(ratio, visible):
     [
         ({"mask_ratio": 0.0}, "masks nothing: raise --task.mask_ratio"),
         ({"mask_ratio": 1.0}, "mask ratio of 1.0 leaves 0 of 64 patches visible"),
-        ({"decoder_depth": 0}, "the encoder learns nothing by them: give --task.decoder_depth 1 or more"),
+        ({"decoder_depth": 0}, "the encoder learns nothing from them: give --task.decoder_depth 1 or more"),
         ({"decoder_width": 30, "decoder_heads": 4}, "decoder cannot be 30 wide and 2 blocks deep with 4 heads"),
         ({"p": 1, "size": (8, 8), "channels": 1}, "patches of one pixel"),
         ({"mask_unit": 6}, "mask units of 6 pixels do not fit 8x8 patches of 4 pixels: give --task.mask_unit"),

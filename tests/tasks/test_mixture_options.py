@@ -32,8 +32,8 @@ REFUSED = [
         {"withhold": {"drop_positions": 0.5}, "ask": {"positions": 1.0}, "positions": "none"},
         "drop_positions 0.5 does not go with an encoder that has no positions: use --positions sincos",
     ),
-    ({"ask": {"agreement": 1.0}, "teacher": "none"}, "agreement needs somebody to agree with"),
-    ({"ask": {"pixels": 1.0}, "teacher": "same"}, "nobody asks the teacher"),
+    ({"ask": {"agreement": 1.0}, "teacher": "none"}, "agreement needs a teacher"),
+    ({"ask": {"pixels": 1.0}, "teacher": "same"}, "the teacher is not used"),
     ({"withhold": {}, "ask": {"agreement": 1.0}}, "the student sees all that the teacher sees"),
     ({"withhold": {"mask": 0.999}, "ask": {"pixels": 1.0}}, "mask ratio of 0.999 leaves 0 of 64 patches visible"),
     (
@@ -47,7 +47,7 @@ REFUSED = [
         {"withhold": {"drop_positions": 1e-9}, "ask": {"positions": 1.0}},
         "drop_positions 1e-09 takes none of the patches",
     ),
-    ({"decoder_depth": 0}, "the encoder learns nothing by them: give --task.decoder_depth 1 or more"),
+    ({"decoder_depth": 0}, "the encoder learns nothing from them: give --task.decoder_depth 1 or more"),
     ({"withhold": {"blur": 4}, "ask": {"pixels": 1.0}}, "the kernel of blur must be odd sides"),
     ({"withhold": {"zoom_in": 2}, "ask": {"pixels": 1.0}}, "the scale of zoom_in must be"),
     (
@@ -55,7 +55,7 @@ REFUSED = [
         "decolorize is for images of 3 channels",
     ),
     ({"ask": {"agreement": 1.0}, "momentum": 2.0}, "momentum must lie in"),
-    ({"momentum": 0.9}, "momentum changes nothing here, since agreement is not asked"),
+    ({"momentum": 0.9}, "momentum has no effect here, because --task.ask has no agreement"),
     ({"sigma": -1.0}, "sigma must be 0 or more"),
     ({"size": (8, 8), "p": 1}, "within patches of one pixel"),
     ({"withhold": {"mask": "half"}}, "--task.withhold cannot be .*: it takes names with numbers"),

@@ -115,12 +115,12 @@ def test_how_many_are_masked(ratio, visible):
 @pytest.mark.parametrize("size", [(20, 32), (32, 12), (20, 20)])
 def test_odd_grids_have_units_of_one_patch(size):
     task = make(size=size)
-    assert task.unit == 1 and task.chosen["mask_unit"] == (4, "one patch, since the grid has odd sides")
+    assert task.unit == 1 and task.chosen["mask_unit"] == (4, "one patch, because the grid has odd sides")
     assert task(torch.randn(2, 3, *size), generator=seeded()).loss.isfinite()
 
 
 def test_units_of_one_patch_follow_the_paper_otherwise():
-    assert make().chosen["mask_unit"] == (8, "two patches, as 32 pixels for patches of 16")
+    assert make().chosen["mask_unit"] == (8, "two patches, like 32 pixels for patches of 16")
     assert make(mask_unit=4).unit == 1
 
 

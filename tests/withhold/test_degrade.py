@@ -197,7 +197,7 @@ IMAGES, ONE = torch.rand(2, 3, 8, 10), torch.ones(2)
         (lambda: zoom_in(IMAGES, ONE, ONE), r"corner must be \[2, 2\], one for each image, but is \[2\]"),
         (lambda: wave(IMAGES, ONE[:1], ONE), r"amplitude must be \[2\]"),
         (lambda: wave(IMAGES, ONE, ONE[:1]), r"phase must be \[2\]"),
-        (lambda: blur(IMAGES, torch.ones(2, 1, 4, 4)), "odd side, so that it has a centre, not 4"),
+        (lambda: blur(IMAGES, torch.ones(2, 1, 4, 4)), "must be odd, not 4"),
         (lambda: blur(IMAGES, torch.ones(3, 3)), r"kernels must be \[2, 3, 3, 3\]"),
         (lambda: blur(IMAGES, torch.ones(2, 2, 3, 3)), r"kernels must be \[2, 3, 3, 3\]"),
         (lambda: blur(IMAGES, torch.ones(1, 1, 3, 3)), r"kernels must be \[2, 1, 3, 3\]"),

@@ -183,7 +183,8 @@ def check_step_size(task: Mapping[str, Any], batch: int, n: int) -> None:
     needs = f"{label(task['name'])} needs {least} or more images in a step, since {why}"
     if n < least:
         raise PatchloomError(
-            f"{needs}, and only {n} training images can be read: add images, or repair those that patchloom check names"
+            f"{needs}, and only {n} of the training images can be read: add images, or repair those that "
+            "patchloom check names"
         )
     if batch < least:
         raise PatchloomError(f"{needs}: give --batch_size {least} or more")

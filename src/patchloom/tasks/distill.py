@@ -24,7 +24,7 @@ class Distill(Task):
         features_of: teacher (required): timm:NAME, a run's folder, or a file of weights.
         mask_ratio: fraction of the patches that is replaced, each independently (EVA masks blocks).
         loss: cosine, as in EVA, or smooth_l1, as in MaskDistill.
-        features_model: timm's name of the teacher's model, if features_of is a file of bare weights.
+        features_model: timm's name of the teacher's model, if features_of is a file of weights alone.
 
     Raises:
         PatchloomError: no teacher, one that does not fit, or a mask ratio that leaves nothing visible or masked.

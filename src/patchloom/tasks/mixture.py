@@ -75,7 +75,7 @@ class Mixture(Task):
         decoder_depth: number of blocks of the pixel decoder; auto: 8, or 2 below ViT-S.
         decoder_heads: number of attention heads of the decoders; auto: 16, or one per 32 channels below ViT-S.
         features_of: frozen teacher of features: timm:NAME, a run's folder, or a file of weights.
-        features_model: timm's name of that teacher's model, if features_of is a file of bare weights.
+        features_model: timm's name of that teacher's model, if features_of is a file of weights alone.
         feature_loss: loss on the features: cosine or smooth_l1; auto: cosine.
         zoom_place: part that zoom_in shows: the centre (auto), or one at a random place.
         fill: surroundings of zoom_out's small copy: its mirror images (auto), black, or patches of other images.

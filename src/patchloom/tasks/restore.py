@@ -235,7 +235,7 @@ class Restore(Task):
             raise PatchloomError(f"a mask ratio of {ratio} masks nothing: raise --task.mask_ratio")
         if sampling != "random" and visible == self.entering.n:
             raise PatchloomError(
-                f"--task.sampling {sampling} changes nothing here, since a mask ratio of {ratio} masks nothing: "
+                f"--task.sampling {sampling} has no effect here, because a mask ratio of {ratio} masks nothing: "
                 "raise --task.mask_ratio"
             )
         norm: TargetNorm = "channel"

@@ -115,7 +115,7 @@ def test_what_is_missing_and_unexpected_is_told_by_name(tmp_path):
             assert torch.equal(value, source.state_dict()[name])
     counts, missing, unexpected, resampled = done.sentences()
     assert "30 matched, 5 missing, 14 unexpected, 1 resampled" in counts
-    assert missing == f"Missing there, so as initialised: {', '.join(done.missing)}."
+    assert missing == f"Missing there, kept as initialised: {', '.join(done.missing)}."
     assert unexpected == f"Unexpected, so left out: {', '.join(done.unexpected[:8])}, and 6 more."
     assert resampled == "Resampled or adapted: pos_embed: zero for reg_token."
 
@@ -146,7 +146,7 @@ def test_other_precisions_become_float32(tmp_path, dtype):
         ({"norm.bias": torch.full((32,), 1e300, dtype=torch.float64)}, "module.norm.bias in .* not finite"),
         ({"norm.bias": torch.zeros(32, dtype=torch.int8)}, "module.norm.bias in .* is torch.int8, not floating-point"),
         ({"norm.bias": torch.zeros(32, dtype=torch.complex64)}, "is torch.complex64, not floating-point"),
-        ({"norm.bias": torch.zeros(31)}, r"norm.bias is 31 there and 32 here: give the --model of which"),
+        ({"norm.bias": torch.zeros(31)}, r"norm.bias is 31 there and 32 here: give the --model"),
         ({"norm.bias": torch.tensor(1.0)}, r"norm.bias is a scalar there and 32 here"),
         ({"pos_embed": torch.zeros(17, 32)}, r"pos_embed is 17x32 there and 1x17x32 here"),
         ({"pos_embed": torch.zeros(1, 15, 32)}, "pos_embed in .* has 15 entries"),
@@ -224,6 +224,6 @@ def test_few_lines_tell_it():
     done = LoadedWeights("here", names, names[:8], names, ())
     assert done.sentences() == [
         "Weights from here: 9 matched, 8 missing, 9 unexpected, 0 resampled or adapted.",
-        "Missing there, so as initialised: n0, n1, n2, n3, n4, n5, n6, n7.",
-        "Unexpected, so left out: n0, n1, n2, n3, n4, n5, n6, n7, and 1 more.",
+        "Missing there, kept as initialised: n0, n1, n2, n3, n4, n5, n6, n7.",
+        "Unexpected, left out: n0, n1, n2, n3, n4, n5, n6, n7, and 1 more.",
     ]

@@ -109,7 +109,7 @@ def test_a_pickle_is_never_run(tmp_path, monkeypatch, kind, raw, forced):
         path.write_bytes(pickle.dumps(kind(bomb)))
     else:
         torch.save(hostile, path)
-    with pytest.raises(PatchloomError, match="and was not loaded: save its state_dict alone") as refusal:
+    with pytest.raises(PatchloomError, match="and was not loaded") as refusal:
         load_published(ours(), path)
     assert "\n" not in str(refusal.value) and not bomb.exists()
     assert argparse.Namespace not in torch.serialization.get_safe_globals()

@@ -66,7 +66,7 @@ def test_a_grid_that_is_not_told_is_the_encoders_if_it_has_as_many_patches(tmp_p
 
 def test_a_grid_that_cannot_be_told_is_refused(tmp_path):
     odd = written(tmp_path / "odd.pth", theirs((8, 24)).state_dict())
-    with pytest.raises(PatchloomError, match="pos_embed in .*odd.pth has 13 entries, and no square grid"):
+    with pytest.raises(PatchloomError, match="pos_embed in .*odd.pth has 13 entries, which fit no square grid"):
         load_published(ours(), odd)
 
 
@@ -75,7 +75,7 @@ def test_the_entry_of_a_token_goes_where_it_has_the_same_effect(tmp_path):
     source, vit = theirs(reg_tokens=2), ours(reg_tokens=2, no_embed_class=True)
     done = load_published(vit, written(tmp_path / "with.pth", source.state_dict()))
     same(vit, source, images, 1e-6)
-    where = "with its entry of pos_embed, where this encoder has no place for it"
+    where = "with its entry of pos_embed, because this encoder has no place for it"
     assert done.resampled == (f"cls_token: {where}", f"reg_token: {where}")
 
     source, vit = theirs(no_embed_class=True), ours()

@@ -17,7 +17,7 @@ from patchloom.train import resolve as defaults
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
-here = pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels cannot be had: {native.lacking()}")
+here = pytest.mark.skipif(native.lacking() is not None, reason=f"no native kernels: {native.lacking()}")
 
 
 def lack(monkeypatch, reason):
@@ -42,7 +42,7 @@ def test_why_they_cannot_be_had_is_said(change, reason, monkeypatch, tmp_path):
     monkeypatch.setattr(made, "processor", lambda what: " ".join(made._EXTENSIONS))
     monkeypatch.setattr(made, "compiler", lambda: ["g++"])
     change(monkeypatch)
-    with pytest.raises(PatchloomError, match=f"cannot be had here, since {reason}.*: use --kernels torch"):
+    with pytest.raises(PatchloomError, match=f"not available, because {reason}.*: use --kernels torch"):
         made.library.__wrapped__()
 
 
@@ -107,7 +107,7 @@ def test_they_are_chosen_where_they_are_faster_and_can_be_had(monkeypatch):
 
 
 def test_asking_for_them_where_they_do_nothing_is_refused(tmp_path):
-    with pytest.raises(PatchloomError, match="--kernels native is for bfloat16 on a CPU: add --precision bfloat16"):
+    with pytest.raises(PatchloomError, match="--kernels native needs bfloat16 on a CPU: add --precision bfloat16"):
         pretrain("shapes:40", "mae", out=tmp_path / "run", kernels="native", precision="float32", epochs=1)
     assert not (tmp_path / "run").exists()
 

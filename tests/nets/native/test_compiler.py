@@ -73,7 +73,7 @@ def test_one_that_was_changed_is_refused_without_a_compiler(small, monkeypatch):
     library_path(small).write_bytes(content)
     without_compiler(monkeypatch)
     assert made.lacking() == "g++ was not found" == made.missing().rpartition("since ")[2]
-    with pytest.raises(PatchloomError, match="cannot be had here, since g.. was not found: use --kernels torch"):
+    with pytest.raises(PatchloomError, match="not available, because g.. was not found: use --kernels torch"):
         made.library()
 
 

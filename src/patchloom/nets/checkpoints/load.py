@@ -103,7 +103,7 @@ def check_model(source: str | Path, model: str | None, option: str = "--model") 
     """Raise an error if a model is named for a source that names its own model."""
     if model is not None and kind_of(source) != "bare":
         raise PatchloomError(
-            f"{option} is for a file of bare weights, and {source} names its own model: leave out {option}"
+            f"{option} is for a file of weights alone, and {source} names its own model: leave out {option}"
         )
 
 
@@ -795,7 +795,7 @@ def load_pretrained(
 ) -> tuple[Encoder, EncoderCard]:
     """Load an encoder in eval mode, and its card, from any source that `kind_of` knows.
 
-    ``model`` is timm's name of the model, for a file of bare weights, and ``option`` the option that sets it.
+    ``model`` is timm's name of the model, for a file of weights alone, and ``option`` the option that sets it.
     """
     check_model(source, model, option)
     if kind_of(source) in ("timm", "patchloom"):
@@ -875,13 +875,13 @@ def _no_model(weights: Weights, shape: Architecture | None) -> str:
         return f"{path} is not a plain ViT that timm can build: its names or sizes differ"
     if shape is None:
         return (
-            f"{path} holds bare weights, and the number of attention heads does not follow from their sizes: give its "
+            f"{path} holds weights alone, and the number of attention heads does not follow from their sizes: give its "
             "name in timm, such as --model vit_small_patch16_224"
         )
     tags = timm.list_pretrained(shape.model)
     listed = f", such as {listing(tags[-2:])}" if tags else ""
     return (
-        f"{path} holds bare weights, of the size of {shape.model} ({shape}), and does not say how images are "
+        f"{path} holds weights alone, of the size of {shape.model} ({shape}), and does not say how images are "
         f"normalised: give its name in timm, --model {shape.model}, with the tag of these weights{listed}"
     )
 
