@@ -29,7 +29,7 @@ def test_one_row_or_column_has_the_whole_width():
 
 
 def test_widths_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="4 divides, not 6"):
+    with pytest.raises(ValueError, match="divisible by 4, not 6"):
         sincos_2d(6, (2, 2))
     with pytest.raises(ValueError, match="even width"):
         sincos_1d(3, torch.arange(2))

@@ -216,7 +216,7 @@ def test_pictures_put_patches_where_they_were_placed_and_leave_known_ones(monkey
         ({"context_mask_ratio": 1.0}, "context_mask_ratio 1.0 leaves no patch as context"),
         ({"context_mask_ratio": 0.95}, "context_mask_ratio 0.95 leaves no patch as context"),
         ({"context_mask_ratio": -0.1}, "leaves no patch as context"),
-        ({"positions": "sincos", "known_positions": 1.0}, "known_positions is a share from 0 to below 1, not 1.0"),
+        ({"positions": "sincos", "known_positions": 1.0}, "known_positions must lie in .0, 1., not 1.0"),
         ({"size": (4, 4)}, "an image of one patch has no position to predict"),
     ],
 )

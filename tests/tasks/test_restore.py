@@ -295,7 +295,7 @@ def test_the_statistics_by_which_images_are_normalised_change_no_loss(degradatio
         ({"size": (8, 8), "degradation": "masked", "sampling": "surroundings"}, "leaves no surroundings: lower"),
         ({"target_norm": "whole"}, "--task.target_norm cannot be whole: it takes channel"),
         ({"target_norm": "patch", "normalized_pixels": False}, "--task.target_norm has no effect here, because pixels"),
-        ({"band_weight": 1.5}, "band_weight is a share from 0 to 1, not 1.5"),
+        ({"band_weight": 1.5}, "band_weight must lie in .0, 1., not 1.5"),
         ({"mask_ratio": 0.0, "band_target": "grown"}, "--task.band_target has no effect here, because only zooming in"),
         ({"band_target": "whole"}, "--task.band_target cannot be whole"),
         ({"size": (8, 8), "p": 1}, "within patches of one pixel there is nothing to normalise"),

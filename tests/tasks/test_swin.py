@@ -258,7 +258,7 @@ def test_protocols_and_pictures_work_on_a_run(run):
         ("layers", {}, "layers needs the tokens of a plain ViT, and this is a Swin: take knn, linear"),
         ("order", {}, "order needs the tokens of a plain ViT"),
         ("finetune", {"positions": "fixed"}, "a Swin keeps its own relative positions: leave out --positions fixed"),
-        ("finetune", {"recipe": "mp3", "epochs": 1}, "a Swin has no class token and can be given none"),
+        ("finetune", {"recipe": "mp3", "epochs": 1}, "a Swin cannot have a class token"),
     ],
 )
 def test_what_makes_no_sense_on_it_is_refused(run, protocol, options, said):

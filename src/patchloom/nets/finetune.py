@@ -81,7 +81,7 @@ def _vary_swin(
     swin: SwinTransformer, card: EncoderCard, positions: Variant, class_token: bool, drop_path: float
 ) -> SwinTransformer:
     if class_token:
-        raise PatchloomError("a Swin has no class token and can be given none: use --pooling mean")
+        raise PatchloomError("a Swin cannot have a class token: use --pooling mean")
     if positions != "keep":
         raise PatchloomError(f"a Swin keeps its own relative positions: leave out --positions {positions}")
     arguments = {"model_name": card.timm_name, "num_classes": 0} if card.spec is None else card.spec.timm_arguments()
@@ -96,7 +96,7 @@ def _positions(vit: VisionTransformer, variant: Variant, known: Tensor | None, l
     if variant == "fixed":
         if d % 4:
             raise PatchloomError(
-                f"fixed sine-cosine positions need a width that 4 divides, not {d}: use --positions learned"
+                f"fixed sine-cosine positions need a width divisible by 4, not {d}: use --positions learned"
             )
         return torch.cat([torch.zeros(length - n, d), sincos_2d(d, grid_size(vit))])[None]
     if known is None:

@@ -123,7 +123,7 @@ def check_hierarchical(swin: nn.Module, name: str) -> None:
     if h % p or w % p:
         raise PatchloomError(
             f"units of {p} pixels, one for each token of the last stage of {name}, do not divide images of {h}x{w}: "
-            f"choose an image size that is a multiple of {p}, best of {2 * p}"
+            f"choose an image size that is a multiple of {p}, preferably of {2 * p}"
         )
     if (d := embedding.proj.out_channels) % 4:
         raise PatchloomError(f"{name} needs a width divisible by 4, not {d}: give another --model.embed_dim")

@@ -174,7 +174,7 @@ class PretrainRecipe:
             ("paper", ", ".join(filter(None, (self.paper, self.table)))),
             ("data", f"{self.data}, {self.images:,} images"),
             ("cost", "; ".join(filter(None, (cost, self.cost)))),
-            ("published", self.score() or "not known to us"),
+            ("published", self.score() or "unknown"),
             ("measured here", self.measured or "not run"),
             ("fine-tuning", self.evaluation()),
             ("note", self.note),

@@ -81,7 +81,7 @@ class DropPos(Task):
         super().__init__(encoder)
         check_type("task.placeholder", placeholder, Placeholder)
         if patch_positions(encoder) is None:
-            raise PatchloomError("droppos needs an encoder with position embeddings, and this one has none")
+            raise PatchloomError("droppos needs an encoder with position embeddings: use --positions sincos")
         if not 0 < position_mask_ratio <= 1:
             raise PatchloomError(f"--task.position_mask_ratio must lie in (0, 1], not at {position_mask_ratio}")
         n = self.geometry.n
@@ -135,8 +135,8 @@ class DropPos(Task):
                 )
             return usual, "the paper's"
         if self.geometry.hierarchical:
-            return 0.0, f"uniform masking would leave {n // 4} patches visible, which are few"
-        return usual, f"lets {min(_ENOUGH, n)} patches stay visible"
+            return 0.0, f"uniform masking would leave only {n // 4} patches visible"
+        return usual, f"keeps {min(_ENOUGH, n)} patches visible"
 
     def given(
         self,

@@ -227,16 +227,16 @@ class Mixture(Task):
         ):
             for name in given:
                 if name not in known:
-                    raise PatchloomError(f"--task.{option} knows no {name}: choose among {', '.join(known)}")
+                    raise PatchloomError(f"--task.{option} has no entry {name}: choose among {', '.join(known)}")
         check_type("task.teacher", second, Second)
         if not self.question_weights or min(self.question_weights.values()) <= 0:
             raise PatchloomError("--task.ask needs one question or more, each with a weight above 0")
         for name in _SHARES:
             share = self.withhold.get(name)
             if share is not None and not 0 < share < 1 and (name, share) != ("drop_positions", 1):
-                raise PatchloomError(f"--task.withhold {name} is a share between 0 and 1, not {share}")
+                raise PatchloomError(f"--task.withhold {name} must be a fraction between 0 and 1, not {share}")
         if sum(name in STRENGTHS for name in self.withhold) > 1:
-            raise PatchloomError("--task.withhold takes one degradation of the picture at a time")
+            raise PatchloomError("--task.withhold takes one degradation of the image at a time")
         order = list(self.withhold)
         if "limit_context" in order and "mask" in order and order.index("limit_context") < order.index("mask"):
             raise PatchloomError("limit_context chooses among the patches that enter: put it after mask")
@@ -278,7 +278,7 @@ class Mixture(Task):
         if "blank" in counts and taken > entering:
             raise PatchloomError(
                 f"of {entering} patches that enter, {counts['blank']} would be blank and {counts['drop_positions']} "
-                "without a position, so some would have neither: lower one of the shares"
+                "without a position, so some would have neither: lower one of the fractions"
             )
         if counts.get("blank", 0) == entering:
             raise PatchloomError("every patch would be blank: lower blank in --task.withhold")

@@ -61,7 +61,7 @@ class MP3(Task):
                 f"--task.context_mask_ratio {self.context_mask_ratio} leaves no patch as context: lower it"
             )
         if not 0 <= known_positions < 1:
-            raise PatchloomError(f"--task.known_positions is a share from 0 to below 1, not {known_positions}")
+            raise PatchloomError(f"--task.known_positions must lie in [0, 1), not {known_positions}")
         self.known = min(share_of(self.geometry.n, known_positions), self.geometry.n - 1)
         has_positions = patch_positions(encoder) is not None
         if self.known and not has_positions:

@@ -89,7 +89,7 @@ def build_degradation(
     }
     if not drawn or not all(map(fits[option], drawn)):
         ranges = {
-            "scale": "shares of the side in (0, 1]",
+            "scale": "fractions of the side in (0, 1]",
             "twist": "numbers in [0, 1]",
             "kernel": "odd sides in pixels",
         }
@@ -240,7 +240,7 @@ class Restore(Task):
             )
         norm: TargetNorm = "channel"
         if normalized_pixels:
-            norm = self.resolve_auto("target_norm", target_norm, norm, "the authors' program's")
+            norm = self.resolve_auto("target_norm", target_norm, norm, "as in the authors' program")
             check_type("task.target_norm", norm, TargetNorm)
             check_normalizable(g, each_channel=norm == "channel")
         else:
@@ -253,12 +253,12 @@ class Restore(Task):
         target: BandTarget = "grown"
         if has_band:
             band: BandTarget = "grown" if normalized_pixels else "original"
-            why = "the authors' program's" if normalized_pixels else "the paper's"
+            why = "as in the authors' program" if normalized_pixels else "the paper's"
             target = self.resolve_auto("band_target", band_target, band, why)
             check_type("task.band_target", target, BandTarget)
-            weight = self.resolve_auto("band_weight", band_weight, 0.2, "the authors' program's")
+            weight = self.resolve_auto("band_weight", band_weight, 0.2, "as in the authors' program")
             if not 0 <= weight <= 1:
-                raise PatchloomError(f"--task.band_weight is a share from 0 to 1, not {weight}")
+                raise PatchloomError(f"--task.band_weight must lie in [0, 1], not {weight}")
         else:
             refuse_unused(
                 "only zooming in with masks and a canvas has two losses",

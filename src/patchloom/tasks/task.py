@@ -97,7 +97,7 @@ class Task(nn.Module, ABC):
         If there are few images, an ``auto`` batch size is reduced to reach it. ``options`` holds all options of the
         task.
         """
-        return 1, "nothing asks for more"
+        return 1, "the task has no minimum"
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:

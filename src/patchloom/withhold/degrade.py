@@ -69,7 +69,7 @@ def zoom_in(images: Tensor, scale: float | Tensor, corner: Tensor | None = None)
     b, _, h, w = images.shape
     if not isinstance(scale, Tensor):
         if not 0 < scale <= 1:
-            raise ValueError(f"zooming in shows a share of the side in (0, 1], not {scale}")
+            raise ValueError(f"zooming in shows a fraction of the side in (0, 1], not {scale}")
         scale = torch.full((b,), float(scale), device=images.device)
     check_shape("scale", scale, (b,))
     if corner is not None:

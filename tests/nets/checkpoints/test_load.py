@@ -116,7 +116,7 @@ def test_what_is_missing_and_unexpected_is_told_by_name(tmp_path):
     counts, missing, unexpected, resampled = done.sentences()
     assert "30 matched, 5 missing, 14 unexpected, 1 resampled" in counts
     assert missing == f"Missing there, kept as initialised: {', '.join(done.missing)}."
-    assert unexpected == f"Unexpected, so left out: {', '.join(done.unexpected[:8])}, and 6 more."
+    assert unexpected == f"Unexpected, left out: {', '.join(done.unexpected[:8])}, and 6 more."
     assert resampled == "Resampled or adapted: pos_embed: zero for reg_token."
 
 

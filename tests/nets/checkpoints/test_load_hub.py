@@ -106,7 +106,7 @@ def test_the_decoder_of_transformers_mae_goes_on(tmp_path):
     vit = ours(positions="sincos", **weights.architecture.options)
     done = load_published(vit, weights, task="mae")
     task = build_task({"name": "mae", "decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2}, vit)
-    assert inherit(done.foreign, task, True, "x") == ["Taken besides, of MAE: pixel decoder."]
+    assert inherit(done.foreign, task, True, "x") == ["Also loaded, from MAE: pixel decoder."]
     own, pixels = model.state_dict(), task.questions["pixels"].decoder.state_dict()
     assert torch.equal(pixels["embed.weight"], own["decoder.decoder_embed.weight"])
     joined = [own[f"decoder.decoder_layers.0.attention.{one}_proj.weight"] for one in "qkv"]

@@ -28,13 +28,13 @@ from patchloom.tasks.restore import Restore
 
 # parts of each program's file besides the encoder that its task loads, as named in the log
 BESIDES = {
-    "mae": "Taken besides, of MAE: pixel decoder.",
-    "droppos": "Taken besides, of DropPos: [MASK] position token, position decoder.",
-    "droppos_plain": "Taken besides, of DropPos: [MASK] position token, position decoder, pixel decoder.",
-    "lut": "Taken besides, of LUT: pixel decoder, projection, prediction, teacher's projection, teacher's encoder.",
-    "extrema": "Taken besides, of ExtreMA: class attention, projection, prediction, teacher's class attention, "
+    "mae": "Also loaded, from MAE: pixel decoder.",
+    "droppos": "Also loaded, from DropPos: [MASK] position token, position decoder.",
+    "droppos_plain": "Also loaded, from DropPos: [MASK] position token, position decoder, pixel decoder.",
+    "lut": "Also loaded, from LUT: pixel decoder, projection, prediction, teacher's projection, teacher's encoder.",
+    "extrema": "Also loaded, from ExtreMA: class attention, projection, prediction, teacher's class attention, "
     "teacher's projection, teacher's encoder.",
-    "mask_zoom_in": "Taken besides, of Beyond Masking: pixel decoder.",
+    "mask_zoom_in": "Also loaded, from Beyond Masking: pixel decoder.",
 }
 
 
@@ -97,7 +97,7 @@ def test_a_decoder_of_other_sizes_is_left_as_a_whole_with_advice(tmp_path):
     task = build_task({"name": "droppos"} | options, vit)
     before = {name: value.clone() for name, value in task.questions.state_dict().items()}
     taken, left = inherit(done.foreign, task, True, "theirs.pth")
-    assert taken == "Taken besides, of DropPos: [MASK] position token."
+    assert taken == "Also loaded, from DropPos: [MASK] position token."
     assert "position decoder (it is 24 wide and 1 deep with 4 heads: give --task.decoder_depth 1 to take it)" in left
     assert "--task.pixel_decoder_depth 1 to take it" in left
     assert all(torch.equal(value, before[name]) for name, value in task.questions.state_dict().items())
@@ -128,7 +128,7 @@ def test_a_teacher_that_is_not_there_begins_as_its_student_and_what_is_not_finit
     task = fitting_task(oracle)
     done = load_published(task.encoder, written(tmp_path / "theirs.pth", saved), task="lut")
     taken, left = inherit(done.foreign, task, True, "theirs.pth")
-    assert left == "Left: prediction (0.weight has values that are not finite floating-point numbers)."
+    assert left == "Left out: prediction (0.weight has values that are not finite floating-point numbers)."
     agreement = task.questions["agreement"]
     for name, value in agreement.projection.state_dict().items():
         assert torch.equal(value, oracle[f"w.head.{name}"])
@@ -244,7 +244,7 @@ def test_simmim_is_a_start_and_never_evaluated(tmp_path):
     assert torch.equal(bias[64:], state["encoder.blocks.1.attn.v_bias"])
 
     task = build_task({"name": "simmim"}, vit)
-    assert inherit(done.foreign, task, True, "x") == ["Taken besides, of SimMIM: mask token, pixel decoder."]
+    assert inherit(done.foreign, task, True, "x") == ["Also loaded, from SimMIM: mask token, pixel decoder."]
     assert torch.equal(task.mask_token, state["encoder.mask_token"].flatten())
     tokens = torch.randn(2, 16, 32)
     conv = nn.functional.conv2d(tokens.mT.unflatten(2, (4, 4)), state["decoder.0.weight"], state["decoder.0.bias"])

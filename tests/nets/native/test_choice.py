@@ -120,8 +120,8 @@ def test_a_run_goes_on_where_they_cannot_be_had_and_says_so(tmp_path, monkeypatc
     asked = {"out": tmp_path / "run", "kernels": "native", "precision": "bfloat16", "epochs": 1, "device": "cpu"}
     pretrain(str(tmp_path / "images"), "mae", **asked)
     assert "torch's go on" not in capsys.readouterr().out
-    lack(monkeypatch, "native kernels cannot be had here, since g++ was not found")
+    lack(monkeypatch, "native kernels are not available, because g++ was not found")
     (tmp_path / "run" / "summary.txt").unlink()  # as if it had been killed while pictures were drawn
     pretrain(str(tmp_path / "images"), "mae", **asked)
-    said = "native kernels cannot be had here, since g++ was not found: torch's go on, and last digits differ"
+    said = "native kernels are not available, because g++ was not found: torch's go on, and last digits differ"
     assert said in capsys.readouterr().out

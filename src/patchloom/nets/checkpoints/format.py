@@ -132,7 +132,7 @@ def card_from(about: Any) -> EncoderCard:
         about = {**about, "spec": spec_from(about.get("spec")), "sound": sound_from(about.get("sound"))}
     card = checked_card(EncoderCard, about, _STATISTICS)
     if not len(card.mean) == len(card.std) == (len(card.mean) if card.spec is None else card.spec.channels):
-        raise ValueError("mean and std are of another number of channels")
+        raise ValueError("mean and std have another number of channels")
     if not all(re.fullmatch(r"\w[\w-]{0,99}", name) for name in card.extra_modules):
         raise ValueError("a module beside the encoder has an invalid name")
     takes = None if card.spec is None else (card.spec.channels, *card.spec.img_size)
@@ -254,7 +254,7 @@ def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
             parsed = json.loads(text)
             if isinstance(parsed, dict) and (given := parsed.pop(_SUM, None)) is not None:
                 if checksum(found, json.dumps(parsed)) != given:
-                    raise PatchloomError(_DAMAGED.format(path, "its checksum is another one"))
+                    raise PatchloomError(_DAMAGED.format(path, "its checksum differs"))
     return found
 
 
@@ -410,7 +410,7 @@ def _extra_modules(path: Path) -> Iterable[tuple[str, Use]]:
     head, about = path.with_name("instance_head.safetensors"), read_about(path, ENCODER_FORMAT, "encoder weights")
     if head.exists() and "extra_modules" not in about:  # else another pooling would be used silently
         raise PatchloomError(
-            f"an older patchloom wrote {head} for {path}, and this one cannot read it: evaluate with that version, "
+            f"an older patchloom wrote {head} for {path}, and this version cannot read it: evaluate with that version, "
             "train again, or move the head away"
         )
     return read_encoder_card(path).extra_modules.items()

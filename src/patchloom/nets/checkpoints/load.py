@@ -191,15 +191,15 @@ class Weights:
     def statistics(self, vit: Encoder, model: str | None) -> tuple[MeanStd, str]:
         """Return mean and deviation that normalise the images of their encoder, and the source of that information."""
         if self.hub is not None and self.hub.statistics is not None:
-            return self.hub.statistics, f"{self.source} says"
+            return self.hub.statistics, f"{self.source} states"
         if self.program is not None and (model is None or "." not in model):
-            return self.program.statistics, f"{self.program.name} does"
+            return self.program.statistics, f"in {self.program.name}"
         if model is None:
             raise PatchloomError(
                 f"{self.source} does not have the statistics of its images: put its {_HUB_IMAGES} beside {HUB_CONFIG}"
             )
         about = cast(dict[str, Any], vit.pretrained_cfg)
-        return (tuple(about["mean"]), tuple(about["std"])), f"timm does it for {model}"
+        return (tuple(about["mean"]), tuple(about["std"])), f"in timm for {model}"
 
 
 # A folder in the format of the Hugging Face Hub; its config.json is untrusted.
@@ -625,7 +625,7 @@ def inherit(foreign: ForeignCheckpoint, task: nn.Module, own_task: bool, source:
             taken |= theirs
             done.append(words)
         elif theirs:
-            left.append(f"{words} ({why if mine else 'here there is none'})")
+            left.append(f"{words} ({why if mine else 'there is none here'})")
         elif mine:
             left.append(f"{words} (not in the file, kept as initialised)")
     if f"{PIXEL_DECODER}.positions" in taken:
@@ -635,8 +635,8 @@ def inherit(foreign: ForeignCheckpoint, task: nn.Module, own_task: bool, source:
     if teacher and isinstance(copy, Encoder):
         load_published(copy, source, weights=teacher)
         done.append("teacher's encoder")
-    lines = [f"Taken besides, of {program.name}: {', '.join(done)}."] if done else []
-    return lines + ([f"Left: {'; '.join(left)}."] if left else [])
+    lines = [f"Also loaded, from {program.name}: {', '.join(done)}."] if done else []
+    return lines + ([f"Left out: {'; '.join(left)}."] if left else [])
 
 
 def _module(task: nn.Module, name: str) -> nn.Module | None:
@@ -830,9 +830,7 @@ def _load_foreign(weights: Weights, model: str | None) -> tuple[Encoder, Encoder
     if spec is not None and shape is not None and (weights.hub is None or weights.hub.spec is None):
         notes.append(describe_assumptions(shape))
     if weights.hub is not None and weights.hub.eps != _TIMMS_EPS:
-        notes.append(
-            f"Norms add {_TIMMS_EPS:g} to variances, as timm does it; its {HUB_CONFIG} has {weights.hub.eps:g}."
-        )
+        notes.append(f"Norms add {_TIMMS_EPS:g} to variances, as in timm; its {HUB_CONFIG} has {weights.hub.eps:g}.")
     notes.append(f"Images are normalised as {by}: {statistics_in_words(mean, std)}.")
     task = f"timm:{model}" if model else ""
     if spec is not None:
@@ -897,7 +895,7 @@ def _refuse_parts(weights: Weights, called: str, done: LoadedWeights, named: boo
     deeper = [name for name in done.unexpected if re.search(r"(^|\.)blocks\.", name)]
     if not done.missing and not deeper:
         return
-    what = f"lacks {done.missing[0]}" if done.missing else f"has {deeper[0]} besides"
+    what = f"lacks {done.missing[0]}" if done.missing else f"also has {deeper[0]}"
     count, known = len(done.matched), weights.program is not None and weights.architecture is not None
     raise PatchloomError(
         f"{path} is not {called}: {count} of the {count + len(done.missing)} weights match, and it {what}, so "
