@@ -91,7 +91,7 @@ def test_each_says_whose_program_trained_it(tmp_path):
     made("ViTMAEForPreTraining", tmp_path / "mae", pixels=None)
     made("ViTModel", tmp_path / "vit", pixels=None)
     assert Weights(tmp_path / "dinov2").program is DINOV2_PROGRAM and Weights(tmp_path / "mae").program is MAE_PROGRAM
-    for name, said in {"dinov2": "DINOv2 does", "mae": "MAE does"}.items():
+    for name, said in {"dinov2": "in DINOv2", "mae": "in MAE"}.items():
         assert f"Images are normalised as {said}: mean 0.485" in load_pretrained(tmp_path / name)[1].note
     with pytest.raises(PatchloomError, match="put its preprocessor_config"):
         load_pretrained(tmp_path / "vit")

@@ -328,7 +328,7 @@ def test_an_encoder_without_a_models_name(tmp_path):
     same(vit, source, torch.randn(1, 3, 224, 224), 1e-5)
     assert card.mean == (0.485, 0.456, 0.406) and card.spec.positions == "sincos" and not vit.training
     assert "(192 wide, 1 deep, patches of 16 pixels); 3 attention heads are assumed" in card.note
-    assert "Images are normalised as MAE or a program built upon it does: mean 0.485" in card.note
+    assert "Images are normalised as in MAE or a program built upon it: mean 0.485" in card.note
     shape = public_shape(Weights(path))
     assert shape["positions"] == "sincos" and shape["options"] == {"depth": 1} and "model" not in shape
     assert public_shape(Weights(path), "vit_tiny_patch16_224")["positions"] == "sincos"
