@@ -24,7 +24,7 @@ def trained(net):
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_the_last_blocks_and_the_last_norm_are_trained_and_nothing_else(count):
+def test_only_the_last_blocks_and_norm_are_trained(count):
     net = vit()
     assert block_count(net) == 3
     kept = kept_names(net, count)
@@ -34,13 +34,13 @@ def test_the_last_blocks_and_the_last_norm_are_trained_and_nothing_else(count):
     assert sorted(kept) == sorted(name for name, weight in net.named_parameters() if not weight.requires_grad)
 
 
-def test_what_is_never_trained_is_not_told_as_kept():
+def test_parameters_that_are_never_trained_are_not_listed():
     assert "pos_embed" not in kept_names(vit("sincos"), 1)
     train_last_blocks(net := vit("sincos"), 3)
     assert not net.pos_embed.requires_grad
 
 
-def test_more_blocks_than_there_are_are_refused():
+def test_too_many_blocks_are_rejected():
     with pytest.raises(PatchloomError, match="--train_blocks 4 is more than the 3 blocks of the encoder: give fewer"):
         train_last_blocks(vit(), 4)
 
@@ -82,7 +82,7 @@ def kept_elements(net, blank=None):
     return sum(kept.values())
 
 
-def test_nothing_is_kept_of_the_first_blocks_unless_a_token_before_them_is_trained():
+def test_no_activations_are_kept_of_frozen_blocks_unless_a_token_is_trained():
     one, last = vit(), vit()
     train_last_blocks(one, 1)
     train_last_blocks(last, 1)

@@ -83,7 +83,7 @@ def test_batch_norm_is_float32_under_autocast(training):
     assert linear.weight.grad.isfinite().all() and linear.weight.grad.dtype == ours.weight.grad.dtype == torch.float32
 
 
-def test_batch_norm_wants_two_images_to_train():
+def test_batch_norm_needs_two_images_in_training():
     ours, _ = pair()
     with pytest.raises(ValueError, match="2 or more images"):
         ours(torch.randn(1, 6))
@@ -100,7 +100,7 @@ def head(depth=2):
     return made
 
 
-def test_patches_are_asked_and_stay_as_they_are():
+def test_patches_are_attended_to_and_do_not_change():
     instance, patches = head(depth=3), torch.randn(4, 7, 16)
     before, asked = patches.clone(), []
     for block in instance.layers:
@@ -113,7 +113,7 @@ def test_patches_are_asked_and_stay_as_they_are():
     assert torch.equal(tokens[0], instance.token.expand(4, 1, 16)) and not torch.equal(tokens[1], tokens[2])
 
 
-def test_the_order_of_patches_means_nothing_and_their_content_does():
+def test_the_content_of_patches_matters_and_their_order_does_not():
     instance, patches = head(), torch.randn(4, 7, 16)
     output = instance(patches)
     torch.testing.assert_close(instance(patches.roll(2, 1)), output)

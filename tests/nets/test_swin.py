@@ -51,7 +51,7 @@ def test_swin_t_is_timms():
     assert not any(getattr(part, "drop_prob", 0) for part in net.modules())  # timm's default is 0.1
 
 
-def test_maps_of_stages_end_in_what_it_gives():
+def test_maps_of_stages_end_in_the_output():
     net, images = swin((32, 48), **DEEP), torch.randn(2, 3, 32, 48)
     maps = list(patch_layers(net, images))
     assert layer_names(net) == ("embedding", "stage 1", "stage 2", "stage 3", "norm")
@@ -126,7 +126,7 @@ def test_without_positions_moved_units_keep_their_features():
     assert (other - plain[:, order]).abs().max() > 1e-2
 
 
-def test_a_known_position_tells_its_own_unit_apart():
+def test_a_known_position_changes_only_its_unit():
     net, images = swin(), torch.ones(1, 3, 32, 32)
     given = drop_positions(all_patches(images, 64), torch.arange(1, 64)[None])
     features = encode(net, given, position_token=torch.zeros(()))[0]
@@ -185,7 +185,7 @@ def test_half_precision_is_near():
     assert near.dtype == torch.float32 and (near - exact).norm() < 0.05 * exact.norm()
 
 
-def test_what_windows_cannot_take_is_an_error():
+def test_impossible_inputs_are_rejected():
     net = swin()
     given = all_patches(torch.randn(1, 3, 32, 32), 64)
     with pytest.raises(ValueError, match="windows need all 64 units, or one of each 2x2, not 20"):
@@ -222,7 +222,7 @@ def test_one_of_each_cell():
         (spec_of(class_token=True), "timm cannot build swin_tiny_patch4_window7_224"),
     ],
 )
-def test_what_cannot_be_served_is_refused(spec, said):
+def test_unsupported_swins_are_rejected(spec, said):
     with pytest.raises(PatchloomError, match=said):
         build_encoder(spec)
 
@@ -231,7 +231,7 @@ def test_names_of_swins_are_found():
     assert "swin_tiny_patch4_window7_224" in models_like("swin_tiny")
 
 
-def test_weights_of_other_windows_are_brought_to_these(tmp_path):
+def test_weights_of_other_windows_are_adapted(tmp_path):
     source, net = swin(window_size=3), swin()
     torch.save(source.state_dict(), tmp_path / "swin.pth")
     done = load_published(net, tmp_path / "swin.pth")
@@ -264,7 +264,7 @@ def test_the_authors_names_of_a_swin_become_timms(tmp_path, prefix):
 
 
 @pytest.mark.parametrize("depths", [[2, 2], [1, 1, 1]])
-def test_a_swin_of_other_stages_is_refused_with_its_own(tmp_path, depths):
+def test_a_swin_of_other_stages_is_rejected_with_advice(tmp_path, depths):
     source, net = swin(depths=depths, num_heads=DEEP["num_heads"][: len(depths)]), swin(**DEEP | {"depths": [2, 2, 6]})
     torch.save(source.state_dict(), tmp_path / "swin.pth")
     with pytest.raises(PatchloomError, match=re.escape(f"stages of {depths} blocks and this encoder [2, 2, 6]: give")):

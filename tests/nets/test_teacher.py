@@ -112,7 +112,7 @@ def test_it_stays_in_eval_mode():
     assert task.teacher.train() is task.teacher
 
 
-def test_other_parts_are_refused():
+def test_other_parts_are_rejected():
     student, head = net(), nn.Linear(2, 2)
     teacher = Teacher(net=student, head=head)
     before = tensors(teacher)
@@ -135,7 +135,7 @@ WITHOUT_GRADIENT = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_GRADIENT)
-def test_what_no_gradient_reaches_may_be_in_bfloat16_while_the_rest_is_in_float32(name):
+def test_passes_without_gradient_may_be_in_bfloat16_and_the_rest_in_float32(name):
     guide, asked = WITHOUT_GRADIENT[name]
     task = build(name, asked=asked).train()
     views, seen = views_of(task), []
@@ -162,7 +162,7 @@ def test_what_no_gradient_reaches_may_be_in_bfloat16_while_the_rest_is_in_float3
     assert (gradient - close).norm() < 0.1 * gradient.norm()
 
 
-def test_a_task_without_teacher_or_guide_refuses_a_precision_for_it(tmp_path):
+def test_a_task_without_passes_without_gradient_rejects_a_precision_for_them(tmp_path):
     assert not use_half_without_grad(build("mae"))
     with pytest.raises(PatchloomError, match="--teacher_precision is for a teacher or a guide, and mae has none"):
         pretrain("shapes:40", "mae", out=tmp_path / "run", teacher_precision="bfloat16", epochs=1)

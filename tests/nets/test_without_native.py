@@ -60,7 +60,7 @@ def test_all_works_without_the_folder(copy, tmp_path):
 
 
 @pytest.mark.parametrize("rest", ["what Python cached", "nothing, nor of its import"])
-def test_nothing_is_left_of_the_folder_but(rest, copy, tmp_path):
+def test_nothing_else_depends_on_the_folder(rest, copy, tmp_path):
     if rest == "what Python cached":  # left by git when it removes the folder
         (copy / "nets" / "native" / "__pycache__").mkdir(parents=True)
     else:

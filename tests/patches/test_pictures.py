@@ -6,7 +6,7 @@ from patchloom.patches.pictures import mark_wrong, mix_patches, put_together, sc
 from patchloom.patches.tokens import patchify
 
 
-def test_pictures_mark_what_is_wrong_and_put_patches_where_they_were_placed():
+def test_pictures_mark_wrong_patches_and_show_predicted_places():
     images = torch.arange(1 * 1 * 4 * 4.0).view(1, 1, 4, 4)
     visible, placed = torch.tensor([[0, 1, 3]]), torch.tensor([[0, 3, 3]])
     marked = mark_wrong(images, (2, 2), visible, placed)
@@ -19,7 +19,7 @@ def test_pictures_mark_what_is_wrong_and_put_patches_where_they_were_placed():
     assert rebuilt[..., :2, 2:].isnan().all() and rebuilt[..., 2:, :2].isnan().all()
 
 
-def test_what_was_given_keeps_known_places_and_loses_none():
+def test_shuffled_input_keeps_known_places():
     visible = torch.arange(12).expand(5, 12)
     dropped = torch.ones(5, 12, dtype=torch.bool)
     dropped[:, [2, 7]] = False

@@ -28,7 +28,7 @@ def test_one_row_or_column_has_the_whole_width():
     assert torch.equal(sincos_2d(16, (1, 1))[0], torch.tensor([0.0] * 4 + [1.0] * 4).repeat(2))
 
 
-def test_widths_that_cannot_be_are_refused():
+def test_impossible_widths_are_rejected():
     with pytest.raises(ValueError, match="divisible by 4, not 6"):
         sincos_2d(6, (2, 2))
     with pytest.raises(ValueError, match="even width"):

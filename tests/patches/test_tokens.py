@@ -50,7 +50,7 @@ def test_patch_order_is_row_by_row_and_a_convolutions():
     assert torch.equal(patchify(images, (2, 2))[0, 3], images[0, :, 2:4, 0:2].flatten())
 
 
-def test_a_patch_that_does_not_divide_is_refused():
+def test_patches_that_do_not_divide_the_image_are_rejected():
     with pytest.raises(ValueError, match="30x32 pixels cannot be cut into patches of 8x8"):
         patchify(torch.zeros(1, 3, 30, 32), (8, 8))
     with pytest.raises(ValueError, match="30x32 pixels cannot be cut into patches of 30x5"):

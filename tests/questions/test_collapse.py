@@ -42,7 +42,7 @@ def test_effective_rank_by_its_formula():
 
 
 @pytest.mark.parametrize("offset", [0, 1, 20, 1e4])
-def test_what_all_have_in_common_moves_neither_deviation_nor_centred_rank(offset):
+def test_a_common_part_changes_neither_deviation_nor_centred_rank(offset):
     """A common part changes spread and effective rank, but neither deviation nor centred rank."""
     features = seeded(500, 64)
     moved = features + offset
@@ -52,7 +52,7 @@ def test_what_all_have_in_common_moves_neither_deviation_nor_centred_rank(offset
         assert output_spread(moved) < 0.1 and effective_rank(moved) < 10
 
 
-def test_features_that_are_the_same_or_on_a_line():
+def test_equal_features_and_features_on_a_line():
     same = seeded(1, 16).expand(50, 16)
     assert deviation(same) == pytest.approx(0, abs=1e-7)
     line = 5 + seeded(1, 16) * seeded(50, 1)
@@ -60,7 +60,7 @@ def test_features_that_are_the_same_or_on_a_line():
     assert deviation(3 * line) == pytest.approx(3 * deviation(line))
 
 
-def test_rows_that_are_the_same_have_no_distance_from_their_mean():
+def test_equal_rows_have_no_distance_from_their_mean():
     image = seeded(1, 48)
     assert distance_from_mean(image.expand(20, 48)) == pytest.approx(0, abs=1e-7)
     assert distance_from_mean(torch.zeros(20, 48)) == 0

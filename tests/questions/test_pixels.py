@@ -18,7 +18,7 @@ def asking(images, normalized, answers=None):
     return Pixels(geometry_of(images, 4), Answers(answers), normalized)
 
 
-def test_trivial_answers_are_what_they_say():
+def test_trivial_baselines_are_as_named():
     images = torch.randn(3, 3, 16, 24)
     visible, masked = random_partition(3, 24, (6, 18))
 
@@ -41,7 +41,7 @@ def test_trivial_answers_are_what_they_say():
     assert set(baselines(images[:, :1], normalized=True)) == {"blurred copy", "flat patches"}  # equal for grey images
 
 
-def test_of_normalised_targets_zero_has_to_be_beaten():
+def test_zero_is_the_baseline_of_normalised_targets():
     images = torch.randn(2, 1, 16, 16)
     visible, masked = random_partition(2, 16, (4, 12))
     encoded = encoded_of(images, masking(images, 4, visible, masked))
@@ -220,7 +220,7 @@ def test_the_truth_is_a_perfect_guess():
         assert torch.equal(answer_of(images, images, normalized), target)
 
 
-def test_a_smooth_guess_is_not_blown_up_and_a_wild_one_is_held_down():
+def test_the_scale_of_guesses_is_limited():
     truth = torch.rand(1, 1, 4, 4)
     deviation = truth.std()
     smooth, wild = truth.mean() + 0.1 * (truth - truth.mean()), truth.mean() + 10 * (truth - truth.mean())

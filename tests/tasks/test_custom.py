@@ -154,7 +154,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_task_gets_one_sentence(name, tmp_path, monkeypatch, capsys):
+def test_invalid_tasks_are_rejected_in_one_sentence(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for file, text in FILES.items():
         Path(f"{file}.py").write_text(text)
@@ -165,7 +165,7 @@ def test_what_is_no_task_gets_one_sentence(name, tmp_path, monkeypatch, capsys):
     assert said in str(refused.value)
 
 
-def test_an_instance_is_refused_with_what_to_give():
+def test_an_instance_is_rejected_with_a_remedy():
     with pytest.raises(PatchloomError, match="--task cannot be an object of type Linear: .*FILE.py:CLASS, or a class"):
         patchloom.pretrain("digits", nn.Linear(2, 2))
 
@@ -200,7 +200,7 @@ def runs_of(run: Path) -> int:
     return len((run.parent / "half.py.ran").read_text())
 
 
-def test_look_and_evaluate_run_it_for_who_names_it(run, copied, capfd):
+def test_look_and_evaluate_run_it_if_it_is_named(run, copied, capfd):
     stored = RunFolder(run).read_config().task
     assert stored == {"name": task_name(f"{run.parent}/half.py:Half"), "share": 0.25, "loud": False}
     assert patchloom.load_encoder(run)[1].task == "Half"
@@ -250,7 +250,7 @@ def test_a_file_that_has_changed(photos, run, copied, tmp_path, capsys):
         file.write_text(HALF)
 
 
-def test_another_s_run_in_the_way_runs_no_code(photos, run, copied, capsys):
+def test_a_run_found_in_the_output_folder_runs_no_code(photos, run, copied, capsys):
     """Only code that the user names is run, not the task of a run found in the output folder."""
     ran = runs_of(run)
     said = failed(capsys, "pretrain", photos, "--task", "mae", "--epochs", "1", "--out", copied)

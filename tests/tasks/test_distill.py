@@ -104,7 +104,7 @@ def test_a_right_answer_has_no_error_and_the_teachers_colours(name, asked, monke
     assert torch.equal(given.isnan().any(-1), shown)
 
 
-def test_what_is_blank_is_not_seen():
+def test_blank_patches_are_not_seen():
     task, (images,) = build("distill").eval(), views_of(build("distill"))
     given = task.given(images, generator())
     noise = torch.where(given.blank[..., None], torch.randn(8, 48, 48), patchify(images, (4, 4)))
@@ -113,7 +113,7 @@ def test_what_is_blank_is_not_seen():
     assert torch.equal(one, two)
 
 
-def test_teachers_that_do_not_fit_are_refused(tmp_path):
+def test_teachers_that_do_not_fit_are_rejected(tmp_path):
     encoder = build_encoder(EncoderSpec("nano", (32, 32), 4, options=SIZES))
     with pytest.raises(PatchloomError, match="needs a teacher of features: give --task.features_of timm:NAME"):
         build_task({"name": "distill"}, encoder)
@@ -137,7 +137,7 @@ def test_a_teacher_of_the_same_grid_keeps_its_positions():
     assert features.shape == (2, 4, 16) and features.mean(-1).abs().max() < 1e-5
 
 
-def test_checkpoints_leave_the_teacher_out_and_know_it_again(tmp_path):
+def test_checkpoints_leave_the_teacher_out_and_recognise_it(tmp_path):
     task, other = build("distill"), build("distill", seed=3)
     state = task.state_dict()
     assert not any("teacher.encoder" in name for name in state)
@@ -190,7 +190,7 @@ def test_the_mean_feature_is_that_of_other_images():
     assert alone.baselines["mean feature"].item() < 0.999
 
 
-def test_what_a_teacher_was_trained_on_is_not_called_new(tmp_path):
+def test_training_data_of_a_teacher_is_not_called_new(tmp_path):
     images = draw_images(tmp_path / "images", count=40)
     small = SMALL | {"epochs": 1}
     pretrain(images, "mae", out=tmp_path / "teacher", **small | {"held_out": 0.6, "seed": 1})

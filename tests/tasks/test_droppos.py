@@ -36,7 +36,7 @@ def test_how_many_are_masked_and_dropped(mask, position, visible, dropped):
     assert set(given.visible[0].tolist()).isdisjoint(given.masked[0].tolist())
 
 
-def test_auto_keeps_enough_patches_to_tell_positions():
+def test_auto_keeps_enough_patches_to_predict_positions():
     assert make().mask_ratio == 0.75 and make().questions["positions"].temperature == 0.1
     few = make(size=(16, 16), p=4)
     assert few.mask_ratio == 0 and math.isinf(few.questions["positions"].temperature)
@@ -100,7 +100,7 @@ def test_sigma_falls_to_its_end_or_stays():
     assert len({loss.item() for loss in losses}) == 3
 
 
-def test_another_patch_is_never_ones_own():
+def test_another_patch_is_never_the_same():
     visible = torch.arange(7).expand(1000, 7)
     other = another_patch(visible, 7, generator())
     assert not (other == visible).any() and other.min() == 0 and other.max() == 6

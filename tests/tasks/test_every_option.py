@@ -53,7 +53,7 @@ def test_one_step_moves_every_weight(name, asked):
     assert not unmoved(name, asked)
 
 
-def test_decoders_without_blocks_are_refused_or_the_encoder_learns_by_them():
+def test_decoders_without_blocks_are_rejected_unless_the_encoder_learns_from_them():
     """No gradient would reach the encoder from masked patches alone, in every set of options."""
     refused, accepted = set(), set()
     for name, asked in SHALLOW:

@@ -108,7 +108,7 @@ def test_one_seed_one_result(case):
 
 
 @pytest.mark.parametrize("options", (ENCODERS | SHAPES).values(), ids=ENCODERS | SHAPES)
-def test_the_encoder_goes_home_to_timm(case, options):
+def test_the_encoder_loads_in_timm(case, options):
     task = build_case(case, **options)
     fresh = timm.create_model(**spec_of(case[0], options, case[1]).timm_arguments())
     fresh.load_state_dict(task.encoder.state_dict(), strict=True)
@@ -129,7 +129,7 @@ def test_measure_and_pictures(case, options):
         assert sheet.caption and all(column.shape[:2] == images.shape[:2] for column in sheet.columns.values())
 
 
-def test_what_was_only_looked_at_is_trained_afterwards(case):
+def test_measuring_and_drawing_do_not_affect_training(case):
     # a run measures and draws before its first step, which must leave no trace
     task = build_case(case)
     views = views_of(task)
@@ -154,7 +154,7 @@ def test_a_task_is_ready_if_it_needs_no_option(name):
             build_task({"name": name}, build_encoder(spec_of(name, {})))
 
 
-def test_unknown_names_are_told_the_nearest():
+def test_unknown_names_get_the_nearest_suggestion():
     with pytest.raises(PatchloomError, match="did you mean droppos"):
         task_class("dropos")
     with pytest.raises(PatchloomError, match="did you mean mask_ratio"):

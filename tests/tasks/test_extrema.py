@@ -85,7 +85,7 @@ class Looks:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("masks", [1, 5])
-def test_the_teacher_looks_once_whatever_the_number_of_masks(kind, masks):
+def test_the_teacher_runs_once_for_any_number_of_masks(kind, masks):
     task = make(class_token=kind, masks=masks, mask_ratio=0.85)
     its = task.agreement.teacher
     teacher = Looks(its.projection), Looks(its.encoder.blocks[0])
@@ -146,7 +146,7 @@ def test_one_mask_is_byol_by_hand(kind):
     torch.testing.assert_close(task(student, teacher, given=given).loss, distance, rtol=1e-4, atol=1e-5)
 
 
-def test_only_cait_has_class_attention_and_asks_the_patches_alone():
+def test_only_cait_has_class_attention_and_reads_patches_only():
     for kind in ("mean", "vit"):
         task = make(class_token=kind)
         assert task.agreement.instance_head is None and task.extra_modules().keys() == {"projection"}
@@ -181,7 +181,7 @@ def test_the_two_views_are_not_mixed_up():
     torch.testing.assert_close(there, byol_loss(guesses(task, given), task.agreement.target(teacher)))
 
 
-def test_masked_patches_tell_the_student_nothing():
+def test_masked_patches_do_not_reach_the_student():
     task, (student, _) = make(masks=1), views()
     visible = drawn(task, student).visible
     poisoned = torch.full_like(student, float("nan"))
@@ -195,7 +195,7 @@ def test_masked_patches_tell_the_student_nothing():
 
 
 @pytest.mark.parametrize(("progress", "kept"), [(0.0, 0.9), (0.5, 0.95), (1.0, 1.0)])
-def test_the_teacher_follows_slower_and_slower(progress, kept):
+def test_the_teachers_momentum_rises(progress, kept):
     task = make(momentum=0.9)
     teacher = task.agreement.teacher
     old = {name: weight.clone() for name, weight in teacher.state_dict().items()}
@@ -232,7 +232,7 @@ def test_impossible_options_are_refused(options, said):
         make(**options)
 
 
-def test_what_the_encoder_should_be():
+def test_encoder_defaults():
     assert ExtreMA.encoder_defaults({"class_token": "vit"})["class_token"][0] is True
     for kind in ("cait", "mean"):
         assert ExtreMA.encoder_defaults({"class_token": kind})["class_token"][0] is False

@@ -38,7 +38,7 @@ def updated(task):
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_not_trained_stays_bit_for_bit(case, checkpointing):
+def test_frozen_weights_stay_bit_identical(case, checkpointing):
     name, asked = CASES[case]
     torch.manual_seed(0)
     vit = build_encoder(spec_of(name, {"class_token": True}, asked))
@@ -48,7 +48,7 @@ def test_what_is_not_trained_stays_bit_for_bit(case, checkpointing):
 
 
 @pytest.mark.parametrize("name", ["mae", "simmim", "droppos"])
-def test_nor_does_the_rest_of_a_swin_move(name):
+def test_frozen_weights_of_a_swin_stay(name):
     torch.manual_seed(0)
     vit = build_encoder(swin_spec())
     kept = kept_names(vit, 1)

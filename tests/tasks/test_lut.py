@@ -237,7 +237,7 @@ def test_a_single_image_has_no_batch_statistics():
         make()(*torch.randn(2, 1, 3, 32, 32))
 
 
-def test_what_is_given_is_of_both_views():
+def test_the_input_covers_both_views():
     task, (one, two) = make(), torch.randn(2, 4, 3, 32, 32)
     with pytest.raises(ValueError, match="4 rows for 8 images in two views"):
         task(one, two, given=task.given(one, generator()))

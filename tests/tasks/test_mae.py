@@ -67,7 +67,7 @@ def test_loss_and_gradients_are_those_of_a_plain_program(how):
     same_loss_and_gradients(task, ours, other, theirs)
 
 
-def test_masked_pixels_are_asked_and_never_seen():
+def test_masked_pixels_are_predicted_and_never_seen():
     task, images = make().eval(), torch.randn(2, 3, 32, 32)
     given = task.given(images, seeded())
 

@@ -64,7 +64,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "said"), REFUSED, ids=[said[:40] for _, said in REFUSED])
-def test_what_cannot_be_answered_is_refused_with_the_reason(options, said):
+def test_impossible_mixtures_are_rejected_with_the_reason(options, said):
     with pytest.raises(PatchloomError, match=said):
         make(**options)
 

@@ -68,7 +68,7 @@ def test_without_barred_patches_attention_is_full(class_token):
 
 @pytest.mark.parametrize("value", [3.0, float("nan")])
 @pytest.mark.parametrize("tokens", [{}, {"class_token": True}, {"class_token": True, "reg_tokens": 2}])
-def test_a_barred_patch_changes_its_own_answer_alone(tokens, value):
+def test_a_barred_patch_changes_only_its_own_prediction(tokens, value):
     """Even nan stays in a barred patch; with computed and masked keys and values it would spread."""
     task, images = make(context_mask_ratio=0.75, **tokens), torch.randn(2, 3, 16, 16)
     given = drawn(task, images)
@@ -99,7 +99,7 @@ def test_keys_and_values_of_barred_patches_are_never_computed(tokens, monkeypatc
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.75])
-def test_moving_the_patches_moves_the_answers(ratio):
+def test_moving_the_patches_moves_the_predictions(ratio):
     """Without positions an encoder sees a set."""
     task, images = make(context_mask_ratio=ratio), torch.randn(2, 3, 16, 16)
     order = torch.randperm(N)
@@ -112,7 +112,7 @@ def test_moving_the_patches_moves_the_answers(ratio):
         assert not torch.allclose(answer(task, moved, given), before, atol=1e-3)
 
 
-def test_known_positions_are_kept_and_never_asked():
+def test_known_positions_are_kept_and_not_predicted():
     task = make(positions="sincos", known_positions=0.25, context_mask_ratio=0.5)
     images = torch.randn(2, 3, 16, 16)
     given = drawn(task, images)
@@ -172,7 +172,7 @@ def test_small_grids_have_fewer_than_five_to_choose_from():
     assert accuracies(task, torch.randn(2, 4, 4), given)["context_top5"].tolist() == [1, 1]
 
 
-def test_two_images_are_mixed_and_each_set_is_rebuilt_by_itself():
+def test_two_images_are_mixed_and_each_set_is_rebuilt_separately():
     """Each patch of a set stands where it is placed with only that set's context (Figs. 14-15)."""
     task, images = make(context_mask_ratio=0.5), torch.randn(2, 3, 16, 16)
     columns = task.draw(images, torch.Generator().manual_seed(0))[1].columns
@@ -238,14 +238,14 @@ def test_impossible_options_are_refused(options, said):
         (160, 16, 0.75),
     ],
 )
-def test_auto_is_the_papers_for_images_like_these(size, p, ratio):
+def test_auto_is_the_papers_ratio_for_the_grid(size, p, ratio):
     task = make(size=(size, size), p=p)
     assert task.context_mask_ratio == ratio
     ((value, why),) = task.chosen.values()
     assert value == ratio and ("Tiny ImageNet" in why) == (ratio == 0.8) and ("CIFAR-100" in why) == (ratio == 0.5)
 
 
-def test_what_the_encoder_should_be():
+def test_encoder_defaults():
     large = make(size=(40, 40))
     assert drawn(large, torch.randn(2, 3, 40, 40)).context.shape == (2, 25)
     assert MP3.encoder_defaults({"known_positions": 0.0}).keys() == {"positions", "class_token"}

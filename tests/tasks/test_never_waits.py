@@ -37,7 +37,7 @@ def test_no_task_waits_for_a_gpu(name, asked):
 
 @pytest.mark.parametrize("name", OPTION_SETS)
 @pytest.mark.parametrize("form", [{"checkpointing": True}, {"fused": False}], ids=["checkpointing", "explicit"])
-def test_nor_in_another_form(name, form):
+def test_no_task_waits_in_another_form(name, form):
     task = build(name, class_token=True, reg_tokens=2, drop_path_rate=0.1, init_values=0.1)
     use_half_without_grad(task)
     step(task, **form)
@@ -72,7 +72,7 @@ def scales(x):
 
 
 @pytest.mark.parametrize("fault", [picks, reads, decides, moves, makes, mixes, scales])
-def test_what_waits_is_seen(fault):
+def test_waits_are_detected(fault):
     with fake_cuda():
         given = torch.empty(4, 4, device=CUDA)
         with pytest.raises((Waits, DataDependentOutputException, DynamicOutputShapeException)):

@@ -94,7 +94,7 @@ def test_a_wrong_loss_would_be_caught():
         close(torch.tensor([1.00002]), torch.tensor([1.0]))
 
 
-def test_whole_view_is_what_the_affinity_sees():
+def test_the_affinity_sees_the_whole_view():
     oracle = Oracle("droppos")
     task = DropPos(oracle.encoder(), **oracle.decoder_options())
     oracle.load(task)

@@ -41,7 +41,7 @@ def test_every_degradation_has_a_loss_that_reaches_every_parameter(degradation, 
 
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize(("degradation", "ratio"), [case for case in WITH_RATIOS if case != ("zoom_in", 0.5)])
-def test_a_perfect_answer_has_no_error(degradation, ratio, normalized):
+def test_a_perfect_prediction_has_no_error(degradation, ratio, normalized):
     """The target is the clean image: the whole canvas for zoom_in, its centre if it is bent, else the image."""
     canvas = {"canvas": 40} if degradation in ("zoom_in", "fisheye", "wave") else {}
     task = make(degradation=degradation, mask_ratio=ratio, normalized_pixels=normalized, **canvas)
@@ -72,7 +72,7 @@ def errors_of(task, images, picture):
     return question.errors(made, asked, gather_tokens(picture, asked))
 
 
-def test_a_perfect_answer_has_none_of_the_two_errors():
+def test_a_perfect_prediction_has_neither_error():
     """A canvas twice as large, of equal 2 x 2 pixels, has an exact prediction."""
     task = make(canvas=64, normalized_pixels=False)
     small = torch.rand(2, 3, 32, 32)
@@ -82,7 +82,7 @@ def test_a_perfect_answer_has_none_of_the_two_errors():
     assert all(values.max() < 1e-9 for values in errors.values())
 
 
-def test_the_band_has_a_perfect_answer_with_normalised_pixels_too():
+def test_the_band_has_a_perfect_prediction_with_normalised_pixels():
     task = make(canvas=40)
     images = pictures(task)
     target = in_each_channel(patchify(F.interpolate(plain(task, images), (32, 32), mode="area"), (4, 4)))
@@ -91,7 +91,7 @@ def test_the_band_has_a_perfect_answer_with_normalised_pixels_too():
 
 
 @pytest.mark.parametrize("normalized", [True, False])
-def test_the_band_is_asked_as_it_is_where_that_is_chosen(normalized):
+def test_the_original_band_is_an_optional_target(normalized):
     """Appendix A.2: the target is the band of the original canvas, normalised by the patches that predict it."""
     task = make(canvas=40, band_weight=1.0, normalized_pixels=normalized, band_target="original")
     images = pictures(task)
@@ -117,7 +117,7 @@ def test_the_band_is_asked_as_it_is_where_that_is_chosen(normalized):
     )
 
 
-def test_answers_are_those_of_the_patches_that_are_asked():
+def test_predictions_belong_to_the_predicted_patches():
     task = make().eval()
     images, question = pictures(task), task.questions["pixels"]
     made = encoded(task, images)
@@ -145,7 +145,7 @@ def test_the_band_weight_shares_the_loss(weight):
 
 
 @pytest.mark.parametrize("normalized", [True, False])
-def test_what_was_given_is_exact_where_nothing_was_taken(normalized):
+def test_the_input_is_an_exact_baseline_without_a_degradation(normalized):
     task = make(degradation="none", normalized_pixels=normalized).eval()
     measure = task.measure(pictures(task), seeded())
     assert measure.baselines["what was given"].max() < 1e-10
@@ -155,7 +155,7 @@ def test_what_was_given_is_exact_where_nothing_was_taken(normalized):
 
 
 @pytest.mark.parametrize("degradation", DEGRADATIONS)
-def test_baselines_are_answers_to_the_same_question(degradation):
+def test_baselines_predict_the_same_targets(degradation):
     task = make(degradation=degradation).eval()
     images = pictures(task)
     measure = task.measure(images, seeded())
@@ -184,7 +184,7 @@ def test_block_sampling_shows_one_rectangle(size, ratio):
 
 
 @pytest.mark.parametrize(("sampling", "ratio"), [("centre", 0.75), ("surroundings", 0.25)])
-def test_a_central_block_enters_and_the_rest_is_asked_or_the_other_way_round(sampling, ratio):
+def test_a_central_block_or_its_surroundings_enter(sampling, ratio):
     task = make(degradation="masked", sampling=sampling, mask_ratio=ratio)
     images = pictures(task)
     given = task.given(images)
@@ -217,7 +217,7 @@ def test_targets_of_whole_patches_are_maes():
     torch.testing.assert_close(question.targets(made, asked), pixels.targets(made, asked))
 
 
-def test_right_answers_of_whole_patches_are_drawn_right():
+def test_right_predictions_of_whole_patches_are_drawn_right():
     task = make(target_norm="patch", mask_ratio=0.0, scale=0.5)
     images, question = pictures(task), task.questions["pixels"]
     made = encoded(task, images)
@@ -259,7 +259,7 @@ def test_the_decoder_is_the_programs_for_its_encoder(name, sizes):
 
 
 @pytest.mark.parametrize("degradation", ["masked", "zoom_in", "zoom_out", "fisheye", "decolorize", "none"])
-def test_the_statistics_by_which_images_are_normalised_change_no_loss(degradation):
+def test_normalisation_statistics_change_no_loss(degradation):
     """Provided that the patch projection compensates. (Blur and wave are padded with the mean colour: left out.)"""
 
     def loss(mean, std):

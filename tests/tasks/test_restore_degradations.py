@@ -17,7 +17,7 @@ from patchloom.withhold.encoder_input import all_patches
 
 
 @pytest.mark.parametrize(("degradation", "options"), [("zoom_in", {"canvas": 48}), ("zoom_in", {"scale": 0.5})])
-def test_what_zooming_in_shows_is_put_at_its_place(degradation, options):
+def test_a_zoomed_part_is_put_at_its_place(degradation, options):
     task = make(degradation=degradation, mask_ratio=0.0, **options)
     images = pictures(task)
     given = degraded(task, images)
@@ -31,7 +31,7 @@ def test_what_zooming_in_shows_is_put_at_its_place(degradation, options):
 
 
 @pytest.mark.parametrize("options", [{"canvas": 48}, {"scale": 0.5}])
-def test_what_a_random_place_shows_is_put_at_its_place(options):
+def test_a_random_part_is_put_at_its_place(options):
     """On images of row and column numbers, in which each pixel has its own coordinates."""
     task = make(size=(32, 32), channels=2, statistics=False, mask_ratio=0.0, zoom_place="random", **options)
     h, w = task.augment.size
@@ -51,7 +51,7 @@ def test_what_a_random_place_shows_is_put_at_its_place(options):
         torch.testing.assert_close(*parts, atol=0.01, rtol=0)
 
 
-def test_the_centre_is_shown_unless_another_place_is_asked_for():
+def test_the_centre_is_shown_by_default():
     task, generator = make(), seeded()
     images = pictures(task)
     given = degraded(task, images, generator)
@@ -113,7 +113,7 @@ def test_without_padding_patches_can_be_masked_too():
 
 
 @pytest.mark.parametrize("degradation", ["fisheye", "wave"])
-def test_a_bent_canvas_is_resized_or_cropped_and_its_centre_is_asked(degradation):
+def test_a_bent_canvas_is_resized_or_cropped_and_its_centre_is_the_target(degradation):
     resized, cropped = (
         make(degradation=degradation, canvas=40, **({"canvas_fit": "crop"} if crop else {})) for crop in (False, True)
     )
@@ -154,7 +154,7 @@ def test_blur_changes_colours_by_a_kernel_for_each_channel_alone(of):
     assert spread.mean() == pytest.approx(0.02 * 3, rel=0.2) if of == "channel" else spread.max() < 1e-6
 
 
-def test_captions_say_what_was_done():
+def test_captions_describe_the_degradation():
     options = [
         {"zoom_place": "random"},
         {"degradation": "zoom_out", "fill": "black"},

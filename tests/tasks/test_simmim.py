@@ -68,7 +68,7 @@ def repainted(images, which):
     return unpatchify(scatter_tokens(noise, which, patchify(images, (4, 4))), (4, 4), (8, 8))
 
 
-def test_masked_pixels_are_asked_and_never_seen():
+def test_masked_pixels_are_predicted_and_never_seen():
     task, images = make().eval(), torch.randn(2, 3, 32, 32)
     given = task.given(images, seeded())
     other = repainted(images, indices_of(given.blank))

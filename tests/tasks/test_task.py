@@ -11,7 +11,7 @@ from patchloom.tasks.task import augment_views
 
 @pytest.mark.parametrize("task", ["extrema", "lut"])
 @pytest.mark.parametrize("brightest", [255, 300 / 65535, 1.0])
-def test_views_for_pictures_are_as_deep_as_the_images(task: str, brightest: float) -> None:
+def test_views_for_pictures_keep_the_bit_depth(task: str, brightest: float) -> None:
     """Eight bits would leave two of 300 of 65,535 levels."""
     options = {"depth": 1, "embed_dim": 32, "class_token": task == "lut"}
     one = build_task({"name": task}, build_encoder(EncoderSpec("nano", (16, 16), 2, options=options)))

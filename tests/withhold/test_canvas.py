@@ -19,7 +19,7 @@ ORACLE = load_file(Path(__file__).parents[1] / "oracles" / "degradations.safeten
 anything = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 24), st.integers(1, 24))
 
 
-def test_mirrored_canvas_is_the_authors():
+def test_mirrored_canvas_equals_the_authors():
     left, top = ORACLE["zoom_out_left_top"][:, None]
     canvas = mirror_canvas(ORACLE["zoom_out_small"], (224, 224), top, left)
     assert torch.equal(canvas, ORACLE["zoom_out_canvas"])
@@ -100,7 +100,7 @@ def test_zoom_out_treats_rows_and_columns_alike(shape, data):
     assert_close(zoom_out(images.mT, [(t, s)], which, left, top), canvas.mT)
 
 
-def test_what_lies_around_is_what_is_given_and_the_picture_stays():
+def test_the_surroundings_are_as_given_and_the_image_stays():
     images = torch.rand(6, 3, 31, 27)
     which = torch.tensor([0, 1, 2, 2, 1, 0])
     top, left = random_places(SIZES, which, (31, 27), seeded())
@@ -130,7 +130,7 @@ def test_patches_of_others_are_patches_and_never_the_images_own():
         torch.testing.assert_close(made[i, :, 0], source + place[i] / 10)
 
 
-def test_every_other_image_and_every_patch_is_as_likely():
+def test_all_other_images_and_patches_are_equally_likely():
     step, place = random_others(5000, 8, seeded())
     assert (place.flatten().bincount() / 40_000 - 1 / 8).abs().max() < 0.01
     assert step.min() == 0 and step.max() == 4998
@@ -138,7 +138,7 @@ def test_every_other_image_and_every_patch_is_as_likely():
     assert (few.flatten().bincount() / 60_000 - 1 / 2).abs().max() < 0.01
 
 
-def test_a_lone_image_lies_amid_its_own_patches():
+def test_a_single_image_lies_amid_its_own_patches():
     step, place = random_others(1, 6, seeded())
     image = torch.rand(1, 3, 8, 12)
     own, made = patchify(image, (4, 4))[0], patchify(patches_of_others(image, (4, 4), step, place), (4, 4))[0]

@@ -21,7 +21,7 @@ anything = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 24), s
 # the authors' examples
 
 
-def test_fisheye_is_the_authors():
+def test_fisheye_equals_the_authors():
     centre, twist = ORACLE["fisheye_centre_xy"].expand(2, 2), ORACLE["fisheye_twist"].expand(2)
     assert_close(fisheye(ORACLE["images"], centre, twist), ORACLE["fisheye"])
 
@@ -31,7 +31,7 @@ def test_fisheye_is_the_authors():
 
 @quick
 @given(anything)
-def test_degradations_that_do_nothing(shape):
+def test_degradations_without_effect(shape):
     b, c, h, w = shape
     images = torch.rand(b, c, h, w)
     delta = torch.zeros(b, 1, 5, 5)
@@ -99,7 +99,7 @@ def test_zoom_in_shows_the_part_at_the_corner_with_as_many_pixels_as_it_says():
 # bending
 
 
-def test_fisheye_keeps_the_centre_enlarges_around_it_and_shows_nothing_from_outside():
+def test_fisheye_keeps_the_centre_and_shows_nothing_from_outside():
     x, y = torch.meshgrid(torch.linspace(-1, 1, 65), torch.linspace(-1, 1, 49), indexing="xy")
     images = torch.stack([x, y])[None].expand(2, -1, -1, -1)  # each pixel contains its coordinates
     centre = torch.tensor([[0.5, -0.25], [-1.0, 1.0]])
@@ -110,7 +110,7 @@ def test_fisheye_keeps_the_centre_enlarges_around_it_and_shows_nothing_from_outs
     assert bent[1, :, -1, 0].tolist() == pytest.approx([-1, 1])
 
 
-def test_fisheye_fills_with_zero_what_lies_outside():
+def test_fisheye_fills_the_outside_with_zeros():
     images = torch.ones(1, 2, 33, 33)
     bent = fisheye(images, torch.zeros(1, 2), torch.tensor([-0.5]))
     assert (bent[:, :, 0, 0] == 0).all() and torch.allclose(bent[:, :, 16, 16], torch.ones(1, 2))

@@ -14,7 +14,7 @@ from patchloom.withhold.degrade import (
 )
 
 
-def test_every_place_is_drawn_alike_and_fits():
+def test_places_are_uniform_and_fit():
     sizes, size = [(2, 5), (4, 3)], (4, 6)
     which = draw_index(2, 40_000, seeded(0))
     top, left = random_places(sizes, which, size, seeded(1))
@@ -61,7 +61,7 @@ def test_kernels_as_convolutions_are_initialised_lie_around_zero(init, deviation
     torch.testing.assert_close((usual[centre] - 1 / side**2) / 0.02, kernels[centre] * side / deviation)
 
 
-def test_every_corner_is_drawn_alike():
+def test_corners_are_uniform():
     corners = random_corners(torch.tensor([[2.0, 3.0]]).expand(60_000, 2), seeded())
     assert corners.dtype == torch.int64
     places = (corners[:, 0] * 4 + corners[:, 1]).bincount() / 60_000

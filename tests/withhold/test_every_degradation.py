@@ -77,7 +77,7 @@ each = pytest.mark.parametrize("degrade", ALL.values(), ids=ALL)
 
 
 @each
-def test_size_and_type_stay_and_input_is_not_written_on(degrade):
+def test_size_and_type_stay_and_the_input_is_not_modified(degrade):
     for dtype in (torch.float32, torch.bfloat16):
         images = torch.rand(3, 3, 21, 30).to(dtype)
         before = images.clone()
@@ -88,7 +88,7 @@ def test_size_and_type_stay_and_input_is_not_written_on(degrade):
 
 @pytest.mark.parametrize("c", [1, 2, 3, 4, 5])
 @each
-def test_channels_are_treated_alike(degrade, c):
+def test_channels_are_treated_equally(degrade, c):
     if degrade is ALL["decolorize"]:
         pytest.skip("for colours only")
     images = torch.rand(3, c, 21, 30)
@@ -147,7 +147,7 @@ def test_no_shape_or_branch_depends_on_values(degrade):
 
 @pytest.mark.gpu
 @each
-def test_a_gpu_does_the_same_and_never_waits(degrade):
+def test_a_gpu_gives_the_same_and_never_waits(degrade):
     images = torch.rand(4, 3, 21, 30)
     on_gpu = images.cuda()
     degrade(on_gpu, seeded())  # the first call loads libraries

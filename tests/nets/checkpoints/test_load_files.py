@@ -26,7 +26,7 @@ WRAPPINGS = {
 
 
 @pytest.mark.parametrize("kind", WRAPPINGS)
-def test_wrappings_and_prefixes_are_found(tmp_path, kind):
+def test_wrappers_and_prefixes_are_recognised(tmp_path, kind):
     source, vit = theirs(), ours()
     done = load_published(vit, written(tmp_path / "weights.pth", WRAPPINGS[kind](dict(source.state_dict()))))
     same(vit, source, torch.randn(1, 3, 16, 16))
@@ -36,7 +36,7 @@ def test_wrappings_and_prefixes_are_found(tmp_path, kind):
 
 
 @pytest.mark.parametrize("nested", [True, False])
-def test_of_student_and_teacher_the_teacher_is_taken_and_the_rest_is_told(tmp_path, nested):
+def test_the_teacher_is_preferred_and_the_rest_is_reported(tmp_path, nested):
     student, teacher = theirs(seed=1).state_dict(), theirs(seed=2).state_dict()
     head = {"head.mlp.0.weight": torch.zeros(3, 3)}
     states = {
@@ -67,7 +67,7 @@ def test_a_decoder_with_as_many_blocks_is_not_the_encoder(tmp_path):
     same(vit, source, torch.randn(1, 3, 16, 16))
 
 
-def test_what_papers_keep_beside_their_weights_is_passed_over(tmp_path, monkeypatch):
+def test_other_contents_of_papers_files_are_skipped(tmp_path, monkeypatch):
     yacs = ModuleType("yacs.config")
     yacs.CfgNode = type("CfgNode", (dict,), {"__module__": "yacs.config", "__qualname__": "CfgNode"})
     monkeypatch.setitem(sys.modules, "yacs", ModuleType("yacs"))
@@ -134,7 +134,7 @@ def test_a_dict_with_other_attributes_is_a_dict(tmp_path):
     same(vit, theirs(), torch.randn(1, 3, 16, 16))
 
 
-def test_damaged_files_are_refused_in_one_sentence(tmp_path):
+def test_damaged_files_are_rejected_in_one_sentence(tmp_path):
     whole = {suffix: written(tmp_path / f"whole.{suffix}", theirs().state_dict()) for suffix in ("pth", "safetensors")}
     cases = {}
     for suffix, path in whole.items():

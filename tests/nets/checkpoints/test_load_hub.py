@@ -75,7 +75,7 @@ def test_features_are_those_of_transformers(tmp_path, name, more):
 
 
 @pytest.mark.parametrize("name", ["ViTModel", "ViTMAEForPreTraining", "Dinov2WithRegistersModel"])
-def test_names_of_transformers_classes_are_read_as_those_that_it_saves(tmp_path, name):
+def test_names_of_transformers_classes_are_read_like_saved_names(tmp_path, name):
     """Names of transformers' classes since 5.0, as in a saved state_dict, differ from those in its files."""
     model = made(name, tmp_path)
     first, second = Weights(tmp_path), Weights(written(tmp_path / "own.pth", model.state_dict()))
@@ -86,7 +86,7 @@ def test_names_of_transformers_classes_are_read_as_those_that_it_saves(tmp_path,
     assert all(torch.equal(one, other) for one, other in zip(*(vit.state_dict().values() for vit in vits), strict=True))
 
 
-def test_each_says_whose_program_trained_it(tmp_path):
+def test_the_original_program_is_recognised(tmp_path):
     made("Dinov2Model", tmp_path / "dinov2", pixels=None)
     made("ViTMAEForPreTraining", tmp_path / "mae", pixels=None)
     made("ViTModel", tmp_path / "vit", pixels=None)
@@ -100,7 +100,7 @@ def test_each_says_whose_program_trained_it(tmp_path):
         load_published(ours(num_heads=2), tmp_path / "vit")
 
 
-def test_the_decoder_of_transformers_mae_goes_on(tmp_path):
+def test_the_decoder_of_transformers_mae_is_loaded(tmp_path):
     model = made("ViTMAEForPreTraining", tmp_path)
     weights = Weights(tmp_path)
     vit = ours(positions="sincos", **weights.architecture.options)
@@ -124,7 +124,7 @@ def test_the_decoder_of_transformers_mae_goes_on(tmp_path):
         },
     ],
 )
-def test_a_folder_of_timms(tmp_path, arguments):
+def test_a_folder_in_timms_format(tmp_path, arguments):
     torch.manual_seed(0)
     model = timm.create_model(**arguments, num_classes=5).eval()
     own = {name: value for name, value in arguments.items() if name != "model_name"}
@@ -177,7 +177,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("change", BROKEN)
-def test_what_a_configuration_may_not_say(tmp_path, change):
+def test_invalid_values_in_a_configuration(tmp_path, change):
     made("ViTModel", tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | BROKEN[change]))
@@ -188,7 +188,7 @@ def test_what_a_configuration_may_not_say(tmp_path, change):
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 10**5, "\udcff", "x" * 2**21])
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
-def test_a_configuration_that_is_none(tmp_path, file, content):
+def test_an_invalid_configuration(tmp_path, file, content):
     made("ViTModel", tmp_path)
     (tmp_path / file).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(PatchloomError, match=f"{file} cannot be read as a configuration"):

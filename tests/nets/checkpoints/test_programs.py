@@ -50,7 +50,7 @@ def fitting_task(oracle: Oracle):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("prefix", ["", "module."])
-def test_a_whole_task_goes_on(tmp_path, name, prefix):
+def test_a_complete_task_is_loaded(tmp_path, name, prefix):
     oracle = Oracle(name)
     saved = {part: state for part, state in oracle.saved().items() if isinstance(state, dict)}
     saved = {part: {prefix + key: value for key, value in state.items()} for part, state in saved.items()}
@@ -65,7 +65,7 @@ def test_a_whole_task_goes_on(tmp_path, name, prefix):
 
 
 @pytest.mark.parametrize("name", ["lut", "extrema"])
-def test_student_and_teacher_are_told_apart(tmp_path, name):
+def test_student_and_teacher_are_distinguished(tmp_path, name):
     oracle = Oracle(name)
     path = written(tmp_path / "theirs.pth", oracle.saved())
     student, teacher = (oracle.encoder(class_token=name == "lut") for _ in range(2))
@@ -77,7 +77,7 @@ def test_student_and_teacher_are_told_apart(tmp_path, name):
     assert torch.equal(student.state_dict()["norm.bias"], oracle.under("w.")["encoder.norm.bias"])
 
 
-def test_another_task_leaves_the_rest_and_says_whose_it_is(tmp_path):
+def test_another_task_leaves_the_rest_out_and_names_its_task(tmp_path):
     oracle = Oracle("mae")
     path, vit = written(tmp_path / "mae.pth", oracle.saved()), oracle.encoder()
     done = load_published(vit, path, task="droppos")
@@ -88,7 +88,7 @@ def test_another_task_leaves_the_rest_and_says_whose_it_is(tmp_path):
     assert all(torch.equal(value, before[name]) for name, value in task.state_dict().items())
 
 
-def test_a_decoder_of_other_sizes_is_left_as_a_whole_with_advice(tmp_path):
+def test_a_decoder_of_other_sizes_is_left_out_with_advice(tmp_path):
     oracle = Oracle("droppos_plain")
     path = written(tmp_path / "theirs.pth", oracle.saved())
     vit = oracle.encoder()
@@ -107,7 +107,7 @@ def test_a_decoder_of_other_sizes_is_left_as_a_whole_with_advice(tmp_path):
     assert "position decoder (answer.bias is 36 there and 25 here)" in left
 
 
-def test_a_teacher_without_its_students_heads_is_left(tmp_path):
+def test_a_teacher_without_its_students_heads_is_left_out(tmp_path):
     oracle = Oracle("extrema")
     path, vit = written(tmp_path / "theirs.pth", oracle.saved()), oracle.encoder(class_token=False)
     done = load_published(vit, path, task="extrema")
@@ -120,7 +120,7 @@ def test_a_teacher_without_its_students_heads_is_left(tmp_path):
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_a_teacher_that_is_not_there_begins_as_its_student_and_what_is_not_finite_is_left(tmp_path):
+def test_a_missing_teacher_starts_as_its_student_and_nonfinite_weights_are_left_out(tmp_path):
     oracle = Oracle("lut")
     saved = oracle.saved()
     del saved["model_ema"]
@@ -135,7 +135,7 @@ def test_a_teacher_that_is_not_there_begins_as_its_student_and_what_is_not_finit
         assert torch.equal(value, agreement.teacher.projection.state_dict()[name])
 
 
-def test_class_attention_of_another_depth_is_left_with_advice(tmp_path):
+def test_class_attention_of_another_depth_is_left_out_with_advice(tmp_path):
     oracle = Oracle("extrema")
     path, vit = written(tmp_path / "theirs.pth", oracle.saved()), oracle.encoder(class_token=False)
     done = load_published(vit, path, task="extrema")
@@ -259,7 +259,7 @@ def test_simmim_is_a_start_and_never_evaluated(tmp_path):
         load_pretrained(path)
 
 
-def test_queries_keys_and_values_apart_become_one(tmp_path):
+def test_separate_queries_keys_and_values_become_one(tmp_path):
     source = theirs()
     state = {}
     for name, value in source.state_dict().items():
@@ -299,7 +299,7 @@ def test_usual_sizes_are_known(state, model, heads, side, options):
     assert infer_architecture({name: value for name, value in state.items() if "fc1" not in name}) is None
 
 
-def test_heads_that_are_not_as_usual():
+def test_unusual_numbers_of_heads():
     assert infer_architecture(sized(384, 11)) is None and infer_architecture(sized(400, 12)) is None
     moco = recognise(
         [
@@ -396,7 +396,7 @@ def test_extremas_heads_can_be_evaluated(tmp_path):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_damaged_weights_are_refused_in_a_sentence_or_left(tmp_path, name):
+def test_damaged_weights_are_rejected_in_a_sentence_or_left_out(tmp_path, name):
     oracle = Oracle(name)
     theirs_names = sorted(oracle.theirs("w."))
     odd = (torch.tensor(1.0), torch.zeros(3, dtype=torch.int64), torch.zeros(2, 2, 2, 2), torch.zeros(0))
@@ -421,7 +421,7 @@ def test_damaged_weights_are_refused_in_a_sentence_or_left(tmp_path, name):
             assert told
 
 
-def test_a_file_of_two_programs_is_read_as_one_of_them(tmp_path):
+def test_a_file_that_fits_two_programs_is_read_as_one_of_them(tmp_path):
     mae, droppos = Oracle("mae"), Oracle("droppos")
     mixed = {"one": mae.theirs("w."), "two": droppos.theirs("w.")}
     vit = droppos.encoder()

@@ -64,7 +64,7 @@ def test_attention_of_the_same_tokens(b, n, h, side):
 
 @here
 @pytest.mark.parametrize("n, m", [(196, 49), (5, 33), (40, 17), (1, 300)])
-def test_attention_to_other_tokens_wherever_they_lie(n, m):
+def test_attention_to_other_tokens_with_any_strides(n, m):
     torch.manual_seed(0)
     q, kv, grad = halves(2, n, 5, 32), halves(2, m, 2, 5, 32), halves(2, n, 5, 32)
     wide = torch.cat([q, q], 3)[..., :32]  # rows with a gap between them
@@ -88,7 +88,7 @@ def test_attention_of_huge_scores_is_finite_and_exact():
 
 @here
 @pytest.mark.parametrize("part", [0, 1, 2])
-def test_what_is_no_number_stays_none(part):
+def test_nan_stays_nan(part):
     # a diverging run is noticed by its loss
     packed = halves(1, 20, 3, 1, 16)
     packed[0, 3, part] = float("nan")
@@ -104,7 +104,7 @@ def test_what_is_no_number_stays_none(part):
 
 
 @here
-def test_what_the_kernels_cannot_read_is_refused():
+def test_unreadable_inputs_are_rejected():
     for wrong in (torch.randn(2, 9, 3, 2, 16), halves(2, 9, 3, 2, 8)):
         with pytest.raises(ValueError, match="the kernel needs torch.bfloat16 of a width that 16 divides, not"):
             native.attention(wrong)
@@ -184,7 +184,7 @@ def test_the_norms_weights_get_their_gradients():
 
 
 @here
-def test_the_operators_keep_torchs_rules():
+def test_the_operators_pass_torchs_opcheck():
     x = halves(2, 9, 3, 2, 16).requires_grad_()
     torch.library.opcheck(ops._attention, (x, None, True), test_utils=("test_schema", "test_faketensor"))
     torch.library.opcheck(
@@ -210,7 +210,7 @@ def gradients_of(task, views, half=True):
 
 @here
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_gets_the_gradients_that_it_gets_from_torch(name):
+def test_every_task_gets_torchs_gradients(name):
     task = build(name).train()
     fuse_attention(task, False)
     views = views_of(task)
@@ -256,7 +256,7 @@ def compiled_gradients_of(task, views, compiler):
     ],
     ids=str,
 )
-def test_blocks_that_the_kernels_do_not_know_stay_on_torchs(options):
+def test_unsupported_blocks_stay_on_torchs_kernels(options):
     torch.manual_seed(0)
     block, tokens = Block(**{"dim": 32, "num_heads": 2, "qkv_bias": True, **options}).eval(), torch.randn(2, 9, 32)
     fuse_attention(block, False)
@@ -269,7 +269,7 @@ def test_blocks_that_the_kernels_do_not_know_stay_on_torchs(options):
 
 
 @here
-def test_in_float32_torch_computes_what_it_always_did():
+def test_float32_runs_on_torchs_kernels():
     torch.manual_seed(0)
     block, tokens = Block(32, 2, qkv_bias=True), torch.randn(2, 9, 32)
     usual = block(tokens)

@@ -25,7 +25,7 @@ def lack(monkeypatch, reason):
     monkeypatch.setattr(performance, "NATIVE", native.KERNELS._replace(missing=lambda: reason))
 
 
-def test_they_are_used_where_they_are():
+def test_available_kernels_are_used():
     assert performance.NATIVE is native.KERNELS
 
 
@@ -37,7 +37,7 @@ def test_they_are_used_where_they_are():
         (lambda patch: patch.setattr(made, "compiler", lambda: None), "g.. was not found"),
     ],
 )
-def test_why_they_cannot_be_had_is_said(change, reason, monkeypatch, tmp_path):
+def test_the_reason_for_missing_kernels_is_reported(change, reason, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # a library compiled by another test would be available
     monkeypatch.setattr(made, "processor", lambda what: " ".join(made._EXTENSIONS))
     monkeypatch.setattr(made, "compiler", lambda: ["g++"])
@@ -47,7 +47,7 @@ def test_why_they_cannot_be_had_is_said(change, reason, monkeypatch, tmp_path):
 
 
 @here
-def test_what_the_compiler_says_is_passed_on(monkeypatch, tmp_path):
+def test_compiler_errors_are_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(made, "compiler", lambda: ["g++", "-include", "nowhere.h"])
     with pytest.raises(
@@ -65,7 +65,7 @@ def test_what_the_compiler_says_is_passed_on(monkeypatch, tmp_path):
 
 
 @here
-def test_they_run_on_torchs_own_threads():
+def test_kernels_run_on_torchs_threads():
     # a second set of threads would compete with torch's for the cores
     code = (
         "import sklearn.utils._openmp_helpers, torch; from patchloom.nets import native; native.library()\n"
@@ -78,7 +78,7 @@ def test_they_run_on_torchs_own_threads():
     assert path.startswith(str(Path(torch.__file__).parent)) and found == "1"
 
 
-def test_they_are_chosen_where_they_are_faster_and_can_be_had(monkeypatch):
+def test_kernels_are_chosen_if_faster_and_available(monkeypatch):
     spec = EncoderSpec("nano", (32, 32), 8)
     lack(monkeypatch, None)
     monkeypatch.setattr(performance, "fused_gain", lambda *shape: 2.0)
@@ -106,14 +106,14 @@ def test_they_are_chosen_where_they_are_faster_and_can_be_had(monkeypatch):
     assert defaults.default_kernels("cpu", True, spec, 8) == ("torch", "g++ was not found")
 
 
-def test_asking_for_them_where_they_do_nothing_is_refused(tmp_path):
+def test_kernels_without_effect_are_rejected(tmp_path):
     with pytest.raises(PatchloomError, match="--kernels native needs bfloat16 on a CPU: add --precision bfloat16"):
         pretrain("shapes:40", "mae", out=tmp_path / "run", kernels="native", precision="float32", epochs=1)
     assert not (tmp_path / "run").exists()
 
 
 @here
-def test_a_run_goes_on_where_they_cannot_be_had_and_says_so(tmp_path, monkeypatch, capsys):
+def test_a_run_resumes_without_the_kernels_and_reports_it(tmp_path, monkeypatch, capsys):
     (tmp_path / "images").mkdir()
     for i in range(40):
         Image.effect_noise((16, 16), 50).save(tmp_path / "images" / f"{i}.png")

@@ -44,14 +44,14 @@ def without_compiler(monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
 
 
-def test_a_kept_library_needs_no_compiler(small, monkeypatch):
+def test_a_cached_library_needs_no_compiler(small, monkeypatch):
     compile_elsewhere(small)
     without_compiler(monkeypatch)
     assert made.compiler() is None and made.lacking() is None and made.missing() is None
     assert made.library().answer() == 42
 
 
-def test_nor_the_same_compiler(small, monkeypatch):
+def test_a_cached_library_works_with_another_compiler(small, monkeypatch):
     compile_elsewhere(small)
     written = library_path(small).stat()
     monkeypatch.setattr(made, "compiler", lambda: ["/another/g++-99"])
@@ -59,14 +59,14 @@ def test_nor_the_same_compiler(small, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [0, 10, 0.5, -40, -1])
-def test_one_that_was_cut_is_compiled_again(small, length):
+def test_a_truncated_library_is_compiled_again(small, length):
     compile_elsewhere(small)
     content = library_path(small).read_bytes()
     library_path(small).write_bytes(content[: int(len(content) * length) if 0 < length < 1 else length])
     assert made.library().answer() == 42 and made._is_intact(library_path(small))
 
 
-def test_one_that_was_changed_is_refused_without_a_compiler(small, monkeypatch):
+def test_a_changed_library_is_rejected_without_a_compiler(small, monkeypatch):
     compile_elsewhere(small)
     content = bytearray(library_path(small).read_bytes())
     content[len(content) // 2] ^= 1
@@ -77,7 +77,7 @@ def test_one_that_was_changed_is_refused_without_a_compiler(small, monkeypatch):
         made.library()
 
 
-def test_one_of_another_system_is_compiled_again(small, monkeypatch):
+def test_a_library_of_another_system_is_compiled_again(small, monkeypatch):
     """A complete library that cannot be loaded here, for example in a folder shared by several machines."""
     foreign = b"\x7fELF" + bytes(100)
     small.mkdir(parents=True)
