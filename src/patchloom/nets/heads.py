@@ -204,7 +204,7 @@ def _vectors(net: nn.Module) -> list[str]:
 # Image representations: the class token, a mean of tokens, or the output of an instance head.
 
 
-POOLED = {  # in words
+POOLED = {  # descriptions
     "class": "the class token",
     "prefix": "the mean of class token and registers",
     "mean": "the mean of the patch tokens",

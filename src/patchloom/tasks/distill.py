@@ -23,7 +23,7 @@ class Distill(Task):
         encoder: ViT to train.
         features_of: teacher (required): timm:NAME, a run's folder, or a file of weights.
         mask_ratio: fraction of the patches that is replaced, each independently (EVA masks blocks).
-        loss: cosine, as in EVA, or smooth_l1, as in MaskDistill.
+        loss: loss on the features: cosine, as in EVA, or smooth_l1, as in MaskDistill.
         features_model: timm's name of the teacher's model, if features_of is a file of weights alone.
 
     Raises:

@@ -34,8 +34,8 @@ class ExtreMA(Task):
         mask_ratio: fraction γ of the patches that is removed.
         masks: number of disjoint masks per image, compared with one output of the teacher; auto: 5, as in the paper's
             main result (Table 7), or fewer if there are too few patches.
-        loss: byol, or infonce with the other images of all processes as negatives; auto: byol, as in the paper's main
-            results, but infonce in trainings of fewer than 20,000 updates, where byol collapses.
+        loss: agreement loss: byol, or infonce with the other images of all processes as negatives; auto: byol, as in
+            the paper's main results, but infonce in trainings of fewer than 20,000 updates, where byol collapses.
         temperature: τ of infonce; auto: 0.2.
         class_token: image representation: a class token in class-attention blocks after the encoder (cait), the
             encoder's own class token (vit), or the mean of its patch tokens (mean).

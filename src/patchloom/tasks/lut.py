@@ -38,7 +38,8 @@ class LUT(Task):
 
     Args:
         encoder: ViT to train.
-        base: mae removes masked patches and decodes their pixels; simmim replaces them by a mask token.
+        base: masked-image method: mae removes masked patches and decodes their pixels; simmim replaces them by a mask
+            token.
         mask_ratio: fraction γ of the patches that is withheld from each view; auto: 0.75 on mae, 0.6 on simmim.
         context_weight: weight of the broader-context loss: agreement of the unmasked tokens with the teacher.
         pixel_weight: weight of the pixel loss on the first view; 0: the broader-context loss alone.

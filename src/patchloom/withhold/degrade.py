@@ -129,7 +129,7 @@ def wave(images: Tensor, amplitude: Tensor, phase: Tensor, waves: float = 1.5) -
     check_shape("phase", phase, (b,))
     x, y = (torch.linspace(-1, 1, side, device=images.device) for side in (w, h))
     turns = waves * (x + 1) / 2 + phase.float()[:, None]
-    lower = amplitude.float()[:, None] * torch.sin(2 * pi * turns) * (2 * h / max(1, h - 1))  # h-1 pixels are 2
+    lower = amplitude.float()[:, None] * torch.sin(2 * pi * turns) * (2 * h / max(1, h - 1))  # h-1 pixels span 2
     grid = torch.stack(torch.broadcast_tensors(x, y[None, :, None] + lower[:, None]), -1)
     return _sample(images, grid, padding_mode="zeros", align_corners=True)
 

@@ -44,7 +44,7 @@ def _threads() -> ctypes.c_int:
 
 
 def attention(q: Tensor, kv: Tensor | None = None) -> Tensor:
-    """Multi-head attention: softmax(q kᵀ / √d) v.
+    """Compute multi-head attention: softmax(q kᵀ / √d) v.
 
     Args:
         q: [b n h d] queries in bfloat16; or [b n 3 h d], queries, keys and values of the same tokens.
