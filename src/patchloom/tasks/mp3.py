@@ -35,7 +35,7 @@ class MP3(Task):
     Args:
         encoder: ViT to train; without position embeddings, unless some patches keep their position.
         context_mask_ratio: fraction η of the patches that are queries only, neither keys nor values; auto: the paper's
-            for images of this size: 0.75 from 100 patches (ImageNet), 0.8 from 64 patches of 8 pixels or more (Tiny
+            for such a grid: 0.75 from 100 patches (ImageNet), 0.8 from 64 patches of 8 pixels or more (Tiny
             ImageNet), else 0.5 (CIFAR-100).
         known_positions: fraction of the patches that keep their position embedding (5 % in the paper's speech models).
 

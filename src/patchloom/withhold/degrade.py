@@ -113,8 +113,8 @@ def fisheye(images: Tensor, centre: Tensor, twist: Tensor) -> Tensor:
 def wave(images: Tensor, amplitude: Tensor, phase: Tensor, waves: float = 1.5) -> Tensor:
     """Shift the columns of each image along a sine wave (Beyond Masking, appendix A.3: a horizontal wave).
 
-    The column at x, from 0 at the centre of the first pixel to 1 at that of the last, shows the input lower by
-    ``amplitude * sin(2 pi * (waves * x + phase))`` heights, sampled bilinearly. Whole columns move up and down; nothing
+    The column at x, from 0 at the centre of the first pixel to 1 at that of the last, shows the input from
+    ``amplitude * sin(2 pi * (waves * x + phase))`` heights further down, sampled bilinearly. Whole columns move up and down; nothing
     moves sideways. Outside is 0, the mean colour of normalised images.
 
     Args:
