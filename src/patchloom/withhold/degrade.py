@@ -114,8 +114,8 @@ def wave(images: Tensor, amplitude: Tensor, phase: Tensor, waves: float = 1.5) -
     """Shift the columns of each image along a sine wave (Beyond Masking, appendix A.3: a horizontal wave).
 
     The column at x, from 0 at the centre of the first pixel to 1 at that of the last, shows the input from
-    ``amplitude * sin(2 pi * (waves * x + phase))`` heights further down, sampled bilinearly. Whole columns move up and down; nothing
-    moves sideways. Outside is 0, the mean colour of normalised images.
+    ``amplitude * sin(2 pi * (waves * x + phase))`` heights further down, sampled bilinearly. Whole columns
+    move up and down; nothing moves sideways. Outside is 0, the mean colour of normalised images.
 
     Args:
         images: [b c h w].
