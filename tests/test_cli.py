@@ -200,7 +200,7 @@ def test_folders_without_images(capsys, tmp_path):
         (["pretrain", "shapes:50", "--model", "vit_tinny_patch16_224"], "did you mean vit_tiny_patch16_224"),
         (
             ["pretrain", "shapes:50", "--model", "resnet18"],
-            "resnet18 is timm's ResNet, and patchloom serves its plain VisionTransformer and SwinTransformer only",
+            "resnet18 is timm's ResNet, and patchloom supports plain VisionTransformer and SwinTransformer only",
         ),
         (
             ["pretrain", "shapes:50", "--model", "vit_base_patch16_dinov3"],
@@ -208,7 +208,7 @@ def test_folders_without_images(capsys, tmp_path):
         ),
         (
             ["pretrain", "shapes:50", "--init", "timm:vit_small_patch16_dinov3.lvd1689m"],
-            "is timm's Eva, and patchloom serves its plain VisionTransformer and SwinTransformer only: the nearest of "
+            "is timm's Eva, and patchloom supports plain VisionTransformer and SwinTransformer only: the nearest of "
             "these is vit_small_patch14_dinov2.lvd142m",
         ),
         (["pretrain", "shapes:50", "--img_size", "60", "--patch_size", "8"], "do not divide images of 60x60"),

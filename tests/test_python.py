@@ -78,7 +78,7 @@ SLIPS = {
             {"task": 5},
             "--task cannot be an object of type int: it takes a name, FILE.py:CLASS, or a class",
         ),
-        (("shapes",), {"task": int}, "int is no pretext task: derive its class from patchloom.tasks.task.Task"),
+        (("shapes",), {"task": int}, "int is not a pretext task: derive its class from patchloom.tasks.task.Task"),
         (("shapes",), {"model": 5}, "--model cannot be 5: give a name, or a dict of a name and sizes"),
         (("shapes",), {"init": 5}, "--init cannot be 5: it takes text"),
         (("shapes",), {"out": 5}, "--out cannot be 5: it takes text or a path"),

@@ -313,7 +313,7 @@ def test_a_model_is_no_encoder(run: Path, squares: object) -> None:
     options = {**OPTIONS["segment"], "control": False, "out": str(run / "model.safetensors")}
     evaluate("segment", run, "data", **options, **COMMON)
     evaluate("segment", run, "data", **options, **COMMON)  # its own model is written again
-    with pytest.raises(PatchloomError, match="is a file that patchloom wrote, but not encoder weights"):
+    with pytest.raises(PatchloomError, match="was written by patchloom, but is not encoder weights"):
         evaluate("segment", run / "model.safetensors", "data", **OPTIONS["segment"], **COMMON)
 
 

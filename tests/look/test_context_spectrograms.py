@@ -82,8 +82,8 @@ def test_frames_stand_in_disorder_and_where_they_were_put():
     assert back[:2].tolist() == [9, 10]  # means of 0, whose position was given, and 18, and of 1 and 19
     assert back[4:].tolist() == [*range(2, 18)] and back[2:4].isnan().tolist() == [True, True]
     off = (16 * 2 + 2 * 18) / 19
-    assert "19 of 20 frames" in sheet.caption and f"{1 / 19:.1%} are placed rightly (top-1)" in sheet.caption
-    assert "of 100.0% the right place is among" in sheet.caption
+    assert "19 of 20 frames" in sheet.caption and f"{1 / 19:.1%} are predicted correctly (top-1)" in sheet.caption
+    assert "100.0% are among" in sheet.caption
     assert f"{off:.1f} frames ({10 * off:.0f} ms) off." in sheet.caption
 
 

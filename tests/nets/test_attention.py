@@ -1,4 +1,4 @@
-"""Attention is read beside the blocks: it is what they compute themselves, and they compute what they always do."""
+"""Attention weights computed beside the blocks equal those inside, and the blocks run unchanged."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ KINDS = {
 
 
 def moved(net):
-    """Away from the first weights, where zeros would hide mistakes."""
+    """Change the initial weights, in which zeros would hide errors."""
     with torch.no_grad():
         for weight in net.parameters():
             weight.add_(torch.randn_like(weight) * 0.2)
@@ -45,7 +45,7 @@ def tiny(size=(16, 24), p=8, channels=3, positions="sincos", **options):
 
 
 def hooked(net, run):
-    """What each softmax of ``net`` gave while ``run`` ran with explicit attention: the input of its dropout."""
+    """Record the output of each softmax of ``net`` during ``run`` with explicit attention: the input of its dropout."""
     found = []
     drops = [module for name, module in net.named_modules() if name.endswith("attn_drop")]
     hooks = [drop.register_forward_pre_hook(lambda _, given: found.append(given[0])) for drop in drops]
@@ -69,7 +69,7 @@ def test_weights_are_those_of_the_stock_blocks(options, size, p, channels):
     for mine, its in zip(weights, hooked(vit, lambda: encode(vit, given)), strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(mine.sum(-1), torch.ones(2, 4, t))
-        assert mine.std(-1).mean() > 0.01  # not the uniform ones, on which any two would agree
+        assert mine.std(-1).mean() > 0.01  # not uniform weights, for which any two would agree
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -1,4 +1,4 @@
-"""The guest: equal to timm on whole images, blind to what is withheld, refused by name where it cannot be served."""
+"""Encoders: equal to timm on whole images, blind to withheld parts, rejected by name if unsupported."""
 
 import pytest
 import timm
@@ -31,7 +31,7 @@ KINDS = {
 def tiny(size=(24, 24), p=8, channels=3, **options):
     torch.manual_seed(0)
     vit = build_encoder(EncoderSpec("vit_tiny_patch16_224", size, p, channels, options={**TINY, **options}))
-    with torch.no_grad():  # zero biases and positions would hide mistakes
+    with torch.no_grad():  # zero biases and positions would hide errors
         for weight in vit.parameters():
             weight.add_(torch.randn_like(weight) * 0.05)
     return vit.eval()
@@ -47,7 +47,7 @@ def test_whole_images_give_timms_features(options, size, p, channels):
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-def test_layers_of_patches_are_what_blocks_give(options):
+def test_patch_layers_are_outputs_of_blocks(options):
     vit = tiny((16, 40), **options)
     images, seen = torch.randn(2, 3, 16, 40), []
     handles = [one.register_forward_hook(lambda _, given, out: seen.append(out)) for one in (*vit.blocks, vit.norm)]
@@ -65,7 +65,7 @@ SIDES = st.sampled_from([(4, 4), (6, 2), (5, 1)])  # of a patch
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 5), SIDES, st.floats(0.1, 0.9), st.integers(0, 2**31))
-def test_masked_pixels_change_nothing_and_order_only_order(rows, columns, p, share, seed):
+def test_masked_pixels_change_nothing_and_order_changes_only_order(rows, columns, p, share, seed):
     n = rows * columns
     vit = build_encoder(EncoderSpec("vit_tiny_patch16_224", (rows * p[0], columns * p[1]), p, options=TINY)).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -86,7 +86,7 @@ def test_masked_pixels_change_nothing_and_order_only_order(rows, columns, p, sha
 
 
 def test_dropped_positions_are_unknown():
-    """Two patches that swap places cannot be told apart once their positions are dropped."""
+    """Two patches that swap places have the same features once their positions are dropped."""
     vit = tiny()
     images = torch.randn(1, 3, 24, 24)
     patches = patchify(images, (8, 8))
@@ -149,7 +149,7 @@ DROPOUT = {"pos_drop_rate": 0.2, "attn_drop_rate": 0.2, "proj_drop_rate": 0.2}
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_dropout_is_timms_in_training_and_none_in_eval(fused):
+def test_dropout_equals_timms_in_training_and_is_off_in_eval(fused):
     vit, images = tiny(**DROPOUT), torch.randn(2, 3, 24, 24)
     fuse_attention(vit, fused)
     plain = encode(tiny(), all_patches(images, 9))
@@ -169,7 +169,7 @@ def test_each_dropout_acts_where_few_patches_are_keys_and_on_what_would_run_nati
     fuse_attention(vit, fused)
     use_kernels(vit, "native")
     given = limit_context(all_patches(torch.randn(2, 3, 24, 24), 9), torch.tensor([[0, 4, 8], [1, 2, 3]]))
-    for half in (False, one != "pos_drop_rate"):  # that leaves the blocks to our kernels, which not every CPU can run
+    for half in (False, one != "pos_drop_rate"):  # leaves the blocks to the native kernels, which not every CPU can run
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             first, second = encode(vit, given), encode(vit, given)
         assert (first - second).abs().mean() > 0.01
@@ -206,18 +206,18 @@ def test_fixed_positions(options):
         ("swinv2_tiny_window8_256", "SwinTransformerV2"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(model, said):
+def test_unsupported_models_are_rejected_by_name(model, said):
     with pytest.raises(PatchloomError, match=said):
         build_encoder(EncoderSpec(model, (224, 224), 16))
 
 
-def test_stock_models_with_foreign_blocks_are_refused():
+def test_stock_models_with_foreign_blocks_are_rejected():
     vit = timm.create_model("vit_tiny_patch16_224", block_fn=timm.models.vision_transformer.ResPostBlock)
     with pytest.raises(PatchloomError, match="ResPostBlock"):
         check_servable(vit, "vit_tiny_patch16_224")
 
 
-def test_sizes_that_do_not_fit_are_refused():
+def test_sizes_that_do_not_fit_are_rejected():
     with pytest.raises(PatchloomError, match="patches of 16 pixels do not divide images of 100x96"):
         build_encoder(EncoderSpec("nano", (100, 96), 16))
     with pytest.raises(PatchloomError, match="40x2 pixels do not divide images of 50x97: .* of 40x2, such as 40x96"):

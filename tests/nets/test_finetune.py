@@ -1,4 +1,4 @@
-"""Which weights of an encoder stay as they are, and that nothing is kept for their way back."""
+"""Freezing of weights: only the last blocks are trained, and no activations are kept for the others."""
 
 import pytest
 import swins
@@ -19,12 +19,12 @@ def vit(positions="learned", **options):
 
 
 def trained(net):
-    """The first two parts of the names of parameters that are trained; where there are blocks, with their numbers."""
+    """Return the first two parts of the names of trained parameters, such as blocks with their numbers."""
     return {".".join(name.split(".")[:2]) for name, weight in net.named_parameters() if weight.requires_grad}
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_the_last_blocks_and_the_last_norm_are_trained_and_nothing_else(count):
+def test_only_the_last_blocks_and_norm_are_trained(count):
     net = vit()
     assert block_count(net) == 3
     kept = kept_names(net, count)
@@ -34,13 +34,13 @@ def test_the_last_blocks_and_the_last_norm_are_trained_and_nothing_else(count):
     assert sorted(kept) == sorted(name for name, weight in net.named_parameters() if not weight.requires_grad)
 
 
-def test_what_is_never_trained_is_not_told_as_kept():
+def test_parameters_that_are_never_trained_are_not_listed():
     assert "pos_embed" not in kept_names(vit("sincos"), 1)
     train_last_blocks(net := vit("sincos"), 3)
     assert not net.pos_embed.requires_grad
 
 
-def test_more_blocks_than_there_are_are_refused():
+def test_too_many_blocks_are_rejected():
     with pytest.raises(PatchloomError, match="--train_blocks 4 is more than the 3 blocks of the encoder: give fewer"):
         train_last_blocks(vit(), 4)
 
@@ -63,7 +63,7 @@ def test_blocks_of_a_swin_are_counted_through_its_stages(count, wanted):
 
 
 def kept_elements(net, blank=None):
-    """How many numbers autograd keeps of a pass, beside the weights."""
+    """Count the numbers that autograd keeps of a forward pass, besides the weights."""
     own = {weight.data_ptr() for weight in net.parameters()}
     kept = {}
 
@@ -82,11 +82,11 @@ def kept_elements(net, blank=None):
     return sum(kept.values())
 
 
-def test_nothing_is_kept_of_the_first_blocks_unless_a_token_before_them_is_trained():
+def test_no_activations_are_kept_of_frozen_blocks_unless_a_token_is_trained():
     one, last = vit(), vit()
     train_last_blocks(one, 1)
     train_last_blocks(last, 1)
-    last.blocks = last.blocks[2:]  # an encoder of nothing but the block that is trained
+    last.blocks = last.blocks[2:]  # an encoder of only the trained block
     assert kept_elements(one) == kept_elements(last) < 0.5 * kept_elements(vit())
     token = torch.nn.Parameter(torch.zeros(32))
     assert kept_elements(one) < kept_elements(one, token) < kept_elements(vit(), token)

@@ -1,4 +1,4 @@
-"""Heads: how MLPs are laid out, batch norm equal to torch's, and a class token that asks without answering."""
+"""Heads: layout of MLPs, batch norm equal to torch's, and a class token that only attends."""
 
 import copy
 
@@ -32,7 +32,7 @@ def test_layout_of_mlps(sizes, norm, kinds):
 
 
 def pair(d=6):
-    """Ours and torch's batch norm with the same weights, none of them at its start."""
+    """Return our and torch's batch norm with the same weights, none at its initial value."""
     torch.manual_seed(0)
     theirs = nn.BatchNorm1d(d)
     with torch.no_grad():
@@ -44,7 +44,7 @@ def pair(d=6):
 
 
 def outcome(norm, images, weights):
-    """Output, and gradients with respect to images and weights."""
+    """Return the output, and gradients with respect to images and weights."""
     images = images.clone().requires_grad_()
     output = norm(images)
     gradients = torch.autograd.grad((output.square() * weights).sum(), [images, norm.weight, norm.bias])
@@ -83,7 +83,7 @@ def test_shared_batch_norms_of_a_model_are_torchs(affine, momentum):
 
 
 def test_batch_norm_far_from_zero():
-    """Variance is taken around the mean: that of squares less the square of means would be lost in rounding."""
+    """The variance uses centred values: the mean square minus the squared mean would lose it to rounding."""
     ours, theirs = pair()
     images = torch.randn(16, 6) + 1000
     torch.testing.assert_close(ours(images), theirs(images), rtol=1e-3, atol=1e-3)
@@ -105,7 +105,7 @@ def test_batch_norm_is_float32_under_autocast(training):
     assert linear.weight.grad.isfinite().all() and linear.weight.grad.dtype == ours.weight.grad.dtype == torch.float32
 
 
-def test_batch_norm_wants_two_images_to_train():
+def test_batch_norm_needs_two_images_in_training():
     ours, _ = pair()
     with pytest.raises(ValueError, match="2 or more images"):
         ours(torch.randn(1, 6))
@@ -116,13 +116,13 @@ def test_batch_norm_wants_two_images_to_train():
 def head(depth=2):
     torch.manual_seed(0)
     made = InstanceHead(16, 2, depth)
-    with torch.no_grad():  # zero biases would hide mistakes
+    with torch.no_grad():  # zero biases would hide errors
         for weight in made.parameters():
             weight.add_(torch.randn_like(weight) * 0.1)
     return made
 
 
-def test_patches_are_asked_and_stay_as_they_are():
+def test_patches_are_attended_to_and_do_not_change():
     instance, patches = head(depth=3), torch.randn(4, 7, 16)
     before, asked = patches.clone(), []
     for block in instance.layers:
@@ -135,14 +135,14 @@ def test_patches_are_asked_and_stay_as_they_are():
     assert torch.equal(tokens[0], instance.token.expand(4, 1, 16)) and not torch.equal(tokens[1], tokens[2])
 
 
-def test_the_order_of_patches_means_nothing_and_their_content_does():
+def test_the_content_of_patches_matters_and_their_order_does_not():
     instance, patches = head(), torch.randn(4, 7, 16)
     output = instance(patches)
     torch.testing.assert_close(instance(patches.roll(2, 1)), output)
     other = patches.clone()
     other[1, 3] = torch.randn(16)
     differs = (instance(other) - output).abs().amax(1)
-    assert differs[1] > 1e-3 and differs[[0, 2, 3]].max() < 1e-6  # and images do not see each other
+    assert differs[1] > 1e-3 and differs[[0, 2, 3]].max() < 1e-6  # and images do not affect each other
 
 
 def test_gradients_reach_every_patch_and_every_weight():
@@ -151,5 +151,5 @@ def test_gradients_reach_every_patch_and_every_weight():
     assert (patches.grad.abs().amax(-1) > 1e-6).all()
     for name, weight in instance.named_parameters():
         assert weight.grad is not None
-        if not name.endswith("attn.k.bias"):  # a softmax does not feel it
+        if not name.endswith("attn.k.bias"):  # a softmax ignores it
             assert weight.grad.abs().max() > 1e-6, name

@@ -1,4 +1,4 @@
-"""Blocks in which only some tokens ask, activations that are computed again, and kernels that torch.compile writes."""
+"""Blocks with fewer queries, recomputed activations, and kernels written by torch.compile."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ def gradients(net, loss):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_the_tokens_that_ask_get_what_the_whole_block_gives_them(fused):
+def test_few_queries_get_the_outputs_of_the_whole_block(fused):
     torch.manual_seed(0)
     block = Block(32, 4, qkv_bias=True, qk_norm=True, init_values=0.3)
     fuse_attention(block, fused)
@@ -33,7 +33,7 @@ def test_the_tokens_that_ask_get_what_the_whole_block_gives_them(fused):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
 
-def test_a_decoder_never_computes_what_the_last_block_makes_of_visible_patches():
+def test_a_decoders_last_block_skips_visible_patches():
     torch.manual_seed(0)
     decoder = MAEDecoder(16, 3, torch.randn(12, 16), depth=2, heads=2)
     seen = []
@@ -45,7 +45,7 @@ def test_a_decoder_never_computes_what_the_last_block_makes_of_visible_patches()
     assert seen == [13, 8]
 
 
-def test_a_decoder_without_blocks_answers_too():
+def test_a_decoder_without_blocks_predicts():
     decoder = MAEDecoder(16, 3, torch.randn(12, 16), depth=0, heads=2)
     visible, masked = torch.arange(4).expand(2, 4), torch.arange(4, 12).expand(2, 8)
     assert decoder(torch.randn(2, 5, 16), visible, masked).shape == (2, 8, 3)
@@ -53,7 +53,7 @@ def test_a_decoder_without_blocks_answers_too():
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_activations_that_are_computed_again_change_no_gradient(name):
+def test_recomputed_activations_change_no_gradient(name):
     task = build(name).train()
     views = views_of(task)
     found = []
@@ -77,7 +77,7 @@ def test_activations_that_are_computed_again_change_no_gradient(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_compiled_blocks_have_no_graph_breaks_and_are_compiled_in_the_first_step_only(name, monkeypatch):
-    # what torch.compile would hand to a compiler is run as it is: the graphs are the same, and no compiler is needed
+    # torch.compile's graphs are run uncompiled: the same graphs, without a compiler
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     torch._dynamo.reset()
     counters.clear()

@@ -1,4 +1,4 @@
-"""Swin: equal to timm on whole images and on closed-up ones, and blind to places that are withheld."""
+"""Swin: equal to timm on whole images and on uniformly masked ones, and blind to withheld places."""
 
 import re
 
@@ -42,7 +42,7 @@ def test_whole_images_give_timms_features(size, options, fused):
 def test_swin_t_is_timms():
     torch.manual_seed(0)
     net = build_encoder(EncoderSpec("swin_tiny_patch4_window7_224", (64, 64), 4, positions="none")).eval()
-    assert grid_size(net) == (2, 2)  # of units of 32 pixels
+    assert grid_size(net) == (2, 2)  # from units of 32 pixels
     images = torch.randn(1, 3, 64, 64)
     theirs = net.forward_features(images).flatten(1, 2)
     torch.testing.assert_close(encode(net, all_patches(images, 4)), theirs, rtol=1e-5, atol=1e-5)
@@ -51,7 +51,7 @@ def test_swin_t_is_timms():
     assert not any(getattr(part, "drop_prob", 0) for part in net.modules())  # timm's default is 0.1
 
 
-def test_maps_of_stages_end_in_what_it_gives():
+def test_maps_of_stages_end_in_the_output():
     net, images = swin((32, 48), **DEEP), torch.randn(2, 3, 32, 48)
     maps = list(patch_layers(net, images))
     assert layer_names(net) == ("embedding", "stage 1", "stage 2", "stage 3", "norm")
@@ -73,7 +73,7 @@ def test_uniformly_masked_units_close_up_to_an_image_of_half_the_side(options):
 
 
 def test_a_window_is_no_larger_than_the_closed_up_grid():
-    """timm would shrink the table; here its middle serves, so that an offset keeps its bias."""
+    """timm would resize the table; here its centre is used, so that an offset keeps its bias."""
     net = swin((16, 16), window_size=8)
     visible, masked = uniform_partition(1, grid_size(net), torch.Generator().manual_seed(0))
     images = torch.randn(1, 3, 16, 16)
@@ -108,11 +108,11 @@ def test_without_positions_the_order_of_units_only_orders_the_outputs(size, opti
     order = torch.randperm(k)
     plain, other = features(visible), features(visible[:, order])
     torch.testing.assert_close(other, plain[:, order], rtol=1e-4, atol=1e-5)
-    assert (plain - plain.roll(1, 1)).abs().max() > 1e-2  # or else nothing would be shown
+    assert (plain - plain.roll(1, 1)).abs().max() > 1e-2  # otherwise the test would show nothing
 
 
 def test_without_positions_moved_units_keep_their_features():
-    """The same contents at other places of the image: places are not told by windows, shifts or biases either."""
+    """The same contents at other places of the image: windows, shifts and biases do not reveal places."""
     net, n = swin(**DEEP), 16
     images = torch.randn(1, 3, 32, 32)
     order = torch.randperm(n)
@@ -126,7 +126,7 @@ def test_without_positions_moved_units_keep_their_features():
     assert (other - plain[:, order]).abs().max() > 1e-2
 
 
-def test_a_known_position_tells_its_own_unit_apart():
+def test_a_known_position_changes_only_its_unit():
     net, images = swin(), torch.ones(1, 3, 32, 32)
     given = drop_positions(all_patches(images, 64), torch.arange(1, 64)[None])
     features = encode(net, given, position_token=torch.zeros(()))[0]
@@ -136,7 +136,7 @@ def test_a_known_position_tells_its_own_unit_apart():
 
 
 def test_merging_never_crosses_units():
-    """With attention switched off, what is in a unit reaches its own token alone."""
+    """The content of a unit reaches only its own token with attention switched off."""
     net = swin(**DEEP)
     with torch.no_grad():
         for stage in net.layers:
@@ -185,12 +185,12 @@ def test_half_precision_is_near():
     assert near.dtype == torch.float32 and (near - exact).norm() < 0.05 * exact.norm()
 
 
-def test_what_windows_cannot_take_is_an_error():
+def test_impossible_inputs_are_rejected():
     net = swin()
     given = all_patches(torch.randn(1, 3, 32, 32), 64)
     with pytest.raises(ValueError, match="windows need all 64 units, or one of each 2x2, not 20"):
         encode(net, mask_patches(given, torch.arange(20)[None]))
-    with pytest.raises(ValueError, match="no context"):
+    with pytest.raises(ValueError, match="leave out the context"):
         encode(net, limit_context(given, torch.arange(5)[None]))
 
 
@@ -209,10 +209,10 @@ def test_one_of_each_cell():
     ("spec", "said"),
     [
         (spec_of((30, 32)), "units of 4 pixels, .* do not divide images of 30x32: .* best of 8"),
-        (spec_of(embed_dim=6, num_heads=[1, 2]), "a width that 4 divides, not 6"),
+        (spec_of(embed_dim=6, num_heads=[1, 2]), "divisible by 4, not 6"),
         (EncoderSpec("swin-nano", (32, 32), 2), "leave out --positions sincos"),
         (EncoderSpec("swinv2_tiny_window8_256", (256, 256), 4, positions="none"), "SwinTransformerV2"),
-        (spec_of(always_partition=True), "always_partition of the model is not free"),
+        (spec_of(always_partition=True), "always_partition of the model is set by patchloom"),
         (spec_of(num_heads=3), "--model.num_heads 3 does not fit a Swin of 2 stages: .* such as '.1, 2.'"),
         (spec_of(num_heads=[1, 2, 4]), "num_heads .1, 2, 4. does not fit a Swin of 2 stages"),
         (
@@ -222,7 +222,7 @@ def test_one_of_each_cell():
         (spec_of(class_token=True), "timm cannot build swin_tiny_patch4_window7_224"),
     ],
 )
-def test_what_cannot_be_served_is_refused(spec, said):
+def test_unsupported_swins_are_rejected(spec, said):
     with pytest.raises(PatchloomError, match=said):
         build_encoder(spec)
 
@@ -231,7 +231,7 @@ def test_names_of_swins_are_found():
     assert "swin_tiny_patch4_window7_224" in models_like("swin_tiny")
 
 
-def test_weights_of_other_windows_are_brought_to_these(tmp_path):
+def test_weights_of_other_windows_are_adapted(tmp_path):
     source, net = swin(window_size=3), swin()
     torch.save(source.state_dict(), tmp_path / "swin.pth")
     done = load_published(net, tmp_path / "swin.pth")
@@ -243,7 +243,7 @@ def test_weights_of_other_windows_are_brought_to_these(tmp_path):
 
 
 def theirs(net):
-    """A Swin's weights as Microsoft's program saves them: patch merging ends a stage, and windows are kept."""
+    """A Swin's weights in the format of Microsoft's program: patch merging at the end of a stage, saved windows."""
     named = {}
     for name, value in net.state_dict().items():
         if ".downsample." in name:
@@ -264,7 +264,7 @@ def test_the_authors_names_of_a_swin_become_timms(tmp_path, prefix):
 
 
 @pytest.mark.parametrize("depths", [[2, 2], [1, 1, 1]])
-def test_a_swin_of_other_stages_is_refused_with_its_own(tmp_path, depths):
+def test_a_swin_of_other_stages_is_rejected_with_advice(tmp_path, depths):
     source, net = swin(depths=depths, num_heads=DEEP["num_heads"][: len(depths)]), swin(**DEEP | {"depths": [2, 2, 6]})
     torch.save(source.state_dict(), tmp_path / "swin.pth")
     with pytest.raises(PatchloomError, match=re.escape(f"stages of {depths} blocks and this encoder [2, 2, 6]: give")):

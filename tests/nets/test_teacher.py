@@ -1,4 +1,4 @@
-"""The moving average starts as the student and follows exactly; what no gradient reaches has a precision of its own."""
+"""The moving average starts as the student and follows exactly; passes without gradient have their own precision."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ def net():
 
 
 def changed(student):
-    """The student after something happened to its weights, its running statistics, and its count of batches."""
+    """Return the student after a change of its weights, running statistics, and number of batches."""
     with torch.no_grad():
         for weight in student.parameters():
             weight.add_(torch.randn_like(weight))
@@ -107,12 +107,12 @@ def test_it_stays_in_eval_mode():
         assert task.student.training == mode
         assert not any(module.training for module in task.teacher.modules())
     before = tensors(task.teacher)
-    assert torch.equal(task.teacher.net(images), task.teacher.net(images))  # drops nothing
-    assert same(tensors(task.teacher), before)  # and what it looks at leaves no trace
+    assert torch.equal(task.teacher.net(images), task.teacher.net(images))  # no dropout
+    assert same(tensors(task.teacher), before)  # and a forward pass changes nothing
     assert task.teacher.train() is task.teacher
 
 
-def test_other_parts_are_refused():
+def test_other_parts_are_rejected():
     student, head = net(), nn.Linear(2, 2)
     teacher = Teacher(net=student, head=head)
     before = tensors(teacher)
@@ -122,7 +122,7 @@ def test_other_parts_are_refused():
     with pytest.raises(ValueError, match="shorter"):
         teacher.follow(0.5, net=student, head=nn.Linear(2, 2, bias=False))
     assert same(tensors(teacher), before)
-    teacher.follow(0.5, head=head, net=student)  # their order means nothing
+    teacher.follow(0.5, head=head, net=student)  # the order of names is irrelevant
 
 
 WITHOUT_GRADIENT = {
@@ -135,7 +135,7 @@ WITHOUT_GRADIENT = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_GRADIENT)
-def test_what_no_gradient_reaches_may_be_in_bfloat16_while_the_rest_is_in_float32(name):
+def test_passes_without_gradient_may_be_in_bfloat16_and_the_rest_in_float32(name):
     guide, asked = WITHOUT_GRADIENT[name]
     task = build(name, asked=asked).train()
     views, seen = views_of(task), []
@@ -162,7 +162,7 @@ def test_what_no_gradient_reaches_may_be_in_bfloat16_while_the_rest_is_in_float3
     assert (gradient - close).norm() < 0.1 * gradient.norm()
 
 
-def test_a_task_without_teacher_or_guide_refuses_a_precision_for_it(tmp_path):
+def test_a_task_without_passes_without_gradient_rejects_a_precision_for_them(tmp_path):
     assert not use_half_without_grad(build("mae"))
     with pytest.raises(PatchloomError, match="--teacher_precision needs a teacher or a guide, and mae has none"):
         pretrain("shapes:40", "mae", out=tmp_path / "run", teacher_precision="bfloat16", epochs=1)

@@ -1,4 +1,4 @@
-"""Without the folder of the native kernels everything works, on torch's."""
+"""The package works without the folder of the native kernels, on torch's."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ print("codes", *codes)
 
 
 def python(place, *arguments):
-    """Run Python on the package in ``place``, and return what it wrote."""
+    """Run Python on the package in ``place``, and return its output."""
     environment = os.environ | {"PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", *map(str, arguments)]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
@@ -36,7 +36,7 @@ def python(place, *arguments):
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of the package without the folder; all else need not be compiled again."""
+    """Copy the package without the folder, compiled files included."""
     shutil.copytree(SOURCE, tmp_path / "patchloom", ignore=lambda folder, names: {"native"} & {*names})
     return tmp_path / "patchloom"
 
@@ -54,12 +54,14 @@ def test_all_works_without_the_folder(copy, tmp_path):
     assert "codes 0 0 2" in said and "Traceback" not in said
     assert (run / "encoder.safetensors").exists() and not refused.exists()
     chosen, reason = [line for line in said.splitlines() if "has no patchloom/nets/native" in line]
-    assert "torch" in chosen and "native kernels cannot be had" in reason and reason.endswith(": use --kernels torch")
+    assert (
+        "torch" in chosen and "native kernels are not available" in reason and reason.endswith(": use --kernels torch")
+    )
 
 
 @pytest.mark.parametrize("rest", ["what Python cached", "nothing, nor of its import"])
-def test_nothing_is_left_of_the_folder_but(rest, copy, tmp_path):
-    if rest == "what Python cached":  # git leaves it, when it removes the folder
+def test_nothing_else_depends_on_the_folder(rest, copy, tmp_path):
+    if rest == "what Python cached":  # left by git when it removes the folder
         (copy / "nets" / "native" / "__pycache__").mkdir(parents=True)
     else:
         file = copy / "nets" / "performance.py"

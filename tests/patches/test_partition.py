@@ -46,14 +46,14 @@ def test_parts_follow_the_generator_and_differ_between_images():
     assert not torch.equal(one[0], other[0])
 
 
-def test_every_patch_is_as_likely():
+def test_patches_are_equally_likely():
     visible, _ = random_partition(20_000, 10, (3, 7), torch.Generator().manual_seed(0))
     shares = torch.bincount(visible.flatten(), minlength=10) / 20_000
     assert (shares - 0.3).abs().max() < 0.015
 
 
-def test_too_large_parts_are_refused():
-    with pytest.raises(ValueError, match=r"9 patches cannot be parted into 5 \+ 5"):
+def test_too_large_parts_are_rejected():
+    with pytest.raises(ValueError, match=r"9 patches cannot be divided into 5 \+ 5"):
         random_partition(1, 9, (5, 5))
 
 
@@ -81,13 +81,13 @@ def test_units_are_whole_squares_in_one_part_each(rows, columns, side, seed, dat
         assert (unit == unit[..., :1]).all()
 
 
-def test_units_of_one_patch_are_parted_as_patches():
+def test_units_of_one_patch_equal_patches():
     one = random_unit_partition(4, (3, 5), 1, (4, 6), torch.Generator().manual_seed(0))
     two = random_partition(4, 15, (4, 6), torch.Generator().manual_seed(0))
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
-def test_every_unit_is_as_likely():
+def test_units_are_equally_likely():
     visible, _ = random_unit_partition(4_000, (4, 6), 2, (2, 4), torch.Generator().manual_seed(0))
     shares = torch.bincount(visible.flatten(), minlength=24) / 4_000
     assert (shares - 1 / 3).abs().max() < 0.04
@@ -106,7 +106,7 @@ def test_a_block_is_one_rectangle_and_the_rest_is_the_rest(rows, columns, seed, 
         assert seen == [(top + i) * columns + left + j for i in range(block[0]) for j in range(block[1])]
 
 
-def test_blocks_lie_everywhere_alike():
+def test_block_places_are_uniform():
     inside, _ = random_block(6_000, (4, 5), (2, 3), torch.Generator().manual_seed(0))
     corners = torch.bincount(inside[:, 0], minlength=20).view(4, 5)
     assert (corners[:3, :3] / 6_000 - 1 / 9).abs().max() < 0.02 and corners[3].sum() == corners[:, 3:].sum() == 0

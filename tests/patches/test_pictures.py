@@ -1,4 +1,4 @@
-"""Pictures of patches that were predicted: marked where wrong, and put together again."""
+"""Pictures of predicted patches: wrong ones marked, and images put together again."""
 
 import torch
 
@@ -6,12 +6,12 @@ from patchloom.patches.pictures import mark_wrong, mix_patches, put_together, sc
 from patchloom.patches.tokens import patchify
 
 
-def test_pictures_mark_what_is_wrong_and_put_patches_where_they_were_placed():
+def test_pictures_mark_wrong_patches_and_show_predicted_places():
     images = torch.arange(1 * 1 * 4 * 4.0).view(1, 1, 4, 4)
     visible, placed = torch.tensor([[0, 1, 3]]), torch.tensor([[0, 3, 3]])
     marked = mark_wrong(images, (2, 2), visible, placed)
     assert torch.equal(marked[..., :2, :2], images[..., :2, :2])  # right
-    assert (marked[..., :2, 2:] == float("inf")).all()  # wrong, shown at its true place
+    assert (marked[..., :2, 2:] == float("inf")).all()  # wrong, marked at its true place
     assert marked[..., 2:, :2].isnan().all()  # masked
     assert torch.equal(marked[..., 2:, 2:], images[..., 2:, 2:])
     rebuilt = put_together(images, (2, 2), visible, placed)
@@ -19,7 +19,7 @@ def test_pictures_mark_what_is_wrong_and_put_patches_where_they_were_placed():
     assert rebuilt[..., :2, 2:].isnan().all() and rebuilt[..., 2:, :2].isnan().all()
 
 
-def test_what_was_given_keeps_known_places_and_loses_none():
+def test_shuffled_input_keeps_known_places():
     visible = torch.arange(12).expand(5, 12)
     dropped = torch.ones(5, 12, dtype=torch.bool)
     dropped[:, [2, 7]] = False
@@ -38,7 +38,7 @@ def test_patches_of_two_images_are_shuffled_into_two_sets_without_a_loss():
             for two in ((first, second), (images, others))
         )
         assert sorted(dealt.tolist()) == sorted(pool.tolist())
-        for one in (first, second):  # each has some of both, not as they stood
+        for one in (first, second):  # each set has some of both, in another order
             own = (patchify(one[i : i + 1], (2, 2))[0] >= 0).all(1)
             assert 0 < own.sum() < 6
     assert not torch.equal(first[0] >= 0, first[1] >= 0)  # drawn for each pair

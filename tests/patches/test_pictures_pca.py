@@ -1,4 +1,4 @@
-"""Principal axes are scikit-learn's, sign and all, for many features and for few."""
+"""Principal axes equal scikit-learn's, including signs, for many features and for few."""
 
 import pytest
 import torch
@@ -28,6 +28,6 @@ def test_colours_run_between_centiles_and_leave_holes():
     assert axes.variance.tolist() == pytest.approx([1.0])
 
 
-def test_features_that_are_all_the_same_have_one_colour():
+def test_equal_features_have_one_colour():
     colours = principal(torch.ones(9, 4)).colours(torch.ones(9, 4))
     assert colours.isfinite().all() and (colours == colours[0]).all()

@@ -1,4 +1,4 @@
-"""Position tables, distances and smoothing."""
+"""Position embeddings, distances and smoothing."""
 
 import math
 
@@ -28,8 +28,8 @@ def test_one_row_or_column_has_the_whole_width():
     assert torch.equal(sincos_2d(16, (1, 1))[0], torch.tensor([0.0] * 4 + [1.0] * 4).repeat(2))
 
 
-def test_widths_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="4 divides, not 6"):
+def test_impossible_widths_are_rejected():
+    with pytest.raises(ValueError, match="divisible by 4, not 6"):
         sincos_2d(6, (2, 2))
     with pytest.raises(ValueError, match="even width"):
         sincos_1d(3, torch.arange(2))
@@ -51,4 +51,4 @@ def test_smoothing():
     assert torch.allclose(released.sum(0), torch.ones(12))
     assert (released[6, 4] / released[4, 4]).item() == pytest.approx(
         math.exp(-4 / 0.64) * 1.0, rel=1e-5
-    )  # one column, so one divisor
+    )  # one column, one divisor

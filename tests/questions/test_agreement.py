@@ -1,4 +1,4 @@
-"""Agreement: the losses written out, the teacher's schedule, and how it is measured."""
+"""Agreement: the losses written out, the teacher's schedule, and the measure."""
 
 import math
 
@@ -73,7 +73,7 @@ def test_the_teachers_momentum_rises_to_1():
     assert momentum_at(0.3, 1.0) == 1.0
 
 
-def test_agreement_with_others_leaves_out_ones_own():
+def test_agreement_with_others_excludes_the_same_image():
     student, teacher = seeded(4, 8), seeded(5, 8)[:4]
     found = agreement_with_others(student, teacher)
     for i in range(4):
@@ -86,7 +86,7 @@ def test_agreement_with_others_leaves_out_ones_own():
     torch.testing.assert_close(agreement_with_others(student[:1], teacher[:1]), cosine(student[:1], teacher[:1]))
 
 
-def test_measures_are_in_full_whatever_training_is_in():
+def test_measures_are_in_full_precision():
     task = build("mixture", asked={"withhold": {"mask": 0.5}, "ask": {"agreement": 1.0}}).eval()
     images = torch.randn(3, 3, *task.geometry.size)
     question = task.questions["agreement"]
@@ -97,7 +97,7 @@ def test_measures_are_in_full_whatever_training_is_in():
     assert torch.equal(question.measure(encoded).outputs, full)
 
 
-def test_an_instance_head_is_not_passed_over():
+def test_an_instance_head_is_not_skipped():
     task = build("extrema")
     given = all_patches(torch.randn(2, 3, *task.geometry.size), task.geometry.n)
     with pytest.raises(ValueError, match="use represent"):

@@ -1,4 +1,4 @@
-"""Whether outputs collapse: the spread, the effective rank, and how far images are from their mean."""
+"""Collapse: spread, effective rank, and distance of images from their mean."""
 
 import math
 
@@ -42,8 +42,8 @@ def test_effective_rank_by_its_formula():
 
 
 @pytest.mark.parametrize("offset", [0, 1, 20, 1e4])
-def test_what_all_have_in_common_moves_neither_deviation_nor_centred_rank(offset):
-    """It does move spread and effective rank."""
+def test_a_common_part_changes_neither_deviation_nor_centred_rank(offset):
+    """A common part changes spread and effective rank, but neither deviation nor centred rank."""
     features = seeded(500, 64)
     moved = features + offset
     assert deviation(moved) == pytest.approx(deviation(features), rel=1e-3) == pytest.approx(1, rel=0.01)
@@ -52,15 +52,15 @@ def test_what_all_have_in_common_moves_neither_deviation_nor_centred_rank(offset
         assert output_spread(moved) < 0.1 and effective_rank(moved) < 10
 
 
-def test_features_that_are_the_same_or_on_a_line():
+def test_equal_features_and_features_on_a_line():
     same = seeded(1, 16).expand(50, 16)
     assert deviation(same) == pytest.approx(0, abs=1e-7)
     line = 5 + seeded(1, 16) * seeded(50, 1)
-    assert centred_rank(line) == pytest.approx(1, abs=1e-3)  # of a single line beside the origin
+    assert centred_rank(line) == pytest.approx(1, abs=1e-3)  # one line that does not pass through the origin
     assert deviation(3 * line) == pytest.approx(3 * deviation(line))
 
 
-def test_rows_that_are_the_same_have_no_distance_from_their_mean():
+def test_equal_rows_have_no_distance_from_their_mean():
     image = seeded(1, 48)
     assert distance_from_mean(image.expand(20, 48)) == pytest.approx(0, abs=1e-7)
     assert distance_from_mean(torch.zeros(20, 48)) == 0

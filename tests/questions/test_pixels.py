@@ -1,4 +1,4 @@
-"""Asking for pixels: answers that need no learning, pictures of the right ones, and Beyond Masking's two losses."""
+"""Prediction of pixels: trivial baselines, correct predictions, and Beyond Masking's two losses."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,7 @@ def asking(images, normalized, answers=None):
     return Pixels(geometry_of(images, 4), Answers(answers), normalized)
 
 
-def test_trivial_answers_are_what_they_say():
+def test_trivial_baselines_are_as_named():
     images = torch.randn(3, 3, 16, 24)
     visible, masked = random_partition(3, 24, (6, 18))
 
@@ -35,13 +35,13 @@ def test_trivial_answers_are_what_they_say():
     for error in baselines(flat, normalized=False).values():
         assert error.max() < 1e-8
     normalized = baselines(images, normalized=True)
-    # a patch of noise has unit deviation, less its channels' means; the answer zero has the variance, unbiased
+    # a patch of noise has deviation 1 after its channels' means; predicting zero has the unbiased variance as error
     assert 0.85 < normalized["mean colour"].mean() < normalized["flat patches"].mean() < 1.0
     torch.testing.assert_close(normalized["flat patches"], torch.full((3,), 47 / 48), atol=1e-4, rtol=0)
-    assert set(baselines(images[:, :1], normalized=True)) == {"blurred copy", "flat patches"}  # of grey, the same
+    assert set(baselines(images[:, :1], normalized=True)) == {"blurred copy", "flat patches"}  # equal for grey images
 
 
-def test_of_normalised_targets_zero_has_to_be_beaten():
+def test_zero_is_the_baseline_of_normalised_targets():
     images = torch.randn(2, 1, 16, 16)
     visible, masked = random_partition(2, 16, (4, 12))
     encoded = encoded_of(images, masking(images, 4, visible, masked))
@@ -75,25 +75,25 @@ def test_right_predictions_recover_the_image():
     torch.testing.assert_close(sheet.columns["recovered, own statistics"], images, rtol=1e-4, atol=1e-4)
 
 
-# the original of a degraded picture: targets and losses beside plain loops
+# restoration: targets and losses beside plain loops
 
 
 def restoring(images, normalized, whole=None, band_weight=None):
-    """The question for patches of 4 pixels of images like ``images``, which may be the middle of a canvas."""
+    """Build the question for patches of 4 pixels of images like ``images``, perhaps the centre of a canvas."""
     size = tuple(images.shape[2:])
     zooming = Degradation("zoom_in", size, whole or size, ())
     return Restoration(geometry_of(images, 4), Answers(), zooming, normalized, band_weight=band_weight)
 
 
 def canvas_errors(predicted, canvas, masked, normalized, corner=None):
-    """The two errors [b] of a predicted picture [b c h w]; what was seen began at ``corner`` [b 2] of the canvas."""
+    """Return both errors [b] of a predicted picture [b c h w] whose input began at ``corner`` [b 2] of the canvas."""
     question = restoring(predicted, normalized, tuple(canvas.shape[2:]), band_weight=0.2)
     given = replace(masking(predicted, 4, complement(masked, question.geometry.n), masked), corner=corner)
     return question.canvas_errors(encoded_of(canvas, given), patchify(predicted, (4, 4)))
 
 
 def targets(images, asked, normalized):
-    """What the patches ``asked`` [b j] of images should be answered with; None: all of them."""
+    """Return the targets of the patches ``asked`` [b j] of images; None: all patches."""
     question = restoring(images, normalized)
     everything = torch.arange(question.geometry.n).expand(len(images), -1)
     encoded = encoded_of(images, masking(images, 4, everything, everything[:, :0]))
@@ -101,13 +101,13 @@ def targets(images, asked, normalized):
 
 
 def answer_of(guess, truth, normalized):
-    """A guessed picture as the answer for all patches."""
+    """Convert a guessed picture to predictions for all patches."""
     question = restoring(truth, normalized)
     return question.as_answer(guess, patchify(truth, (4, 4)), torch.arange(question.geometry.n).expand(len(truth), -1))
 
 
 def area(image, size):
-    """[h w] resized by averaging: each new pixel is the mean of all old ones that it touches."""
+    """Resize [h w] by averaging: each new pixel is the mean of all old ones that it overlaps."""
     new = torch.zeros(size, dtype=image.dtype)
     steps = [old / side for old, side in zip(image.shape, size, strict=True)]
     for i in range(size[0]):
@@ -119,7 +119,7 @@ def area(image, size):
 
 
 def normalized_by_patch(image, p):
-    """[h w] with each patch of its own mean and deviation."""
+    """Normalise [h w] by each patch's mean and deviation."""
     new = torch.zeros_like(image)
     for i in range(0, image.shape[0], p):
         for j in range(0, image.shape[1], p):
@@ -129,7 +129,7 @@ def normalized_by_patch(image, p):
 
 
 def plain_errors(predicted, canvas, p, masked, normalized, corner=None):
-    """Both losses of one image [c h w], [c H W], written out."""
+    """Compute both losses of one image [c h w], [c H W], written out."""
     (h, w), (whole_h, whole_w) = predicted.shape[1:], canvas.shape[1:]
     top, left = corner or ((whole_h - h) // 2, (whole_w - w) // 2)
     grown = torch.stack([area(channel, (whole_h, whole_w)) for channel in predicted])
@@ -179,7 +179,7 @@ def test_visible_patches_count_in_neither_error():
     masked = torch.tensor([[0, 1, 2]])
     before = canvas_errors(predicted, canvas, masked, False)
     changed = canvas.clone()
-    changed[:, :, 7:9, 7:9] += 0.5  # inside patch 3, which was seen, and far from the band
+    changed[:, :, 7:9, 7:9] += 0.5  # inside the visible patch 3, and far from the band
     inside, band = canvas_errors(predicted, changed, masked, False)
     assert inside.item() == before[0].item() and band.item() == pytest.approx(before[1].item(), rel=1e-6)
     changed[:, :, 2:4, 2:4] += 0.5  # inside patch 0
@@ -187,10 +187,10 @@ def test_visible_patches_count_in_neither_error():
 
 
 def test_the_band_is_four_strips_of_equal_weight():
-    """An error in one corner column of the sides counts by the side's own area, not by the band's."""
+    """An error in one corner column of a side strip is weighted by the area of the strip, not of the band."""
     canvas = torch.zeros(1, 1, 16, 16)
     predicted = torch.zeros(1, 1, 8, 8)
-    predicted[..., 0, 4] = 1.0  # grown twice: the rows 0 and 1 of the upper strip of 4 x 16
+    predicted[..., 0, 4] = 1.0  # enlarged twice: rows 0 and 1 of the upper strip of 4 x 16
     _, band = canvas_errors(predicted, canvas, torch.tensor([[0]]), False)
     assert band.item() == pytest.approx(4 / (4 * 16))
     predicted = torch.zeros(1, 1, 8, 8)
@@ -220,12 +220,12 @@ def test_the_truth_is_a_perfect_guess():
         assert torch.equal(answer_of(images, images, normalized), target)
 
 
-def test_a_smooth_guess_is_not_blown_up_and_a_wild_one_is_held_down():
+def test_the_scale_of_guesses_is_limited():
     truth = torch.rand(1, 1, 4, 4)
     deviation = truth.std()
     smooth, wild = truth.mean() + 0.1 * (truth - truth.mean()), truth.mean() + 10 * (truth - truth.mean())
     assert answer_of(smooth, truth, True).std().item() == pytest.approx(0.1, rel=1e-3)
     assert answer_of(wild, truth, True).std().item() == pytest.approx(1, rel=1e-3)
     assert answer_of(torch.full_like(truth, 0.3), truth, True).abs().max() < 1e-5
-    shifted = answer_of(truth + 5 * deviation, truth, True)  # the mean is never asked with normalised pixels
+    shifted = answer_of(truth + 5 * deviation, truth, True)  # the mean is never predicted with normalised pixels
     torch.testing.assert_close(shifted, answer_of(truth, truth, True), rtol=1e-3, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Asking for positions: what counts how much, what is found, and the exact chance."""
+"""Prediction of positions: weights of patches, accuracy, and the exact chance level."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from patchloom.questions.positions import (
 from patchloom.withhold.encoder_input import blank_patches, drop_positions
 
 
-def test_affinity_prefers_what_resembles_the_class_token():
+def test_affinity_prefers_patches_like_the_class_token():
     features = torch.randn(2, 1 + 5, 8)
     features[:, 3] = features[:, 0] * 2
     weights = affinity(features, prefix=1, temperature=0.1)
@@ -39,27 +39,27 @@ def test_only_dropped_positions_count():
     assert loss_weights(dropped, visible).tolist() == [[1.0, 0.0, 1.0]]
 
 
-def test_chance_is_that_of_a_guesser_who_knows_what_is_taken():
+def test_chance_excludes_known_positions():
     n, known, trials = 9, 3, 40_000
     generator = torch.Generator().manual_seed(0)
     (taken,) = random_partition(trials, n, (n,), generator)
-    true, free = taken[:, known], taken[:, known:]  # a random guess among the positions that are not taken
+    true, free = taken[:, known], taken[:, known:]  # a random guess among the remaining positions
     guess = free.gather(1, torch.randint(0, n - known, (trials, 1), generator=generator))[:, 0]
     assert (guess == true).float().mean().item() == pytest.approx(chance_accuracy(n, known), abs=0.01)
 
 
-def test_predictions_count_what_was_asked_and_leave_what_was_known():
+def test_accuracy_counts_only_dropped_positions():
     logits = torch.eye(4)[torch.tensor([[3, 0, 0], [1, 1, 2]])]
     predicted = PositionPrediction(
         torch.tensor([[3, 1, 0], [0, 1, 2]]), torch.tensor([[1, 1, 0], [1, 1, 1]]).bool(), logits
     )
     assert predicted.places().tolist() == [[3, 0, 0], [1, 1, 2]]
-    assert predicted.found().tolist() == pytest.approx([1 / 2, 2 / 3]) and predicted.known().tolist() == [1, 0]
+    assert predicted.accuracy().tolist() == pytest.approx([1 / 2, 2 / 3]) and predicted.known().tolist() == [1, 0]
     assert chance_accuracy(4, predicted.known()).tolist() == pytest.approx([1 / 3, 1 / 4])
 
 
-def test_the_picture_hides_what_was_masked_or_blank():
-    """Of four patches one is masked and one blank; of the others, one's position was given and one is misplaced."""
+def test_the_picture_hides_masked_and_blank_patches():
+    """One of four patches is masked and one blank; one of the others has its position, and one is misplaced."""
     images = torch.rand(1, 3, 4, 4)
     given = masking(images, 2, torch.tensor([[0, 1, 2]]), torch.tensor([[3]]))
     given = drop_positions(blank_patches(given, torch.tensor([[1]])), torch.tensor([[2]]))

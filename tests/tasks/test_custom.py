@@ -1,4 +1,4 @@
-"""Tasks of one's own: a class in a file, a module or a program, by what a run finds it again, and what is refused."""
+"""Custom tasks: classes in a file, a module or a program, how a run finds them again, and errors."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Half(MAE):
 SMALL = {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2}, "epochs": 1, "batch_size": 32}
 
 
-class Here(MAE):
-    """MAE, in a module that can be imported."""
+class ImportableTask(MAE):
+    """MAE in an importable module."""
 
 
 @pytest.fixture(autouse=True)
 def met_nothing(monkeypatch):
-    """As in a process that has met no class yet."""
+    """Forget all loaded classes, as in a new process."""
     monkeypatch.setattr(custom, "_HERE", {})
     monkeypatch.setattr(custom, "_TYPED", set())
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -67,7 +67,7 @@ def half(tmp_path) -> Path:
 
 
 def forget() -> None:
-    """What another process would not know."""
+    """Forget everything that another process would not know."""
     custom._HERE.clear()
     custom._TYPED.clear()
     for name in [name for name in sys.modules if name.startswith("patchloom_")]:
@@ -95,8 +95,8 @@ def test_a_class_is_named_by_its_place(half, monkeypatch):
 
 
 def test_a_class_of_a_program():
-    name = task_name(Here)
-    assert name.startswith(f"{__name__}:Here#") and task_class(name) is Here
+    name = task_name(ImportableTask)
+    assert name.startswith(f"{__name__}:ImportableTask#") and task_class(name) is ImportableTask
 
     class Inside(MAE):
         pass
@@ -131,9 +131,9 @@ REFUSED = {
     "imports.py:It": "cannot be run (ModuleNotFoundError in line 1: No module named 'nothing_of_that_name')",
     "none.py": "{folder}/none.py has no task: give one as FILE.py:CLASS",
     "two.py": "{folder}/two.py has the tasks A, B: give one as FILE.py:CLASS",
-    "net.py:Net": "Net is no pretext task: derive its class from patchloom.tasks.task.Task, as docs/extend.md shows",
-    "abstract.py:It": "the task It does not say given",
-    "first.py:It": "the first argument of the task It is vit: call it encoder",
+    "net.py:Net": "Net is not a pretext task: derive its class from patchloom.tasks.task.Task, as docs/extend.md shows",
+    "abstract.py:It": "the task It has no method given",
+    "first.py:It": "the first argument of the task It is vit: rename it to encoder",
     "needs.py:It": "the option share of the task It has no default: give it one",
     "types.py:It": "the types of the options of It cannot be read (name 'No' is not defined)",
     "half.py:Half#0123456789abcdef": "leave out #0123456789abcdef",
@@ -154,7 +154,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_task_gets_one_sentence(name, tmp_path, monkeypatch, capsys):
+def test_invalid_tasks_are_rejected_in_one_sentence(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for file, text in FILES.items():
         Path(f"{file}.py").write_text(text)
@@ -165,14 +165,14 @@ def test_what_is_no_task_gets_one_sentence(name, tmp_path, monkeypatch, capsys):
     assert said in str(refused.value)
 
 
-def test_an_instance_is_refused_with_what_to_give():
+def test_an_instance_is_rejected_with_a_remedy():
     with pytest.raises(PatchloomError, match="--task cannot be an object of type Linear: .*FILE.py:CLASS, or a class"):
         patchloom.pretrain("digits", nn.Linear(2, 2))
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Without labels, so that no time goes into evaluation."""
+    """Images without labels, so that no time is spent on evaluation."""
     folder = tmp_path_factory.mktemp("photos")
     for i, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (80, 32, 32, 3), dtype=np.uint8)):
         Image.fromarray(pixels).save(folder / f"{i}.png")
@@ -190,7 +190,7 @@ def run(photos, tmp_path_factory):
 
 @pytest.fixture
 def copied(run, tmp_path) -> Path:
-    """The run, moved together with its file's name in it; what the file does is not done yet."""
+    """A copy of the run that names another file; the file has not been run yet."""
     shutil.copytree(run, tmp_path / "run")
     forget()
     return tmp_path / "run"
@@ -200,7 +200,7 @@ def runs_of(run: Path) -> int:
     return len((run.parent / "half.py.ran").read_text())
 
 
-def test_look_and_evaluate_run_it_for_who_names_it(run, copied, capfd):
+def test_look_and_evaluate_run_it_if_it_is_named(run, copied, capfd):
     stored = RunFolder(run).read_config().task
     assert stored == {"name": task_name(f"{run.parent}/half.py:Half"), "share": 0.25, "loud": False}
     assert patchloom.load_encoder(run)[1].task == "Half"
@@ -250,8 +250,8 @@ def test_a_file_that_has_changed(photos, run, copied, tmp_path, capsys):
         file.write_text(HALF)
 
 
-def test_another_s_run_in_the_way_runs_no_code(photos, run, copied, capsys):
-    """Only what the user names is run: not the task of a run that is found in the folder of this one."""
+def test_a_run_found_in_the_output_folder_runs_no_code(photos, run, copied, capsys):
+    """Only code that the user names is run, not the task of a run found in the output folder."""
     ran = runs_of(run)
     said = failed(capsys, "pretrain", photos, "--task", "mae", "--epochs", "1", "--out", copied)
     assert "task" in said and runs_of(run) == ran and not custom._HERE

@@ -1,4 +1,4 @@
-"""Distill: a frozen teacher's features, at blank patches, on another grid and in another normalisation than ours."""
+"""Distill: a frozen teacher's features at blank patches, on another grid and with another normalisation."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ def generator(seed=0):
 
 @pytest.mark.parametrize("loss", ["cosine", "smooth_l1"])
 def test_the_loss_written_out(loss):
-    """With timm's own forward pass as the teacher's, on images resized and normalised by torchvision's rules."""
+    """Computed with timm's forward pass on images resized and normalised with torchvision."""
     task = build("distill", asked={"loss": loss})
     (images,) = views_of(task, b=3)
     task.normalized_by((0.4, 0.5, 0.3), (0.2, 0.3, 0.25))
@@ -63,7 +63,7 @@ def test_the_loss_written_out(loss):
     expected = 1 - cosine if loss == "cosine" else F.smooth_l1_loss(answers, target)
     close(found.loss, expected.detach())
     close(found.metrics["feature_cosine"], cosine.detach())
-    assert given.blank.sum(1).tolist() == [20] * 3  # of 48, a share of 0.4, rounded up
+    assert given.blank.sum(1).tolist() == [20] * 3  # 48 patches, a fraction of 0.4, rounded up
 
 
 def test_the_teacher_is_frozen_and_draws_nothing():
@@ -104,7 +104,7 @@ def test_a_right_answer_has_no_error_and_the_teachers_colours(name, asked, monke
     assert torch.equal(given.isnan().any(-1), shown)
 
 
-def test_what_is_blank_is_not_seen():
+def test_blank_patches_are_not_seen():
     task, (images,) = build("distill").eval(), views_of(build("distill"))
     given = task.given(images, generator())
     noise = torch.where(given.blank[..., None], torch.randn(8, 48, 48), patchify(images, (4, 4)))
@@ -113,9 +113,9 @@ def test_what_is_blank_is_not_seen():
     assert torch.equal(one, two)
 
 
-def test_teachers_that_do_not_fit_are_refused(tmp_path):
+def test_teachers_that_do_not_fit_are_rejected(tmp_path):
     encoder = build_encoder(EncoderSpec("nano", (32, 32), 4, options=SIZES))
-    with pytest.raises(PatchloomError, match="no teacher has them: give --task.features_of timm:NAME"):
+    with pytest.raises(PatchloomError, match="needs a teacher of features: give --task.features_of timm:NAME"):
         build_task({"name": "distill"}, encoder)
     with pytest.raises(PatchloomError, match="nowhere"):
         build_task({"name": "distill", "features_of": str(tmp_path / "nowhere.safetensors")}, encoder)
@@ -124,7 +124,7 @@ def test_teachers_that_do_not_fit_are_refused(tmp_path):
     save_encoder(build_encoder(spec), EncoderCard(spec, (0.5,), (0.2,), "mae", "grey"), grey)
     with pytest.raises(PatchloomError, match="is for images of 1 channels, and these have 3: give --channels 1"):
         build_task({"name": "distill", "features_of": str(grey)}, encoder)
-    with pytest.raises(PatchloomError, match="features_of changes nothing here, since features are not asked"):
+    with pytest.raises(PatchloomError, match="features_of has no effect here, because --task.ask has no features"):
         build_task({"name": "mixture", "features_of": str(grey)}, encoder)
 
 
@@ -137,7 +137,7 @@ def test_a_teacher_of_the_same_grid_keeps_its_positions():
     assert features.shape == (2, 4, 16) and features.mean(-1).abs().max() < 1e-5
 
 
-def test_checkpoints_leave_the_teacher_out_and_know_it_again(tmp_path):
+def test_checkpoints_leave_the_teacher_out_and_recognise_it(tmp_path):
     task, other = build("distill"), build("distill", seed=3)
     state = task.state_dict()
     assert not any("teacher.encoder" in name for name in state)
@@ -148,13 +148,13 @@ def test_checkpoints_leave_the_teacher_out_and_know_it_again(tmp_path):
 
     another = build("distill", asked={"features_of": changed_teacher(tmp_path)})
     before = another.questions["features"].teacher.encoder.norm.weight.clone()
-    with pytest.raises(PatchloomError, match="has changed since: put the one back that it began with"):
+    with pytest.raises(PatchloomError, match="has changed since the run began"):
         restore(state, another)
     assert torch.equal(another.questions["features"].teacher.encoder.norm.weight, before)
 
 
 def changed_teacher(folder):
-    """The file of a teacher with other weights than that of the sweep."""
+    """A file of a teacher with other weights than in the sweep."""
     vit, card = load_encoder_file(teacher_file())
     with torch.no_grad():
         vit.norm.weight.mul_(1.5)
@@ -163,7 +163,7 @@ def changed_teacher(folder):
 
 
 def test_another_run_does_not_bring_its_teacher(tmp_path):
-    """`--from` with another teacher keeps the one that is asked for now."""
+    """`--from` with another teacher uses the one that is named now."""
     begun, now = build("distill"), build("distill", seed=1, asked={"features_of": changed_teacher(tmp_path)})
     own = now.questions["features"].teacher.encoder.norm.weight.clone()
     start = Start.__new__(Start)
@@ -190,7 +190,7 @@ def test_the_mean_feature_is_that_of_other_images():
     assert alone.baselines["mean feature"].item() < 0.999
 
 
-def test_what_a_teacher_was_trained_on_is_not_called_new(tmp_path):
+def test_training_data_of_a_teacher_is_not_called_new(tmp_path):
     images = draw_images(tmp_path / "images", count=40)
     small = SMALL | {"epochs": 1}
     pretrain(images, "mae", out=tmp_path / "teacher", **small | {"held_out": 0.6, "seed": 1})

@@ -1,4 +1,4 @@
-"""What DropPos withholds and asks, beyond what the sweep and the golden vectors see."""
+"""DropPos' inputs and questions, beyond the sweep and the golden vectors."""
 
 import math
 from dataclasses import replace
@@ -36,7 +36,7 @@ def test_how_many_are_masked_and_dropped(mask, position, visible, dropped):
     assert set(given.visible[0].tolist()).isdisjoint(given.masked[0].tolist())
 
 
-def test_auto_keeps_enough_patches_to_tell_positions():
+def test_auto_keeps_enough_patches_to_predict_positions():
     assert make().mask_ratio == 0.75 and make().questions["positions"].temperature == 0.1
     few = make(size=(16, 16), p=4)
     assert few.mask_ratio == 0 and math.isinf(few.questions["positions"].temperature)
@@ -63,13 +63,13 @@ def test_shuffle_only_changes_the_order():
 
 @pytest.mark.parametrize("placeholder", ["learned", "zeros", "foreign"])
 def test_placeholders_hide_the_true_position(placeholder):
-    """Fed with the same content everywhere, the encoder must not tell patches without position apart by place."""
+    """Patches without position have equal features if the content is equal everywhere."""
     task = make(placeholder=placeholder, mask_ratio=0.0, position_mask_ratio=1.0).eval()
     images = torch.ones(1, 3, 32, 32)
     given = drop_positions(all_patches(images, 64), torch.arange(64)[None])
     tokens = task.encode(images, given, generator()).tokens[0, 1:]
     if placeholder == "foreign":
-        # each has the position of some other patch, drawn anew by the generator
+        # each has the position of another patch, drawn anew by the generator
         again = task.encode(images, given, torch.Generator().manual_seed(1)).tokens[0, 1:]
         assert not torch.equal(tokens, again)
         assert task.position_token is None
@@ -100,7 +100,7 @@ def test_sigma_falls_to_its_end_or_stays():
     assert len({loss.item() for loss in losses}) == 3
 
 
-def test_another_patch_is_never_ones_own():
+def test_another_patch_is_never_the_same():
     visible = torch.arange(7).expand(1000, 7)
     other = another_patch(visible, 7, generator())
     assert not (other == visible).any() and other.min() == 0 and other.max() == 6
@@ -114,7 +114,7 @@ def test_another_patch_is_never_ones_own():
         ({"position_mask_ratio": 0.0}, "position_mask_ratio must lie in"),
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"sigma": -1.0}, "sigma must be 0 or more and finite, not -1.0"),
-        ({"sigma_end": 2.0}, "sigma_end must be 0 to --task.sigma, which is 1, not 2: give both alike"),
+        ({"sigma_end": 2.0}, "sigma_end must be 0 to --task.sigma, which is 1, not 2: give both the same"),
         ({"sigma_end": -0.5}, "sigma_end must be 0 to --task.sigma"),
         ({"mask_ratio": 0.0, "pixels": True}, "no pixels are hidden"),
         ({"mask_ratio": 0.98}, "2 are needed"),

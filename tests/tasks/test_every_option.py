@@ -1,4 +1,4 @@
-"""Every option of every task, away from its default, without code for any of them."""
+"""Every option of every task with a value other than its default, in one sweep."""
 
 import inspect
 
@@ -12,7 +12,7 @@ from patchloom.tasks import TASKS, task_class
 from patchloom.train.step import build_optimizer
 
 CASES = [pytest.param(name, asked, id=f"{name} {asked}") for name, sets in OPTION_SETS.items() for asked in sets]
-# every set with each of its decoders without a block, with which a pixel decoder might learn alone
+# every set with each of its decoders without blocks, beside which a pixel decoder might learn alone
 SHALLOW = [
     (name, {**asked, option: 0})
     for name, sets in OPTION_SETS.items()
@@ -32,9 +32,9 @@ def test_every_option_is_swept(name):
 
 
 def unmoved(name, asked):
-    """The trainable weights that one step does not move; frozen ones must not move."""
+    """Return the trainable weights that one step does not change; frozen ones must not change."""
     task = build(name, asked=asked).train()
-    optimizer = build_optimizer(task, 0.0, "cpu")  # weight decay would move what no gradient reaches
+    optimizer = build_optimizer(task, 0.0, "cpu")  # weight decay would change weights without gradient
     for group in optimizer.param_groups:
         group["lr"] = 1e-3
     task(*views_of(task), progress=0.5, generator=torch.Generator().manual_seed(0)).loss.backward()
@@ -53,16 +53,16 @@ def test_one_step_moves_every_weight(name, asked):
     assert not unmoved(name, asked)
 
 
-def test_decoders_without_blocks_are_refused_or_the_encoder_learns_by_them():
-    """For every set of options in turn: where masked patches alone are asked, nothing would reach the encoder."""
+def test_decoders_without_blocks_are_rejected_unless_the_encoder_learns_from_them():
+    """No gradient would reach the encoder from masked patches alone, in every set of options."""
     refused, accepted = set(), set()
     for name, asked in SHALLOW:
         try:
             assert not unmoved(name, asked), (name, asked)
             accepted.add(name)
         except PatchloomError as error:
-            if "changes nothing here" not in str(error):
-                assert "the encoder learns nothing by them: give --task." in str(error)
+            if "has no effect here" not in str(error):
+                assert "the encoder learns nothing from them: give --task." in str(error)
                 refused.add(name)
     assert refused == {"mae", "droppos", "restore", "lut", "mixture"}
     assert accepted == {"droppos", "restore", "mixture"}

@@ -1,4 +1,4 @@
-"""One sweep over every task in TASKS and a mixture of every question, without code for any of them."""
+"""One sweep over every task in TASKS and a mixture of every question."""
 
 import inspect
 import math
@@ -78,7 +78,7 @@ def test_loss_falls(case):
         group["lr"] = 3e-3
     views, losses = views_of(task), []
     for step in range(30):
-        # the same draw every time: it is the weights that must make the loss fall
+        # the same draw every time: only the weights can lower the loss
         outcome = task(*views, progress=0.9, generator=torch.Generator().manual_seed(0))
         outcome.loss.backward()
         optimizer.step()
@@ -108,7 +108,7 @@ def test_one_seed_one_result(case):
 
 
 @pytest.mark.parametrize("options", (ENCODERS | SHAPES).values(), ids=ENCODERS | SHAPES)
-def test_the_encoder_goes_home_to_timm(case, options):
+def test_the_encoder_loads_in_timm(case, options):
     task = build_case(case, **options)
     fresh = timm.create_model(**spec_of(case[0], options, case[1]).timm_arguments())
     fresh.load_state_dict(task.encoder.state_dict(), strict=True)
@@ -129,8 +129,8 @@ def test_measure_and_pictures(case, options):
         assert sheet.caption and all(column.shape[:2] == images.shape[:2] for column in sheet.columns.values())
 
 
-def test_what_was_only_looked_at_is_trained_afterwards(case):
-    # a run measures and draws before its first step, and nothing of that may stay behind
+def test_measuring_and_drawing_do_not_affect_training(case):
+    # a run measures and draws before its first step, which must leave no trace
     task = build_case(case)
     views = views_of(task)
     with torch.inference_mode():
@@ -154,7 +154,7 @@ def test_a_task_is_ready_if_it_needs_no_option(name):
             build_task({"name": name}, build_encoder(spec_of(name, {})))
 
 
-def test_unknown_names_are_told_the_nearest():
+def test_unknown_names_get_the_nearest_suggestion():
     with pytest.raises(PatchloomError, match="did you mean droppos"):
         task_class("dropos")
     with pytest.raises(PatchloomError, match="did you mean mask_ratio"):

@@ -1,4 +1,4 @@
-"""ExtreMA: several extreme masks of one image, one look of the teacher, and what represents an image."""
+"""ExtreMA: several extreme masks of one image, one pass of the teacher, and image representations."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ def make(size=(32, 32), p=4, encoder=None, **options):
     options = {"head_width": 48, "head_out": 24} | options
     own = {"class_token": options.get("class_token") == "vit"} | (encoder or {})
     task = ExtreMA(build_encoder(EncoderSpec("nano", size, p, options=SIZES | own)), **options)
-    with torch.no_grad():  # the teacher is not the student, and no bias is zero
+    with torch.no_grad():  # the teacher differs from the student, and no bias is zero
         for name, weight in task.named_parameters():
             if "pos_embed" not in name:
                 weight.add_(torch.randn_like(weight) * 0.05)
@@ -38,13 +38,13 @@ def drawn(task, images, seed=0):
 
 
 def guesses(task, given):
-    """The student's guesses [v b out] of the teacher's output, one for each of the v masks."""
+    """Return the student's predictions [v b out] of the teacher's output, one for each of the v masks."""
     made = task.agreement.predict(task.agreement.represent(task.encoder, given))
     return made.unflatten(0, (-1, len(given.images)))
 
 
 def parts_of(given):
-    """What the encoder is given by each mask alone."""
+    """Return the encoder's input for each mask separately."""
     masks = len(given.visible) // len(given.images)
     return [EncoderInput(given.images, part) for part in given.visible.chunk(masks)]
 
@@ -72,7 +72,7 @@ def test_blocks_of_class_attention(blocks):
 
 
 class Looks:
-    """Notes every image that a module is given, and whether gradients were to flow."""
+    """Recorder of the images that a module receives, and of whether gradients are enabled."""
 
     def __init__(self, module):
         self.sizes, self.gradients = [], []
@@ -85,7 +85,7 @@ class Looks:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("masks", [1, 5])
-def test_the_teacher_looks_once_whatever_the_number_of_masks(kind, masks):
+def test_the_teacher_runs_once_for_any_number_of_masks(kind, masks):
     task = make(class_token=kind, masks=masks, mask_ratio=0.85)
     its = task.agreement.teacher
     teacher = Looks(its.projection), Looks(its.encoder.blocks[0])
@@ -111,7 +111,7 @@ def test_masks_in_one_batch_are_masks_one_by_one(kind):
 
 
 def plain_representation(task, vit, head, images, visible):
-    """What stands for the image, with timm's own parts on the visible patches."""
+    """Compute the image representation with timm's parts on the visible patches."""
     x = vit.patch_embed(images) + vit.pos_embed[:, vit.num_prefix_tokens :]
     x = x.gather(1, visible[..., None].expand(-1, -1, x.shape[-1]))
     if vit.cls_token is not None:
@@ -122,7 +122,7 @@ def plain_representation(task, vit, head, images, visible):
     if task.agreement.representation == "mean":
         return vit.norm(x)[:, vit.num_prefix_tokens :].mean(1)
     token = head.token.expand(len(x), -1, -1)
-    for layer in head.layers:  # the class token alone asks; keys and values are itself and the patches, which stay
+    for layer in head.layers:  # only the class token is a query; the patch tokens do not change
         u = layer.norm1(torch.cat([token, x], dim=1))
         attn, heads = layer.attn, layer.attn.num_heads
         q, k, v = (part(u).unflatten(-1, (heads, -1)).transpose(1, 2) for part in (attn.q, attn.k, attn.v))
@@ -146,7 +146,7 @@ def test_one_mask_is_byol_by_hand(kind):
     torch.testing.assert_close(task(student, teacher, given=given).loss, distance, rtol=1e-4, atol=1e-5)
 
 
-def test_only_cait_has_class_attention_and_asks_the_patches_alone():
+def test_only_cait_has_class_attention_and_reads_patches_only():
     for kind in ("mean", "vit"):
         task = make(class_token=kind)
         assert task.agreement.instance_head is None and task.extra_modules().keys() == {"projection"}
@@ -181,7 +181,7 @@ def test_the_two_views_are_not_mixed_up():
     torch.testing.assert_close(there, byol_loss(guesses(task, given), task.agreement.target(teacher)))
 
 
-def test_masked_patches_tell_the_student_nothing():
+def test_masked_patches_do_not_reach_the_student():
     task, (student, _) = make(masks=1), views()
     visible = drawn(task, student).visible
     poisoned = torch.full_like(student, float("nan"))
@@ -195,7 +195,7 @@ def test_masked_patches_tell_the_student_nothing():
 
 
 @pytest.mark.parametrize(("progress", "kept"), [(0.0, 0.9), (0.5, 0.95), (1.0, 1.0)])
-def test_the_teacher_follows_slower_and_slower(progress, kept):
+def test_the_teachers_momentum_rises(progress, kept):
     task = make(momentum=0.9)
     teacher = task.agreement.teacher
     old = {name: weight.clone() for name, weight in teacher.state_dict().items()}
@@ -213,12 +213,12 @@ def test_the_teacher_follows_slower_and_slower(progress, kept):
         ({"masks": 0}, "no 0 disjoint masks of 12 visible patches each in 64: give --task.masks 1 to 5"),
         ({"masks": 6}, "6 disjoint masks of 12 visible patches"),
         ({"attention_blocks": 0}, "--task.attention_blocks must be 1 or more, not 0"),
-        ({"attention_blocks": 3, "class_token": "mean"}, "changes nothing here, since only --task.class_token cait"),
+        ({"attention_blocks": 3, "class_token": "mean"}, "has no effect here, because only --task.class_token cait"),
         ({"masks": 22, "mask_ratio": 0.95}, "give --task.masks 1 to 21"),
         ({"loss": "infonce", "temperature": 0.0}, "temperature must be above 0"),
-        ({"temperature": 0.2}, "temperature changes nothing here, since byol has no temperature"),
+        ({"temperature": 0.2}, "temperature has no effect here, because byol has no temperature"),
         ({"momentum": -0.1}, "momentum must lie in"),
-        ({"class_token": "vit", "encoder": {"class_token": False}}, "class_token vit needs an encoder that has one"),
+        ({"class_token": "vit", "encoder": {"class_token": False}}, "class_token vit needs an encoder with one"),
         ({"class_token": "pool"}, "--task.class_token cannot be pool"),
         ({"loss": "moco"}, "--task.loss cannot be moco: it takes byol or infonce"),
         ({"crop": "both"}, "--task.crop cannot be both"),
@@ -232,7 +232,7 @@ def test_impossible_options_are_refused(options, said):
         make(**options)
 
 
-def test_what_the_encoder_should_be():
+def test_encoder_defaults():
     assert ExtreMA.encoder_defaults({"class_token": "vit"})["class_token"][0] is True
     for kind in ("cait", "mean"):
         assert ExtreMA.encoder_defaults({"class_token": kind})["class_token"][0] is False

@@ -1,4 +1,4 @@
-"""Every task on an encoder of which only the last block is trained: all before it stays bit for bit as it was."""
+"""Every task with only the last block in training: everything before it stays bit-identical."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ CASES |= {
 
 
 def updated(task):
-    """Two updates of a task, with a weight decay and a teacher's step, and its state before them."""
+    """Return a task after two updates with weight decay and teacher steps, and its state before them."""
     optimizer = build_optimizer(task, 0.5, "cpu")
     before = {name: value.detach().clone() for name, value in task.state_dict().items()}
     views = views_of(task)
@@ -38,7 +38,7 @@ def updated(task):
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_not_trained_stays_bit_for_bit(case, checkpointing):
+def test_frozen_weights_stay_bit_identical(case, checkpointing):
     name, asked = CASES[case]
     torch.manual_seed(0)
     vit = build_encoder(spec_of(name, {"class_token": True}, asked))
@@ -48,7 +48,7 @@ def test_what_is_not_trained_stays_bit_for_bit(case, checkpointing):
 
 
 @pytest.mark.parametrize("name", ["mae", "simmim", "droppos"])
-def test_nor_does_the_rest_of_a_swin_move(name):
+def test_frozen_weights_of_a_swin_stay(name):
     torch.manual_seed(0)
     vit = build_encoder(swin_spec())
     kept = kept_names(vit, 1)
@@ -61,7 +61,7 @@ def check(task, kept, checkpointing=False):
     before, optimizer = updated(task.train())
     after = task.state_dict()
     stays = [f"encoder.{name}" for name in kept]
-    # a teacher's copy of what stays does, too
+    # as does a teacher's copy of frozen weights
     stays += [key for key in after for name in kept if "teacher." in key and key.endswith(f".encoder.{name}")]
     assert stays and all(torch.equal(after[name], before[name]) for name in stays)
     weights = dict(task.named_parameters())

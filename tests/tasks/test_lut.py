@@ -1,4 +1,4 @@
-"""LUT on SimMIM beside a plain program of the same method; its disjoint parts, its weights and its teacher on both."""
+"""LUT on SimMIM beside a plain program of the same method; disjoint parts, weights and teacher on both bases."""
 
 import math
 from copy import deepcopy
@@ -24,7 +24,7 @@ def make(size=(32, 32), p=4, channels=3, encoder=None, **options):
 
 
 def stir(module):
-    """Move all weights and running statistics, so that the teacher is not the student and no bias is zero."""
+    """Change all weights and running statistics, so that the teacher differs from the student and no bias is zero."""
     with torch.no_grad():
         for name, value in module.state_dict().items():
             if value.is_floating_point() and "pos_embed" not in name:
@@ -37,7 +37,7 @@ def generator(seed=0):
 
 
 def plain_head(ours):
-    """The same head of torch's own parts."""
+    """Build the same head from torch's modules."""
     d, hidden = ours[0].in_features, ours[0].out_features
     net = nn.Sequential(nn.Linear(d, hidden, False), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, d, False))
     net.load_state_dict(ours.state_dict(), strict=True)
@@ -45,7 +45,7 @@ def plain_head(ours):
 
 
 class PlainLUT(nn.Module):
-    """LUT on SimMIM, written down without any of our functions."""
+    """LUT on SimMIM, written without patchloom's functions."""
 
     def __init__(self, task):
         super().__init__()
@@ -58,7 +58,7 @@ class PlainLUT(nn.Module):
         self.teacher_head = plain_head(asked.teacher.projection).eval()
 
     def student(self, images, masked):
-        """Tokens of all patches, and the prediction from the mean of the unmasked ones."""
+        """Return the tokens of all patches, and the prediction from the mean of the unmasked ones."""
         vit = self.encoder
         x = vit.patch_embed(images)
         w = masked[..., None].float()
@@ -87,7 +87,7 @@ class PlainLUT(nn.Module):
 
 
 def both_given(task, one, two):
-    """What is given of two views, one after the other, and the visible patches of each."""
+    """Return the input of two views, one after the other, and the visible patches of each."""
     parts = task.random_parts(len(one), generator(), one.device)
     return task.given_parts(torch.cat([one, two]), torch.cat(parts)), parts
 
@@ -132,7 +132,7 @@ def test_loss_and_gradients_on_simmim_are_those_of_a_plain_program(how):
         close(weight.grad, its.pop(name).grad)
     assert not its
     heads = {"projection": other.head, "prediction": other.predictor}
-    for name, head in heads.items():  # both views went through the batch norms, one after the other
+    for name, head in heads.items():  # both views passed the batch norms, one after the other
         ours, theirs = getattr(task.agreement, name)[1], head[1]
         close(ours.running_mean, theirs.running_mean)
         close(ours.running_var, theirs.running_var)
@@ -161,7 +161,7 @@ def test_the_two_views_show_different_patches(base, ratio, visible):
 
 @pytest.mark.parametrize("base", ["mae", "simmim"])
 def test_each_direction_compares_across_views(base):
-    """If the teacher's answer to the other view is what the student says, its answer to the same view is not asked."""
+    """If the student predicts the teacher's output for the other view, the output for the same view is irrelevant."""
     task = make(base=base, mask_ratio=0.5, pixel_weight=0.0)
     one, two = torch.randn(2, 4, 3, 32, 32)
     given, _ = both_given(task, one, two)
@@ -214,12 +214,12 @@ def test_the_teacher_sees_whole_views():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"mask_ratio": 0.4}, "leaves 38 of 64 mask units visible, and two views need as many each: raise --task.mask"),
+        ({"mask_ratio": 0.4}, "leaves 38 of 64 mask units visible.*: raise --task.mask"),
         ({"base": "simmim", "mask_ratio": 0.4}, "leaves 9 of 16 mask units visible"),
         ({"mask_ratio": 0.0}, "leaves 64 of 64 mask units visible"),
         ({"base": "simmim", "mask_ratio": 0.97}, "leaves 0 of 16 mask units visible.*lower --task.mask_ratio"),
         ({"mask_ratio": 1.0}, "mask ratio of 1.0 leaves 0 of 64 patches visible"),
-        ({"context_weight": 0.0}, "lut asks for agreement: give --task.context_weight above 0"),
+        ({"context_weight": 0.0}, "lut needs agreement: give --task.context_weight above 0"),
         ({"pixel_weight": -1.0}, "no negative weight"),
         ({"momentum": 1.1}, "momentum must lie in"),
         ({"base": "beit"}, "--task.base cannot be beit: it takes mae or simmim"),
@@ -237,7 +237,7 @@ def test_a_single_image_has_no_batch_statistics():
         make()(*torch.randn(2, 1, 3, 32, 32))
 
 
-def test_what_is_given_is_of_both_views():
+def test_the_input_covers_both_views():
     task, (one, two) = make(), torch.randn(2, 4, 3, 32, 32)
-    with pytest.raises(ValueError, match="of 8 images in two views, what is given names 4"):
+    with pytest.raises(ValueError, match="4 rows for 8 images in two views"):
         task(one, two, given=task.given(one, generator()))

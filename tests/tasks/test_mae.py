@@ -1,4 +1,4 @@
-"""MAE beside a plain program of the same method: every patch embedded, some kept, mask tokens in order, all decoded."""
+"""MAE beside a plain program of the same method: all patches embedded, some kept, mask tokens in order, all decoded."""
 
 from copy import deepcopy
 from functools import partial
@@ -22,7 +22,7 @@ make = partial(small, MAE)
 
 
 def plain_mae(vit, decoder, images, visible, normalized):
-    """The loss as the authors' program has it: mask tokens put in order, all patches decoded."""
+    """Compute the loss as in the authors' program: mask tokens put in order, all patches decoded."""
     b, n, prefix = len(images), vit.patch_embed.num_patches, vit.num_prefix_tokens
     x = vit.patch_embed(images)  # the convolution, over all patches
     tokens = [token.expand(b, -1, -1) for token in (vit.cls_token, vit.reg_token) if token is not None]
@@ -67,7 +67,7 @@ def test_loss_and_gradients_are_those_of_a_plain_program(how):
     same_loss_and_gradients(task, ours, other, theirs)
 
 
-def test_masked_pixels_are_asked_and_never_seen():
+def test_masked_pixels_are_predicted_and_never_seen():
     task, images = make().eval(), torch.randn(2, 3, 32, 32)
     given = task.given(images, seeded())
 
@@ -103,7 +103,7 @@ def test_how_many_are_masked(ratio, visible):
     [
         ({"mask_ratio": 0.0}, "masks nothing: raise --task.mask_ratio"),
         ({"mask_ratio": 1.0}, "mask ratio of 1.0 leaves 0 of 64 patches visible"),
-        ({"decoder_depth": 0}, "the encoder learns nothing by them: give --task.decoder_depth 1 or more"),
+        ({"decoder_depth": 0}, "the encoder learns nothing from them: give --task.decoder_depth 1 or more"),
         ({"decoder_width": 30, "decoder_heads": 4}, "decoder cannot be 30 wide and 2 blocks deep with 4 heads"),
         ({"p": 1, "size": (8, 8), "channels": 1}, "patches of one pixel"),
         ({"mask_unit": 6}, "mask units of 6 pixels do not fit 8x8 patches of 4 pixels: give --task.mask_unit"),
@@ -120,7 +120,7 @@ def test_impossible_options_are_refused(options, said):
 
 
 def visible_by_pixio(b, grid, side, ratio, seed):
-    """Visible patches by Pixio's rule: units of a regular grid in the order of noise, int(units * (1 - ratio)) stay."""
+    """Return the visible patches by Pixio's rule: units of a grid sorted by noise, int(units * (1 - ratio)) stay."""
     numbers = torch.arange(grid[0] * grid[1]).view(1, 1, *grid).float()
     units = F.unfold(numbers, side, stride=side)[0].T.long()  # [units side*side]
     noise = torch.rand(b, len(units), generator=seeded(seed))
@@ -151,7 +151,7 @@ def test_units_of_one_patch_are_drawn_as_patches(options):
 
 
 def test_the_loss_of_pixio_with_a_given_mask():
-    """Its forward pass written out: eight class tokens with positions, a quarter of the units, errors on the others."""
+    """Pixio's forward pass written out: eight class tokens with positions, a quarter of the units, errors elsewhere."""
     task = make(mask_unit=8, encoder={"reg_tokens": 7}, positions="learned", decoder_depth=3)
     vit, decoder = task.encoder, task.questions["pixels"].decoder
     images, visible = torch.randn(2, 3, 32, 32), visible_by_pixio(2, (8, 8), 2, 0.75, 5)

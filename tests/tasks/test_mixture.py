@@ -1,4 +1,4 @@
-"""Compositions: those that are the papers' tasks, and what they ask of which patches."""
+"""Mixtures: those that equal the papers' tasks, and the patches that each question predicts."""
 
 from copy import deepcopy
 
@@ -37,7 +37,7 @@ def batch(b=4, n=1, seed=1):
 
 
 def encoded(task, images, others=None):
-    """What is left of images, and what a teacher sees."""
+    """Return the encoded rest of images, and the images that a teacher sees."""
     return task.encode(images, task.given(images, seeded()), None, others)
 
 
@@ -61,8 +61,8 @@ def test_the_loss_is_the_weighted_sum_and_reaches_every_parameter(options):
 
 
 @pytest.mark.parametrize("options", LIKE.values(), ids=LIKE)
-def test_a_run_can_be_taken_up_again(options):
-    """What every auto became is an option, too, and builds the same task."""
+def test_resolved_options_build_the_same_task(options):
+    """The value that every auto became is a valid option, and builds the same task."""
     task = make(**options)
     again = make(**options | {name: value for name, (value, _) in task.chosen.items()})
     assert not again.chosen
@@ -83,7 +83,7 @@ def test_like_droppos_is_droppos():
         close(mine, theirs.detach())
 
 
-def test_like_mp3_asks_every_patch_and_lets_few_serve():
+def test_like_mp3_predicts_every_patch_from_few_keys():
     task = make(**LIKE["mp3"])
     (images,) = batch()
     made = encoded(task, images)
@@ -98,7 +98,7 @@ def test_like_mp3_asks_every_patch_and_lets_few_serve():
     assert measure.baselines["chance"].tolist() == pytest.approx([1 / 64] * 4)
 
 
-def test_like_simmim_asks_the_blank_patches_and_never_sees_them():
+def test_like_simmim_predicts_blank_patches_without_seeing_them():
     task = make(**LIKE["simmim"])
     (images,) = batch()
     made = encoded(task, images)
@@ -144,7 +144,7 @@ def test_the_teacher_follows():
     make(**LIKE["mp3"]).after_step(0.5)  # nobody there
 
 
-def test_blank_patches_do_not_speak_for_the_image():
+def test_blank_patches_do_not_count_in_the_representation():
     task = make(withhold={"blank": 0.5}, ask={"agreement": 1.0})
     (images,) = batch()
     made = encoded(task, images)
@@ -176,8 +176,8 @@ ASKED = (
 )
 
 
-def test_what_is_asked_of_a_degraded_picture():
-    """Every patch of the clean picture, seen or not; without degradation only what was not seen."""
+def test_patches_predicted_of_a_degraded_image():
+    """Every patch of the clean image, seen or not; without degradation only the withheld ones."""
     (images,) = batch()
     for withhold, count in ASKED:
         task = make(withhold=withhold, ask={"pixels": 1.0})
@@ -192,14 +192,15 @@ def test_what_is_asked_of_a_degraded_picture():
 
 
 @pytest.mark.parametrize(("withhold", "count"), ASKED, ids=["masked", "blank", "both", "all, since blurred"])
-def test_the_decoder_computes_only_what_is_asked_and_the_loss_is_that_of_answers_for_all(withhold, count):
+def test_the_decoder_computes_only_predicted_patches_with_the_same_loss(withhold, count):
     task = make(withhold=withhold, ask={"pixels": 1.0})
     (images,) = batch()
     question, computed = task.questions["pixels"], []
     hook = question.decoder.blocks[-1].mlp.register_forward_hook(lambda _, given, made: computed.append(made.shape[1]))
     outcome = task(images, generator=seeded())
     hook.remove()
-    assert computed == [count + (count == 64)]  # where all are asked, the class token costs less than cutting it off
+    # where all patches are predicted, computing the class token is cheaper than slicing it off
+    assert computed == [count + (count == 64)]
     made = encoded(task, images)
     asked, _ = question.answer(made)
     visible, masked = made.given.visible, made.given.masked
@@ -222,7 +223,7 @@ def test_the_first_question_is_reported():
         assert len(task.draw(batch()[0], seeded())) == 3
 
 
-def test_positions_count_where_they_were_dropped_alone():
+def test_only_dropped_positions_count():
     task = make(withhold={"drop_positions": 0.5}, ask={"positions": 1.0}, sigma=0.0)
     (images,) = batch()
     made = encoded(task, images)

@@ -1,4 +1,4 @@
-"""Compositions that make no sense, and the way from the command line."""
+"""Mixtures that make no sense, and mixtures on the command line."""
 
 import pytest
 from mixing import make
@@ -17,9 +17,9 @@ REFUSED = [
     ({"ask": {"pixels": 1.0, "positions": -1.0}}, "each with a weight above 0"),
     ({"withhold": {"mask": 1.0}, "ask": {"pixels": 1.0}}, "withhold mask is a share between 0 and 1, not 1.0"),
     ({"withhold": {"blank": 0.0}, "ask": {"pixels": 1.0}}, "withhold blank is a share between 0 and 1, not 0.0"),
-    ({"withhold": {"drop_positions": 1.5}}, "withhold drop_positions is a share between 0 and 1, not 1.5"),
-    ({"withhold": {"limit_context": -0.5}}, "withhold limit_context is a share between 0 and 1"),
-    ({"withhold": {"blur": 3, "fisheye": 0.2}, "ask": {"pixels": 1.0}}, "one degradation of the picture at a time"),
+    ({"withhold": {"drop_positions": 1.5}}, "withhold drop_positions must be a fraction between 0 and 1, not 1.5"),
+    ({"withhold": {"limit_context": -0.5}}, "withhold limit_context must be a fraction between 0 and 1"),
+    ({"withhold": {"blur": 3, "fisheye": 0.2}, "ask": {"pixels": 1.0}}, "one degradation of the image at a time"),
     ({"withhold": {"limit_context": 0.5, "mask": 0.5}, "ask": {"pixels": 1.0}}, "put it after mask"),
     ({"withhold": {"drop_positions": 0.5}, "ask": {"pixels": 1.0}}, "no pixels are withheld"),
     ({"withhold": {}, "ask": {"pixels": 1.0}}, "no pixels are withheld"),
@@ -32,8 +32,8 @@ REFUSED = [
         {"withhold": {"drop_positions": 0.5}, "ask": {"positions": 1.0}, "positions": "none"},
         "drop_positions 0.5 does not go with an encoder that has no positions: use --positions sincos",
     ),
-    ({"ask": {"agreement": 1.0}, "teacher": "none"}, "agreement needs somebody to agree with"),
-    ({"ask": {"pixels": 1.0}, "teacher": "same"}, "nobody asks the teacher"),
+    ({"ask": {"agreement": 1.0}, "teacher": "none"}, "agreement needs a teacher"),
+    ({"ask": {"pixels": 1.0}, "teacher": "same"}, "the teacher is not used"),
     ({"withhold": {}, "ask": {"agreement": 1.0}}, "the student sees all that the teacher sees"),
     ({"withhold": {"mask": 0.999}, "ask": {"pixels": 1.0}}, "mask ratio of 0.999 leaves 0 of 64 patches visible"),
     (
@@ -47,7 +47,7 @@ REFUSED = [
         {"withhold": {"drop_positions": 1e-9}, "ask": {"positions": 1.0}},
         "drop_positions 1e-09 takes none of the patches",
     ),
-    ({"decoder_depth": 0}, "the encoder learns nothing by them: give --task.decoder_depth 1 or more"),
+    ({"decoder_depth": 0}, "the encoder learns nothing from them: give --task.decoder_depth 1 or more"),
     ({"withhold": {"blur": 4}, "ask": {"pixels": 1.0}}, "the kernel of blur must be odd sides"),
     ({"withhold": {"zoom_in": 2}, "ask": {"pixels": 1.0}}, "the scale of zoom_in must be"),
     (
@@ -55,7 +55,7 @@ REFUSED = [
         "decolorize is for images of 3 channels",
     ),
     ({"ask": {"agreement": 1.0}, "momentum": 2.0}, "momentum must lie in"),
-    ({"momentum": 0.9}, "momentum changes nothing here, since agreement is not asked"),
+    ({"momentum": 0.9}, "momentum has no effect here, because --task.ask has no agreement"),
     ({"sigma": -1.0}, "sigma must be 0 or more"),
     ({"size": (8, 8), "p": 1}, "within patches of one pixel"),
     ({"withhold": {"mask": "half"}}, "--task.withhold cannot be .*: it takes names with numbers"),
@@ -64,7 +64,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "said"), REFUSED, ids=[said[:40] for _, said in REFUSED])
-def test_what_cannot_be_answered_is_refused_with_the_reason(options, said):
+def test_impossible_mixtures_are_rejected_with_the_reason(options, said):
     with pytest.raises(PatchloomError, match=said):
         make(**options)
 
@@ -81,7 +81,7 @@ def test_from_the_command_line(tmp_path):
     asked = {"positions": 1.0, "agreement": 0.5}
     given, _ = parse_pretrain(["--config", str(file)])
     assert list(given["task"]["withhold"].items()) == [("mask", 0.25), ("drop_positions", 0.5), ("limit_context", 0.5)]
-    assert list(given["task"]["ask"].items()) == list(asked.items())  # the first is reported
+    assert list(given["task"]["ask"].items()) == list(asked.items())  # the first question is reported
     given, _ = parse_pretrain(["--config", str(file), "--task.withhold", "{drop_positions: 0.75, blank: 0.2}"])
     assert given["task"]["withhold"] == {"drop_positions": 0.75, "blank": 0.2} and given["task"]["ask"] == asked
     task = make(**{name: value for name, value in given["task"].items() if name != "name"})

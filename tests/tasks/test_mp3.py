@@ -1,4 +1,4 @@
-"""What MP3 withholds and asks: positions, keys and values; where every patch was."""
+"""MP3's inputs and questions: positions, keys and values; the place of every patch."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def make(size=(16, 16), p=4, positions="none", class_token=False, reg_tokens=0, 
     torch.manual_seed(0)
     tokens = {"class_token": class_token, "reg_tokens": reg_tokens}
     task = MP3(build_encoder(EncoderSpec("nano", size, p, positions=positions, options=SIZES | tokens)), **options)
-    with torch.no_grad():  # zero biases would hide mistakes
+    with torch.no_grad():  # zero biases would hide errors
         for weight in task.parameters():
             weight.add_(torch.randn_like(weight) * 0.05)
     return task.eval()
@@ -37,17 +37,17 @@ def drawn(task, images, seed=0, **ratios):
 
 
 def answer(task, images, given):
-    """Logits [b n n] for images of which the same is withheld as of those of ``given``."""
+    """Return the logits [b n n] for images with the same parts withheld as in ``given``."""
     return task.questions["positions"].predict(task.encode(images, replace(given, images=images))).logits
 
 
 def barred(given):
-    """The patches [b n-m] that are neither keys nor values."""
+    """Return the patches [b n-m] that are neither keys nor values."""
     return complement(given.context, N)
 
 
 def repainted(images, patches, value):
-    """Images with the given patches [b m] painted over."""
+    """Paint over the given patches [b m] of images."""
     cut = patchify(images, P)
     paint = torch.full((*patches.shape, cut.shape[-1]), float(value))
     return unpatchify(scatter_tokens(paint, patches, cut), P, grid_of(images, P))
@@ -68,8 +68,8 @@ def test_without_barred_patches_attention_is_full(class_token):
 
 @pytest.mark.parametrize("value", [3.0, float("nan")])
 @pytest.mark.parametrize("tokens", [{}, {"class_token": True}, {"class_token": True, "reg_tokens": 2}])
-def test_a_barred_patch_changes_its_own_answer_alone(tokens, value):
-    """Not even nan gets out of a barred patch, as it would from keys and values that are computed and masked."""
+def test_a_barred_patch_changes_only_its_own_prediction(tokens, value):
+    """Even nan stays in a barred patch; with computed and masked keys and values it would spread."""
     task, images = make(context_mask_ratio=0.75, **tokens), torch.randn(2, 3, 16, 16)
     given = drawn(task, images)
     some = barred(given)[:, :2]
@@ -78,7 +78,7 @@ def test_a_barred_patch_changes_its_own_answer_alone(tokens, value):
     expected = torch.zeros(2, N, dtype=torch.bool).scatter(1, some, True)
     assert torch.equal(changed, expected)
     seen = answer(task, repainted(images, given.context[:, :1], value), given)
-    assert (before != seen).any(-1).all()  # while the context is seen by everybody
+    assert (before != seen).any(-1).all()  # while all patches attend to the context
 
 
 @pytest.mark.parametrize("tokens", [{}, {"class_token": True, "reg_tokens": 1}])
@@ -94,12 +94,12 @@ def test_keys_and_values_of_barred_patches_are_never_computed(tokens, monkeypatc
     answer(task, images, drawn(task, images))
     prefix = task.geometry.prefix
     assert rows[2 * d, d] == [3 * (prefix + 4)] * 2  # keys and values: once a block, of prefix and context
-    assert rows[d, d].count(3 * (prefix + N)) == 4  # queries and outputs: of everybody
+    assert rows[d, d].count(3 * (prefix + N)) == 4  # queries and outputs: all patches
     assert (3 * d, d) not in rows
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.75])
-def test_moving_the_patches_moves_the_answers(ratio):
+def test_moving_the_patches_moves_the_predictions(ratio):
     """Without positions an encoder sees a set."""
     task, images = make(context_mask_ratio=ratio), torch.randn(2, 3, 16, 16)
     order = torch.randperm(N)
@@ -108,11 +108,11 @@ def test_moving_the_patches_moves_the_answers(ratio):
     same = replace(given, context=order.argsort()[given.context]) if ratio else given
     before = answer(task, images, given)[:, order]
     torch.testing.assert_close(answer(task, moved, same), before, rtol=1e-4, atol=1e-5)
-    if ratio:  # the test itself: another context gives other answers
+    if ratio:  # checks the test: another context gives other predictions
         assert not torch.allclose(answer(task, moved, given), before, atol=1e-3)
 
 
-def test_known_positions_are_kept_and_never_asked():
+def test_known_positions_are_kept_and_not_predicted():
     task = make(positions="sincos", known_positions=0.25, context_mask_ratio=0.5)
     images = torch.randn(2, 3, 16, 16)
     given = drawn(task, images)
@@ -162,7 +162,7 @@ def test_accuracies_against_a_loop(known, ratio):
 
 
 def accuracies(task, logits, given):
-    """Those of ``logits`` [b n n] that somebody answers."""
+    """Return the accuracies of given ``logits`` [b n n]."""
     return task.questions["positions"].accuracies(PositionPrediction(given.visible, given.dropped, logits), given)
 
 
@@ -172,8 +172,8 @@ def test_small_grids_have_fewer_than_five_to_choose_from():
     assert accuracies(task, torch.randn(2, 4, 4), given)["context_top5"].tolist() == [1, 1]
 
 
-def test_two_images_are_mixed_and_each_set_is_rebuilt_by_itself():
-    """Each patch of a set stands where it is placed with that set's context alone (Figs. 14-15)."""
+def test_two_images_are_mixed_and_each_set_is_rebuilt_separately():
+    """Each patch of a set stands where it is placed with only that set's context (Figs. 14-15)."""
     task, images = make(context_mask_ratio=0.5), torch.randn(2, 3, 16, 16)
     columns = task.draw(images, torch.Generator().manual_seed(0))[1].columns
     assert list(columns) == ["image", "another", "first set", "first rebuilt", "second set", "second rebuilt"]
@@ -181,8 +181,8 @@ def test_two_images_are_mixed_and_each_set_is_rebuilt_by_itself():
     generator, everywhere = torch.Generator().manual_seed(0), torch.arange(N).expand(2, N)
     for _ in mp3.RATIOS_DRAWN:
         task.given(images, generator)
-    random_partition(2, N, (N,), generator)  # of the puzzle that the first sheet shows
-    random_partition(2, 2 * N, (N, N), generator)  # of the two sets
+    random_partition(2, N, (N,), generator)  # from the puzzle on the first sheet
+    random_partition(2, 2 * N, (N, N), generator)  # from the two sets
     for name in ("first", "second"):
         mixed = columns[f"{name} set"]
         given = task.given(mixed, generator)
@@ -211,13 +211,13 @@ def test_pictures_put_patches_where_they_were_placed_and_leave_known_ones(monkey
     ("options", "said"),
     [
         ({"positions": "sincos"}, "mp3 withholds every position, so the encoder must have none"),
-        ({"positions": "learned", "known_positions": 0.01}, "mp3 withholds every position"),  # a share of none
+        ({"positions": "learned", "known_positions": 0.01}, "mp3 withholds every position"),  # a fraction of no patches
         ({"known_positions": 0.25}, "known positions need an encoder that has them: use --positions sincos"),
         ({"context_mask_ratio": 1.0}, "context_mask_ratio 1.0 leaves no patch as context"),
         ({"context_mask_ratio": 0.95}, "context_mask_ratio 0.95 leaves no patch as context"),
         ({"context_mask_ratio": -0.1}, "leaves no patch as context"),
-        ({"positions": "sincos", "known_positions": 1.0}, "known_positions is a share from 0 to below 1, not 1.0"),
-        ({"size": (4, 4)}, "an image of one patch has no positions to ask"),
+        ({"positions": "sincos", "known_positions": 1.0}, "known_positions must lie in .0, 1., not 1.0"),
+        ({"size": (4, 4)}, "an image of one patch has no position to predict"),
     ],
 )
 def test_impossible_options_are_refused(options, said):
@@ -230,7 +230,7 @@ def test_impossible_options_are_refused(options, said):
     [
         (16, 4, 0.5),
         (32, 4, 0.5),  # CIFAR-100
-        (32, 8, 0.5),  # 16 patches, of which a fifth would be no context
+        (32, 8, 0.5),  # 16 patches; a fifth of them would be no context
         (64, 8, 0.8),  # Tiny ImageNet, with as many patches as CIFAR-100
         (56, 8, 0.5),
         (64, 4, 0.75),
@@ -238,14 +238,14 @@ def test_impossible_options_are_refused(options, said):
         (160, 16, 0.75),
     ],
 )
-def test_auto_is_the_papers_for_images_like_these(size, p, ratio):
+def test_auto_is_the_papers_ratio_for_the_grid(size, p, ratio):
     task = make(size=(size, size), p=p)
     assert task.context_mask_ratio == ratio
     ((value, why),) = task.chosen.values()
     assert value == ratio and ("Tiny ImageNet" in why) == (ratio == 0.8) and ("CIFAR-100" in why) == (ratio == 0.5)
 
 
-def test_what_the_encoder_should_be():
+def test_encoder_defaults():
     large = make(size=(40, 40))
     assert drawn(large, torch.randn(2, 3, 40, 40)).context.shape == (2, 25)
     assert MP3.encoder_defaults({"known_positions": 0.0}).keys() == {"positions", "class_token"}

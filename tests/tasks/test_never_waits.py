@@ -1,4 +1,4 @@
-"""A step on a GPU is waited for once, when an update is decided: never inside a task. Shown on fake CUDA tensors."""
+"""A step on a GPU waits once, when an update is decided, and never inside a task. Tested on fake CUDA tensors."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ CASES = [(name, asked) for name, sets in OPTION_SETS.items() for asked in sets]
 
 
 def step(task, checkpointing=False, fused=True):
-    """A step of training on a GPU, as far as the task has a part in it; the way back is torch's own."""
+    """Run the task's part of a training step on a GPU; backward is torch's."""
     task.train()
     checkpoint_gradients(task, checkpointing)
     fuse_attention(task, fused)
@@ -37,7 +37,7 @@ def test_no_task_waits_for_a_gpu(name, asked):
 
 @pytest.mark.parametrize("name", OPTION_SETS)
 @pytest.mark.parametrize("form", [{"checkpointing": True}, {"fused": False}], ids=["checkpointing", "explicit"])
-def test_nor_in_another_form(name, form):
+def test_no_task_waits_in_another_form(name, form):
     task = build(name, class_token=True, reg_tokens=2, drop_path_rate=0.1, init_values=0.1)
     use_half_without_grad(task)
     step(task, **form)
@@ -72,7 +72,7 @@ def scales(x):
 
 
 @pytest.mark.parametrize("fault", [picks, reads, decides, moves, makes, mixes, scales])
-def test_what_waits_is_seen(fault):
+def test_waits_are_detected(fault):
     with fake_cuda():
         given = torch.empty(4, 4, device=CUDA)
         with pytest.raises((Waits, DataDependentOutputException, DynamicOutputShapeException)):

@@ -15,12 +15,12 @@ from patchloom.withhold.encoder_input import all_patches, drop_positions, mask_p
 
 
 def by_grid(predicted: Tensor, p: int) -> Tensor:
-    """The authors' pixel order [b n p*p*c] as ours [b n c*p*p]."""
+    """Reorder the authors' pixels [b n p*p*c] to ours [b n c*p*p]."""
     return predicted.unflatten(-1, (p, p, 3)).movedim(-1, -3).flatten(-3)
 
 
 def masked_of(oracle: Oracle) -> Tensor:
-    """The patches that were not kept, in the order of the authors' shuffle."""
+    """Return the patches that were not kept, in the order of the authors' shuffle."""
     return oracle["ids_restore"].argsort(1)[:, oracle["ids_keep"].shape[1] :]
 
 
@@ -76,7 +76,7 @@ def test_droppos(name):
         close(affinities, oracle["affinity_full"])
         chosen = gather_tokens(affinities, visible)
         close(chosen / chosen.sum(1, keepdim=True), oracle["affinity_visible"])
-    # the authors weigh their accuracy as their loss
+    # the authors weight their accuracy like their loss
     close(weighted_mean((logits.argmax(-1) == visible).float(), weights), oracle["accuracy"][0])
     if c["multi_task"]:
         close(outcome.metrics["positions_loss"], oracle["loss"][0])
@@ -89,12 +89,12 @@ def test_droppos(name):
 
 
 def test_a_wrong_loss_would_be_caught():
-    """The comparison itself: a relative difference of 2e-5 fails."""
+    """The comparison fails for a relative difference of 2e-5."""
     with pytest.raises(AssertionError):
         close(torch.tensor([1.00002]), torch.tensor([1.0]))
 
 
-def test_whole_view_is_what_the_affinity_sees():
+def test_the_affinity_sees_the_whole_view():
     oracle = Oracle("droppos")
     task = DropPos(oracle.encoder(), **oracle.decoder_options())
     oracle.load(task)

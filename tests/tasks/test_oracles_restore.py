@@ -46,7 +46,7 @@ def test_mask_and_zoom_in():
     assert expected.keys() == learnt - {"questions.pixels.decoder.embed.bias"}
     for name, gradient in expected.items():
         found = trained[name].grad
-        if name.endswith("qkv.bias"):  # no key bias there, and here a softmax does not feel it
+        if name.endswith("qkv.bias"):  # no key bias there, and here a softmax ignores it
             q, k, v = found.chunk(3)
             assert k.abs().max() < 1e-6
             found = torch.cat([q, torch.zeros_like(k), v])

@@ -60,7 +60,7 @@ def test_extrema():
     close(outcome.loss, oracle["loss"][0])
     expected = oracle.under("g.")
     for name, weight in task.named_parameters():
-        if weight.requires_grad and name.endswith("attn.k.bias"):  # not felt by a softmax: both are rounding
+        if weight.requires_grad and name.endswith("attn.k.bias"):  # a softmax ignores both: rounding errors
             assert max(weight.grad.abs().max(), expected[name].abs().max()) < 1e-7
             weight.grad.copy_(expected[name])
     gradients_agree(task, oracle)
@@ -84,6 +84,6 @@ def test_byol_is_the_squared_distance_of_normalised_outputs():
 
 
 def follow(task, momentum):
-    """Move the teacher as the authors' program had done when the vectors were taken."""
+    """Move the teacher as in the authors' program when the vectors were recorded."""
     parts = {name: getattr(task.agreement, name) for name in ("instance_head", "projection")}
     task.agreement.teacher.follow(momentum, encoder=task.encoder, **parts)

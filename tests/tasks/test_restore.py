@@ -1,4 +1,4 @@
-"""Beyond Masking's degradations as a task: what is asked of each, what a perfect answer gets, what is refused."""
+"""Beyond Masking's degradations as a task: targets, losses of perfect predictions, and errors."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def encoded(task, images, given=None):
 
 
 def in_each_channel(patches):
-    """Patches [b j 3*16] normalised in each channel."""
+    """Normalise patches [b j 3*16] in each channel."""
     colours = patches.unflatten(-1, (3, 16))
     return ((colours - colours.mean(-1, keepdim=True)) / (colours.std(-1, keepdim=True) + 1e-6)).flatten(2)
 
@@ -41,8 +41,8 @@ def test_every_degradation_has_a_loss_that_reaches_every_parameter(degradation, 
 
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize(("degradation", "ratio"), [case for case in WITH_RATIOS if case != ("zoom_in", 0.5)])
-def test_a_perfect_answer_has_no_error(degradation, ratio, normalized):
-    """The picture asked is the clean one: the whole canvas for zoom_in, its middle where it is bent, else the image."""
+def test_a_perfect_prediction_has_no_error(degradation, ratio, normalized):
+    """The target is the clean image: the whole canvas for zoom_in, its centre if it is bent, else the image."""
     canvas = {"canvas": 40} if degradation in ("zoom_in", "fisheye", "wave") else {}
     task = make(degradation=degradation, mask_ratio=ratio, normalized_pixels=normalized, **canvas)
     images, question = pictures(task), task.questions["pixels"]
@@ -66,14 +66,14 @@ def test_a_perfect_answer_has_no_error(degradation, ratio, normalized):
 
 
 def errors_of(task, images, picture):
-    """The errors of a picture [b c h w] that answers for images: in pixels from 0 to 1, or normalised ones."""
+    """Return the errors of a picture [b c h w] as prediction for images: in pixels from 0 to 1, or normalised ones."""
     made, question = encoded(task, images), task.questions["pixels"]
     asked, _ = question.answer(made)
     return question.errors(made, asked, gather_tokens(picture, asked))
 
 
-def test_a_perfect_answer_has_none_of_the_two_errors():
-    """Where it can exist: a canvas twice as large, of pixels that are 2 x 2 alike."""
+def test_a_perfect_prediction_has_neither_error():
+    """A canvas twice as large, of equal 2 x 2 pixels, has an exact prediction."""
     task = make(canvas=64, normalized_pixels=False)
     small = torch.rand(2, 3, 32, 32)
     images = (small.repeat_interleave(2, 2).repeat_interleave(2, 3) - task.mean) / task.std
@@ -82,7 +82,7 @@ def test_a_perfect_answer_has_none_of_the_two_errors():
     assert all(values.max() < 1e-9 for values in errors.values())
 
 
-def test_the_band_has_a_perfect_answer_with_normalised_pixels_too():
+def test_the_band_has_a_perfect_prediction_with_normalised_pixels():
     task = make(canvas=40)
     images = pictures(task)
     target = in_each_channel(patchify(F.interpolate(plain(task, images), (32, 32), mode="area"), (4, 4)))
@@ -91,8 +91,8 @@ def test_the_band_has_a_perfect_answer_with_normalised_pixels_too():
 
 
 @pytest.mark.parametrize("normalized", [True, False])
-def test_the_band_is_asked_as_it_is_where_that_is_chosen(normalized):
-    """Appendix A.2: the outer band of the original canvas; normalised by the patches that answer for it."""
+def test_the_original_band_is_an_optional_target(normalized):
+    """Appendix A.2: the target is the band of the original canvas, normalised by the patches that predict it."""
     task = make(canvas=40, band_weight=1.0, normalized_pixels=normalized, band_target="original")
     images = pictures(task)
     canvas, answers = plain(task, images), torch.randn(3, 64, 48, generator=seeded())
@@ -117,7 +117,7 @@ def test_the_band_is_asked_as_it_is_where_that_is_chosen(normalized):
     )
 
 
-def test_answers_are_those_of_the_patches_that_are_asked():
+def test_predictions_belong_to_the_predicted_patches():
     task = make().eval()
     images, question = pictures(task), task.questions["pixels"]
     made = encoded(task, images)
@@ -126,7 +126,7 @@ def test_answers_are_those_of_the_patches_that_are_asked():
     whole = in_grid_order(question.decoder(made.tokens, visible, masked), visible, masked)
     torch.testing.assert_close(in_grid_order(answers, asked), whole)
     torch.testing.assert_close(gather_tokens(whole, asked), answers)
-    # whatever the order in which the visible ones enter
+    # in any order of the visible patches
     other = degraded(task, images, None)
     order = torch.randperm(visible.shape[1])
     other = mask_patches(other, visible[:, order], masked)
@@ -145,7 +145,7 @@ def test_the_band_weight_shares_the_loss(weight):
 
 
 @pytest.mark.parametrize("normalized", [True, False])
-def test_what_was_given_is_exact_where_nothing_was_taken(normalized):
+def test_the_input_is_an_exact_baseline_without_a_degradation(normalized):
     task = make(degradation="none", normalized_pixels=normalized).eval()
     measure = task.measure(pictures(task), seeded())
     assert measure.baselines["what was given"].max() < 1e-10
@@ -155,7 +155,7 @@ def test_what_was_given_is_exact_where_nothing_was_taken(normalized):
 
 
 @pytest.mark.parametrize("degradation", DEGRADATIONS)
-def test_baselines_are_answers_to_the_same_question(degradation):
+def test_baselines_predict_the_same_targets(degradation):
     task = make(degradation=degradation).eval()
     images = pictures(task)
     measure = task.measure(images, seeded())
@@ -184,7 +184,7 @@ def test_block_sampling_shows_one_rectangle(size, ratio):
 
 
 @pytest.mark.parametrize(("sampling", "ratio"), [("centre", 0.75), ("surroundings", 0.25)])
-def test_a_central_block_enters_and_the_rest_is_asked_or_the_other_way_round(sampling, ratio):
+def test_a_central_block_or_its_surroundings_enter(sampling, ratio):
     task = make(degradation="masked", sampling=sampling, mask_ratio=ratio)
     images = pictures(task)
     given = task.given(images)
@@ -203,7 +203,7 @@ def test_a_central_block_takes_no_draws():
 
 
 def test_targets_of_whole_patches_are_maes():
-    """Those of normalised images, by the mean and variance of all numbers of a patch; the answer has no error."""
+    """Targets of normalised images, by mean and variance of all numbers of a patch; right predictions have no error."""
     task = make(degradation="zoom_out", target_norm="patch")
     images, question = pictures(task), task.questions["pixels"]
     made = encoded(task, images)
@@ -217,7 +217,7 @@ def test_targets_of_whole_patches_are_maes():
     torch.testing.assert_close(question.targets(made, asked), pixels.targets(made, asked))
 
 
-def test_right_answers_of_whole_patches_are_drawn_right():
+def test_right_predictions_of_whole_patches_are_drawn_right():
     task = make(target_norm="patch", mask_ratio=0.0, scale=0.5)
     images, question = pictures(task), task.questions["pixels"]
     made = encoded(task, images)
@@ -226,7 +226,7 @@ def test_right_answers_of_whole_patches_are_drawn_right():
     torch.testing.assert_close(question.picture(made, asked, patches), images)
     flat = question.measure(made).baselines["flat patches"]
     patches = patches - patches.mean(-1, keepdim=True)
-    expected = (patches.square() / (patches.var(-1, keepdim=True) + 1e-6)).mean((1, 2))  # it answers zero
+    expected = (patches.square() / (patches.var(-1, keepdim=True) + 1e-6)).mean((1, 2))  # it predicts zero
     torch.testing.assert_close(flat, expected, rtol=1e-4, atol=1e-5)
     assert "mean squared error" in question.sheets(made)[0].caption
 
@@ -259,8 +259,8 @@ def test_the_decoder_is_the_programs_for_its_encoder(name, sizes):
 
 
 @pytest.mark.parametrize("degradation", ["masked", "zoom_in", "zoom_out", "fisheye", "decolorize", "none"])
-def test_the_statistics_by_which_images_are_normalised_change_no_loss(degradation):
-    """If the patch projection makes up for them. (Blur and wave have their mean colour around, and are left out.)"""
+def test_normalisation_statistics_change_no_loss(degradation):
+    """Provided that the patch projection compensates. (Blur and wave are padded with the mean colour: left out.)"""
 
     def loss(mean, std):
         task = make(degradation=degradation)
@@ -290,13 +290,13 @@ def test_the_statistics_by_which_images_are_normalised_change_no_loss(degradatio
         ({"sampling": "grid"}, "--task.sampling cannot be grid"),
         (
             {"degradation": "blur", "sampling": "centre"},
-            "--task.sampling centre changes nothing here, since a mask ratio",
+            "--task.sampling centre has no effect here, because a mask ratio",
         ),
         ({"size": (8, 8), "degradation": "masked", "sampling": "surroundings"}, "leaves no surroundings: lower"),
         ({"target_norm": "whole"}, "--task.target_norm cannot be whole: it takes channel"),
-        ({"target_norm": "patch", "normalized_pixels": False}, "--task.target_norm changes nothing here, since pixels"),
-        ({"band_weight": 1.5}, "band_weight is a share from 0 to 1, not 1.5"),
-        ({"mask_ratio": 0.0, "band_target": "grown"}, "--task.band_target changes nothing here, since only zooming in"),
+        ({"target_norm": "patch", "normalized_pixels": False}, "--task.target_norm has no effect here, because pixels"),
+        ({"band_weight": 1.5}, "band_weight must lie in .0, 1., not 1.5"),
+        ({"mask_ratio": 0.0, "band_target": "grown"}, "--task.band_target has no effect here, because only zooming in"),
         ({"band_target": "whole"}, "--task.band_target cannot be whole"),
         ({"size": (8, 8), "p": 1}, "within patches of one pixel there is nothing to normalise"),
     ],

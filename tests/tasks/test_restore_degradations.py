@@ -1,4 +1,4 @@
-"""Degradations as options of a task: strengths, canvases, what is refused, and what each image draws for itself."""
+"""Degradations as options of a task: strengths, canvases, errors, and random draws per image."""
 
 from typing import get_args
 
@@ -17,22 +17,22 @@ from patchloom.withhold.encoder_input import all_patches
 
 
 @pytest.mark.parametrize(("degradation", "options"), [("zoom_in", {"canvas": 48}), ("zoom_in", {"scale": 0.5})])
-def test_what_zooming_in_shows_is_put_at_its_place(degradation, options):
+def test_a_zoomed_part_is_put_at_its_place(degradation, options):
     task = make(degradation=degradation, mask_ratio=0.0, **options)
     images = pictures(task)
     given = degraded(task, images)
     assert given.side_share.tolist() == pytest.approx([2 / 3 if "canvas" in options else 0.5] * 3)
     placed = task.degradation.in_frame(given.images, given.side_share)
     frame = task.degradation.frame(images)
-    side = round(32 * given.side_share[0].item()) - 4  # less the edge, which is blended with what is drawn out
+    side = round(32 * given.side_share[0].item()) - 4  # except the edge, which is blended with its extension
     apart = (centre_crop(placed, (side, side)) - centre_crop(frame, (side, side))).abs()
     assert apart.mean() < 0.08 * frame.std()
-    assert (placed - frame).abs()[:, :, :2].mean() > 5 * apart.mean()  # around it, the edge is drawn out
+    assert (placed - frame).abs()[:, :, :2].mean() > 5 * apart.mean()  # around it, the edge is extended
 
 
 @pytest.mark.parametrize("options", [{"canvas": 48}, {"scale": 0.5}])
-def test_what_a_random_place_shows_is_put_at_its_place(options):
-    """Of pictures that tell the row and the column, so that each pixel says where it was."""
+def test_a_random_part_is_put_at_its_place(options):
+    """On images of row and column numbers, in which each pixel has its own coordinates."""
     task = make(size=(32, 32), channels=2, statistics=False, mask_ratio=0.0, zoom_place="random", **options)
     h, w = task.augment.size
     rows, columns = torch.meshgrid(torch.arange(h) + 0.5, torch.arange(w) + 0.5, indexing="ij")
@@ -40,7 +40,7 @@ def test_what_a_random_place_shows_is_put_at_its_place(options):
     given = degraded(task, images, seeded())
     seen = 32 if "canvas" in options else 16
     assert (given.corner >= 0).all() and given.corner.max() <= h - seen and len(given.corner.unique(dim=0)) > 20
-    first = given.images[:, :, 0, 0] * torch.tensor([h, w])  # its middle, half a pixel in; at the edge less when larger
+    first = given.images[:, :, 0, 0] * torch.tensor([h, w])  # its centre, half a pixel in; at the edge less when larger
     assert (first - given.corner - 0.5).abs().max() < 1e-3
     placed = task.degradation.in_frame(given.images, given.side_share, given.corner)
     frame = task.degradation.frame(images)
@@ -51,7 +51,7 @@ def test_what_a_random_place_shows_is_put_at_its_place(options):
         torch.testing.assert_close(*parts, atol=0.01, rtol=0)
 
 
-def test_the_centre_is_shown_unless_another_place_is_asked_for():
+def test_the_centre_is_shown_by_default():
     task, generator = make(), seeded()
     images = pictures(task)
     given = degraded(task, images, generator)
@@ -60,7 +60,7 @@ def test_the_centre_is_shown_unless_another_place_is_asked_for():
 
 
 def test_black_is_black_once_it_is_normalised():
-    """With mean 0.4, 0.5, 0.3 and deviation 0.2, 0.3, 0.25: -2, -1.667, -1.2."""
+    """Black is -2, -1.667, -1.2 with mean 0.4, 0.5, 0.3 and deviation 0.2, 0.3, 0.25."""
     task = make(degradation="zoom_out", fill="black", scale=0.25)
     seen = degraded(task, pictures(task, b=20), seeded()).images
     black = torch.tensor([-2.0, -5 / 3, -1.2]).view(3, 1, 1)
@@ -72,13 +72,13 @@ def test_black_is_black_once_it_is_normalised():
 def test_amid_patches_of_other_images_none_is_the_images_own():
     task = make(degradation="zoom_out", fill="images", scale=0.25, statistics=False)
     colours = torch.arange(5.0).view(5, 1, 1, 1).expand(5, 3, 32, 32)
-    seen = degraded(task, colours, seeded()).images.round()  # shrinking rounds, too
+    seen = degraded(task, colours, seeded()).images.round()  # shrinking also rounds
     for i, image in enumerate(seen):
         around = (image != i).all(0)
-        assert around.sum() == 32 * 32 - 8 * 8  # the small copy alone is the image's own
+        assert around.sum() == 32 * 32 - 8 * 8  # only the small copy is the image's own
         assert set(image.unique().tolist()) == set(range(5))
         for patch in patchify(image[None], (4, 4))[0]:
-            assert len(set(patch.tolist()) - {float(i)}) <= 1  # at a place a patch of one other image, perhaps covered
+            assert len(set(patch.tolist()) - {float(i)}) <= 1  # one patch of another image, perhaps covered
 
 
 @pytest.mark.parametrize(("size", "grid"), [((32, 32), (4, 4)), ((24, 40), (3, 5))])
@@ -91,7 +91,7 @@ def test_without_padding_only_the_small_picture_enters(size, grid):
     assert task.sizes == (k, n - k) == (given.visible.shape[1], given.masked.shape[1])
     small = shrink(images, (rows * 4, columns * 4))
     entering = patchify(given.images, (4, 4), given.visible)
-    assert torch.equal(entering, patchify(small, (4, 4)))  # all of it, in its order
+    assert torch.equal(entering, patchify(small, (4, 4)))  # all of it, in order
     wide = task.geometry.grid[1]
     corner = given.visible[:, :1]
     rectangle = torch.arange(rows)[:, None] * wide + torch.arange(columns)
@@ -99,7 +99,7 @@ def test_without_padding_only_the_small_picture_enters(size, grid):
     assert len(corner.unique()) > 5
     made = task.encode(images, given)
     asked, answers = task.questions["pixels"].answer(made)
-    assert made.tokens.shape[1] == task.geometry.prefix + k and answers.shape[1] == n  # the whole original is asked
+    assert made.tokens.shape[1] == task.geometry.prefix + k and answers.shape[1] == n  # the whole original is predicted
 
 
 def test_without_padding_patches_can_be_masked_too():
@@ -113,13 +113,13 @@ def test_without_padding_patches_can_be_masked_too():
 
 
 @pytest.mark.parametrize("degradation", ["fisheye", "wave"])
-def test_a_bent_canvas_is_resized_or_cropped_and_its_centre_is_asked(degradation):
+def test_a_bent_canvas_is_resized_or_cropped_and_its_centre_is_the_target(degradation):
     resized, cropped = (
         make(degradation=degradation, canvas=40, **({"canvas_fit": "crop"} if crop else {})) for crop in (False, True)
     )
     assert resized.degradation.canvas_fit == "resize"
     images = pictures(resized)
-    alone = make(size=(40, 40), degradation=degradation)  # bends the same canvas by the same draws
+    alone = make(size=(40, 40), degradation=degradation)  # bends the same canvas with the same draws
     bent = degraded(alone, images, seeded()).images
     one, two = (degraded(task, images, seeded()) for task in (resized, cropped))
     torch.testing.assert_close(one.images, V.resize(bent, [32, 32], antialias=True), atol=1e-4, rtol=1e-4)
@@ -154,7 +154,7 @@ def test_blur_changes_colours_by_a_kernel_for_each_channel_alone(of):
     assert spread.mean() == pytest.approx(0.02 * 3, rel=0.2) if of == "channel" else spread.max() < 1e-6
 
 
-def test_captions_say_what_was_done():
+def test_captions_describe_the_degradation():
     options = [
         {"zoom_place": "random"},
         {"degradation": "zoom_out", "fill": "black"},

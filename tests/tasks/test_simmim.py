@@ -1,4 +1,4 @@
-"""SimMIM beside a plain program of the same method: every patch embedded, masked ones replaced, L1 on their pixels."""
+"""SimMIM beside a plain program of the same method: all patches embedded, masked ones replaced, L1 on their pixels."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -17,7 +17,7 @@ make = partial(small, SimMIM)
 
 
 def plain_simmim(vit, mask_token, head, images, mask):
-    """The loss as the authors' program has it; ``mask`` [b rows columns] is 1 where a patch is masked."""
+    """Compute the loss as in the authors' program; ``mask`` [b rows columns] is 1 where a patch is masked."""
     p, prefix = vit.patch_embed.patch_size[0], vit.num_prefix_tokens
     x = vit.patch_embed(images)  # the convolution, over all patches
     w = mask.flatten(1)[..., None].float()
@@ -33,7 +33,7 @@ def plain_simmim(vit, mask_token, head, images, mask):
 
 
 def as_mask(given, grid):
-    """[b rows columns]: 1 where a patch is masked."""
+    """Return a mask [b rows columns]: 1 where a patch is masked."""
     return given.blank.float().unflatten(1, grid)
 
 
@@ -63,12 +63,12 @@ def test_loss_and_gradients_are_those_of_a_plain_program(how):
 
 
 def repainted(images, which):
-    """Images with noise in the patches ``which`` [b m]."""
+    """Replace the patches ``which`` [b m] of images by noise."""
     noise = torch.randn(2, which.shape[1], 48)
     return unpatchify(scatter_tokens(noise, which, patchify(images, (4, 4))), (4, 4), (8, 8))
 
 
-def test_masked_pixels_are_asked_and_never_seen():
+def test_masked_pixels_are_predicted_and_never_seen():
     task, images = make().eval(), torch.randn(2, 3, 32, 32)
     given = task.given(images, seeded())
     other = repainted(images, indices_of(given.blank))
@@ -104,7 +104,7 @@ def test_masks_are_whole_square_units(size, unit, side):
 
 @pytest.mark.parametrize(
     ("ratio", "visible"), [(0.6, 6), (0.5, 8), (0.75, 4), (0.1, 14), (0.9, 1)]
-)  # of 16 units; the masked ones are rounded up, as in the authors' program
+)  # of 16 units; the number of masked ones is rounded up, as in the authors' program
 def test_how_many_are_masked(ratio, visible):
     task = make(mask_ratio=ratio)
     given = task.given(torch.randn(2, 3, 32, 32), seeded())
@@ -115,12 +115,12 @@ def test_how_many_are_masked(ratio, visible):
 @pytest.mark.parametrize("size", [(20, 32), (32, 12), (20, 20)])
 def test_odd_grids_have_units_of_one_patch(size):
     task = make(size=size)
-    assert task.unit == 1 and task.chosen["mask_unit"] == (4, "one patch, since the grid has odd sides")
+    assert task.unit == 1 and task.chosen["mask_unit"] == (4, "one patch, because the grid has odd sides")
     assert task(torch.randn(2, 3, *size), generator=seeded()).loss.isfinite()
 
 
 def test_units_of_one_patch_follow_the_paper_otherwise():
-    assert make().chosen["mask_unit"] == (8, "two patches, as 32 pixels for patches of 16")
+    assert make().chosen["mask_unit"] == (8, "two patches, like 32 pixels for patches of 16")
     assert make(mask_unit=4).unit == 1
 
 

@@ -1,4 +1,4 @@
-"""The three tasks that train a Swin, swept as those of a ViT are; and a whole run, from images to timm."""
+"""The three tasks that train a Swin, in the same sweep as ViTs; and a complete run, from images to timm."""
 
 import math
 import os
@@ -58,7 +58,7 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def test_swept_are_those_that_serve_a_swin():
+def test_the_sweep_covers_all_tasks_for_a_swin():
     assert {name for name in TASKS if task_class(name).serves_swin} == {*SWEPT}
 
 
@@ -118,12 +118,12 @@ def test_no_task_waits_for_a_gpu(name, asked, form):
     assert outcome.loss.device == CUDA and outcome.loss.requires_grad
 
 
-def test_mae_keeps_one_unit_of_each_cell_and_asks_for_the_pixels_of_the_others():
+def test_mae_keeps_one_unit_of_each_cell_and_predicts_the_others():
     task = MAE(swin()).eval()
     given = task.given(images(), seeded())
     assert given.visible.shape == (8, 16) and given.masked.shape == (8, 48)
     assert torch.equal(given.visible // 8 // 2 * 4 + given.visible % 8 // 2, torch.arange(16).expand(8, 16))
-    # by hand: the normalised pixels of whole units, masked ones alone
+    # written out: normalised pixels of whole units, masked ones only
     answers = task.questions["pixels"].decoder(task.encode(images(), given).tokens, given.visible, given.masked)
     units = images().unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(8, 64, 48)
     asked = units.gather(1, given.masked[..., None].expand(-1, -1, 48))
@@ -154,7 +154,7 @@ def test_droppos_places_units_and_their_order_changes_no_loss():
     assert task.questions["positions"].ratios["mask_ratio"] == (0.0, 0.75)
 
 
-def test_what_auto_becomes_for_a_swin():
+def test_auto_for_a_swin():
     task = build("droppos")
     assert (task.mask_ratio, task.placeholder, task.position_token) == (0.75, "zeros", None)
     few, odd = build("droppos", size=(16, 16)), build("droppos", size=(36, 32))
@@ -165,20 +165,20 @@ def test_what_auto_becomes_for_a_swin():
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name not in SWEPT])
-def test_other_tasks_are_refused_and_say_which_serve(name):
-    with pytest.raises(PatchloomError, match="needs a plain ViT: a Swin is trained by mae, simmim and droppos"):
+def test_other_tasks_are_rejected_with_the_supported_ones(name):
+    with pytest.raises(PatchloomError, match="needs a plain ViT: .* a task that trains a Swin .mae, simmim or droppos"):
         task_class(name)(build_encoder(spec_of()))
 
 
 @pytest.mark.parametrize("name", ["mae", "droppos"])
-def test_other_masks_than_uniform_ones_are_refused(name):
+def test_only_uniform_masks_are_accepted(name):
     with pytest.raises(PatchloomError, match="0.5 does not fit a Swin, .* give --task.mask_ratio 0.75"):
         build(name, {"mask_ratio": 0.5})
     with pytest.raises(PatchloomError, match="9x8 units have an odd side: give --img_size 32x32"):
         build(name, {"mask_ratio": 0.75}, size=(36, 32))
 
 
-def test_mae_takes_no_other_mask_unit_than_its_own():
+def test_mae_takes_only_its_default_mask_unit():
     assert build("mae", {"mask_unit": 4}).unit == 1
     with pytest.raises(PatchloomError, match="units of 8 pixels do not fit a Swin, .* leave out --task.mask_unit"):
         build("mae", {"mask_unit": 8})
@@ -211,12 +211,12 @@ def run(tmp_path_factory, quick_probe):
     return pretrain("shapes:60", out=tmp_path_factory.mktemp("swin") / "run", **RUN).folder
 
 
-def test_a_stopped_run_goes_on_exactly(run, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_exactly(run, tmp_path, monkeypatch):
     after, stopped = DropPos.after_step, []
 
     def stop_once(task, progress):
         after(task, progress)
-        if progress < 0.5 and not stopped:  # the steps that are tried beforehand are at a half
+        if progress < 0.5 and not stopped:  # the trial steps before the run use a half
             stopped.append(progress)
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -232,7 +232,7 @@ def test_a_stopped_run_goes_on_exactly(run, tmp_path, monkeypatch):
     assert not all(torch.equal(one[key], value) for key, value in half.state_dict().items())
 
 
-def test_the_encoder_goes_home_to_timm_and_starts_another_run(run, tmp_path):
+def test_the_encoder_loads_in_timm_and_starts_another_run(run, tmp_path):
     done = export(run)
     pasted = {}
     exec(done.snippet, pasted)
@@ -258,10 +258,10 @@ def test_protocols_and_pictures_work_on_a_run(run):
         ("layers", {}, "layers needs the tokens of a plain ViT, and this is a Swin: take knn, linear"),
         ("order", {}, "order needs the tokens of a plain ViT"),
         ("finetune", {"positions": "fixed"}, "a Swin keeps its own relative positions: leave out --positions fixed"),
-        ("finetune", {"recipe": "mp3", "epochs": 1}, "a Swin has no class token and can be given none"),
+        ("finetune", {"recipe": "mp3", "epochs": 1}, "a Swin cannot have a class token"),
     ],
 )
-def test_what_makes_no_sense_on_it_is_refused(run, protocol, options, said):
+def test_unsupported_commands_are_rejected(run, protocol, options, said):
     with pytest.raises(PatchloomError, match=said):
         evaluate(protocol, run, "shapes:40", device="cpu", **options)
 
@@ -276,7 +276,7 @@ def test_what_makes_no_sense_on_it_is_refused(run, protocol, options, said):
         ({"model": {"name": "swin-nano", "depths": [2, 2]}}, (96, 96), 4),
     ],
 )
-def test_sizes_that_auto_takes_have_an_even_number_of_units(asked, size, patch):
+def test_auto_sizes_have_an_even_number_of_units(asked, size, patch):
     stats = Stats((0.5,) * 3, (0.2,) * 3, 480, 640, 100, [])
     asked = Settings("photos/", **{"task": {"name": "mae"}, "model": {"name": "swin-nano"}, "device": "cpu"} | asked)
     settings, reasons = resolve(asked, 900, 3, stats)
@@ -286,7 +286,7 @@ def test_sizes_that_auto_takes_have_an_even_number_of_units(asked, size, patch):
     assert size[0] % (2 * unit) == 0
 
 
-def test_other_tasks_are_refused_before_anything_is_chosen():
+def test_other_tasks_are_rejected_before_anything_is_resolved():
     stats = Stats((0.5,) * 3, (0.2,) * 3, 480, 640, 100, [])
     with pytest.raises(PatchloomError, match="MP3 needs a plain ViT"):
         resolve(Settings("photos/", {"name": "mp3"}, {"name": "swin-nano"}), 900, 3, stats)

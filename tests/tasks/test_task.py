@@ -1,4 +1,4 @@
-"""What all tasks share: the views in pictures are those that training sees."""
+"""Tasks in general: the views in pictures are those of training."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ from patchloom.tasks.task import augment_views
 
 @pytest.mark.parametrize("task", ["extrema", "lut"])
 @pytest.mark.parametrize("brightest", [255, 300 / 65535, 1.0])
-def test_views_for_pictures_are_as_deep_as_the_images(task: str, brightest: float) -> None:
-    """Of 300 of 65,535 levels, 8 bits would leave two."""
+def test_views_for_pictures_keep_the_bit_depth(task: str, brightest: float) -> None:
+    """Eight bits would leave two of 300 of 65,535 levels."""
     options = {"depth": 1, "embed_dim": 32, "class_token": task == "lut"}
     one = build_task({"name": task}, build_encoder(EncoderSpec("nano", (16, 16), 2, options=options)))
     images = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * brightest

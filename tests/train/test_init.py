@@ -107,7 +107,7 @@ def test_a_papers_own_file_is_gone_on_with(images, begun, tmp_path, capsys):
     told = " ".join(capsys.readouterr().out.split())
     assert f"positions sincos (as in {tmp_path / 'mae.pth'})" in told
     assert "(model, of MAE): 30 matched, 0 missing, 1 unexpected" in told
-    assert "Taken besides, of MAE: pixel decoder." in told
+    assert "Also loaded, from MAE: pixel decoder." in told
     assert "MAE normalises images by mean 0.485, 0.456, 0.406; standard deviation 0.229, 0.224, 0.225; this run" in told
 
 

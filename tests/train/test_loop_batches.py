@@ -67,7 +67,9 @@ def batch_of(count):
 def test_a_batch_that_is_too_small_for_the_task_is_refused():
     lut = Settings("x", {"name": "lut"}, batch_size=4)
     assert [len(one.indices) for one in equalize_batches(iter([batch_of(4), batch_of(2)]), lut, 4)] == [4, 2]
-    with pytest.raises(PatchloomError, match="^lut needs 2 or more images in a step, .* can be read are only 1: add"):
+    with pytest.raises(
+        PatchloomError, match="^lut needs 2 or more images in a step, .* only 1 of the training images can be read: add"
+    ):
         next(equalize_batches(iter([batch_of(1)]), lut, 4))
     assert (
         len(next(equalize_batches(iter([batch_of(1)]), Settings("x", {"name": "mae"}, batch_size=4), 4)).indices) == 1
@@ -79,10 +81,10 @@ REFUSED = {
     "infonce, one image a step": (
         ["--task=extrema", "--task.loss=infonce", "--batch_size=1"],
         *(20, 0),
-        "since infonce tells the images of a step from one another: give --batch_size 2 or more",
+        "since infonce distinguishes the images of a step: give --batch_size 2 or more",
     ),
-    "lut, one image": (["--task=lut"], 2, 0, "can be read are only 1: add images"),
-    "lut, one image that can be read": (["--task=lut"], 4, 2, "can be read are only 1: add images"),
+    "lut, one image": (["--task=lut"], 2, 0, "only 1 of the training images can be read: add images"),
+    "lut, one image that can be read": (["--task=lut"], 4, 2, "only 1 of the training images can be read: add images"),
 }
 
 

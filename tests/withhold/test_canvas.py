@@ -1,4 +1,4 @@
-"""Small pictures on a canvas: what lies around them, where they are, and what is cut out of one."""
+"""Small images on a canvas: surroundings, places, and crops."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ ORACLE = load_file(Path(__file__).parents[1] / "oracles" / "degradations.safeten
 anything = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 24), st.integers(1, 24))
 
 
-def test_mirrored_canvas_is_the_authors():
+def test_mirrored_canvas_equals_the_authors():
     left, top = ORACLE["zoom_out_left_top"][:, None]
     canvas = mirror_canvas(ORACLE["zoom_out_small"], (224, 224), top, left)
     assert torch.equal(canvas, ORACLE["zoom_out_canvas"])
@@ -68,12 +68,12 @@ def test_mirrored_canvas_is_continuous_and_holds_the_image(data, b, c, s, t):
     assert canvas.shape == (b, c, h, w)
     for image, whole, y, x in zip(small, canvas, top.tolist(), left.tolist(), strict=True):
         assert torch.equal(whole[:, y : y + s, x : x + t], image)
-        # every seam, those of repeated mirrors too: the pixels on both of its sides are the same
+        # at every seam, also of repeated mirrors, the pixels on both sides are equal
         for seam in range(y % s or s, h, s):
             assert torch.equal(whole[:, seam], whole[:, seam - 1])
         for seam in range(x % t or t, w, t):
             assert torch.equal(whole[:, :, seam], whole[:, :, seam - 1])
-        # and away from a seam steps go on, as in the image: the first mirrored row is the second's neighbour there too
+        # and away from a seam steps continue as in the image: the first mirrored row neighbours the second there, too
         if y >= 2 and s >= 2:
             assert torch.equal(whole[:, y - 2, x : x + t], image[:, 1])
         if x + t + 1 < w and t >= 2:
@@ -100,7 +100,7 @@ def test_zoom_out_treats_rows_and_columns_alike(shape, data):
     assert_close(zoom_out(images.mT, [(t, s)], which, left, top), canvas.mT)
 
 
-def test_what_lies_around_is_what_is_given_and_the_picture_stays():
+def test_the_surroundings_are_as_given_and_the_image_stays():
     images = torch.rand(6, 3, 31, 27)
     which = torch.tensor([0, 1, 2, 2, 1, 0])
     top, left = random_places(SIZES, which, (31, 27), seeded())
@@ -116,21 +116,21 @@ def test_what_lies_around_is_what_is_given_and_the_picture_stays():
 
 
 def test_patches_of_others_are_patches_and_never_the_images_own():
-    """Image i is i everywhere but for the number of the patch, so that each pixel tells where it comes from."""
+    """Image i has the value i plus the index of the patch, so that each pixel shows its source."""
     b, n = 4, 6
     number = torch.arange(n).view(2, 3).repeat_interleave(4, 0).repeat_interleave(4, 1)
     images = torch.arange(b).view(b, 1, 1, 1) + number / 10
     step, place = random_others(b, n, seeded())
     assert step.shape == place.shape == (b, n) and step.max() == b - 2 and place.max() == n - 1
     made = patchify(patches_of_others(images, (4, 4), step, place), (4, 4))
-    assert (made == made[..., :1]).all()  # each patch is one whole patch
+    assert (made == made[..., :1]).all()  # each patch is one complete patch
     for i in range(b):
         source = (i + 1 + step[i]) % b
         assert (source != i).all()
         torch.testing.assert_close(made[i, :, 0], source + place[i] / 10)
 
 
-def test_every_other_image_and_every_patch_is_as_likely():
+def test_all_other_images_and_patches_are_equally_likely():
     step, place = random_others(5000, 8, seeded())
     assert (place.flatten().bincount() / 40_000 - 1 / 8).abs().max() < 0.01
     assert step.min() == 0 and step.max() == 4998
@@ -138,7 +138,7 @@ def test_every_other_image_and_every_patch_is_as_likely():
     assert (few.flatten().bincount() / 60_000 - 1 / 2).abs().max() < 0.01
 
 
-def test_a_lone_image_lies_amid_its_own_patches():
+def test_a_single_image_lies_amid_its_own_patches():
     step, place = random_others(1, 6, seeded())
     image = torch.rand(1, 3, 8, 12)
     own, made = patchify(image, (4, 4))[0], patchify(patches_of_others(image, (4, 4), step, place), (4, 4))[0]

@@ -1,4 +1,4 @@
-"""Degradations: the authors' own examples, what must stay as it was, and what is done to every pixel."""
+"""Degradations: the authors' examples, invariants, and the effect on every pixel."""
 
 import colorsys
 from pathlib import Path
@@ -21,17 +21,17 @@ anything = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 24), s
 # the authors' examples
 
 
-def test_fisheye_is_the_authors():
+def test_fisheye_equals_the_authors():
     centre, twist = ORACLE["fisheye_centre_xy"].expand(2, 2), ORACLE["fisheye_twist"].expand(2)
     assert_close(fisheye(ORACLE["images"], centre, twist), ORACLE["fisheye"])
 
 
-# what does nothing
+# no effect
 
 
 @quick
 @given(anything)
-def test_degradations_that_do_nothing(shape):
+def test_degradations_without_effect(shape):
     b, c, h, w = shape
     images = torch.rand(b, c, h, w)
     delta = torch.zeros(b, 1, 5, 5)
@@ -48,7 +48,7 @@ def test_degradations_that_do_nothing(shape):
 
 
 @quick
-@given(anything.filter(lambda shape: shape[3] > 1), st.floats(0.01, 1))  # torch resizes a single column wrongly
+@given(anything.filter(lambda shape: shape[3] > 1), st.floats(0.01, 1))  # torch resizes a single column incorrectly
 def test_zoom_in_is_torchvisions_crop_and_resize(shape, scale):
     images = torch.rand(shape)
     h, w = shape[2:]
@@ -87,7 +87,7 @@ def test_zoom_in_treats_rows_and_columns_alike(shape, scale):
 def test_zoom_in_shows_the_part_at_the_corner_with_as_many_pixels_as_it_says():
     images, scales = torch.rand(3, 2, 21, 30), torch.tensor([0.3, 0.5, 1.0])
     seen = seen_pixels(scales, (21, 30))
-    assert seen.tolist() == [[6, 9], [10, 15], [21, 30]]  # 6.3 and 9, 10.5 (to the even one) and 15
+    assert seen.tolist() == [[6, 9], [10, 15], [21, 30]]  # 6.3 and 9, 10.5 (rounded to even) and 15
     corners = torch.tensor([[15, 21], [0, 7], [0, 0]])
     parts = [
         V.resize(one[None, :, y : y + h, x : x + w], [21, 30], antialias=True)
@@ -99,9 +99,9 @@ def test_zoom_in_shows_the_part_at_the_corner_with_as_many_pixels_as_it_says():
 # bending
 
 
-def test_fisheye_keeps_the_centre_enlarges_around_it_and_shows_nothing_from_outside():
+def test_fisheye_keeps_the_centre_and_shows_nothing_from_outside():
     x, y = torch.meshgrid(torch.linspace(-1, 1, 65), torch.linspace(-1, 1, 49), indexing="xy")
-    images = torch.stack([x, y])[None].expand(2, -1, -1, -1)  # each pixel tells where it comes from
+    images = torch.stack([x, y])[None].expand(2, -1, -1, -1)  # each pixel contains its coordinates
     centre = torch.tensor([[0.5, -0.25], [-1.0, 1.0]])
     bent = fisheye(images, centre, torch.tensor([0.25, 0.2]))
     before, after = ((picture - centre[:, :, None, None]).norm(dim=1) for picture in (images, bent))
@@ -110,7 +110,7 @@ def test_fisheye_keeps_the_centre_enlarges_around_it_and_shows_nothing_from_outs
     assert bent[1, :, -1, 0].tolist() == pytest.approx([-1, 1])
 
 
-def test_fisheye_fills_with_zero_what_lies_outside():
+def test_fisheye_fills_the_outside_with_zeros():
     images = torch.ones(1, 2, 33, 33)
     bent = fisheye(images, torch.zeros(1, 2), torch.tensor([-0.5]))
     assert (bent[:, :, 0, 0] == 0).all() and torch.allclose(bent[:, :, 16, 16], torch.ones(1, 2))
@@ -118,8 +118,8 @@ def test_fisheye_fills_with_zero_what_lies_outside():
 
 
 def test_a_wave_moves_columns_up_and_down_by_a_sine():
-    """8 pixels of 16, 4 columns a wave: the columns at 0, 2, 4 stay, 1 shows what is 4 below, 3 what is 4 above."""
-    image = torch.arange(1.0, 17.0)[:, None].expand(16, 5)[None, None]  # each pixel tells its row, from 1 on
+    """8 pixels of 16, 4 columns a wave: columns 0, 2, 4 stay, 1 shows the pixels 4 below, 3 those 4 above."""
+    image = torch.arange(1.0, 17.0)[:, None].expand(16, 5)[None, None]  # each pixel contains its row, from 1 on
     moved = wave(image, torch.tensor([0.25]), torch.tensor([0.0]), waves=1)[0, 0]
     rows, none = torch.arange(1.0, 17.0), torch.zeros(4)
     torch.testing.assert_close(moved[:, [0, 2, 4]], rows[:, None].expand(16, 3), atol=1e-4, rtol=0)
@@ -197,7 +197,7 @@ IMAGES, ONE = torch.rand(2, 3, 8, 10), torch.ones(2)
         (lambda: zoom_in(IMAGES, ONE, ONE), r"corner must be \[2, 2\], one for each image, but is \[2\]"),
         (lambda: wave(IMAGES, ONE[:1], ONE), r"amplitude must be \[2\]"),
         (lambda: wave(IMAGES, ONE, ONE[:1]), r"phase must be \[2\]"),
-        (lambda: blur(IMAGES, torch.ones(2, 1, 4, 4)), "odd side, so that it has a centre, not 4"),
+        (lambda: blur(IMAGES, torch.ones(2, 1, 4, 4)), "must be odd, not 4"),
         (lambda: blur(IMAGES, torch.ones(3, 3)), r"kernels must be \[2, 3, 3, 3\]"),
         (lambda: blur(IMAGES, torch.ones(2, 2, 3, 3)), r"kernels must be \[2, 3, 3, 3\]"),
         (lambda: blur(IMAGES, torch.ones(1, 1, 3, 3)), r"kernels must be \[2, 1, 3, 3\]"),

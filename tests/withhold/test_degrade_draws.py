@@ -1,4 +1,4 @@
-"""Draws: every place, size and strength as likely as the others, kernels that are normal, and what is refused."""
+"""Random draws: uniform places, sizes and strengths, normal kernels, and errors."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from patchloom.withhold.degrade import (
 )
 
 
-def test_every_place_is_drawn_alike_and_fits():
+def test_places_are_uniform_and_fit():
     sizes, size = [(2, 5), (4, 3)], (4, 6)
     which = draw_index(2, 40_000, seeded(0))
     top, left = random_places(sizes, which, size, seeded(1))
@@ -31,7 +31,7 @@ def test_kernels_are_normal_around_the_mean_inside_and_zero_outside():
     kernels = random_kernels(sizes, which, seeded(1), channels=2)
     assert kernels.shape == (b, 2, 11, 11) and kernels.dtype == torch.float32
     apart = torch.corrcoef(kernels[which == 2].flatten(2).transpose(0, 1).flatten(1))[0, 1]
-    assert apart.abs() < 0.01  # of a channel nothing is known by another one
+    assert apart.abs() < 0.01  # channels are independent
     kernels, which = kernels.flatten(0, 1), which.repeat_interleave(2)
     for i, k in enumerate(sizes):
         own, edge = kernels[which == i], (11 - k) // 2
@@ -40,13 +40,13 @@ def test_kernels_are_normal_around_the_mean_inside_and_zero_outside():
         assert own.abs().sum() == pytest.approx(inside.abs().sum().item(), rel=1e-5)
         assert inside.mean().item() == pytest.approx(1 / k**2, abs=5e-4)
         assert inside.std().item() == pytest.approx(0.02, rel=0.02)
-        assert (inside.mean(0) - 1 / k**2).abs().max() < 2.5e-3  # every place of the kernel alike
+        assert (inside.mean(0) - 1 / k**2).abs().max() < 2.5e-3  # uniform over the kernel
         assert (inside.std(0) - 0.02).abs().max() < 2e-3
 
 
 @pytest.mark.parametrize(("init", "deviation"), [("kaiming", 2**0.5), ("xavier", 1.0)])
 def test_kernels_as_convolutions_are_initialised_lie_around_zero(init, deviation):
-    """With fan-in and fan-out of side² the deviation is sqrt(2 / side²) and sqrt(2 / (2 side²))."""
+    """The deviation is sqrt(2 / side²) and sqrt(2 / (2 side²)), with fan-in and fan-out of side²."""
     sizes, b = [5, 11], 4000
     which = draw_index(2, b, seeded(0))
     kernels = random_kernels(sizes, which, seeded(1), init=init)[:, 0]
@@ -55,13 +55,13 @@ def test_kernels_as_convolutions_are_initialised_lie_around_zero(init, deviation
         inside = own[:, edge : 11 - edge, edge : 11 - edge]
         assert own.abs().sum() == pytest.approx(inside.abs().sum().item(), rel=1e-5)
         assert inside.mean().abs() < 5e-3 and inside.std().item() == pytest.approx(deviation / k, rel=0.02)
-    usual = random_kernels(sizes, which, seeded(1))[:, 0]  # of the same draws
+    usual = random_kernels(sizes, which, seeded(1))[:, 0]  # with the same draws
     centre = (slice(None), 5, 5)
     side = torch.tensor(sizes)[which]
     torch.testing.assert_close((usual[centre] - 1 / side**2) / 0.02, kernels[centre] * side / deviation)
 
 
-def test_every_corner_is_drawn_alike():
+def test_corners_are_uniform():
     corners = random_corners(torch.tensor([[2.0, 3.0]]).expand(60_000, 2), seeded())
     assert corners.dtype == torch.int64
     places = (corners[:, 0] * 4 + corners[:, 1]).bincount() / 60_000

@@ -1,4 +1,4 @@
-"""Withholding only ever takes away, in the order in which it is written."""
+"""Withholding only removes, in the order in which it is written."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def test_masking_picks_among_the_visible():
     assert again.visible.tolist() == [[3], [0]]
 
 
-def test_what_does_not_enter_is_known_in_the_order_in_which_it_is_asked():
+def test_masked_patches_are_listed_in_the_order_of_prediction():
     assert all_patches(IMAGES, 4).masked.shape == (2, 0)
     given = mask_patches(all_patches(IMAGES, 4), KEEP)
     assert given.masked.tolist() == [[1], [2]]
@@ -24,7 +24,7 @@ def test_what_does_not_enter_is_known_in_the_order_in_which_it_is_asked():
     assert again.masked.tolist() == [[1, 2, 0], [2, 1, 3]]
 
 
-def test_flags_go_with_their_patches():
+def test_flags_stay_with_their_patches():
     given = drop_positions(all_patches(IMAGES, 4), torch.tensor([[3], [0]]))
     given = blank_patches(given, torch.tensor([[2], [2]]))
     given = mask_patches(given, KEEP)

@@ -1,4 +1,4 @@
-"""What all degradations have in common, each with draws of its own for every image."""
+"""Properties of all degradations, with independent draws per image."""
 
 import pytest
 import torch
@@ -77,7 +77,7 @@ each = pytest.mark.parametrize("degrade", ALL.values(), ids=ALL)
 
 
 @each
-def test_size_and_type_stay_and_input_is_not_written_on(degrade):
+def test_size_and_type_stay_and_the_input_is_not_modified(degrade):
     for dtype in (torch.float32, torch.bfloat16):
         images = torch.rand(3, 3, 21, 30).to(dtype)
         before = images.clone()
@@ -88,7 +88,7 @@ def test_size_and_type_stay_and_input_is_not_written_on(degrade):
 
 @pytest.mark.parametrize("c", [1, 2, 3, 4, 5])
 @each
-def test_channels_are_treated_alike(degrade, c):
+def test_channels_are_treated_equally(degrade, c):
     if degrade is ALL["decolorize"]:
         pytest.skip("for colours only")
     images = torch.rand(3, c, 21, 30)
@@ -139,7 +139,7 @@ def test_half_precision_images_are_sampled_at_the_right_place(degrade):
 
 @each
 def test_no_shape_or_branch_depends_on_values(degrade):
-    # fake tensors have no values: to read one, or to pick by a mask, fails, where a GPU would have to stop and wait
+    # fake tensors have no values: reading one, or indexing by a mask, fails where a GPU would have to wait
     with FakeTensorMode():
         images = torch.rand(4, 3, 21, 30)
         assert degrade(images).shape == images.shape
@@ -147,7 +147,7 @@ def test_no_shape_or_branch_depends_on_values(degrade):
 
 @pytest.mark.gpu
 @each
-def test_a_gpu_does_the_same_and_never_waits(degrade):
+def test_a_gpu_gives_the_same_and_never_waits(degrade):
     images = torch.rand(4, 3, 21, 30)
     on_gpu = images.cuda()
     degrade(on_gpu, seeded())  # the first call loads libraries
@@ -166,4 +166,4 @@ def test_draws_follow_the_generator(degrade):
     assert torch.equal(one, two)
     if degrade is not ALL["zoom_in fixed"]:
         assert not torch.equal(one, other)
-        assert not all(torch.equal(one[0], image) for image in one)  # each image has its own
+        assert not all(torch.equal(one[0], image) for image in one)  # each image has its own draw

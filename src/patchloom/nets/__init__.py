@@ -1,1 +1,1 @@
-"""What has parameters: the encoder (a guest from timm), decoders and heads."""
+"""Encoders from timm, decoders and heads: everything with parameters."""

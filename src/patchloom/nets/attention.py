@@ -1,8 +1,8 @@
-"""Attention weights of stock timm blocks, read beside them: no block is changed, and each runs as it always does.
+"""Attention weights of stock timm blocks, recomputed beside them; the blocks themselves run unchanged.
 
-A fused kernel does not return its weights. So they are computed once more here, from what the block is given and its
-own queries and keys, and the tokens go on through the untouched block. Letters as in `patchloom.nets.encode`; t is
-the number of tokens, those in front included.
+A fused kernel does not return its weights. So they are computed again here from the block's input and its queries and
+keys, while the tokens go through the untouched block. Letters as in `patchloom.nets.encode`; t is the number of tokens,
+class and register tokens included.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from patchloom.nets.swin import blocks_of
 
 
 def attention_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Attention of each block, and what the block itself makes of its tokens, as `attend_each` gives it.
+    """Compute the attention weights of each block, and its output as in `attend_each`.
 
     Yields:
-        Weights [b heads t t] in float32, of which the row of each query sums to 1, class and register tokens first;
-        and the tokens [b t d] after the block. The final norm is not in them.
+        Weights [b heads t t] in float32, each row sums to 1, class and register tokens first; and the tokens [b t d]
+        after the block, without the final norm.
     """
     for block in blocks_of(vit):
         weights = _self_attention(attention_of(block), block.norm1(tokens))
@@ -36,11 +36,11 @@ def attention_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Ten
 
 
 def class_attention_each(head: InstanceHead, patches: Tensor) -> Iterator[Tensor]:
-    """Attention of the class token in each block of a head (CaiT; ExtreMA section 3).
+    """Compute the attention weights [b heads t] of the class token in each block of a head (CaiT; ExtreMA section 3).
 
     Args:
         head: in eval mode.
-        patches: [b n d], the patch tokens before the final norm.
+        patches: [b n d] patch tokens before the final norm.
     """
     token = head.token.expand(len(patches), -1, -1)
     for block in cast(Iterable[LayerScaleBlockClassAttn], head.layers):

@@ -1,4 +1,4 @@
-"""Encoders are guests from timm: what builds a stock ViT or Swin."""
+"""Construction of stock timm ViT and Swin encoders."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from patchloom.nets.swin import Encoder, check_hierarchical, is_hierarchical, pa
 from patchloom.patches.positions import sincos_2d
 from patchloom.sizes import PatchSize, compact, in_pixels, to_pair
 
-# Which of timm's models `encode` can serve, and which to take instead of another.
+# Models of timm that `encode` supports, and suggestions for others.
 
 
-_ALIKE = 20  # names that are tried when one like another is looked for
+_ALIKE = 20  # number of similar names to try
 
 
 def check_servable(vit: nn.Module, name: str) -> Encoder:
-    """Refuse, by name, a model whose forward pass `encode` would not reproduce, and say which one to take instead."""
+    """Raise an error, with an alternative, for a model whose forward pass `encode` would not reproduce."""
     if is_hierarchical(vit):
         check_hierarchical(vit, name)
         return vit
     if type(vit) is not VisionTransformer:
         other = served_like(name)
         raise PatchloomError(
-            f"{name} is timm's {type(vit).__name__}, and patchloom serves its plain VisionTransformer and "
+            f"{name} is timm's {type(vit).__name__}, and patchloom supports plain VisionTransformer and "
             f"SwinTransformer only{f': the nearest of these is {other}' if other else ''}"
         )
     if unknown := _unknown_parts(vit):
-        raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom cannot serve: choose a plain ViT")
+        raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom does not support: choose a plain ViT")
     return vit
 
 
@@ -49,7 +49,7 @@ def _is_plain(vit: nn.Module) -> bool:
 
 
 def _unknown_parts(vit: VisionTransformer) -> list[str]:
-    """What is inside a ViT besides what `encode` knows, in words."""
+    """Describe the parts of a ViT that `encode` does not support."""
     unknown = [type(block).__name__ for block in vit.blocks if type(block) is not Block]
     unknown += [
         type(getattr(block, "attn", None)).__name__
@@ -65,9 +65,9 @@ def _unknown_parts(vit: VisionTransformer) -> list[str]:
 
 
 def served_like(name: str) -> str:
-    """The model that can be served whose name is most like that of one that cannot; "" if none is.
+    """Return the supported model with the name most similar to ``name``; "" if there is none.
 
-    Of a name with the tag of its weights, one with weights that timm publishes.
+    If the name has the tag of its weights, the result has a tag with published weights, too.
     """
     model, tag, _ = name.partition(".")
     tagged = {one.partition(".")[0]: one for one in reversed(timm.list_models(["vit_*", "swin_*"], pretrained=True))}
@@ -77,12 +77,12 @@ def served_like(name: str) -> str:
 
 
 def _words(model: str) -> set[str]:
-    """Of a name, without numbers."""
+    """Split a name into words without numbers."""
     return set(re.sub(r"\d", "", model).split("_"))
 
 
 def models_like(word: str, pretrained: bool = False, own: Iterable[str] = ()) -> list[str]:
-    """Up to three models that can be served and whose names hold ``word``, small ones first, or one that is like it."""
+    """Return up to three supported models whose names contain ``word``, small ones first, or else a similar one."""
     names = timm.list_models(["vit_*", "swin_*"], pretrained=pretrained)
     if (typed := normalize_word(word.removeprefix("timm:"))) in ("", "vit"):
         return []
@@ -104,14 +104,14 @@ def _servable(name: str) -> bool:
         if _is_plain(vit):
             check_servable(vit, name)
             return True
-    except Exception:  # timm's constructors raise many kinds
+    except Exception:  # timm's constructors raise many kinds of errors
         pass
     return False
 
 
 PositionKind = Literal["sincos", "sincos-learned", "learned", "random", "none"]
 
-# Ours are small, for images of 8 to 64 pixels. Each is a stock timm model with other sizes, so timm can load it alone.
+# patchloom's presets are small, for images of 8 to 64 pixels: stock timm models with other sizes, loadable by timm.
 _SMALL = "vit_tiny_patch16_224"
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "nano": (_SMALL, {"embed_dim": 128, "depth": 6, "num_heads": 4}),
@@ -124,7 +124,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-# what the other fields say, and what would add weights that no pretext task trains
+# set by the other fields, or adding weights that no pretext task trains
 _NOT_OPTIONS = (
     "img_size",
     "patch_size",
@@ -138,7 +138,7 @@ _NOT_OPTIONS = (
 )
 
 _SIDE, _RATE = 2**16, 0.99
-# The only options of a model: sizes, rates and switches, with their type and range. A name may come from a stranger's
+# The only options of a model: sizes, rates and switches, with their type and range. A name may come from an untrusted
 # card: nothing else reaches timm, which also takes paths to load from, addresses to fetch from, and code to call.
 OPTIONS: dict[str, tuple[Any, float, float]] = {
     **dict.fromkeys(("embed_dim", "head_dim"), (int, 1, _SIDE)),
@@ -160,21 +160,21 @@ OPTIONS: dict[str, tuple[Any, float, float]] = {
         (bool, 0, 1),
     ),
 }
-# of a model, perhaps with the tag of its weights: no place, no address
+# name of a model, perhaps with the tag of its weights: no path, no address
 _NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)?")
 
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """Everything needed to build an encoder again, here or with timm alone.
+    """Everything needed to rebuild an encoder, here or with timm alone.
 
     Attributes:
-        model: a timm model name, or one of ours: nano, micro, mini, swin-nano.
+        model: name of a timm model, or of a preset: nano, micro, mini, swin-nano.
         img_size: height and width in pixels.
-        patch_size: side of a patch in pixels; rows and columns of one that is not square.
-        channels: channels of the images.
+        patch_size: side of a patch in pixels; rows and columns if it is not square.
+        channels: number of channels of the images.
         positions: fixed 2-d sine-cosine embeddings, learned ones that start from these (DropPos Table S1) or at random,
-            fixed random ones, none (MP3, and every Swin).
+            fixed random ones, or none (MP3, and every Swin).
         options: further keyword arguments of timm's model, such as ``depth`` or ``reg_tokens`` of a ViT.
     """
 
@@ -192,7 +192,7 @@ class EncoderSpec:
         return h // p[0], w // p[1]
 
     def timm_arguments(self) -> dict[str, Any]:
-        """The keyword arguments with which ``timm.create_model`` gives this encoder."""
+        """Return the keyword arguments with which ``timm.create_model`` builds this encoder."""
         base, sizes = PRESETS.get(self.model, (self.model, {}))
         options = {**sizes, **self.options}
         common = {
@@ -203,7 +203,7 @@ class EncoderSpec:
             "num_classes": 0,
         }
         if is_hierarchical(_stock(base)):
-            return {**common, "drop_path_rate": 0.0, **options}  # timm's own rate is that of training with labels
+            return {**common, "drop_path_rate": 0.0, **options}  # timm's default rate is for supervised training
         return {
             **common,
             # pooling with parameters, or a norm after pooling, would be weights that no pretext task trains
@@ -215,16 +215,14 @@ class EncoderSpec:
 
 @cache
 def _stock(model: str) -> Encoder:
-    """What timm makes of a name alone, without numbers."""
+    """Build timm's model of a name on the meta device."""
     with torch.device("meta"):
         stock = _create(model_name=model)
     return check_servable(stock, model)
 
 
 def swin_sizes(model: str, options: Mapping[str, Any]) -> tuple[int | None, int] | None:
-    """Of a Swin, the side of a patch by its name, if that tells it, and patches along a unit; None of any other
-    model.
-    """
+    """Return the side of a Swin's patch, if its name implies it, and patches along a unit; None for other models."""
     base, sizes = PRESETS.get(model, (model, {}))
     if model == "auto" or not is_hierarchical(stock := _stock(base)):
         return None
@@ -248,16 +246,14 @@ def _create(**arguments: Any) -> nn.Module:
 
 
 def build_encoder(spec: EncoderSpec) -> Encoder:
-    """A fresh encoder: a stock timm ViT or Swin without a head, initialised as MAE does (xavier, tokens normal
-    0.02).
-    """
+    """Build an encoder: a stock timm ViT or Swin without a head, initialised as in MAE (xavier, tokens normal 0.02)."""
     _check_sizes(spec)
     vit = check_servable(_create(**spec.timm_arguments()), spec.model)
     initialize(vit)
     if is_hierarchical(vit):
         if spec.positions != "none":
             raise PatchloomError(
-                f"a Swin such as {spec.model} has relative positions and no table of others: leave out --positions "
+                f"a Swin such as {spec.model} has relative positions and no position embeddings: leave out --positions "
                 f"{spec.positions}"
             )
         return vit
@@ -270,7 +266,7 @@ def build_encoder(spec: EncoderSpec) -> Encoder:
             if spec.positions.startswith("sincos"):
                 if d % 4:
                     raise PatchloomError(
-                        f"sine-cosine positions need a width that 4 divides, not {d}: use --positions learned"
+                        f"sine-cosine positions need a width divisible by 4, not {d}: use --positions learned"
                     )
                 vit.pos_embed.zero_()
                 vit.pos_embed[0, -grid_size(vit)[0] * grid_size(vit)[1] :] = sincos_2d(d, grid_size(vit))
@@ -281,19 +277,19 @@ def build_encoder(spec: EncoderSpec) -> Encoder:
 
 
 def is_model_name(name: Any) -> bool:
-    """Whether a model's name is one of an architecture, perhaps with a tag, and no address or place of its files."""
+    """Return whether a name is that of an architecture, perhaps with a tag, and not an address or path."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def check_model_options(options: Mapping[str, Any]) -> None:
-    """Refuse options of a model that are no sizes, rates or switches of timm's, wherever they come from."""
+    """Raise an error for options of a model that are not sizes, rates or switches of timm's."""
     for name, value in options.items():
         if name in _NOT_OPTIONS:
-            raise PatchloomError(f"the option {name} of the model is not free: patchloom sets it itself")
+            raise PatchloomError(f"the option {name} of the model is set by patchloom: leave it out")
         if name not in OPTIONS:
             raise PatchloomError(
                 f"the model has no option {str(name)[:60]}{suggestion(str(name), OPTIONS)} It takes sizes, rates and "
-                f"switches alone: {', '.join(OPTIONS)}."
+                f"switches only: {', '.join(OPTIONS)}."
             )
         if value is None:
             continue
@@ -319,7 +315,7 @@ def _check_sizes(spec: EncoderSpec) -> None:
 
 
 def _check_stages(spec: EncoderSpec) -> None:
-    """Refuse numbers of heads for other stages than a Swin has, of which timm would only say that an index fails."""
+    """Raise an error if the number of heads does not fit a Swin's stages; timm would only report an index error."""
     base, sizes = PRESETS.get(spec.model, (spec.model, {}))
     if spec.options.keys().isdisjoint(("num_heads", "depths")) or not is_hierarchical(stock := _stock(base)):
         return
@@ -332,25 +328,25 @@ def _check_stages(spec: EncoderSpec) -> None:
         problem = f"--model.num_heads {heads} does not fit a Swin of {stages} stages"
     else:
         return
-    raise PatchloomError(f"{problem}: give a number for each of them, such as '{[2**i for i in range(stages)]}'")
+    raise PatchloomError(f"{problem}: give one number per stage, such as '{[2**i for i in range(stages)]}'")
 
 
 def spec_of_stock(vit: Encoder, model: str) -> EncoderSpec:
-    """What builds an encoder again that timm made of a model's name alone, perhaps with the tag of its weights."""
+    """Return the spec of an encoder that timm built from a name alone, perhaps with the tag of its weights."""
     positions: PositionKind = "learned" if getattr(vit, "pos_embed", None) is not None else "none"
     patch, channels = compact(patch_embedding(vit).patch_size), patch_embedding(vit).proj.in_channels
     return EncoderSpec(model.partition(".")[0], input_size(vit), patch, channels, positions)
 
 
 def outline(spec: EncoderSpec) -> Encoder:
-    """An encoder without numbers, for what its parts and sizes tell."""
+    """Build an encoder on the meta device, for its modules and sizes."""
     _check_sizes(spec)
     with torch.device("meta"):
         return check_servable(_create(**spec.timm_arguments()), spec.model)
 
 
 def initialize(net: nn.Module) -> None:
-    """MAE's initialisation: xavier-uniform linears and patch projection, zero biases, norms at one and zero."""
+    """Initialise as in MAE: xavier-uniform linears and patch projection, zero biases, norms at one and zero."""
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.xavier_uniform_(module.weight.view(len(module.weight), -1))

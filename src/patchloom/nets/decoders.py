@@ -1,4 +1,4 @@
-"""Decoders: light transformers that turn encoder tokens into answers, and are thrown away afterwards."""
+"""Decoders: light transformers that turn encoder tokens into predictions, and are discarded after pre-training."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from patchloom.nets.sparse_attention import as_compiled, attention_of, query_blo
 
 
 class Decoder(nn.Module):
-    """Linear to a smaller width, transformer blocks, norm, linear to the answers: for every token that it is given.
+    """Decoder: linear to a smaller width, transformer blocks, norm, linear to the predictions, for every token.
 
-    It has no position embedding, so it knows of positions only what the encoder tells (DropPos section 3.2).
+    It has no position embedding, so it knows only the positions that the encoder encodes (DropPos section 3.2).
 
     Args:
         in_width: width of the encoder's tokens.
-        answers: numbers to answer for each token.
+        answers: number of outputs per token.
         width: width of the decoder.
-        depth: transformer blocks.
-        heads: attention heads.
-        prefix: class and register tokens in front, which are read but get no answer.
+        depth: number of transformer blocks.
+        heads: number of attention heads.
+        prefix: number of class and register tokens in front, which are read but get no output.
     """
 
     def __init__(self, in_width: int, answers: int, width: int = 512, depth: int = 2, heads: int = 16, prefix: int = 1):
@@ -37,21 +37,21 @@ class Decoder(nn.Module):
 
     @property
     def heads(self) -> int:
-        """Attention heads of its blocks; 0 without any."""
+        """Number of attention heads of its blocks; 0 without blocks."""
         return attention_of(cast(Block, self.blocks[0])).num_heads if len(self.blocks) else 0
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Answers [b k answers] for the k patch tokens of ``tokens`` [b prefix+k d]."""
+        """Return predictions [b k answers] for the k patch tokens of ``tokens`` [b prefix+k d]."""
         return self.answer(self.norm(self.run(self.project_in(tokens), self.prefix)))
 
     def project_in(self, tokens: Tensor) -> Tensor:
-        """The encoder's tokens at the decoder's width; autocast or not, what the blocks add to is kept in full."""
+        """Project the encoder's tokens to the decoder's width; full precision, because the blocks add to it."""
         return self.embed(tokens).to(self.embed.weight.dtype)
 
     def run(self, tokens: Tensor, first: int) -> Tensor:
-        """``tokens[:, first:]`` of [b t width] after all blocks.
+        """Return ``tokens[:, first:]`` of [b t width] after all blocks.
 
-        Where more than the prefix is in front, what the last block would make of that is never computed.
+        If more than the prefix is left out, the last block does not compute it.
         """
         blocks = cast(list[Block], list(self.blocks))
         last = blocks.pop() if first > self.prefix and blocks else None
@@ -60,16 +60,16 @@ class Decoder(nn.Module):
 
 
 class MAEDecoder(Decoder):
-    """MAE's decoder: mask tokens join the encoder's tokens, all with fixed positions, and are answered for.
+    """MAE's decoder: predicts patches from mask tokens and the encoder's tokens, all with fixed positions.
 
-    The tokens are not sorted back onto the grid: attention does not mind their order, and the answers stay together.
+    The tokens are not sorted into grid order: attention ignores their order, and the predicted ones stay together.
 
     Args:
         in_width, answers, width, depth, heads, prefix: as in `Decoder`.
-        positions: [n width] position embedding of every patch of the grid; fixed.
-        has_masked: False where no patch is ever masked, and a mask token would never be used.
-        visible_asked: of the patches that the encoder saw, the last so many are answered for, too (where the picture
-            was degraded, or they were blank).
+        positions: [n width] fixed position embedding of every patch of the grid.
+        has_masked: False if no patch is ever masked; there is no mask token then.
+        visible_asked: number of visible patches, the last ones, that are also predicted (if the image is degraded, or
+            they are blank).
     """
 
     positions: Tensor
@@ -92,18 +92,21 @@ class MAEDecoder(Decoder):
         self.register_load_state_dict_pre_hook(_positions_in)
 
     def keep_positions(self) -> None:
-        """Have the ``state_dict`` keep the positions, which are to be others than those it was built with."""
+        """Save the positions in the ``state_dict``, because they will differ from those given at construction."""
         self.register_buffer("positions", self.positions, persistent=True)
 
-    def forward(  # type: ignore[override]  # other arguments than Decoder's: no caller has both
+    def forward(  # other arguments than Decoder's: no caller uses both
         self, tokens: Tensor, visible: Tensor, masked: Tensor
     ) -> Tensor:
-        """Answers for the patches that the encoder did not see, and for the last ``visible_asked`` that it saw.
+        """Return predictions for the masked patches, and for the last ``visible_asked`` of the visible ones.
 
         Args:
             tokens: [b prefix+k d] from the encoder.
-            visible: [b k] which patches they are.
-            masked: [b m] the others that are answered for, disjoint from ``visible``.
+            visible: [b k] indices of the visible patches.
+            masked: [b m] indices of the predicted patches, disjoint from ``visible``.
+
+        Returns:
+            [b visible_asked+m answers].
         """
         known = self.project_in(tokens)
         prefix, known = known[:, : self.prefix], known[:, self.prefix :] + self.positions[visible]
@@ -115,19 +118,19 @@ class MAEDecoder(Decoder):
 
 
 def _positions_in(decoder: MAEDecoder, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Take the positions of a state dict that keeps them."""
+    """Use the positions of a state dict that has them."""
     if f"{prefix}positions" in state:
         decoder.keep_positions()
 
 
 class PatchHead(nn.Linear):
-    """One linear layer from a patch's token to its answer (SimMIM section 3.3, MP3 section 3).
+    """Linear layer from a patch's token to its prediction (SimMIM section 3.3, MP3 section 3).
 
     Args:
         in_width: width of the encoder's tokens.
-        answers: numbers to answer for each token.
-        prefix: class and register tokens in front, which get no answer.
-        visible_asked: only the last so many patch tokens are answered for; None: all of them.
+        answers: number of outputs per token.
+        prefix: number of class and register tokens in front, which get no output.
+        visible_asked: number of patch tokens, the last ones, that get an output; None: all.
     """
 
     def __init__(self, in_width: int, answers: int, prefix: int, visible_asked: int | None = None):
@@ -136,6 +139,6 @@ class PatchHead(nn.Linear):
         initialize(self)
 
     def forward(self, tokens: Tensor, visible: Tensor | None = None, masked: Tensor | None = None) -> Tensor:
-        """Answers [b j answers] for patch tokens of ``tokens`` [b prefix+k d]; where they stand is of no use here."""
+        """Return predictions [b j answers] for patch tokens of ``tokens`` [b prefix+k d]; indices are ignored."""
         first = self.prefix if self.visible_asked is None else tokens.shape[1] - self.visible_asked
         return super().forward(tokens[:, first:])

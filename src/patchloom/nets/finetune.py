@@ -1,4 +1,4 @@
-"""An encoder as fine-tuning wants it: other positions, a class token, drop path. Weights keep timm's names."""
+"""Changes of an encoder for fine-tuning: positions, class token, drop path. Weights keep timm's names."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from patchloom.nets.encode import grid_size, input_size, patch_count, patch_posi
 from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, resize_swin, stages_of
 from patchloom.patches.positions import sincos_2d
 
-# what MP3 compares (section 4.2.3, Table 3), and what the encoder has
+# MP3's variants (section 4.2.3, Table 3), and the encoder's own positions
 Variant = Literal["keep", "fixed", "learned", "relative", "none"]
 
 
 class RelativeAttention(Attention):
-    """timm's attention with a 2-d relative position bias; its weights have the names of timm's `RelPosAttention`."""
+    """timm's attention with a 2-d relative position bias; weights have the names of timm's `RelPosAttention`."""
 
     rel_pos: RelPosBias
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Attention over tokens [b t d]; the bias takes the mask's place."""
+        """Compute attention over tokens [b t d] with the bias as the mask."""
         return super().forward(x, attn_mask=self.rel_pos.get_bias())
 
 
@@ -43,7 +43,7 @@ def with_variant(
     drop_path: float = 0.0,
     dropout: float = 0.0,
 ) -> Encoder:
-    """A copy of an encoder with other positions, a class token, drop path or dropout; random numbers are torch's."""
+    """Copy an encoder with other positions, a class token, drop path or dropout; new weights use torch's generator."""
     copy = _varied(vit, card, positions, class_token, drop_path)
     for name, module in copy.named_modules():
         if isinstance(module, nn.Dropout):
@@ -58,7 +58,7 @@ def _varied(vit: Encoder, card: EncoderCard, positions: Variant, class_token: bo
     absolute = positions in ("fixed", "learned") or (positions == "keep" and table is not None)
     arguments = {"model_name": card.timm_name, "num_classes": 0} if card.spec is None else card.spec.timm_arguments()
     arguments |= {"drop_path_rate": drop_path, "pos_embed": "learn" if absolute else "none"}
-    arguments["img_size"] = input_size(vit)  # perhaps another than when it was built
+    arguments["img_size"] = input_size(vit)  # may differ from the size it was built with
     if class_token:
         arguments["class_token"] = True
     copy = cast(VisionTransformer, timm.create_model(**arguments))
@@ -81,7 +81,7 @@ def _vary_swin(
     swin: SwinTransformer, card: EncoderCard, positions: Variant, class_token: bool, drop_path: float
 ) -> SwinTransformer:
     if class_token:
-        raise PatchloomError("a Swin has no class token and can be given none: use --pooling mean")
+        raise PatchloomError("a Swin cannot have a class token: use --pooling mean")
     if positions != "keep":
         raise PatchloomError(f"a Swin keeps its own relative positions: leave out --positions {positions}")
     arguments = {"model_name": card.timm_name, "num_classes": 0} if card.spec is None else card.spec.timm_arguments()
@@ -91,17 +91,17 @@ def _vary_swin(
 
 
 def _positions(vit: VisionTransformer, variant: Variant, known: Tensor | None, length: int) -> Tensor:
-    """Position embeddings [1 length d] of class and register tokens, if they have any, and patches."""
+    """Return position embeddings [1 length d] of class and register tokens, if they have any, and patches."""
     d, n = vit.embed_dim, patch_count(vit)
     if variant == "fixed":
         if d % 4:
             raise PatchloomError(
-                f"fixed sine-cosine positions need a width that 4 divides, not {d}: use --positions learned"
+                f"fixed sine-cosine positions need a width divisible by 4, not {d}: use --positions learned"
             )
         return torch.cat([torch.zeros(length - n, d), sincos_2d(d, grid_size(vit))])[None]
     if known is None:
         return torch.empty(1, length, d).normal_(std=0.02)
-    # a class token that is new stands in front, and begins without a position as MAE's
+    # a new class token stands in front, and starts without a position as in MAE
     return torch.cat([known.new_zeros(1, length - known.shape[1], d), known], dim=1)
 
 
@@ -111,7 +111,7 @@ def _relate(vit: VisionTransformer) -> None:
         raise PatchloomError("relative positions cannot be given to register tokens: use --positions keep")
     for module in list(vit.modules()):
         if type(module) is Attention:
-            module.__class__ = RelativeAttention  # in place: it keeps its weights and whatever options it has
+            module.__class__ = RelativeAttention  # in place: keeps weights and options
             module.rel_pos = RelPosBias(grid_size(vit), module.num_heads, prefix_tokens=prefix)
             nn.init.zeros_(module.rel_pos.relative_position_bias_table)
 
@@ -119,10 +119,10 @@ def _relate(vit: VisionTransformer) -> None:
 def at_size(
     vit: Encoder, card: EncoderCard, size: tuple[int, int], variant: Variant = "keep", drop_path: float = 0.0
 ) -> Encoder:
-    """A copy of an encoder for images of another size, with other positions or drop path as `with_variant` gives them.
+    """Copy an encoder for images of another size, with other positions or drop path as in `with_variant`.
 
-    A table of positions, fixed or learned, is resampled (bicubic, as timm does it); what ``variant`` makes anew is made
-    for the new grid. A Swin keeps its windows and their biases.
+    Position embeddings, fixed or learned, are resampled (bicubic, as in timm); new ones of ``variant`` are for the new
+    grid. A Swin keeps its windows and their biases.
     """
     p, (h, w) = patch_side(vit), size
     if h % p or w % p or min(size) < p:
@@ -140,30 +140,30 @@ def at_size(
     return with_variant(vit, card, variant, drop_path=drop_path)
 
 
-# Training the last blocks of an encoder alone, so that a large one can be adapted on a small machine.
+# Training only the last blocks, so that a large encoder can be adapted on a small machine.
 
 
 def block_count(vit: Encoder) -> int:
-    """Blocks of an encoder; of a Swin, those of all its stages."""
+    """Return the number of blocks of an encoder; for a Swin, of all stages."""
     return len(_blocks(vit))
 
 
 def train_last_blocks(vit: Encoder, count: int) -> None:
-    """Let only the last ``count`` blocks of an encoder be trained, and its last norm."""
+    """Freeze all but the last ``count`` blocks and the final norm of an encoder."""
     for name in kept_names(vit, count):
         vit.get_parameter(name).requires_grad_(False)
 
 
 def kept_names(vit: Encoder, count: int) -> list[str]:
-    """Names of the parameters that stay as they are if only the last ``count`` blocks are trained, and the last norm.
+    """Return the names of the parameters that are frozen if only the last ``count`` blocks and norm are trained.
 
-    Those that are never trained, such as fixed positions, are not among them.
+    Parameters that are never trained, such as fixed positions, are not listed.
     """
     blocks = _blocks(vit)
     if count > len(blocks):
         raise PatchloomError(
             f"--train_blocks {count} is more than the {len(blocks)} blocks of the encoder: give fewer, or leave it out "
-            "to train all of the encoder"
+            "to train the whole encoder"
         )
     last = [part for parts in blocks[len(blocks) - count :] for part in parts]
     trained = {id(weight) for part in (*last, vit.norm) for weight in part.parameters()}
@@ -171,7 +171,7 @@ def kept_names(vit: Encoder, count: int) -> list[str]:
 
 
 def _blocks(vit: Encoder) -> list[tuple[nn.Module, ...]]:
-    """An encoder's blocks, first to last. A Swin's stage begins by merging patches, which its first block brings."""
+    """Return an encoder's blocks, first to last; the first block of a Swin's stage comes with its patch merging."""
     if isinstance(vit, VisionTransformer):
         return [(block,) for block in blocks_of(vit)]
     return [

@@ -1,4 +1,4 @@
-"""What a pretext task has to know of its encoder, in one small value."""
+"""Sizes of an encoder that pretext tasks need."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from patchloom.nets.swin import Encoder, is_hierarchical
 
 @dataclass(frozen=True)
 class Geometry:
-    """The patches of an encoder's images, and its tokens; of a Swin, a patch is what a token of its last stage is of.
+    """Sizes of an encoder's images and tokens; a Swin's patch is the area of one token of its last stage.
 
     Attributes:
         grid: rows and columns of patches.
         p: rows and columns of pixels of a patch.
-        channels: of the images.
-        prefix: class and register tokens in front of the patch tokens.
-        width: of the tokens, d.
-        has_class_token: whether the first of the tokens in front is one.
-        entry: width of what stands for a patch's content or position, if it is another one than ``width``.
-        hierarchical: whether the encoder is a Swin, of which only uniform masks may take patches away.
+        channels: number of channels of the images.
+        prefix: number of class and register tokens in front of the patch tokens.
+        width: width d of the tokens.
+        has_class_token: whether the first token is a class token.
+        entry: width of the stand-ins for a patch's content or position, if it differs from ``width``.
+        hierarchical: whether the encoder is a Swin, whose patches only uniform masks may remove.
     """
 
     grid: tuple[int, int]
@@ -42,7 +42,7 @@ class Geometry:
 
     @classmethod
     def of(cls, vit: Encoder) -> Geometry:
-        """That of a timm encoder."""
+        """Return the sizes of a timm encoder."""
         return cls(
             grid_size(vit),
             patch_size(vit),
@@ -56,12 +56,12 @@ class Geometry:
 
     @property
     def token_width(self) -> int:
-        """Width of what stands for a patch's content or position."""
+        """Width of the stand-ins for a patch's content or position."""
         return self.width if self.entry is None else self.entry
 
     @property
     def n(self) -> int:
-        """Patches of the grid."""
+        """Number of patches of the grid."""
         return self.grid[0] * self.grid[1]
 
     @property
@@ -71,5 +71,5 @@ class Geometry:
 
     @property
     def patch_dim(self) -> int:
-        """Numbers of a flat patch: the channels of all of its pixels."""
+        """Numbers per flat patch: channels times pixels."""
         return self.channels * self.p[0] * self.p[1]

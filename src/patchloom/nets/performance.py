@@ -1,6 +1,6 @@
-"""How an encoder and its decoders compute: form of attention, kernels, checkpointing, compiling.
+"""Computation of an encoder and its decoders: form of attention, kernels, checkpointing, compiling.
 
-No result depends on it, but for last digits.
+Results are the same except for the last digits.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, patch_embed
 from patchloom.system.hardware import attention_gain, fused_gain, memory, when
 
 NATIVE: BlockKernels | None = None
-with suppress(ImportError):  # both lines may go, and nets/native with them: all else works on torch's kernels
+with suppress(ImportError):  # nets/native is optional: without it everything runs on torch's kernels
     from patchloom.nets.native import KERNELS as NATIVE
 
-_WORTH = 1.05  # less than that is noise
-_MAX_STORED = 0.25  # of the memory, by attention weights that a fused kernel would not store
-_NOT_SERVED = "native ones are for plain blocks, whose heads have a multiple of 16 channels"
-_ABSENT = "native kernels cannot be had here, since this installation has no patchloom/nets/native"
+_WORTH = 1.05  # a smaller gain is noise
+_MAX_STORED = 0.25  # of the memory: limit for attention weights that a fused kernel would not store
+_NOT_SERVED = "native kernels are for plain blocks whose heads have a multiple of 16 channels"
+_ABSENT = "native kernels are not available, because this installation has no patchloom/nets/native"
 
 
 def attention_shape(vit: Encoder) -> tuple[int, int, int]:
-    """Heads, tokens that attend to each other, and width of a head: of a whole image, or a window of most blocks."""
+    """Return heads, number of attending tokens, and width of a head, for whole images or most windows of a Swin."""
     if isinstance(vit, SwinTransformer):
         window = blocks_of(max(stages_of(vit), key=lambda stage: len(blocks_of(stage))))[0].attn
         return window.num_heads, window.window_area, window.qkv.out_features // (3 * window.num_heads)
@@ -40,18 +40,18 @@ def attention_shape(vit: Encoder) -> tuple[int, int, int]:
 
 
 def weights_bytes(vit: VisionTransformer, images: int) -> int:
-    """Of the bfloat16 attention weights that all blocks keep for the way back, where no fused kernel does without."""
+    """Return the bytes of the bfloat16 attention weights that all blocks keep for backward without a fused kernel."""
     heads, tokens, _ = attention_shape(vit)
     return 2 * images * len(vit.blocks) * heads * tokens**2
 
 
 def patches_of(vit: Encoder) -> int:
-    """Patches of a whole image that attend in the first block."""
+    """Return the number of patches of a whole image in the first block."""
     return patch_embedding(vit).num_patches
 
 
 def kept_bytes(vit: Encoder, images: int, fused: bool) -> int:
-    """Bytes that the blocks keep of whole images for the way back in float32, by a rule that is rather too high."""
+    """Estimate, rather too high, the bytes that the blocks keep of whole images for backward in float32."""
     if is_hierarchical(vit):
         kept = 0
         for i, stage in enumerate(stages_of(vit)):
@@ -65,46 +65,46 @@ def kept_bytes(vit: Encoder, images: int, fused: bool) -> int:
 
 
 def fuse_attention(net: nn.Module, fused: bool) -> None:
-    """Choose the form of every timm attention inside ``net``: fused, or an explicit softmax (same mathematics).
+    """Choose fused attention or an explicit softmax (same result) in every timm attention inside ``net``.
 
     `patchloom.system.hardware.fused_gain` measures which one is faster.
     """
     for module in net.modules():
         if isinstance(module, Attention | ClassAttn | WindowAttention):
-            module.fused_attn = fused  # type: ignore[misc]  # Final for TorchScript alone
+            module.fused_attn = fused  # Final only for TorchScript
 
 
 def use_kernels(net: nn.Module, kernels: str) -> None:
-    """Have the blocks inside ``net`` run on "torch" kernels, or on "native" ones wherever these serve.
+    """Run the blocks inside ``net`` on "torch" kernels, or on "native" ones where they support it.
 
-    Native ones serve where a CPU computes in bfloat16. Blocks that have more to them than the kernels know stay on
-    torch's, and so do all where `missing_kernels` gives a reason.
+    Native kernels support bfloat16 on a CPU. Blocks with parts that the kernels do not implement stay on torch's
+    kernels, and so do all blocks if `missing_kernels` returns a reason.
     """
     chosen = None if missing_kernels(kernels) or kernels == "torch" else NATIVE
     for module in net.modules():
         if isinstance(module, Block):
-            served: Any = module  # an attribute that timm's class does not have
+            served: Any = module  # timm's class lacks the attribute
             served.kernels = chosen if chosen is not None and chosen.know(module) else None
 
 
 def missing_kernels(kernels: str) -> str | None:
-    """Return why "torch" or "native" kernels cannot be had on this machine, after trying; None if they can."""
+    """Return the reason why "torch" or "native" kernels are not available on this machine, after trying; else None."""
     if kernels == "torch":
         return None
     return _ABSENT if NATIVE is None else NATIVE.missing()
 
 
 def choose_kernels(vit: Encoder, device: str, bfloat16: bool, images: int) -> tuple[str, str]:
-    """Return "torch" or "native", and why: our own where this machine has them, and their attention is faster."""
+    """Return "torch" or "native", and the reason: native kernels if available and with faster attention."""
     if device != "cpu" or not bfloat16:
-        return "torch", "native ones are for bfloat16 on a CPU"
+        return "torch", "native kernels are for bfloat16 on a CPU"
     if NATIVE is None:
         return "torch", _ABSENT
     if not _knows(vit, NATIVE):
         return "torch", _NOT_SERVED
     stored = weights_bytes(vit, images) / 2**30
     if stored > _MAX_STORED * memory(device)[1]:
-        return "torch", f"native ones would keep {stored:,.0f} GiB of attention weights"
+        return "torch", f"native kernels would keep {stored:,.0f} GiB of attention weights"
     if reason := NATIVE.missing():
         return "torch", reason
     shape = device, "bfloat16", *attention_shape(vit)
@@ -114,22 +114,24 @@ def choose_kernels(vit: Encoder, device: str, bfloat16: bool, images: int) -> tu
 
 
 def check_native(vit: Encoder, device: str, bfloat16: bool) -> None:
-    """Refuse native kernels where they cannot be had, or would do nothing."""
+    """Raise an error if native kernels are not available, or would have no effect."""
     if NATIVE is not None and (device != "cpu" or not bfloat16):
-        raise PatchloomError("--kernels native is for bfloat16 on a CPU: add --precision bfloat16, or leave it out")
+        raise PatchloomError(
+            "--kernels native needs bfloat16 on a CPU: add --precision bfloat16, or use --kernels torch"
+        )
     if NATIVE is not None and not _knows(vit, NATIVE):
-        raise PatchloomError(f"--kernels native does not fit this model, since {_NOT_SERVED}: use --kernels torch")
+        raise PatchloomError(f"--kernels native does not fit this model, because {_NOT_SERVED}: use --kernels torch")
     if reason := missing_kernels("native"):
         raise PatchloomError(f"{reason}: use --kernels torch")
 
 
 def _knows(vit: Encoder, kernels: BlockKernels) -> TypeGuard[VisionTransformer]:
-    """Whether every block of an encoder would run on some kernels; none of a Swin would."""
+    """Return whether kernels support every block of an encoder; they support no Swin."""
     return isinstance(vit, VisionTransformer) and all(map(kernels.know, blocks_of(vit)))
 
 
 def checkpoint_gradients(net: nn.Module, enabled: bool) -> None:
-    """Have every encoder and decoder inside ``net`` compute its activations again on the way back, and keep none."""
+    """Enable or disable gradient checkpointing in every encoder and decoder inside ``net``."""
     module: Any
     for module in net.modules():
         if hasattr(module, "grad_checkpointing"):
@@ -137,12 +139,12 @@ def checkpoint_gradients(net: nn.Module, enabled: bool) -> None:
 
 
 def compile_blocks(net: nn.Module, enabled: bool = True) -> None:
-    """Have torch.compile write kernels for the transformer blocks inside ``net``, one for each shape that they meet.
+    """Compile the transformer blocks inside ``net`` with torch.compile, once for each input shape.
 
-    The blocks are where the time goes. What is drawn, and what depends on the progress of a run, stays outside, so that
-    no later step compiles anything again.
+    Most of the time is spent in the blocks. Random draws, and anything that depends on the progress of a run, stay
+    outside, so that no later step recompiles.
     """
-    # shapes of training, teacher, decoder and measures: more than the 8 after which torch would give up
+    # training, teacher, decoder and measures have more shapes than torch's limit of 8
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     for module in net.modules():
         if not isinstance(module, Block | SwinTransformerBlock):

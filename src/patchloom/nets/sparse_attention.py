@@ -1,4 +1,4 @@
-"""timm blocks in which only some tokens ask, or only some answer: what the others would cost is never computed."""
+"""Forward passes of timm blocks with few queries, or few keys and values; the others are never computed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ R = TypeVar("R")
 
 
 class BlockKernels(NamedTuple):
-    """Kernels of a timm block in place of torch's; `patchloom.nets.performance.use_kernels` sets them on blocks.
+    """Kernels of a timm block in place of torch's, set on blocks by `patchloom.nets.performance.use_kernels`.
 
     Attributes:
-        know: whether all parts of a block are among what they compute.
-        serve: whether they compute a block of given tokens now, which depends on autocast and the device.
-        compute: a block, of tokens [b t d] that come in and go out as parts, which `_sum_parts` adds up.
-        attend: attention alone, from queries, keys and values [b n 3 h d] to [b n h d].
-        missing: why they cannot be had on this machine, after trying, in a few words; None: they can.
+        know: whether the kernels implement all parts of a block.
+        serve: whether they can compute a block on given tokens now, depending on autocast and the device.
+        compute: a block, on tokens [b t d] that come in and go out as parts, summed by `_sum_parts`.
+        attend: attention only, from queries, keys and values [b n 3 h d] to [b n h d].
+        missing: short reason why they are not available on this machine, after trying; None: they are.
     """
 
     know: Callable[[Block], bool]
@@ -37,26 +37,26 @@ class BlockKernels(NamedTuple):
 
 
 def kernels_of(block: Block, tokens: Tensor) -> BlockKernels | None:
-    """Kernels that compute a block of ``tokens`` now; None: torch's."""
+    """Return the kernels that can compute a block on ``tokens`` now; None: torch's."""
     kernels: BlockKernels | None = getattr(block, "kernels", None)
     return kernels if kernels is not None and kernels.serve(block, tokens) else None
 
 
 def _sum_parts(tokens: Tensor, more: Tensor, shift: Tensor) -> Tensor:
-    """Sum [b t d] float32 of the parts that kernels give."""
+    """Return the sum [b t d] float32 of the parts that kernels return."""
     return tokens + (more + shift)
 
 
 def run_blocks(
     blocks: Iterable[Block], tokens: Tensor, *, keys_values: Tensor | None = None, checkpointing: bool = False
 ) -> Tensor:
-    """Tokens [b t d] through all blocks.
+    """Run tokens [b t d] through all blocks.
 
     Args:
-        blocks: timm's.
+        blocks: timm blocks.
         tokens: [b t d].
-        keys_values: [b m] indices of those that alone are keys and values; None: all are.
-        checkpointing: keep no activations inside the blocks, and compute them again on the way back.
+        keys_values: [b m] indices of the tokens that are keys and values; None: all.
+        checkpointing: recompute activations inside the blocks in backward instead of keeping them.
     """
     blocks = list(blocks)
     each = [kernels for block in blocks if (kernels := kernels_of(block, tokens)) is not None]
@@ -67,7 +67,7 @@ def run_blocks(
             kernel = partial(as_compiled(block, kernels.compute), block, keys_values=keys_values)
             given = tokens, more, shift
             tokens, more, shift = checkpoint(kernel, *given, use_reentrant=False) if checkpointing else kernel(*given)
-        assert more is not None and shift is not None  # there is a block
+        assert more is not None and shift is not None  # blocks is not empty
         return _sum_parts(tokens, more, shift)
     for block in blocks:
         step: Callable[[Tensor], Tensor] = (
@@ -78,7 +78,7 @@ def run_blocks(
 
 
 def as_compiled(block: nn.Module, function: Callable[..., R]) -> Callable[..., R]:
-    """``function``, compiled if ``block`` is: calling a part of a module goes past what `Module.compile` made."""
+    """Return ``function``, compiled if ``block`` is: calling parts of a module bypasses `Module.compile`."""
     return function if block._compiled_call_impl is None else _compiled(function)
 
 
@@ -88,29 +88,29 @@ def _compiled(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def context_block(block: Block, tokens: Tensor, keys_values: Tensor) -> Tensor:
-    """A block over tokens [b t d] in which those at ``keys_values`` [b m] alone are keys and values (MP3)."""
+    """Run a block over tokens [b t d]; only those at ``keys_values`` [b m] are keys and values (MP3)."""
     normed = block.norm1(tokens)
-    return _rest(block, tokens, _attention(attention_of(block), normed, gather_tokens(normed, keys_values)))
+    return _after_attention(block, tokens, _attention(attention_of(block), normed, gather_tokens(normed, keys_values)))
 
 
 def query_block(block: Block, tokens: Tensor, first: int) -> Tensor:
-    """What a block makes of ``tokens[:, first:]`` [b t-first d], with all of tokens [b t d] as keys and values.
+    """Return a block's output for ``tokens[:, first:]`` [b t-first d], with all tokens [b t d] as keys and values.
 
-    For a last block, of which the other tokens are not read.
+    For a last block whose other outputs are not used.
     """
     if (kernels := kernels_of(block, tokens)) is not None:
         return _sum_parts(*kernels.compute(block, tokens, first=first))
     normed = block.norm1(tokens)
-    return _rest(block, tokens[:, first:], _attention(attention_of(block), normed[:, first:], normed))
+    return _after_attention(block, tokens[:, first:], _attention(attention_of(block), normed[:, first:], normed))
 
 
 def attention_of(block: Block) -> Attention:
-    """A block's attention, which timm declares as any module."""
+    """Return a block's attention, which timm declares as a Module."""
     return cast(Attention, block.attn)
 
 
 def heads_of(attn: Attention, queries: Tensor, keys_values: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries [b t h d] of ``queries`` [b t w], keys and values [b m 2 h d] of ``keys_values`` [b m w]."""
+    """Compute queries [b t h d] of ``queries`` [b t w], keys and values [b m 2 h d] of ``keys_values`` [b m w]."""
     heads, side = attn.num_heads, attn.head_dim
     parts = [heads * side, 2 * heads * side]
     weights = attn.qkv.weight.split(parts)
@@ -119,20 +119,20 @@ def heads_of(attn: Attention, queries: Tensor, keys_values: Tensor) -> tuple[Ten
     return q, F.linear(keys_values, weights[1], biases[1]).unflatten(-1, (2, heads, side))
 
 
-def _rest(block: Block, tokens: Tensor, attended: Tensor) -> Tensor:
-    """The block from its attention on."""
+def _after_attention(block: Block, tokens: Tensor, attended: Tensor) -> Tensor:
+    """Run the part of a block after its attention."""
     tokens = tokens + block.drop_path1(block.ls1(attended))
     return tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
 
 
 def _attention(attn: Attention, queries: Tensor, keys_values: Tensor) -> Tensor:
-    """timm's attention with queries from ``queries`` [b t d], keys and values from ``keys_values`` [b m d]."""
+    """Compute timm's attention with queries from ``queries`` [b t d], keys and values from ``keys_values`` [b m d]."""
     q, kv = heads_of(attn, queries, keys_values)
     q, (k, v) = q.transpose(1, 2), kv.permute(2, 0, 3, 1, 4)
     q, k = attn.q_norm(q), attn.k_norm(k)
     if attn.fused_attn:
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=attn.attn_drop.p if attn.training else 0.0)
-    else:  # in bfloat16 on CPUs the fused kernel is the slower one
+    else:  # in bfloat16 on CPUs the fused kernel is slower
         mixed = attn.attn_drop((q * attn.scale @ k.mT).softmax(-1)) @ v
     mixed = attn.norm(mixed.transpose(1, 2).flatten(2))
     return attn.proj_drop(attn.proj(mixed))

@@ -1,16 +1,16 @@
-"""Swin, a hierarchical encoder: what it makes of an `EncoderInput`, with timm's modules and weights as they are.
+"""Forward pass of Swin, a hierarchical encoder, over an `EncoderInput`; timm's modules and weights are unmodified.
 
-A unit is what one token of the last stage stands for: 2^(stages-1) patches a side, 32 pixels for Swin-T. To tasks and
-questions a unit is a patch: it is masked, blanked and placed as a whole. Patch merging joins 2x2 neighbours, which are
-of one unit always, so no unit's content ever leaves it but by attention. There are three ways to attend:
+A unit is the area of one token of the last stage: 2^(stages-1) patches a side, 32 pixels for Swin-T. Tasks and
+questions treat a unit as a patch: it is masked, blanked and placed as a whole. Patch merging joins 2x2 neighbours
+within a unit, so only attention mixes the contents of units. There are three ways to attend:
 
-- All units, no position withheld: timm's ``forward_features``, shifted windows and all.
-- One unit of each 2x2 cell (uniform masking; UM-MAE, Li et al. 2022): the units close up to a grid of half the side,
-  and the same windows run over that, at most as large as it. Relative position biases follow the closed-up places.
-- Positions are withheld (DropPos): windows, shifts and biases of a grid would tell how units lie. So patches attend
-  within their unit where a window is no larger than one, and elsewhere to those of all units; biases are kept between
-  patches of one unit alone, where they are the same wherever it lies. The order of the units then only orders the
-  outputs. Units whose position is known get a fixed sine-cosine embedding of it, since a Swin has none of its own.
+- All units, no position withheld: timm's ``forward_features`` with shifted windows.
+- One unit of each 2x2 cell (uniform masking; UM-MAE, Li et al. 2022): the units form a grid of half the side, and the
+  same windows, at most as large as it, run over that grid. Relative position biases follow the places in it.
+- Positions are withheld (DropPos): windows, shifts and biases of a grid would reveal the places of units. So patches
+  attend within their unit if a window is no larger than a unit, else to those of all units; biases are kept between
+  patches of the same unit only, where they do not depend on its place. The order of the units only orders the outputs.
+  Units with a known position get a fixed sine-cosine embedding of it, because a Swin has no position embeddings.
 
 Letters: b batch, k units that enter, s patches along a unit, d width of a stage, g windows, t patches of a window.
 """
@@ -47,20 +47,20 @@ Encoder = VisionTransformer | SwinTransformer
 
 
 def is_hierarchical(net: nn.Module) -> TypeIs[SwinTransformer]:
-    """Whether an encoder is a Swin."""
+    """Return whether an encoder is a Swin."""
     return isinstance(net, SwinTransformer)
 
 
-# timm declares neither of these more exactly than as a module.
+# timm declares all of these as Module only.
 
 
 def patch_embedding(net: Encoder) -> PatchEmbed:
-    """The module that makes tokens of patches."""
+    """Return the patch embedding."""
     return cast(PatchEmbed, net.patch_embed)
 
 
 def stages_of(swin: SwinTransformer) -> Sequence[SwinTransformerStage]:
-    """The stages of a Swin."""
+    """Return the stages of a Swin."""
     return cast(Sequence[SwinTransformerStage], swin.layers)
 
 
@@ -73,42 +73,42 @@ def blocks_of(net: SwinTransformerStage) -> Sequence[SwinTransformerBlock]: ...
 
 
 def blocks_of(net: VisionTransformer | SwinTransformerStage) -> Sequence[Block] | Sequence[SwinTransformerBlock]:
-    """The blocks of a ViT, or of a Swin's stage."""
+    """Return the blocks of a ViT, or of a Swin's stage."""
     return cast(Sequence[Block], net.blocks)
 
 
 def patches_along_unit(swin: SwinTransformer) -> int:
-    """Patches s along a unit of the first stage, 2^(stages-1)."""
+    """Return the number s of patches along a unit in the first stage, 2^(stages-1)."""
     return 2 ** (len(swin.layers) - 1)
 
 
 def unit_side(swin: SwinTransformer) -> int:
-    """Side of a unit in pixels."""
+    """Return the side of a unit in pixels."""
     return int(patch_embedding(swin).patch_size[0]) * patches_along_unit(swin)
 
 
 def unit_grid(swin: SwinTransformer) -> Sides:
-    """Rows and columns of units."""
+    """Return rows and columns of units."""
     rows, columns = (side // patches_along_unit(swin) for side in patch_embedding(swin).grid_size)
     return rows, columns
 
 
 def unit_positions(swin: SwinTransformer) -> Tensor:
-    """Fixed 2-d sine-cosine embeddings [n d] of the units' places, d being the width of the first stage.
+    """Return fixed 2-d sine-cosine embeddings [n d] of the units' places, where d is the width of the first stage.
 
-    They are no part of the encoder, and added only where positions are withheld from some units.
+    They are not part of the encoder, and are added only if positions of some units are withheld.
     """
     weight = patch_embedding(swin).proj.weight
-    # where they are needed, since a GPU would be waited for; Apple's has no float64, in which they are computed
+    # on the weight's device, to avoid a blocking copy, except on Apple GPUs, which have no float64
     device = None if weight.device.type == "mps" else weight.device
     return sincos_2d(len(weight), unit_grid(swin), device).to(weight.device)
 
 
 def check_hierarchical(swin: nn.Module, name: str) -> None:
-    """Refuse, by name, a Swin whose forward pass would not be reproduced here."""
+    """Raise an error for a Swin whose forward pass would not be reproduced here."""
     if type(swin) is not SwinTransformer:
         raise PatchloomError(
-            f"{name} is a {type(swin).__name__}: of hierarchical encoders, timm's plain Swin is served"
+            f"{name} is a {type(swin).__name__}: choose timm's plain Swin, no other hierarchical encoder is supported"
         )
     stages, embedding = stages_of(swin), patch_embedding(swin)
     blocks = [block for stage in stages for block in blocks_of(stage)]
@@ -116,21 +116,21 @@ def check_hierarchical(swin: nn.Module, name: str) -> None:
     unknown += [type(block).__name__ for block in blocks if type(block) is not SwinTransformerBlock]
     unknown += ["windows over the whole grid" for block in blocks if block.always_partition]
     if unknown:
-        raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom cannot serve: choose a plain Swin")
+        raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom does not support: choose a plain Swin")
     if len(set(embedding.patch_size)) > 1:
-        raise PatchloomError(f"{name} has patches of {embedding.patch_size} pixels: only square ones are served")
+        raise PatchloomError(f"{name} has patches of {embedding.patch_size} pixels: choose a Swin with square patches")
     p, (h, w) = unit_side(swin), embedding.img_size
     if h % p or w % p:
         raise PatchloomError(
             f"units of {p} pixels, one for each token of the last stage of {name}, do not divide images of {h}x{w}: "
-            f"choose an image size that is a multiple of {p}, best of {2 * p}"
+            f"choose an image size that is a multiple of {p}, preferably of {2 * p}"
         )
     if (d := embedding.proj.out_channels) % 4:
-        raise PatchloomError(f"{name} needs a width that 4 divides, not {d}: give another --model.embed_dim")
+        raise PatchloomError(f"{name} needs a width divisible by 4, not {d}: give another --model.embed_dim")
 
 
 def refuse_hierarchical(net: Encoder, what: str, instead: str) -> VisionTransformer:
-    """Return a plain ViT, and refuse a Swin for ``what`` is made for one, naming what there is ``instead``."""
+    """Return a plain ViT; raise an error for a Swin, which ``what`` cannot use, with the remedy ``instead``."""
     if is_hierarchical(net):
         raise PatchloomError(f"{what} needs the tokens of a plain ViT, and this is a Swin: {instead}")
     return net
@@ -143,14 +143,14 @@ def encode_units(
     mask_token: Tensor | None = None,
     position_token: Tensor | None = None,
 ) -> Tensor:
-    """Tokens [b k d] of the last stage, a unit each, without the final norm.
+    """Compute the tokens [b k d] of the last stage, one per unit, without the final norm.
 
     Args:
         swin: the encoder.
-        given: what of the images; all units in their order, or one of each 2x2 cell in the order of the cells, unless
-            positions are withheld: then any, in any order.
-        mask_token: stands for blank content, after the patch embedding; broadcast to [b k d].
-        position_token: stands for dropped positions; broadcast to [b k d].
+        given: its input; all units in grid order, or one of each 2x2 cell in the order of the cells; with withheld
+            positions any units in any order.
+        mask_token: stand-in for blank content, after the patch embedding; broadcast to [b k d].
+        position_token: stand-in for dropped positions; broadcast to [b k d].
     """
     tokens = _embed(swin, given, mask_token, position_token)
     k, s = given.visible.shape[1], patches_along_unit(swin)
@@ -158,7 +158,7 @@ def encode_units(
     for stage in stages_of(swin):
         if not isinstance(stage.downsample, nn.Identity):
             units = tokens.reshape(-1, s, s, tokens.shape[-1])
-            # autocast or not, what the blocks add to is kept in full
+            # full precision, because the blocks add to it
             tokens = stage.downsample(units).to(tokens.dtype).reshape(len(tokens), -1, stage.downsample.out_dim)
             s //= 2
         made: dict[tuple[Sides, Sides], _Windows] = {}
@@ -174,7 +174,7 @@ def encode_units(
 def _embed(
     swin: SwinTransformer, given: EncoderInput, mask_token: Tensor | None, position_token: Tensor | None
 ) -> Tensor:
-    """Patches [b k*s*s d] of the units that enter, unit after unit."""
+    """Embed the patches [b k*s*s d] of the units that enter, unit after unit."""
     embedding = patch_embedding(swin)
     s, p = patches_along_unit(swin), embedding.patch_size[0]
     project, c = embedding.proj, given.images.shape[1]
@@ -182,17 +182,17 @@ def _embed(
     patches = units.permute(0, 1, 3, 5, 2, 4, 6).flatten(4).flatten(2, 3)  # [b k s*s c*p*p]
     tokens = embedding.norm(F.linear(patches, project.weight.flatten(1), project.bias)).to(project.weight.dtype)
     if given.blank is not None:
-        assert mask_token is not None  # wanted by what is blank
+        assert mask_token is not None  # required with blank
         tokens = torch.where(given.blank[..., None, None], mask_token[..., None, :], tokens)
     if given.dropped is not None:
-        assert position_token is not None  # wanted by what is dropped
+        assert position_token is not None  # required with dropped
         positions = unit_positions(swin)[given.visible]
         tokens = tokens + torch.where(given.dropped[..., None], position_token, positions)[:, :, None]
     return tokens.flatten(1, 2)
 
 
 def _closed_up(grid: Sides, k: int) -> Sides:
-    """The grid that k units close up to."""
+    """Return the grid that k units form."""
     half = grid[0] // 2, grid[1] // 2
     for rows, columns in (grid, half):
         if k == rows * columns:
@@ -201,15 +201,15 @@ def _closed_up(grid: Sides, k: int) -> Sides:
 
 
 class _Windows(NamedTuple):
-    """Which patches attend to each other, and the biases between them.
+    """Windows of patches that attend to each other, and their relative position biases.
 
     Attributes:
-        size: patches t of a window.
-        members: [g t] places of each window's patches among all N, which itself stands for padding; None: in order.
-        places: [N] where each patch stands among the members.
-        bias: [t t] or [s*s s*s] rows of the table of relative biases, the last one, a zero beyond it, for no bias.
-        units: of so many units, one after the other, the bias is repeated for each, and none is between them.
-        apart: [1 t t] or [g t t] True where two patches must not attend to each other; None: all may.
+        size: number t of patches of a window.
+        members: [g t] indices of each window's patches among all N, where N itself is padding; None: in order.
+        places: [N] index of each patch among the members.
+        bias: [t t] or [s*s s*s] rows of the table of relative biases; the row after the last is zero: no bias.
+        units: number of consecutive units; the bias is repeated for each, and there is none between them.
+        apart: [1 t t] or [g t t] True where two patches must not attend to each other; None: nowhere.
     """
 
     size: int
@@ -221,7 +221,7 @@ class _Windows(NamedTuple):
 
 
 def _offsets(sides: Sides, window: Sides, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Between patches of a rectangle: rows [t t] of a ``window``'s table of biases, and whether it has one."""
+    """Return, between patches of a rectangle, rows [t t] of a ``window``'s table of biases, and where it has one."""
     at = [torch.arange(side, device=like.device) for side in sides]
     y, x = (one.flatten() for one in torch.meshgrid(*at, indexing="ij"))
     down, along = y[:, None] - y, x[:, None] - x
@@ -231,9 +231,9 @@ def _offsets(sides: Sides, window: Sides, like: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _of_grid(grid: Sides, s: int, table: Sides, shift: Sides, like: Tensor) -> _Windows:
-    """timm's windows over a ``grid`` of units of s x s patches, whose patches come unit after unit.
+    """Return timm's windows over a ``grid`` of units of s x s patches, which come unit after unit.
 
-    A window is no larger than the grid, and where one covers it nothing is shifted, as timm has it.
+    As in timm, a window is no larger than the grid, and nothing is shifted if a window covers it.
     """
     (rows, columns), device = grid, like.device
     h, w = rows * s, columns * s
@@ -252,24 +252,24 @@ def _of_grid(grid: Sides, s: int, table: Sides, shift: Sides, like: Tensor) -> _
         )
         regions = _cut(3 * down[:, None] + along, window)
         apart = regions[:, :, None] != regions[:, None]
-    places = members.flatten().argsort()[:n]  # padding is the largest, and comes last
+    places = members.flatten().argsort()[:n]  # padding has the largest index, and comes last
     return _Windows(window[0] * window[1], members, places, _offsets(window, table, like)[0], apart=apart)
 
 
 def _cut(values: Tensor, window: Sides) -> Tensor:
-    """A grid [h w] of values in windows [g t]."""
+    """Cut a grid [h w] of values into windows [g t]."""
     (h, w), (rows, columns) = values.shape, window
     return values.view(h // rows, rows, w // columns, columns).transpose(1, 2).reshape(-1, rows * columns)
 
 
 def _regions(side: int, window: int, shift: int, device: torch.device) -> Tensor:
-    """Along a shifted side [side]: patches of different regions came together by the shift alone."""
+    """Return region indices along a shifted side [side]; only the shift makes different regions neighbours."""
     at = torch.arange(side, device=device)
     return (at >= side - window).long() + (at >= side - shift).long() if shift else torch.zeros_like(at)
 
 
 def _of_units(k: int, s: int, window: Sides, like: Tensor) -> _Windows:
-    """Windows that do not depend on where units lie: each unit, or all of them where a window reaches beyond one."""
+    """Return windows that do not depend on the places of units: each unit, or all if a window is larger than a unit."""
     bias, there = _offsets((s, s), window, like)
     if max(window) > s:
         return _Windows(k * s * s, None, None, bias, units=k)
@@ -277,19 +277,19 @@ def _of_units(k: int, s: int, window: Sides, like: Tensor) -> _Windows:
 
 
 def window_block(block: SwinTransformerBlock, tokens: Tensor, windows: _Windows) -> Tensor:
-    """A timm block over tokens [b N d] by the windows given."""
+    """Run a timm block over tokens [b N d] with the given windows."""
     normed = block.norm1(tokens)
     if windows.members is None:
         attended = _attention(block.attn, normed.unflatten(1, (-1, windows.size)), windows).flatten(1, 2)
     else:
-        padded = F.pad(normed, (0, 0, 0, 1))  # as timm: a zero, which is attended to
+        padded = F.pad(normed, (0, 0, 0, 1))  # as in timm: zeros, which are attended to
         attended = _attention(block.attn, padded[:, windows.members], windows).flatten(1, 2)[:, windows.places]
     tokens = tokens + block.drop_path1(attended)
     return tokens + block.drop_path2(block.mlp(block.norm2(tokens)))
 
 
 def _attention(attn: WindowAttention, tokens: Tensor, windows: _Windows) -> Tensor:
-    """timm's attention within each window of tokens [b g t d]."""
+    """Compute timm's attention within each window of tokens [b g t d]."""
     b, g, t, _ = tokens.shape
     q, k, v = attn.qkv(tokens).view(b * g, t, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
     bias = _biases(attn, windows)
@@ -304,7 +304,7 @@ def _attention(attn: WindowAttention, tokens: Tensor, windows: _Windows) -> Tens
 
 
 def _biases(attn: WindowAttention, windows: _Windows) -> Tensor:
-    """What is added to attention [1 or g heads t t]: relative position biases, and -inf between those kept apart."""
+    """Return the attention mask [1 or g heads t t]: relative position biases, and -inf between separated patches."""
     table = F.pad(attn.relative_position_bias_table, (0, 0, 0, 1))
     bias = table[windows.bias].permute(2, 0, 1)[None]
     if windows.units > 1:
@@ -315,16 +315,16 @@ def _biases(attn: WindowAttention, windows: _Windows) -> Tensor:
 
 
 def resize_swin(swin: SwinTransformer, size: tuple[int, int]) -> None:
-    """Have a Swin take images of another ``size`` (h, w) in place; it keeps the windows that it has."""
+    """Resize a Swin's input to ``size`` (h, w) in place; it keeps its windows."""
     embedding = patch_embedding(swin)
     embedding.set_input_size(img_size=size)
     rows, columns = embedding.grid_size
     for i, stage in enumerate(stages_of(swin)):
         before = 2 ** max(0, i - 1)
-        window: Any = blocks_of(stage)[0].window_size  # of two sides, where timm says one
+        window: Any = blocks_of(stage)[0].window_size  # (rows, columns), although timm declares an int
         stage.set_input_size((rows // before, columns // before), window_size=window)
 
 
 def level_count(vit: Encoder) -> int:
-    """Blocks of a ViT, and stages of a Swin."""
+    """Return the number of blocks of a ViT, or of stages of a Swin."""
     return len(stages_of(vit)) if is_hierarchical(vit) else len(blocks_of(vit))

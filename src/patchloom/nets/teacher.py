@@ -1,4 +1,4 @@
-"""What no gradient reaches: a teacher that is a moving average of the student, or a frozen encoder."""
+"""Teachers without gradient: a moving average of the student, or a frozen encoder."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from patchloom.withhold.encoder_input import all_patches
 
 @contextmanager
 def no_grad_autocast(module: nn.Module, images: Tensor) -> Iterator[None]:
-    """Without gradient; in bfloat16 if ``module``, whose passes these are, was set so by `use_half_without_grad`."""
+    """Disable gradients; use bfloat16 if `use_half_without_grad` was applied to ``module``."""
     half = torch.autocast(images.device.type, torch.bfloat16) if module.half_no_grad else nullcontext()
     with torch.no_grad(), half:
         yield
 
 
 def use_half_without_grad(net: nn.Module) -> bool:
-    """Have what computes under `no_grad_autocast` inside ``net`` do so in bfloat16, even where the rest is in
-    float32.
+    """Compute everything under `no_grad_autocast` inside ``net`` in bfloat16, even if the rest is in float32.
+
+    Returns:
+        Whether ``net`` has such passes.
     """
     found: list[Any] = [module for module in net.modules() if hasattr(module, "half_no_grad")]
     for module in found:
@@ -37,13 +39,13 @@ def use_half_without_grad(net: nn.Module) -> bool:
 
 
 class Teacher(nn.Module):
-    """Copies of the student's parts that follow them slowly.
+    """Moving averages of the student's parts.
 
-    The copies are always in eval mode, so batch norms use running statistics, which are averaged like weights, and
-    nothing in them is dropped.
+    The copies are always in eval mode: batch norms use running statistics, which are averaged like weights, and there
+    is no dropout.
 
     Args:
-        parts: what is copied, by the name under which the copy is found; each starts equal to the student's.
+        parts: modules to copy, by the name of the copy; each starts equal to the student's.
     """
 
     encoder: VisionTransformer  # if it is a part, as in `Agreement`
@@ -57,17 +59,17 @@ class Teacher(nn.Module):
         self.eval()
 
     def train(self, mode: bool = True) -> Teacher:
-        """Nothing: a teacher stays in eval mode."""
+        """Do nothing: a teacher stays in eval mode."""
         return super().train(False)
 
     @torch.no_grad()
     def follow(self, momentum: float, **parts: nn.Module) -> None:
-        """Move each copy: teacher = momentum · teacher + (1 - momentum) · student, buffers included."""
+        """Update each copy: teacher = momentum · teacher + (1 - momentum) · student, buffers included."""
         own = dict(self.named_children())
         if own.keys() != parts.keys():
             raise ValueError(f"the teacher has {', '.join(own)}, not {', '.join(parts)}")
         for name, part in parts.items():
-            # apart, since under FSDP parameters are in parts and buffers are not
+            # separately, because under FSDP parameters are sharded and buffers are not
             for mine, theirs in ((own[name].parameters(), part.parameters()), (own[name].buffers(), part.buffers())):
                 _follow(list(mine), [one.detach() for one in theirs], momentum)
 
@@ -79,22 +81,22 @@ def _follow(mine: list[torch.Tensor], theirs: list[torch.Tensor], momentum: floa
         if copy.is_floating_point():
             copies.append(copy)
             sources.append(source)
-        else:  # the count of batches
+        else:  # number of batches
             copy.copy_(source)
     if copies:
         torch._foreach_lerp_(copies, sources, 1 - momentum)
 
 
 class FrozenTeacher(nn.Module):
-    """An encoder that is never trained, and its features of whole images.
+    """Frozen encoder, for its features of whole images.
 
-    Its weights are in no ``state_dict``, since whoever builds it reads them anyway; a digest is, by which a checkpoint
-    is refused that was trained with another teacher.
+    Its weights are not in the ``state_dict``, because they are read again when the task is built; a digest is, so that
+    a checkpoint trained with another teacher is rejected.
 
     Args:
-        vit: the encoder; its input size becomes that at which it has ``grid`` patches.
-        mean, std: per channel, by which it wants images in [0, 1] to be normalised.
-        grid: rows and columns of patches that are asked of it.
+        vit: the encoder; it is resized to the input size with ``grid`` patches.
+        mean, std: statistics per channel that normalise its images, in [0, 1] units.
+        grid: rows and columns of patches of the features.
     """
 
     mean: Tensor
@@ -118,11 +120,11 @@ class FrozenTeacher(nn.Module):
         self.eval()
 
     def train(self, mode: bool = True) -> FrozenTeacher:
-        """Nothing: a teacher stays in eval mode."""
+        """Do nothing: a teacher stays in eval mode."""
         return super().train(False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features [b n d] of the patches of images [b c h w] in [0, 1], each of mean 0 and deviation 1."""
+        """Return features [b n d] of the patches of images [b c h w] in [0, 1], each with mean 0 and deviation 1."""
         with no_grad_autocast(self, images):
             if images.shape[2:] != self.size:
                 images = F.interpolate(images, self.size, mode="bilinear", antialias=True, align_corners=False)
@@ -137,8 +139,8 @@ def _leave_out(teacher: nn.Module, state: dict[str, Tensor], prefix: str, _: Any
 
 
 def _keep(teacher: FrozenTeacher, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Fill in the weights that `_leave_out` left out."""
+    """Restore the weights that `_leave_out` removed."""
     digest = state.get(f"{prefix}digest")
     if digest is not None and not torch.equal(digest.cpu(), teacher.digest.cpu()):
-        raise ValueError("the teacher whose features are asked has changed since: put the one back that it began with")
+        raise ValueError("the teacher of features has changed since the run began: restore the original one")
     state.update({f"{prefix}encoder.{name}": value for name, value in teacher.encoder.state_dict().items()})

@@ -1,1 +1,1 @@
-"""Pure functions of patches and their positions; nothing here has parameters."""
+"""Pure functions of patches and their positions, without parameters."""

@@ -1,6 +1,6 @@
-"""Random partitions of the patches of a grid: which are visible, which are masked, which lose their position.
+"""Random partitions of the patches of a grid: visible and masked patches, dropped positions.
 
-Letters: b batch, n patches of the grid, k patches picked.
+Letters: b batch, n patches of the grid, k selected patches.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from patchloom.system.distributed import draw
 
 
 def share_of(n: int, share: float) -> int:
-    """How many of ``n`` a ``share`` in [0, 1] is, rounded down.
+    """Return ``n`` times a ``share`` in [0, 1], rounded down.
 
-    The small term repairs products such as ``20 * (1 - 0.9) = 1.9999...`` that would lose a patch.
+    The small term corrects products such as ``20 * (1 - 0.9) = 1.9999...`` that would lose a patch.
     """
     return int(n * share + 1e-6)
 
@@ -26,14 +26,14 @@ def random_partition(
     generator: torch.Generator | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, ...]:
-    """Disjoint random parts of the ``n`` patches, for each of ``b`` images on its own.
+    """Draw disjoint random parts of the ``n`` patches, independently for each of ``b`` images.
 
     MAE needs the visible and the masked, ``(49, 147)``; LUT two disjoint views, ``(49, 49)``; ExtreMA ``(39,) * 5``.
-    Noise is drawn and sorted where ``generator`` lives and the parts are moved to ``device``, so that a generator on
-    the CPU gives the same parts on every machine.
+    Noise is drawn and sorted on the device of ``generator`` and the parts are moved to ``device``, so that a generator
+    on the CPU gives the same parts on every machine.
     """
     if sum(sizes) > n:
-        raise ValueError(f"{n} patches cannot be parted into {' + '.join(map(str, sizes))}")
+        raise ValueError(f"{n} patches cannot be divided into {' + '.join(map(str, sizes))}")
     order = draw(torch.rand, (b, n), generator, device).argsort(dim=1)
     return order[:, : sum(sizes)].to(device, non_blocking=True).split(list(sizes), dim=1)
 
@@ -46,10 +46,10 @@ def random_unit_partition(
     generator: torch.Generator | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, ...]:
-    """`random_partition` of square units of ``side`` x ``side`` patches (SimMIM's coarse masks), as patches."""
+    """Draw a `random_partition` of units of ``side`` x ``side`` patches (SimMIM's coarse masks), as patches."""
     rows, columns = grid[0] // side, grid[1] // side
     inside = torch.arange(side, device=device)
-    inside = (inside[:, None] * grid[1] + inside).flatten()  # of the first unit
+    inside = (inside[:, None] * grid[1] + inside).flatten()  # patches of the first unit
     parts = random_partition(b, rows * columns, sizes, generator, device)
     corners = (part // columns * side * grid[1] + part % columns * side for part in parts)
     return tuple((corner[..., None] + inside).flatten(1) for corner in corners)
@@ -58,13 +58,13 @@ def random_unit_partition(
 def uniform_partition(
     b: int, grid: tuple[int, int], generator: torch.Generator | None = None, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """One random patch of each cell of 2x2, and the three others of each (uniform masking; UM-MAE, Li et al. 2022).
+    """Draw one patch of each cell of 2x2, and return it and the other three (uniform masking; UM-MAE, Li et al. 2022).
 
     Returns:
-        Patches [b n/4] in the order of the cells, which is that of a grid of half the side, and [b 3n/4].
+        Patches [b n/4] in the order of the cells, a grid of half the side, and the other patches [b 3n/4].
     """
     if grid[0] % 2 or grid[1] % 2:
-        raise ValueError(f"a grid of {grid[0]}x{grid[1]} cannot be cut into cells of 2x2")
+        raise ValueError(f"a grid of {grid[0]}x{grid[1]} cannot be divided into cells of 2x2")
     cells = grid[0] // 2 * (grid[1] // 2)
     order = draw(torch.rand, (b, cells, 4), generator, device).argsort(dim=2).to(device, non_blocking=True)
     cell = torch.arange(cells, device=device)
@@ -80,7 +80,7 @@ def random_block(
     generator: torch.Generator | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:
-    """One rectangle of patches at a random place of each image, and the rest (block sampling).
+    """Draw one rectangle of patches at a random place of each image (block sampling).
 
     Returns:
         The patches inside [b r*c] and outside [b n-r*c], each in the order of the grid.
@@ -94,7 +94,7 @@ def random_block(
 def central_block(
     b: int, grid: tuple[int, int], block: tuple[int, int], device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """The rectangle of patches in the centre of ``b`` images, or half a patch above or left of it, and the rest."""
+    """Return the rectangle of patches in the centre of ``b`` images (or half a patch up or left), and the rest."""
     corner = ((side - part) // 2 for side, part in zip(grid, block, strict=True))
     return _block_at(grid, block, *(torch.full((b,), start, device=device) for start in corner))
 
@@ -111,12 +111,12 @@ def _block_at(grid: tuple[int, int], block: tuple[int, int], top: Tensor, left: 
 def random_dropped(
     b: int, k: int, ratio: float, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Which of ``k`` visible patches lose their position [b j]: a share ``ratio`` of them, rounded up, at least one."""
+    """Draw which of ``k`` visible patches lose their position [b j]: a fraction ``ratio``, rounded up, at least one."""
     kept = min(share_of(k, 1 - ratio), k - 1)
     return random_partition(b, k, (kept, k - kept), generator, device)[1]
 
 
 def complement(visible: Tensor, n: int) -> Tensor:
-    """The patches [b n-k] of the grid that are not among ``visible`` [b k], in the order of the grid."""
+    """Return the patches [b n-k] of the grid that are not in ``visible`` [b k], in the order of the grid."""
     seen = torch.zeros(len(visible), n, dtype=torch.uint8, device=visible.device).scatter_(1, visible, 1)
     return seen.argsort(dim=1, stable=True)[:, : n - visible.shape[1]]

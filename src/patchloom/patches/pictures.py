@@ -1,4 +1,4 @@
-"""Patches in pictures: holes filled by a blur, patches painted over, or put together where they were predicted."""
+"""Pictures of patches: holes filled by a blur, patches painted over, or images rebuilt from predicted places."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from patchloom.patches.partition import random_partition
 from patchloom.patches.tokens import gather_tokens, grid_of, patchify, scatter_tokens, unpatchify
 from patchloom.sizes import Sides
 
-# Values that stand for what has no colour in pictures, because pictures are drawn in normalised pixels.
-WITHHELD = float("nan")  # hatched, as whatever is empty
-WRONG = float("inf")  # hatched crosswise
+# Values without a colour, in pictures that are drawn in normalised pixels.
+WITHHELD = float("nan")  # drawn hatched, like all empty places
+WRONG = float("inf")  # drawn cross-hatched
 
 
 def fill_holes(images: Tensor, p: Sides, visible: Tensor) -> Tensor:
-    """Images [b c h w] whose holes are filled by a Gaussian blur of the visible patches (σ of a patch side).
+    """Fill the holes of images [b c h w] by a Gaussian blur of the visible patches (σ: the side of a patch).
 
-    Where one patch is as long as the image, as one of the frames of a recording is high, nothing is blurred that way:
-    what is filled in lies between holes and patches the other way alone.
+    Along an axis with a single patch, such as the height of a recording's frame, nothing is blurred: holes are filled
+    along the other axis only.
     """
     with torch.autocast(images.device.type, enabled=False):
         return _fill_holes(images, p, visible)
@@ -37,14 +37,14 @@ def _fill_holes(images: Tensor, p: Sides, visible: Tensor) -> Tensor:
         if side == sigma:
             continue
         at = torch.arange(side, device=images.device, dtype=images.dtype)
-        # as a matrix product the kernel may reach across the image, so no hole stays empty, and borders need no padding
+        # as a matrix product the kernel spans the whole image, so no hole stays empty, and borders need no padding
         kernel = torch.exp(-((at[:, None] - at) / sigma).square() / 2).clamp_min(1e-12)
         seen, weight = (torch.tensordot(kernel, x, dims=([1], [axis])).movedim(0, axis) for x in (seen, weight))
     return seen / weight
 
 
 def paint_patches(images: Tensor, p: Sides, which: Tensor, value: float) -> Tensor:
-    """Images [b c h w] with the patches ``which`` [b m] (indices) painted in one ``value``."""
+    """Paint the patches ``which`` [b m] (indices) of images [b c h w] in one ``value``."""
     grid = grid_of(images, p)
     patches = patchify(images, p)
     paint = torch.full((*which.shape, patches.shape[-1]), value, device=images.device, dtype=patches.dtype)
@@ -52,12 +52,12 @@ def paint_patches(images: Tensor, p: Sides, which: Tensor, value: float) -> Tens
 
 
 def scatter_places(visible: Tensor, dropped: Tensor, generator: torch.Generator) -> Tensor:
-    """Places [b k] for a picture of what was given: patches without a position change places at random.
+    """Return places [b k] for a picture of the input: patches without a position are shuffled.
 
     Args:
         visible: [b k] true places.
         dropped: [b k] True where the position is withheld, in the same number for every image.
-        generator: source of the order.
+        generator: random generator for the order.
     """
     b = len(visible)
     which = dropped.nonzero()[:, 1].view(b, -1)
@@ -66,12 +66,12 @@ def scatter_places(visible: Tensor, dropped: Tensor, generator: torch.Generator)
 
 
 def mix_patches(images: Tensor, others: Tensor, p: Sides, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The patches of two images shuffled together and dealt into two, each as many as one has (MP3 Figs. 14-15).
+    """Shuffle the patches of two images together and deal them into two sets of equal size (MP3 Figs. 14-15).
 
     Args:
         images, others: [b c h w], pair by pair.
         p: rows and columns of pixels of a patch.
-        generator: source of the order.
+        generator: random generator for the order.
 
     Returns:
         Two sets of patches, each in the form of images [b c h w].
@@ -83,7 +83,7 @@ def mix_patches(images: Tensor, others: Tensor, p: Sides, generator: torch.Gener
 
 
 def mark_wrong(images: Tensor, p: Sides, visible: Tensor, placed: Tensor) -> Tensor:
-    """Images [b c h w] with masked patches withheld and wrongly placed ones marked, at their true places."""
+    """Draw images [b c h w] with masked patches empty and wrongly placed ones crossed, at their true places."""
     patches = patchify(images, p)
     shown = torch.where((placed == visible)[..., None], gather_tokens(patches, visible), WRONG)
     drawn = scatter_tokens(shown, visible, torch.full_like(patches, WITHHELD))
@@ -91,7 +91,7 @@ def mark_wrong(images: Tensor, p: Sides, visible: Tensor, placed: Tensor) -> Ten
 
 
 def put_together(images: Tensor, p: Sides, visible: Tensor, placed: Tensor) -> Tensor:
-    """Images [b c h w] rebuilt from the visible patches [b k] at the places [b k]; where several land, their mean."""
+    """Rebuild images [b c h w] from the visible patches [b k] at places [b k]; the mean where several are placed."""
     grid = grid_of(images, p)
     patches = patchify(images, p, visible)
     sums = patches.new_zeros(len(images), grid[0] * grid[1], patches.shape[-1])
@@ -100,20 +100,21 @@ def put_together(images: Tensor, p: Sides, visible: Tensor, placed: Tensor) -> T
     return unpatchify(sums / landed[..., None], p, grid)  # 0 / 0 is nan: withheld
 
 
-# Principal components of features, as colours: what is of one colour is alike.
+# Principal components of features as colours: similar features have similar colours.
 
 
-_ENDS = (0.02, 0.98)  # centiles of a component between which colours run: a few patches far off would take them all
+# quantiles at the ends of the colour scale, so that a few outliers do not stretch it
+_ENDS = (0.02, 0.98)
 
 
 class Principal(NamedTuple):
-    """The first principal axes of some features, on the CPU in float64.
+    """First principal axes of features, on the CPU in float64.
 
     Attributes:
-        mean: [d] of the features.
-        axes: [k d] of length 1, the first that of the greatest variance.
-        variance: [k] of the features along each, as shares of all there is.
-        low, high: [k] the 2nd and the 98th centile along each.
+        mean: [d] mean of the features.
+        axes: [k d] axes of length 1, in order of decreasing variance.
+        variance: [k] variance along each axis, as a fraction of the total.
+        low, high: [k] 2nd and 98th centile along each axis.
     """
 
     mean: Tensor
@@ -123,25 +124,25 @@ class Principal(NamedTuple):
     high: Tensor
 
     def project(self, features: Tensor) -> Tensor:
-        """Components [... k] of features [... d]; nan stays."""
+        """Project features [... d] to components [... k]; nan stays."""
         return (features.detach().cpu().double() - self.mean) @ self.axes.T
 
     def colours(self, features: Tensor) -> Tensor:
-        """Components of features [... d], from their low to their high centile, as [... k] in [0, 1]; nan stays."""
+        """Scale components of features [... d] from low to high centile to [0, 1]: [... k]; nan stays."""
         shown = (self.project(features) - self.low) / (self.high - self.low).clamp_min(1e-9)
         return shown.clamp(0, 1).float()
 
 
 def principal(features: Tensor, count: int = 3) -> Principal:
-    """The first ``count`` principal axes of features [m d], or as many as there are.
+    """Return the first ``count`` principal axes of features [m d], or as many as there are.
 
-    An axis and its opposite are the same to a principal component analysis. As in scikit-learn, the one is taken whose
-    largest number is positive, so that colours are the same in every run.
+    The sign of an axis is arbitrary. As in scikit-learn, its largest number is made positive, so that colours are the
+    same in every run.
     """
     flat = features.detach().cpu().double()
     mean = flat.mean(0)
     tall = flat - mean
-    if len(tall) > tall.shape[1]:  # the same axes, of a small matrix
+    if len(tall) > tall.shape[1]:  # same axes from a small matrix
         tall = torch.linalg.qr(tall, mode="r").R
     _, values, axes = torch.linalg.svd(tall, full_matrices=False)
     variance = values.square() / values.square().sum().clamp_min(1e-30)

@@ -1,4 +1,4 @@
-"""Positions on the patch grid: fixed embeddings, distances, and softened labels."""
+"""Positions on the patch grid: fixed embeddings, distances, and smoothed labels."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from torch import Tensor
 
 
 def sincos_1d(width: int, places: Tensor) -> Tensor:
-    """Sine-cosine embedding [n width] of ``places`` [n]: all sines, then all cosines, of place · 10000^(-2i/width)."""
+    """Return the sine-cosine embedding [n width] of ``places`` [n]: sines, cosines of place · 10000^(-2i/width)."""
     if width % 2:
         raise ValueError(f"a sine-cosine embedding needs an even width, not {width}")
-    # float64 until the end: at float32 the angles of far places would lose digits
+    # float64 until the end: in float32 the angles of distant places would lose digits
     frequencies = 10000.0 ** (-torch.arange(width // 2, dtype=torch.float64, device=places.device) / (width / 2))
     angles = places.double()[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=1).float()
 
 
 def interleaved_sincos_1d(width: int, n: int) -> Tensor:
-    """Sine-cosine embedding [n width] of the places 0 to n-1, sine and cosine of each angle side by side.
+    """Return the sine-cosine embedding [n width] of the places 0 to n-1, sine and cosine of each angle interleaved.
 
-    Vaswani et al. 2017, section 3.5; Beyond Masking's program counts the patches of a grid so, row by row.
+    Vaswani et al. 2017, section 3.5; Beyond Masking's program embeds the patches of a grid this way, row by row.
     """
     return sincos_1d(width, torch.arange(n)).unflatten(1, (2, -1)).mT.flatten(1)
 
 
 def coordinates(grid: tuple[int, int], device: torch.device | str | None = None) -> Tensor:
-    """Row and column [n 2] of every patch of a ``grid`` (rows, columns), row by row, in patch units."""
+    """Return row and column [n 2] of every patch of a ``grid`` (rows, columns), row by row, in patch units."""
     rows, columns = (torch.arange(side, device=device, dtype=torch.float32) for side in grid)
     return torch.cartesian_prod(rows, columns)
 
 
 def sincos_2d(width: int, grid: tuple[int, int], device: torch.device | str | None = None) -> Tensor:
-    """Fixed 2-d sine-cosine embedding [n width]: the first half of the channels tells the column, the second the row.
+    """Return the fixed 2-d sine-cosine embedding [n width]: half of the channels for the column, then half for the row.
 
-    In a grid of one row, such as the frames of a sound, or of one column all channels tell the other axis.
+    For a grid of one row, such as the frames of a sound, or of one column, all channels embed the other axis.
     """
     if width % 4:
-        raise ValueError(f"a 2-d sine-cosine embedding needs a width that 4 divides, not {width}")
+        raise ValueError(f"a 2-d sine-cosine embedding needs a width divisible by 4, not {width}")
     row, column = coordinates(grid, device).unbind(1)
     if sum(side > 1 for side in grid) == 1:
         return sincos_1d(width, row + column)
@@ -44,7 +44,7 @@ def sincos_2d(width: int, grid: tuple[int, int], device: torch.device | str | No
 
 
 def distances(grid: tuple[int, int], device: torch.device | str | None = None) -> Tensor:
-    """Euclidean distance [n n] between any two patches of a ``grid``, in patch units."""
+    """Return the Euclidean distance [n n] between any two patches of a ``grid``, in patch units."""
     places = coordinates(grid, device)
     return (places[:, None] - places[None]).norm(dim=-1)
 
@@ -52,7 +52,7 @@ def distances(grid: tuple[int, int], device: torch.device | str | None = None) -
 def smoothed_positions(
     grid: tuple[int, int], sigma: float, squared: bool = False, device: torch.device | str | None = None
 ) -> Tensor:
-    """Softened position labels: row i [n] is the target of a patch whose true position is i.
+    """Return smoothed position labels: row i [n] is the target of a patch whose true position is i.
 
     DropPos Eq. 5: w(i, j) = exp(-dist(i, j) / σ²), each row normalised to sum 1. With ``sigma`` 0 the rows are
     one-hot.

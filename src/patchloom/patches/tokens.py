@@ -1,6 +1,6 @@
-"""Patches as tokens: gathering and scattering them, and going from pixels to patches and back.
+"""Conversion between images and patches, and selection of patch tokens.
 
-Letters: b batch, c channels, h w height width, n patches of the grid, k patches picked, p rows and
+Letters: b batch, c channels, h w height width, n patches of the grid, k selected patches, p rows and
 columns of pixels of a patch.
 """
 
@@ -11,7 +11,7 @@ from patchloom.sizes import Sides
 
 
 def gather_tokens(tokens: Tensor, indices: Tensor) -> Tensor:
-    """The tokens [b k d] that ``indices`` [b k] name among ``tokens`` [b n d]; ``tokens`` may also be [b n]."""
+    """Return the tokens [b k d] at ``indices`` [b k] of ``tokens`` [b n d]; ``tokens`` may also be [b n]."""
     if tokens.ndim == 2:
         return tokens.gather(1, indices)
     rows = torch.arange(len(indices), device=indices.device)[:, None]
@@ -19,18 +19,18 @@ def gather_tokens(tokens: Tensor, indices: Tensor) -> Tensor:
 
 
 def scatter_tokens(tokens: Tensor, indices: Tensor, into: Tensor) -> Tensor:
-    """A copy of ``into`` [b n d] with ``tokens`` [b k d] at ``indices`` [b k]; undoes `gather_tokens`."""
+    """Return a copy of ``into`` [b n d] with ``tokens`` [b k d] at ``indices`` [b k]; undoes `gather_tokens`."""
     rows = torch.arange(len(indices), device=indices.device)[:, None]
     return into.index_put((rows, indices), tokens.to(into.dtype))
 
 
 def in_grid_order(tokens: Tensor, *parts: Tensor) -> Tensor:
-    """Tokens [b n d] in the order of the grid, which came in that of ``parts`` [b k]: together all n patches."""
+    """Sort tokens [b n d] in the order of ``parts`` [b k], which together are all n patches, into grid order."""
     return gather_tokens(tokens, torch.cat(parts, dim=1).argsort(dim=1))
 
 
 def grid_of(images: Tensor, p: Sides) -> Sides:
-    """Rows and columns of patches of ``p`` pixels in images [b c h w]."""
+    """Return rows and columns of patches of ``p`` pixels in images [b c h w]."""
     return images.shape[2] // p[0], images.shape[3] // p[1]
 
 
@@ -46,14 +46,14 @@ def patchify(images: Tensor, p: Sides, indices: Tensor | None = None) -> Tensor:
     """Cut images [b c h w] into flat patches [b n c*p[0]*p[1]], row by row, or only into those of ``indices`` [b k].
 
     Inside a patch the order is that of a convolution's weight (channel, row, column), so that a patch projection is
-    one matrix product with the flattened weight. Patches that are not asked for are never copied. Indices [v*b k] name
-    those of v views of every image, all images' first ones first.
+    one matrix product with the flattened weight. Other patches are never copied. Indices [v*b k] are those of v views
+    of every image, the first views of all images first.
     """
     patches = _grid_of_patches(images, p)
     if indices is None:
         return patches.flatten(3).flatten(1, 2)
     if len(images) and len(indices) % len(images):
-        raise ValueError(f"{len(indices)} rows of indices do not belong to {len(images)} images alike")
+        raise ValueError(f"{len(indices)} rows of indices are not a multiple of {len(images)} images")
     columns = patches.shape[2]
     rows = torch.arange(len(images), device=indices.device).repeat(len(indices) // max(1, len(images)))[:, None]
     return patches[rows, indices // columns, indices % columns].flatten(2)
@@ -68,14 +68,14 @@ def unpatchify(patches: Tensor, p: Sides, grid: Sides) -> Tensor:
 
 
 def patch_statistics(patches: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation [b n 1] of each patch over all its numbers: MAE's (section 3), unbiased, 1e-6 inside."""
+    """Return mean and deviation [b n 1] of each patch over all its numbers (MAE section 3), unbiased, 1e-6 inside."""
     return patches.mean(-1, keepdim=True), (patches.var(-1, keepdim=True) + 1e-6).sqrt()
 
 
 def patch_channel_statistics(patches: Tensor, channels: int) -> tuple[Tensor, Tensor]:
-    """Mean and deviation [b n f] of each channel of each flat patch [b n f], as Beyond Masking normalises.
+    """Return mean and deviation [b n f] of each channel of each flat patch [b n f], as in Beyond Masking.
 
-    The deviation is unbiased, and has 1e-6 added so that one can divide by it; images are meant to be in [0, 1].
+    The deviation is unbiased, with 1e-6 added to avoid division by zero; images should be in [0, 1].
     """
     each = patches.unflatten(-1, (channels, -1))
     statistics = each.mean(-1, keepdim=True), each.std(-1, keepdim=True) + 1e-6

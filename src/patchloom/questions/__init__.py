@@ -1,1 +1,1 @@
-"""What is asked of the encoder, one file a question: its targets, loss, measure beside baselines, and pictures."""
+"""Questions, one module each: targets, loss, measure beside baselines, and pictures."""

@@ -1,4 +1,4 @@
-"""Whether outputs collapse: how far apart they lie, and in how many directions."""
+"""Measures of collapse: spread and effective rank of outputs."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 def output_spread(outputs: Tensor) -> float:
-    """How far apart the normalised outputs [b d] lie: 0 if all are the same, 1 if they point everywhere.
+    """Return how far apart the normalised outputs [b d] lie: 0 if all are equal, 1 if they point in all directions.
 
     The root mean square distance from their mean, √(1 - ‖mean‖²).
     """
@@ -17,7 +17,7 @@ def output_spread(outputs: Tensor) -> float:
 
 
 def effective_rank(outputs: Tensor) -> float:
-    """RankMe of outputs [b d]: exp of the entropy of their singular values' shares (Garrido et al. 2023, Eq. 1-2).
+    """Return RankMe of outputs [b d]: exp of the entropy of their normalised singular values (Garrido 2023, Eq. 1-2).
 
     1 if all outputs lie on one line, min(b, d) if they fill the space evenly.
     """
@@ -27,27 +27,27 @@ def effective_rank(outputs: Tensor) -> float:
 
 
 def deviation(features: Tensor) -> float:
-    """The root mean square of what features [b d] are apart from their mean over b, in their own unit: 0 if all are
-    the same, whatever they are.
+    """Return the root-mean-square deviation of features [b d] from their mean over b, in their unit; 0 if all are
+    equal.
     """
     features = features.cpu().double()
     return math.sqrt((features - features.mean(0)).square().mean().item())
 
 
 def centred_rank(features: Tensor) -> float:
-    """`effective_rank` of features [b d] without their mean over b: in how many directions they differ.
+    """Return the `effective_rank` of features [b d] minus their mean over b: the number of directions they differ in.
 
-    What all of them have in common is one direction of `effective_rank`, and where it is large, nearly the only one.
+    Without centring, a large common mean counts as one direction, and as nearly the only one.
     """
     features = features.cpu().double()
     return effective_rank(features - features.mean(0))
 
 
 def distance_from_mean(values: Tensor) -> float:
-    """How far values [b d] are from their mean over b, as a share of their deviation over all of them.
+    """Return the deviation of values [b d] from their mean over b, relative to their deviation over all values.
 
-    The root of the variance within columns over the whole variance: 0 if all rows are the same, 1 if no column's mean
-    says more than the mean of all.
+    Square root of the variance within columns over the total variance: 0 if all rows are equal, 1 if all columns have
+    the same mean.
     """
     values = values.cpu().double()
     whole = (values - values.mean()).square().mean().item()

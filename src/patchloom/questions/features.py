@@ -1,4 +1,4 @@
-"""Asking for features: those of a frozen teacher at the patches that were withheld (EVA, MaskDistill)."""
+"""Prediction of features: those of a frozen teacher at the withheld patches (EVA, MaskDistill)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ FeatureLoss = Literal["cosine", "smooth_l1"]
 
 
 class Features(PatchQuestion):
-    """The teacher's features of the whole image, at the patches that were masked, blank or degraded.
+    """Prediction of the teacher's features of the whole image at masked, blank or degraded patches.
 
     Args:
-        geometry: of the encoder.
-        decoder: gives as many numbers a patch as the teacher is wide.
+        geometry: geometry of the encoder.
+        decoder: decoder with as many outputs per patch as the teacher is wide.
         teacher: frozen; its features are normalised to mean 0 and deviation 1.
-        loss: cosine: 1 - cos, as EVA has it (Fang et al. 2023, section 2.1); smooth_l1: Huber's with a threshold of 1,
-            as MaskDistill has it (Peng et al. 2022, section 3).
-        blank: visible patches that are blank, in every image.
+        loss: cosine: 1 - cos, as in EVA (Fang et al. 2023, section 2.1); smooth_l1: Huber's with a threshold of 1, as
+            in MaskDistill (Peng et al. 2022, section 3).
+        blank: number of visible patches that are blank, in every image.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Features(PatchQuestion):
         self.teacher, self.loss = teacher, loss
 
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
-        """The mean loss over the patches asked; their mean cosine is a metric."""
+        """Return the mean loss over the predicted patches; their mean cosine is a metric."""
         asked, answers = self.answer(encoded)
         targets = gather_tokens(self.teacher_features(encoded), asked)
         cosine = F.cosine_similarity(answers, targets, dim=-1)
@@ -51,13 +51,13 @@ class Features(PatchQuestion):
         return Outcome(loss, {"feature_cosine": cosine.detach().mean()})
 
     def teacher_features(self, encoded: Encoded) -> Tensor:
-        """The teacher's features [b n d] of the clean images."""
+        """Return the teacher's features [b n d] of the clean images."""
         return self.teacher(encoded.plain(encoded.images))
 
     def measure(self, encoded: Encoded) -> Measure:
-        """Cosine with the teacher's features, beside that of the mean feature of each place over the other images.
+        """Measure the cosine with the teacher's features, beside that of the mean feature of each place.
 
-        A single image is compared with the mean over its own patches.
+        The mean is over the other images; for a single image, over its own patches.
         """
         asked, answers = self.answer(encoded)
         targets = self.teacher_features(encoded)
@@ -69,11 +69,11 @@ class Features(PatchQuestion):
         return Measure("feature cosine", found, {"mean feature": blind}, "mean feature", True, form=".3f")
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:
-        """Original | given | the first three principal components of the target | those of the answer."""
+        """Draw original | input | first three principal components of the target | those of the prediction."""
         g = self.geometry
         asked, answers = self.answer(encoded)
         targets = self.teacher_features(encoded)
-        # an answer says the direction of a feature, and by the cosine not its length
+        # with the cosine loss a prediction has a direction but no length
         answers = F.layer_norm(answers, answers.shape[-1:])
         everywhere = scatter_tokens(answers, asked, torch.full_like(targets, WITHHELD))
         columns = {"original": encoded.images, "given": self.given_picture(encoded.given)}
@@ -85,6 +85,6 @@ class Features(PatchQuestion):
             )
         caption = (
             "Red, green and blue are the first three principal components of the teacher's features over these "
-            f"{encoded.modality.noun}; the answers are shown by the same components."
+            f"{encoded.modality.noun}; the predictions are shown by the same components."
         )
-        return [Sheet("features", caption, columns, "not given, or not asked")]
+        return [Sheet("features", caption, columns, "not given, or not predicted")]

@@ -1,4 +1,4 @@
-"""Asking for positions: where each patch was whose position was withheld (DropPos, MP3)."""
+"""Prediction of positions: the place of every patch whose position was withheld (DropPos, MP3)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from patchloom.questions.question import Encoded, Measure, Outcome, Question, Sh
 from patchloom.system.distributed import total, world
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
-# ratios at which positions are measured: DropPos' Tables S3-S5, MP3's curve
+# ratios for the measures: DropPos' Tables S3-S5, MP3's curve
 DROPPOS_RATIOS: dict[str, tuple[float, ...]] = {
     "mask_ratio": (0.0, 0.25, 0.5, 0.75),
     "position_mask_ratio": (0.25, 0.5, 0.75, 0.95),
@@ -29,12 +29,12 @@ MP3_RATIOS = {"context_mask_ratio": (0.0, 0.25, 0.5, 0.75, 0.9)}
 
 
 class PositionPrediction(NamedTuple):
-    """Where a network places patches whose positions were withheld, and where they are.
+    """Predicted and true places of patches whose positions were withheld.
 
     Attributes:
         visible: [b k] true places.
-        dropped: [b k] True where the position was withheld, and is asked.
-        logits: [b k n] for each of the n places.
+        dropped: [b k] True where the position was withheld and is predicted.
+        logits: [b k n] over the n places.
     """
 
     visible: Tensor
@@ -42,21 +42,21 @@ class PositionPrediction(NamedTuple):
     logits: Tensor
 
     def places(self) -> Tensor:
-        """[b k] the likeliest place of each patch; one whose position was given stands there."""
+        """Return the most likely place of each patch [b k], and the true one where the position was given."""
         return torch.where(self.dropped, self.logits.argmax(-1), self.visible)
 
-    def found(self) -> Tensor:
-        """[b] share of the withheld positions that are found."""
+    def accuracy(self) -> Tensor:
+        """Return the fraction of the withheld positions that are predicted correctly [b]."""
         right = (self.places() == self.visible) & self.dropped
         return right.sum(1) / self.dropped.sum(1).clamp_min(1)
 
     def known(self) -> Tensor:
-        """[b] how many positions were given."""
+        """Return the number of positions that were given [b]."""
         return (~self.dropped).sum(1)
 
 
 def scores(placed: PositionPrediction, grid: tuple[int, int]) -> dict[str, Tensor]:
-    """For every visible patch [b k], with or without its position: top-1, top-5, and the distance in patches."""
+    """Return top-1, top-5 and distance in patches [b k] of every visible patch, with or without its position."""
     best = placed.logits.topk(min(5, placed.logits.shape[-1]), dim=-1).indices
     right = best == placed.visible[..., None]
     apart = distances(grid, best.device)[placed.visible, best[..., 0]]
@@ -72,22 +72,22 @@ def chance_accuracy(n: int, known: Tensor) -> Tensor: ...
 
 
 def chance_accuracy(n: int, known: int | Tensor) -> float | Tensor:
-    """The exact chance level: a guesser who never names one of the ``known`` positions that others hold."""
+    """Return the exact chance level of guesses that exclude the ``known`` positions of other patches."""
     return 1 / (n - known)
 
 
 class Positions(Question):
-    """Where each visible patch was whose position was withheld.
+    """Prediction of the place of each visible patch whose position was withheld.
 
     Args:
-        geometry: of the encoder.
-        decoder: gives n logits a patch token.
-        ratios: by name, the ratios at which a task of it can be measured.
+        geometry: geometry of the encoder.
+        decoder: decoder with n logits per patch token.
+        ratios: by name, the ratios at which a task with this question can be measured.
         sigma: σ of position smoothing at the start (DropPos Eq. 5).
-        sigma_end: σ at the end of the training; it changes linearly (Eq. 7), and stays where both are equal.
-        squared_distances: smooth as the authors' program does, not as Eq. 5.
+        sigma_end: σ at the end of the training; it changes linearly (Eq. 7); equal to ``sigma``: constant.
+        squared_distances: smoothing as in the authors' program, not Eq. 5.
         temperature: τ of attentive reconstruction (DropPos Eq. 9); inf weighs all patches alike.
-        by_context: tell the patches that serve as keys and values from the others, with top-5 accuracies (MP3).
+        by_context: separate accuracies, with top-5, of the patches that are keys and values and of the others (MP3).
     """
 
     def __init__(
@@ -106,15 +106,15 @@ class Positions(Question):
         self.sigma, self.sigma_end = sigma, sigma_end
         self.squared_distances, self.temperature = squared_distances, temperature
         if temperature < float("inf"):
-            self.half_no_grad = False  # by which `use_half_without_grad` finds what has passes without gradient
+            self.half_no_grad = False  # marks a module with passes without gradient for `use_half_without_grad`
 
     def predict(self, encoded: Encoded) -> PositionPrediction:
-        """Where the visible patches are placed."""
-        assert encoded.given.dropped is not None  # of a task that asks for positions
+        """Predict the places of the visible patches."""
+        assert encoded.given.dropped is not None  # set by tasks with this question
         return PositionPrediction(encoded.given.visible, encoded.given.dropped, self.decoder(encoded.tokens))
 
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
-        """Cross-entropy over the patches whose position was withheld (DropPos Eq. 8, MP3 section 3)."""
+        """Return the cross-entropy over the patches whose position was withheld (DropPos Eq. 8, MP3 section 3)."""
         predicted = self.predict(encoded)
         weights = loss_weights(predicted.dropped, predicted.visible, self.affinities(encoded))
         sigma = self.sigma_end + (self.sigma - self.sigma_end) * (1 - progress)
@@ -124,7 +124,7 @@ class Positions(Question):
         return Outcome(loss, {f"{name}_accuracy": values.mean() for name, values in found.items()})
 
     def cross_entropy(self, predicted: PositionPrediction, sigma: float) -> Tensor:
-        """Cross-entropy [b k] with labels softened by ``sigma``, in float32 (DropPos Eq. 6)."""
+        """Return the cross-entropy [b k] with labels smoothed by ``sigma``, in float32 (DropPos Eq. 6)."""
         if sigma <= 0:
             hard = F.cross_entropy(
                 predicted.logits.flatten(0, 1).float(), predicted.visible.flatten(), reduction="none"
@@ -134,21 +134,21 @@ class Positions(Question):
         return -(labels[predicted.visible] * predicted.logits.float().log_softmax(-1)).sum(-1)
 
     def affinities(self, encoded: Encoded) -> Tensor | None:
-        """Weights [b n] of attentive reconstruction from features of the whole image, without gradient."""
+        """Return the weights [b n] of attentive reconstruction from features of the whole image, without gradient."""
         if self.temperature == float("inf"):
             return None
         encoder = encoded.encoder
         training = encoder.training
-        encoder.eval()  # drop path would make noise of the weights
+        encoder.eval()  # drop path would make the weights noisy
         with no_grad_autocast(self, encoded.images):
             features = encode(encoder, all_patches(encoded.images, self.geometry.n)).float()
         encoder.train(training)
         return affinity(features, self.geometry.prefix, self.temperature, self.geometry.has_class_token)
 
     def accuracies(self, predicted: PositionPrediction, given: EncoderInput) -> dict[str, Tensor]:
-        """Accuracies [b] of all patches asked; with ``by_context``, of context and other patches apart."""
+        """Return accuracies [b] of the asked patches; with ``by_context``, of context and other patches separately."""
         if not self.by_context:
-            return {"position": predicted.found()}
+            return {"position": predicted.accuracy()}
         best = predicted.logits.topk(min(5, self.geometry.n), dim=-1).indices == predicted.visible[..., None]
         among = torch.ones_like(predicted.dropped)
         if given.context is not None:
@@ -159,33 +159,33 @@ class Positions(Question):
                 continue
             counted = predicted.dropped & those
             for name, right in {f"{kind}_top1": best[..., 0], f"{kind}_top5": best.any(-1)}.items():
-                # an image all of whose positions of this kind were given counts nothing
+                # an image without a withheld position of this kind counts 0
                 found[name] = (right & counted).sum(1) / counted.sum(1).clamp_min(1)
         return found
 
     def measure(self, encoded: Encoded) -> Measure:
-        """Share of the withheld positions that are found, beside the exact chance level."""
+        """Measure the fraction of withheld positions that are found, beside the exact chance level."""
         predicted = self.predict(encoded)
         chance = {"chance": chance_accuracy(self.geometry.n, predicted.known())}
         details = self.accuracies(predicted, encoded.given) if self.by_context else {}
         return Measure(
-            "position accuracy", predicted.found(), chance, to_beat="chance", higher_is_better=True, details=details
+            "position accuracy", predicted.accuracy(), chance, to_beat="chance", higher_is_better=True, details=details
         )
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:
-        """Which patches are placed rightly."""
+        """Draw the correctly placed patches."""
         predicted = self.predict(encoded)
         given = self.given_picture(encoded.given)
         marked = mark_wrong(given, self.geometry.p, predicted.visible, predicted.places())
-        caption = "What is shown was placed rightly, or its position was given."
+        caption = "Visible patches were placed correctly, or their position was given."
         return [Sheet("positions", caption, {"given": given, "placed": marked})]
 
 
 def affinity(features: Tensor, prefix: int, temperature: float, has_class_token: bool = True) -> Tensor:
-    """How much each patch matters to the image's whole: attentive reconstruction's weights [b n] (DropPos Eq. 9).
+    """Return the weight of each patch for the whole image: attentive reconstruction's [b n] (DropPos Eq. 9).
 
-    Softmax over all patches of cos(class token, patch) / τ. An encoder without a class token is asked with the mean of
-    its patch tokens.
+    Softmax over all patches of cos(class token, patch) / τ. Without a class token the mean of the patch tokens takes
+    its place.
     """
     patches = features[:, prefix:]
     query = features[:, :1] if has_class_token else patches.mean(1, keepdim=True)
@@ -193,24 +193,24 @@ def affinity(features: Tensor, prefix: int, temperature: float, has_class_token:
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Σ weights · values / Σ weights over all patches of all images of all processes (DropPos Eq. 8, with a divisor).
+    """Return Σ weights · values / Σ weights over all patches of all images and processes (DropPos Eq. 8, normalised).
 
-    Each process gets its share of the sum, so that the mean over the processes, which is what their gradients are
-    averaged to, is the value that one process with all images would have.
+    Each process returns its part times the number of processes, so that the mean over processes, as in gradient
+    averaging, equals the value of a single process with all images.
     """
     return (values * weights).sum() / (total(weights.sum()) / world())
 
 
 def loss_weights(dropped: Tensor, visible: Tensor, affinities: Tensor | None = None) -> Tensor:
-    """What each visible patch counts in the loss: zero where its position was known.
+    """Return the weight [b k] of each visible patch in the loss: zero where its position was known.
 
-    DropPos Eq. 8 takes the affinities as they are, shares of all n patches; the authors' program, as this, takes shares
-    of the visible ones.
+    DropPos Eq. 8 takes the affinities as shares of all n patches; the authors' program, and this function, as shares of
+    the visible ones.
 
     Args:
         dropped: [b k] True where the position was withheld.
         visible: [b k] patch indices.
-        affinities: [b n] from `affinity`, renormalised here over the visible patches; None counts all alike.
+        affinities: [b n] from `affinity`, renormalised here over the visible patches; None weighs all alike.
     """
     counted = dropped.float()
     if affinities is None:
@@ -223,7 +223,7 @@ def loss_weights(dropped: Tensor, visible: Tensor, affinities: Tensor | None = N
 
 
 _POSITION_MASK_RATIO = 0.95
-_NOTHING = "nothing landed"
+_NOTHING = "no patch placed here"
 
 
 def figure_3(
@@ -233,15 +233,15 @@ def figure_3(
     generator: torch.Generator,
     mask_ratios: Sequence[float] = DROPPOS_RATIOS["mask_ratio"],
 ) -> list[Sheet]:
-    """Two sheets, over the mask ratios of Fig. 3: which patches are placed rightly, and the images put together again.
+    """Draw Fig. 3 as two sheets over mask ratios: correctly placed patches, and images rebuilt from predictions.
 
-    ``predict`` places the patches of the images, at ratios that are named as those of `DROPPOS_RATIOS`; ``mask_ratios``
-    are others than the figure's where an encoder cannot have these.
+    ``predict`` predicts the places of the images' patches at ratios named as in `DROPPOS_RATIOS`; ``mask_ratios``
+    differ from the figure's if the encoder cannot have those.
     """
     n, p = geometry.n, geometry.p
     marked, rebuilt = {"original": images}, {"original": images}
     for ratio in mask_ratios:
-        if share_of(n, 1 - ratio) < 2:  # nothing to compare with
+        if share_of(n, 1 - ratio) < 2:  # two patches or more are needed
             continue
         answer = predict(mask_ratio=ratio, position_mask_ratio=_POSITION_MASK_RATIO)
         visible, placed = answer.visible, answer.places()
@@ -250,13 +250,18 @@ def figure_3(
         marked[f"γ = {ratio}"] = mark_wrong(images, p, visible, placed)
         rebuilt[f"γ = {ratio}"] = put_together(images, p, visible, placed)
     dropped = n - share_of(n, 1 - _POSITION_MASK_RATIO)
-    asked = f"At γ = 0 the places of {dropped} of {n} patches were withheld; γ is the share masked."
+    asked = f"At γ = 0 the places of {dropped} of {n} patches were withheld; γ is the fraction masked."
     return [
-        Sheet("positions", f"{asked} What is shown was placed rightly, or its place was given.", marked, "masked"),
+        Sheet(
+            "positions",
+            f"{asked} Visible patches were placed correctly, or their place was given.",
+            marked,
+            "masked",
+        ),
         Sheet(
             "rebuilt",
-            f"{asked} Given: patches without a place, in random order. Then each stands where it was placed; where "
-            "several landed, their mean.",
+            f"{asked} Given: patches without a place, in random order. Then: each patch at its predicted place; the "
+            "mean where several share a place.",
             rebuilt,
             _NOTHING,
         ),
@@ -264,15 +269,15 @@ def figure_3(
 
 
 def rebuilt_sheet(geometry: Geometry, images: Tensor, placed: dict[str, Tensor], generator: torch.Generator) -> Sheet:
-    """Images put together from all their patches at the places [b n] that were predicted, by heading."""
+    """Draw images rebuilt from all their patches at predicted places [b n], by heading."""
     n, p = geometry.n, geometry.p
     everywhere = torch.arange(n, device=images.device).expand(len(images), -1)
     (order,) = random_partition(len(images), n, (n,), generator, images.device)
     columns = {"original": images, "given": put_together(images, p, everywhere, order)}
     columns |= {name: put_together(images, p, everywhere, places) for name, places in placed.items()}
     caption = (
-        "Given: the patches without their places, in random order. Then each stands where it was placed, when a share "
-        "η of the patches was barred from keys and values; where several landed, their mean."
+        "Given: the patches without their places, in random order. Then: each patch at its predicted place, when a "
+        "fraction η of the patches was barred from keys and values; the mean where several share a place."
     )
     return Sheet("rebuilt", caption, columns, _NOTHING)
 
@@ -280,7 +285,7 @@ def rebuilt_sheet(geometry: Geometry, images: Tensor, placed: dict[str, Tensor],
 def frames_sheet(
     geometry: Geometry, images: Tensor, answer: PositionPrediction, seconds: float, generator: torch.Generator
 ) -> Sheet:
-    """Pictures with columns of ``seconds`` each in disorder, and put back where each was predicted, with scores."""
+    """Draw images with columns of ``seconds`` each, shuffled and rebuilt from the predicted places, with scores."""
     p, visible, asked = geometry.p, answer.visible, answer.dropped
     columns = {
         "original": images,
@@ -296,9 +301,8 @@ def frames_sheet(
     share, k = asked.float().mean().item(), visible.shape[1]
     caption = (
         f"In disorder: {round(share * k)} of {k} {noun}, whose positions were withheld, in random order. As put back: "
-        f"each where it was placed; where several landed, their mean. Of those withheld, {top:.1%} are placed rightly "
-        f"(top-1), and of {five:.1%} the right place is among the five likeliest (top-5); on average they are {far} "
-        f"off."
+        f"each at its predicted place; the mean where several share a place. Of the withheld positions, {top:.1%} are "
+        f"predicted correctly (top-1), and {five:.1%} are among the five likeliest (top-5); the mean distance is {far}."
     )
     return Sheet("rebuilt", caption, columns, _NOTHING)
 
@@ -306,9 +310,9 @@ def frames_sheet(
 def mixed_sheet(
     geometry: Geometry, images: Tensor, place: Callable[[Tensor], Tensor], generator: torch.Generator
 ) -> Sheet:
-    """Two images taken apart, shuffled together, and each half of the patches rebuilt (MP3 Figs. 14-15).
+    """Draw pairs of images whose patches were shuffled together, and each half of them rebuilt (MP3 Figs. 14-15).
 
-    ``place`` tells where each patch [b n] of images [b c h w] is placed. Each image is mixed with the one before it.
+    ``place`` predicts the place [b n] of each patch of images [b c h w]. Each image is mixed with the one before it.
     """
     others = images.roll(1, 0)
     everywhere = torch.arange(geometry.n, device=images.device).expand(len(images), -1)
@@ -317,8 +321,8 @@ def mixed_sheet(
         columns[f"{name} set"] = mixed
         columns[f"{name} rebuilt"] = put_together(mixed, geometry.p, everywhere, place(mixed))
     caption = (
-        "The patches of both images were shuffled together and dealt into two sets. Each set was given as if it were "
-        "one image, without places; its keys and values come from its own context alone. Rebuilt: each patch stands "
-        "where it was placed; where several landed, their mean."
+        "The patches of both images were shuffled together and dealt into two sets. Each set was the input as if it "
+        "were one image, without places; its keys and values come from its own context only. Rebuilt: each patch at "
+        "its predicted place; the mean where several share a place."
     )
     return Sheet("mixed", caption, columns, _NOTHING)

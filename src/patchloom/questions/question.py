@@ -1,4 +1,4 @@
-"""What every question is: a loss, a measure beside baselines that need no learning, and pictures."""
+"""Base classes of questions: a loss, a measure beside baselines that need no learning, and pictures."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from patchloom.patches.tokens import patchify, unpatchify
 from patchloom.questions.collapse import effective_rank, output_spread
 from patchloom.withhold.encoder_input import EncoderInput
 
-# How well a task is done: results image by image, beside what needs no learning.
+# Measures: results per image, beside baselines that need no learning.
 
 
-# Below these a teacher's outputs count as collapsed: two images' outputs have a mean cosine above 0.99, or they differ
-# in hardly more directions than one. ExtreMA on CIFAR-10 fell from 28 to 3 where its learning rate was too high, and
-# its kNN accuracy with it.
+# Below these a teacher's outputs count as collapsed: the outputs of two images have a mean cosine above 0.99, or hardly
+# differ in more than one direction. ExtreMA on CIFAR-10 fell from rank 28 to 3 when its learning rate was too high, as
+# did its kNN accuracy.
 _LEAST_SPREAD, _LEAST_RANK = 0.1, 4.0
-# Above this agreement on other images little is left by which the image itself could be told, and half of so little
-# looks like much: 0.973 against 0.934 is 59 % of the way to 1.
+# Above this agreement on other images little room is left to recognise the image itself, and half of it looks large:
+# 0.973 against 0.934 is 59 % of the way to 1.
 _ALIKE = 0.9
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How well a task is done on held-out images, beside what needs no learning.
+    """Result of a question on held-out images, beside baselines that need no learning.
 
     Attributes:
-        name: what is measured, in words.
-        values: [b] the result on each image. `effect` takes 1 as perfect if higher is better, and 0 if lower is: of a
-            loss, report what is above the least that it can be.
-        baselines: [b] each, results of answers that need no learning by name, such as chance.
-        to_beat: the baseline that has to be beaten before anything is learnt, or several, of which the best one on the
-            mean has to be; others may know what the network does not.
-        higher_is_better: which way is up.
-        form: how a result is written, as for `format`.
-        details: [b] each, further results by name, on the same scale.
-        outputs: [b d] of the teacher, for tasks that could collapse; None for the others.
+        name: the measured quantity, in words.
+        values: [b] result per image. `effect` takes 1 as perfect if higher is better, and 0 if lower is; so a loss is
+            reported minus its least possible value.
+        baselines: by name, [b] results of answers that need no learning, such as chance.
+        to_beat: the baseline that has to be beaten before anything is learnt; of several, the one with the best mean.
+            Other baselines may use information that the network does not have.
+        higher_is_better: whether a larger result is better.
+        form: format specification of a result, as for `format`.
+        details: by name, [b] further results on the same scale.
+        outputs: [b d] outputs of the teacher, if the task could collapse, else None.
     """
 
     name: str
@@ -60,35 +60,35 @@ class Measure:
 
     @classmethod
     def joined(cls, parts: Sequence[Measure]) -> Measure:
-        """One measure of the images of several batches."""
+        """Join the measures of several batches."""
 
-        def whole(of: Callable[[Measure], dict[str, Tensor]]) -> dict[str, Tensor]:
+        def concatenated(of: Callable[[Measure], dict[str, Tensor]]) -> dict[str, Tensor]:
             return {name: torch.cat([of(part)[name] for part in parts]) for name in of(parts[0])}
 
         outputs = [part.outputs for part in parts if part.outputs is not None]
         return replace(
             parts[0],
             values=torch.cat([part.values for part in parts]),
-            baselines=whole(lambda part: part.baselines),
-            details=whole(lambda part: part.details),
+            baselines=concatenated(lambda part: part.baselines),
+            details=concatenated(lambda part: part.details),
             outputs=torch.cat(outputs) if len(outputs) == len(parts) else None,
         )
 
     def show(self, value: float) -> str:
-        """A result as people read it."""
+        """Format a result for display."""
         return format(value, self.form)
 
     @cached_property
     def diversity(self) -> dict[str, float]:
-        """Spread (0 to 1) and effective rank of the teacher's outputs; empty for tasks that cannot collapse."""
+        """Spread (0 to 1) and effective rank of the teacher's outputs; empty if the task cannot collapse."""
         if self.outputs is None:
             return {}
         return {"spread": output_spread(self.outputs), "effective rank": effective_rank(self.outputs)}
 
     def collapsed(self) -> bool:
-        """Whether the teacher gives nearly the same answer to every image, so that agreeing with it means little.
+        """Return whether the teacher gives nearly the same output for every image; agreement then means little.
 
-        Of fewer than 16 images nothing is said: their outputs cannot differ in many directions.
+        False for fewer than 16 images: their outputs cannot differ in many directions.
         """
         if self.outputs is None or len(self.outputs) < 16:
             return False
@@ -96,16 +96,16 @@ class Measure:
         return found["spread"] < _LEAST_SPREAD or found["effective rank"] < _LEAST_RANK
 
     def alike(self) -> bool:
-        """Whether the teacher's outputs of different images agree so much that agreement on one of them says little."""
+        """Return whether the teacher's outputs for different images are so alike that agreement means little."""
         return self.outputs is not None and self.means()[self.baseline_to_beat()] > _ALIKE
 
     def baseline_to_beat(self) -> str:
-        """The name of the baseline that has to be beaten."""
+        """Return the name of the baseline that has to be beaten."""
         means = self.means()
         return (max if self.higher_is_better else min)(self._to_beat(), key=means.__getitem__)
 
     def has_to_be_beaten(self, baseline: str) -> bool:
-        """Whether a baseline is one of those to beat; others may know what the network does not."""
+        """Return whether ``baseline`` has to be beaten; others may use information that the network does not have."""
         return baseline in self._to_beat()
 
     def _to_beat(self) -> tuple[str, ...]:
@@ -113,24 +113,24 @@ class Measure:
 
     @property
     def value(self) -> float:
-        """The mean result."""
+        """Mean result."""
         return self.values.mean().item()
 
     def means(self) -> dict[str, float]:
-        """The mean of each baseline."""
+        """Return the mean of each baseline."""
         return {name: values.mean().item() for name, values in self.baselines.items()}
 
     def effect(self, baseline: str | None = None) -> Effect:
-        """Where the result is on the way from a baseline to perfect; by default from the one that has to be beaten.
+        """Return the fraction of the gap from a baseline (by default the one to beat) to perfect that is closed.
 
-        It is taken image by image, since some images are easier than others for both.
+        Computed image by image, because the difficulty of an image affects both.
         """
         base = self.baselines[baseline or self.baseline_to_beat()]
         return effect_of(self.values.tolist(), base.tolist(), 1.0 if self.higher_is_better else 0.0)
 
     @cached_property
     def result(self) -> MeasureResult:
-        """The measure without its images, as files keep it; made once, since it is read from the device."""
+        """The measure without its images, as stored in files; cached, because it is read from the device."""
         return MeasureResult(
             self.name,
             self.value,
@@ -145,19 +145,19 @@ class Measure:
         )
 
     def plain(self) -> dict[str, Any]:
-        """The `result` as values for JSON."""
+        """Return the `result` as values for JSON."""
         return self.result.plain()
 
 
-ROWS = 8  # images of a sheet that are shown
+ROWS = 8  # images shown on a sheet
 
 
 class Outcome(NamedTuple):
-    """What a forward pass returns, of every question and task.
+    """Output of the forward pass of questions and tasks.
 
     Attributes:
         loss: scalar with gradient, float32.
-        metrics: scalars worth a column in ``metrics.csv``, without gradient.
+        metrics: scalars without gradient, each a column of ``metrics.csv``.
     """
 
     loss: Tensor
@@ -165,14 +165,14 @@ class Outcome(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """One picture sheet: a row an image, a column a stage.
+    """Picture sheet: one row per image, one column per stage.
 
     Attributes:
         name: file name without suffix.
-        caption: what is shown, and what was taken from the original.
-        columns: by heading, images [b c h w] in normalised pixels; nan is hatched as empty, inf crossed as wrong. Of
-            recordings all of them are drawn as spectrograms, upside down and coloured.
-        empty: what it means that something is empty, for the legend.
+        caption: the contents of the sheet, and any parts taken from the original.
+        columns: by heading, images [b c h w] in normalised pixels; nan is hatched as empty, inf crossed as wrong.
+            Recordings are drawn as spectrograms, flipped vertically and coloured.
+        empty: meaning of an empty place, for the legend.
     """
 
     name: str
@@ -183,16 +183,16 @@ class Sheet(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch, what the encoder was given of it, and what it made of that: all that a question may look at.
+    """Encoded batch: the inputs and the tokens that a question works on.
 
     Attributes:
-        images: [b c h w] as they came: clean, normalised, and larger than the encoder's where it sees only a part.
-        given: what the encoder was given of them.
-        tokens: [b prefix+k d] the encoder's.
-        encoder: which made them, for questions that ask it again.
-        teacher_images: [b c h w] what a teacher sees, of which nothing is withheld.
-        mean, std: [c 1 1] by which the images are normalised.
-        modality: what these images are pictures of.
+        images: [b c h w] clean and normalised; larger than the encoder's input if it sees only a part.
+        given: the encoder's input.
+        tokens: [b prefix+k d] output of the encoder.
+        encoder: the encoder, for questions that run it again.
+        teacher_images: [b c h w] images for a teacher, nothing withheld.
+        mean, std: [c 1 1] statistics that normalise the images.
+        modality: kind of data that the images show.
     """
 
     images: Tensor
@@ -205,20 +205,20 @@ class Encoded:
     modality: Modality = IMAGES
 
     def plain(self, images: Tensor) -> Tensor:
-        """Normalised images [b c h w] in [0, 1]."""
+        """Return normalised images [b c h w] in [0, 1] units."""
         return images * self.std + self.mean
 
     def normalized(self, images: Tensor) -> Tensor:
-        """Images [b c h w] in [0, 1], normalised."""
+        """Return images [b c h w] in [0, 1] units, normalised."""
         return (images - self.mean) / self.std
 
 
 class Question(nn.Module, ABC):
-    """Something asked of an encoder's tokens. What only it needs, such as a decoder or a teacher, is its own.
+    """Question about an encoder's tokens. It owns the modules that only it needs, such as a decoder or a teacher.
 
     Attributes:
-        geometry: of the encoder's images and tokens.
-        pictured: how many images `sheets` wants; of these the first `ROWS` are shown.
+        geometry: sizes of the encoder's images and tokens.
+        pictured: number of images that `sheets` uses; the first `ROWS` are shown.
     """
 
     pictured: ClassVar[int] = ROWS
@@ -229,26 +229,26 @@ class Question(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
-        """The loss on a batch; ``progress`` is the share of the training that is done, in [0, 1]."""
+        """Return the loss on a batch; ``progress`` is the fraction of the training that is done, in [0, 1]."""
 
     @abstractmethod
     def measure(self, encoded: Encoded) -> Measure:
-        """How well held-out images are answered, beside baselines that need no learning."""
+        """Measure the answers on held-out images, beside baselines that need no learning."""
 
     @abstractmethod
     def sheets(self, encoded: Encoded) -> list[Sheet]:
-        """Pictures of the answers."""
+        """Draw picture sheets of the answers."""
 
     def given_picture(self, given: EncoderInput) -> Tensor:
-        """What the encoder was given [b c h w]; empty where it was nothing."""
+        """Return the encoder's input as a picture [b c h w], empty where there was none."""
         g, images = self.geometry, given.images
         shown = torch.zeros(len(images), g.n, dtype=torch.bool, device=images.device)
         shown = shown.scatter(1, given.visible, given.has_content())
         return unpatchify(torch.where(shown[..., None], patchify(images, g.p), WITHHELD), g.p, g.grid)
 
     def after_step(self, progress: float, encoder: Encoder) -> None:
-        """Called after each update of the weights; a moving-average teacher follows the ``encoder`` here."""
+        """Update a moving-average teacher of the ``encoder`` after an update of the weights."""
 
     def extra_modules(self) -> dict[str, nn.Module]:
-        """What is saved beside the encoder, by file name without suffix: modules whose ``sizes`` build them again."""
+        """Return modules to save beside the encoder, by file name without suffix; their ``sizes`` rebuild them."""
         return {}

@@ -1,6 +1,6 @@
-"""Recipes: rows of the papers' tables as settings of a run, one YAML file each beside this one.
+"""Recipes: rows of the papers' tables as settings of a run, one YAML file each in this folder.
 
-They are read without torch, since ``patchloom recipes`` and ``--help`` shall not wait for it.
+They are read without torch, so that ``patchloom recipes`` and ``--help`` start quickly.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from patchloom.sizes import in_pixels, to_pair
 
 @dataclass(frozen=True)
 class PretrainRecipe:
-    """A row of a paper's table: what it trained with, what that gave there, and what it gave here.
+    """Row of a paper's table: its settings, the paper's scores, and scores measured here.
 
     Attributes:
-        name: of its file.
-        paper: its name, and where it was published.
-        row: what tells it from the paper's other rows.
-        table: where the paper has it; empty where it stands in no numbered table.
-        data: on what the paper trained.
-        images: training images of that.
-        settings: of the run; ``task`` and ``model`` have a name and options.
+        name: name of the file.
+        paper: name of the paper, and where it was published.
+        row: difference from the paper's other rows.
+        table: number of the table; empty if it is in no numbered table.
+        data: training data of the paper.
+        images: number of training images in that data.
+        settings: settings of the run; ``task`` and ``model`` have a name and options.
         finetune: the recipe of fine-tuning.
-        protocol: of ``patchloom evaluate``, by which it fine-tunes.
+        protocol: protocol of ``patchloom evaluate`` for fine-tuning.
         published: the paper's scores on that data in percent, by protocol.
-        cost: what the paper or its authors' program says of time and machines.
-        note: what is not the paper's, or is our reading of it.
-        measured: what it gave here, with the command; empty where it was not run.
+        cost: time and machines that the paper or its authors' program states.
+        note: values that are not the paper's, or are our reading of it.
+        measured: result of the recipe in patchloom, with the command; empty if it was not run.
         views: r of effective epochs (see `patchloom.tasks.task.Task.views`).
     """
 
@@ -55,40 +55,40 @@ class PretrainRecipe:
 
     @property
     def task(self) -> str:
-        """The name of its task."""
+        """Name of its task."""
         return str(self.settings["task"]["name"])
 
     @property
     def batch(self) -> int:
-        """Images of an update."""
+        """Number of images of an update."""
         return int(self.settings["batch_size"])
 
     @property
     def epochs(self) -> int:
-        """Passes over the training images."""
+        """Number of passes over the training images."""
         return int(self.settings["epochs"])
 
     @property
     def source(self) -> str:
-        """The paper and its table, in few letters."""
+        """Short name of the paper and its table."""
         return ", ".join(filter(None, (self.paper.partition(" (")[0], self.table)))
 
     @property
     def effective(self) -> float:
-        """Effective epochs."""
+        """Number of effective epochs."""
         return self.epochs * self.views
 
     def beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The recipe's settings that hold beside those that a user gives, which win.
+        """Return the recipe's settings for everything that a user does not set.
 
-        An update keeps its number of images: of the images of a step and ``accumulate``, where one is given the other
-        follows, to the nearest whole number. The warm-up keeps its share of the epochs, where only these are given.
+        An update keeps its number of images: if only one of ``batch_size`` and ``accumulate`` is set, the other
+        follows, to the nearest whole number. The warm-up keeps its fraction of the epochs if only these are set.
         """
         task = given.get("task", {}).get("name", "auto")
         if task not in ("auto", self.task):
             raise PatchloomError(
-                f"the recipe {self.name} is of the task {self.task}, and --task {task} is given: leave that out, or "
-                "choose a recipe of it (patchloom recipes lists them)"
+                f"the recipe {self.name} is of the task {self.task}, and --task {task} is given: leave out --task, or "
+                "choose a recipe of that task (patchloom recipes lists them)"
             )
         left: dict[str, Any] = {}
         for name, value in self.settings.items():
@@ -102,7 +102,7 @@ class PretrainRecipe:
             left["accumulate"] = max(1, round(self.batch / batch))
         elif "batch_size" not in given and _number(steps):
             left["batch_size"] = max(1, round(self.batch / steps))
-        if given.get("minutes") is not None and "epochs" in left:  # its epochs are known once the pace is
+        if given.get("minutes") is not None and "epochs" in left:  # its epochs follow from the measured speed
             left |= {"epochs": "auto", "warmup_epochs": "auto"} if "warmup_epochs" in left else {"epochs": "auto"}
         elif "epochs" in given and "warmup_epochs" in left:
             epochs, warmup = given["epochs"], left["warmup_epochs"]
@@ -110,9 +110,9 @@ class PretrainRecipe:
         return left
 
     def changes(self, settings: Mapping[str, Any]) -> list[str]:
-        """What of a run's resolved ``settings`` is not the recipe's, as ``epochs 5 (800)``, but for the update's size.
+        """Return the differences of a run's resolved ``settings`` from the recipe, as ``epochs 5 (800)``.
 
-        That follows from two settings; `update` tells it.
+        The number of images of an update depends on two settings; `update` describes it.
         """
         found = []
         for name, value in self.settings.items():
@@ -131,7 +131,7 @@ class PretrainRecipe:
         return found
 
     def update(self, settings: Mapping[str, Any], n: int, noun: str = "images") -> str:
-        """A sentence on how many images, or what else ``noun`` says, an update of a run has, and the rate."""
+        """Return a sentence on the number of images (``noun``) of an update of a run, and its learning rate."""
         blr, accumulate, images = settings["blr"], settings["accumulate"], min(settings["batch_size"], n)
         whole = images * accumulate
         said = f"an update has {whole:,} {noun}" + f" in {accumulate} steps of {images:,}" * (accumulate > 1)
@@ -145,36 +145,36 @@ class PretrainRecipe:
         return said
 
     def command(self, data: str, width: int) -> list[str]:
-        """Lines of the command that is the same without ``--recipe``, for a shell."""
+        """Return the lines of the equivalent shell command without ``--recipe``."""
         options = [f"--{name} {_word(value)}" for name, value in _flat(self.settings).items()]
         lines = [f"patchloom pretrain {data}"]
         for option in options:
-            if len(lines[-1]) + len(option) + 3 > width:  # a space, and what joins it to the next
+            if len(lines[-1]) + len(option) + 3 > width:  # a space and a backslash at the line's end
                 lines.append(f"    {option}")
             else:
                 lines[-1] += f" {option}"
         return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
 
     def score(self) -> str:
-        """What the paper reports, in few letters."""
+        """Return the paper's scores in short form."""
         return ", ".join(f"{value:.1f} % {protocol}" for protocol, value in self.published.items())
 
     def samples(self) -> str:
-        """Crops that the run sees, in millions."""
+        """Return the number of crops that the run sees, in millions."""
         return f"{self.effective * self.images / 1e6:,.0f} M"
 
     def evaluation(self) -> str:
-        """The command that fine-tunes its encoder as the paper does."""
+        """Return the command that fine-tunes its encoder as in the paper."""
         return f"patchloom evaluate {self.protocol} RUN DATA --recipe {self.finetune}"
 
     def rows(self) -> list[tuple[str, str]]:
-        """All that is known of it, as names and texts."""
+        """Return all facts about the recipe, as names and texts."""
         cost = f"{self.samples()} crops in {self.epochs:,} epochs, {self.effective:,g} effective ones"
         found = [
             ("paper", ", ".join(filter(None, (self.paper, self.table)))),
             ("data", f"{self.data}, {self.images:,} images"),
             ("cost", "; ".join(filter(None, (cost, self.cost)))),
-            ("published", self.score() or "not known to us"),
+            ("published", self.score() or "unknown"),
             ("measured here", self.measured or "not run"),
             ("fine-tuning", self.evaluation()),
             ("note", self.note),
@@ -183,13 +183,13 @@ class PretrainRecipe:
 
 
 def recipe_names() -> list[str]:
-    """The names of all recipes."""
+    """Return the names of all recipes."""
     return sorted(file.name.removesuffix(".yaml") for file in files(__name__).iterdir() if file.name.endswith(".yaml"))
 
 
 @cache
 def recipe_named(name: str) -> PretrainRecipe:
-    """The recipe of that name."""
+    """Return the recipe called ``name``."""
     names = recipe_names()
     if name not in names:
         holding = sorted((one for one in names if name and name in one), key=len)[:3]
@@ -202,7 +202,7 @@ def recipe_named(name: str) -> PretrainRecipe:
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by the names of options: ``task`` is the task's name, ``task.sigma`` an option of it."""
+    """Flatten settings to names of options: ``task`` is the task's name, ``task.sigma`` an option of it."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -213,7 +213,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of options as the command line names them: ``task.name`` is the name in ``task``."""
+    """Nest options as the command line names them: ``task.name`` becomes the name in ``task``."""
     found: dict[str, Any] = {}
     for name, value in options.items():
         part, _, inner = name.partition(".")
@@ -225,12 +225,12 @@ def nested(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> TypeGuard[int]:
-    """Whether it is a number of epochs, images or steps, such as settings may have."""
+    """Return whether a value is a plausible number of epochs, images or steps."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
 
 
 def _word(value: Any) -> str:
-    """A value as it is typed."""
+    """Format a value as typed on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):

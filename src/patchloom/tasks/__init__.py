@@ -1,4 +1,4 @@
-"""The pretext tasks, one file a paper. ``TASKS`` names them; adding one is one file and one line here."""
+"""Registry of pretext tasks: one module per paper; ``TASKS`` has one entry per task."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """A task in the list.
+    """Registry entry of a task.
 
     Attributes:
-        path: of the class; not the class itself, since listing the tasks must not import torch.
-        paper: where it comes from.
-        withheld: what is withheld from the encoder.
-        asked: what is asked of it.
-        cost: seconds of a step over those of MAE, in bfloat16 on a CPU (`benchmarks/step_time.py tasks`): of nano with
-            96 pixels and patches of 8, and of ViT-S/16 with 224 pixels; None where that depends on the options.
-        needs: the option without which it cannot be built.
+        path: import path of the class; a string, so that listing the tasks does not import torch.
+        paper: authors and year.
+        withheld: what the encoder does not see.
+        asked: what has to be predicted.
+        cost: time of a step relative to MAE's, in bfloat16 on a CPU (`benchmarks/step_time.py tasks`): for nano with
+            96 pixels and patches of 8, and for ViT-S/16 with 224 pixels; None if it depends on the options.
+        needs: the required option, "" if there is none.
     """
 
     path: str
@@ -92,27 +92,27 @@ TASKS = {
 
 
 def ready_tasks() -> list[str]:
-    """The names of the tasks that need no option."""
+    """Return the names of the tasks that have no required option."""
     return [name for name, entry in TASKS.items() if not entry.needs]
 
 
-AUTO = "auto"  # the task of a run that names none
+AUTO = "auto"  # the default of --task
 
 
 def usual_task(data: object, noun: str = "images") -> tuple[str, str]:
-    """The task that ``auto`` becomes for images that the user calls ``data``, one name or several, and why."""
+    """Return the task that ``auto`` becomes for ``data`` (one name of a data source, or several), and the reason."""
     if isinstance(data, list | tuple) and len(data) == 1:
         (data,) = data
     name = data.partition(":")[0] if isinstance(data, str) else ""
     if name == "shapes":
         return "droppos", "measured best on shapes within minutes"
     if name == "tones":
-        return "droppos", "their classes differ by order alone, which it asks for"
-    return "mae", f"it assumes least of the {noun}; patchloom tasks lists others"
+        return "droppos", "their classes differ in order alone, which it predicts"
+    return "mae", f"it assumes least about the {noun}; patchloom tasks lists others"
 
 
 def task_name(task: str | type | Mapping[str, Any]) -> str:
-    """The name by which a run finds a task again: that of the list, or the place of its class with a digest."""
+    """Return the name under which a run stores a task: that in ``TASKS``, or the place of its class with a digest."""
     if isinstance(task, type):
         listed = (name for name, entry in TASKS.items() if entry.path == f"{task.__module__}.{task.__qualname__}")
         return next(listed, None) or full_name(task)
@@ -126,7 +126,7 @@ def task_name(task: str | type | Mapping[str, Any]) -> str:
 
 
 def task_class(name: str) -> type[Task]:
-    """The class of a task by its name."""
+    """Return the class of a task by name."""
     if name not in TASKS and is_code(name):
         return load(name)
     if name not in TASKS:
@@ -137,7 +137,7 @@ def task_class(name: str) -> type[Task]:
 
 
 def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of ``task`` (its ``name`` and some of them), checked against the signature of its class."""
+    """Return all options of ``task`` (its ``name`` and some of them), checked against the signature of its class."""
     if "name" not in task:
         raise PatchloomError(f"the task has no name: give name, one of {', '.join(TASKS)}, beside its options")
     cls = task_class(task["name"])
@@ -154,36 +154,36 @@ def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encoder_defaults(task: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """What ``task`` (``name`` and options) wants its encoder to be where the user leaves it open, with reasons."""
+    """Return the encoder settings that ``task`` (``name`` and options) uses unless the user sets them, with reasons."""
     options = with_defaults(task)
     return task_class(options.pop("name")).encoder_defaults(options)
 
 
 def updates_needed(task: Mapping[str, Any]) -> tuple[int, str]:
-    """How many updates a training of ``task`` (``name`` and options) should have, with the reason."""
+    """Return the number of updates that ``task`` (``name`` and options) should train for, with the reason."""
     options = with_defaults(task)
     return task_class(options.pop("name")).updates_needed(options)
 
 
 def training_defaults(task: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
-    """What ``task`` (``name`` and options) wants a training of so many updates to be where the user leaves it open."""
+    """Return the settings that ``task`` uses in a training of ``updates`` unless the user sets them, with reasons."""
     options = with_defaults(task)
     return task_class(options.pop("name")).training_defaults(options, updates)
 
 
 def images_needed(task: Mapping[str, Any]) -> tuple[int, str]:
-    """How many images a step of ``task`` (``name`` and options) needs, of all processes together, with the reason."""
+    """Return the number of images that ``task`` needs in a step, over all processes, with the reason."""
     options = with_defaults(task)
     return task_class(options.pop("name")).images_needed(options)
 
 
 def check_step_size(task: Mapping[str, Any], batch: int, n: int) -> None:
-    """Refuse steps of ``batch`` images, or of all ``n`` where there are no more, of which ``task`` could not learn."""
+    """Raise an error if ``batch``, or the number ``n`` of training images, is less than ``task`` needs in a step."""
     least, why = images_needed(task)
     needs = f"{label(task['name'])} needs {least} or more images in a step, since {why}"
     if n < least:
         raise PatchloomError(
-            f"{needs}, and the images to train on that can be read are only {n}: add images, or mend what "
+            f"{needs}, and only {n} of the training images can be read: add images, or repair those that "
             "patchloom check names"
         )
     if batch < least:
@@ -191,6 +191,6 @@ def check_step_size(task: Mapping[str, Any], batch: int, n: int) -> None:
 
 
 def build_task(task: Mapping[str, Any], encoder: Encoder) -> Task:
-    """The pretext task with ``name`` and options as in ``task``, around ``encoder``."""
+    """Build the pretext task with ``name`` and options as in ``task`` around ``encoder``."""
     options = with_defaults(task)
     return task_class(options.pop("name"))(encoder, **options)

@@ -1,7 +1,7 @@
-"""Tasks that are not in the list: a class in a file or a module of the user's, or one that only a program has.
+"""Custom tasks: classes that are not in ``TASKS`` but in a user's file, module or running program.
 
-Such a task has a name by which it is found again, and by which any change of its code is noticed: the place of the
-class, and a digest, as in ``/home/me/half.py:Half#0123456789abcdef`` or ``mypackage.half:Half#0123456789abcdef``.
+The name of such a task lets a run find it again and notice any change of its code: the place of the class and a
+digest, as in ``/home/me/half.py:Half#0123456789abcdef`` or ``mypackage.half:Half#0123456789abcdef``.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from patchloom.tasks.task import Task
 
 
-_PROGRAM = "__main__"  # a program itself, which cannot be imported
-_HERE: dict[str, type[Task]] = {}  # what this process has met already, by full name
-_TYPED: set[str] = set()  # full names of what was named without a digest: by the user, who wants its code to be run
+_PROGRAM = "__main__"  # the running program, which cannot be imported
+_HERE: dict[str, type[Task]] = {}  # classes loaded in this process, by full name
+_TYPED: set[str] = set()  # full names that the user typed without a digest, which permits to run their code
 
 
 class Code(NamedTuple):
-    """Where a class is.
+    """Place of a class.
 
     Attributes:
         place: an absolute path that ends in .py, or the name of a module.
         cls: the class, "" for the only task of a file.
-        digest: 16 hex digits of the file, or of what a program says of the class; "" if it is not known yet.
+        digest: 16 hex digits of the SHA-256 of the file, or of the source of a class in a program; "" if unknown.
     """
 
     place: str
@@ -43,7 +43,7 @@ class Code(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> Code:
-        """From a name, with or without its digest."""
+        """Parse a name, with or without its digest."""
         where, _, digest = name.partition("#")
         place, _, what = where.rpartition(":") if ":" in where else (where, "", "")
         if place.endswith(".py"):
@@ -52,21 +52,21 @@ class Code(NamedTuple):
 
     @property
     def name(self) -> str:
-        """With the digest, if it is known."""
+        """Name with the digest, if it is known."""
         return f"{self.typed}#{self.digest}" if self.digest else self.typed
 
     @property
     def typed(self) -> str:
-        """Without the digest, as a user writes it."""
+        """Name without the digest, as a user types it."""
         return f"{self.place}:{self.cls}"
 
     @property
     def somewhere(self) -> bool:
-        """Whether another process can find it."""
+        """Whether another process can import the class."""
         return self.place != _PROGRAM and "<locals>" not in self.cls
 
     def file(self) -> Path:
-        """The file in which it is. Nothing of it is run."""
+        """Find the file of the class without running it."""
         if self.place.endswith(".py"):
             if not Path(self.place).is_file():
                 raise PatchloomError(
@@ -75,7 +75,7 @@ class Code(NamedTuple):
             return Path(self.place)
         try:
             found = find_spec(self.place)
-        except (ImportError, ValueError):  # a package on the way is missing, or is none
+        except (ImportError, ValueError):  # a parent package is missing, or is no package
             found = None
         if found is None or not found.origin or not found.origin.endswith(".py"):
             raise PatchloomError(
@@ -85,7 +85,7 @@ class Code(NamedTuple):
         return Path(found.origin)
 
     def with_digest(self) -> Code:
-        """With the digest of its file as it is now."""
+        """Add the digest of the file's present contents."""
         try:
             return self._replace(digest=_digest(self.file().read_bytes()))
         except OSError as problem:
@@ -93,22 +93,22 @@ class Code(NamedTuple):
 
 
 def is_code(name: str) -> bool:
-    """Whether a task is named by the place of its class."""
+    """Return whether a task is named by the place of its class."""
     return ":" in name or name.endswith(".py")
 
 
 def label(name: str) -> str:
-    """What a task is called in sentences and file names: the class alone."""
+    """Return the short name of a task for messages and file names: the class alone."""
     return Code.of(name).cls if is_code(name) else name
 
 
 def same_task(one: str, other: str) -> bool:
-    """Whether two names are of the same class, changed or not."""
+    """Return whether two names are of the same class, in the same version or not."""
     return one.partition("#")[0] == other.partition("#")[0]
 
 
 def refuse_changed(before: str, now: str, run: Path) -> None:
-    """Refuse to go on with a run by a class whose code has changed since."""
+    """Raise an error if the class of a run's task has changed since the run began."""
     if before != now and same_task(before, now):
         raise PatchloomError(
             f"{Code.of(now).typed} has changed since {run} was begun: restore it to go on, or choose another folder "
@@ -117,45 +117,45 @@ def refuse_changed(before: str, now: str, run: Path) -> None:
 
 
 def is_loaded(name: str) -> bool:
-    """Whether to build the task runs no code of a file: this process has it already, or it is one of the list."""
+    """Return whether the task can be built without running code of a file: it is loaded already, or in ``TASKS``."""
     return not is_code(name) or name in _HERE
 
 
 def refuse_untyped(name: str, of: object) -> None:
-    """Refuse code that a file names, such as a run's configuration, until the user names it, too."""
+    """Raise an error for code that only a file names, such as a run's configuration, until the user names it, too."""
     code = Code.of(name)
     if not is_loaded(name) and name not in _TYPED and code.somewhere:
         raise PatchloomError(
-            f"{of} was trained by {code.cls or 'a task'} of {code.place}, and the code that a run names is run only "
-            f"for who types it: give --task {code.typed}"
+            f"{of} was trained by {code.cls or 'a task'} of {code.place}, and code that a run names is not run "
+            f"unless you name it: give --task {code.typed}"
         )
 
 
 def allow_code(name: str) -> None:
-    """Let the code of a task be run here, because the process that started this one was told to."""
+    """Permit this process to run the code of a task, because the user permitted the process that started it."""
     _TYPED.add(name)
 
 
 def only_here(name: str) -> bool:
-    """Whether no other process can build the task."""
+    """Return whether the task cannot be built in another process."""
     return is_code(name) and not Code.of(name).somewhere
 
 
 def full_name(task: Any) -> str:
-    """The name, with the digest, of a class or of the place of one."""
+    """Return the name, with digest, of a class or of the place of a class."""
     if isinstance(task, str):
         code = Code.of(task)
         if code.name in _HERE:
             return code.name
         if code.digest and code.somewhere and code.name not in _TYPED:
             raise PatchloomError(
-                f"{code.name} has a digest, as runs store it, and the code that a run names is run only for who types "
+                f"{code.name} has a digest, as stored by runs, and code that a run names is not run unless you name "
                 f"it: leave out #{code.digest}"
             )
         now = code.with_digest() if code.somewhere else code
         if code.digest and code.digest != now.digest:
             raise PatchloomError(
-                f"{code.file()} has changed since it was called {code.name}: to use it as it is now, leave out "
+                f"{code.file()} has changed since it was called {code.name}: to use the present version, leave out "
                 f"#{code.digest}"
             )
         name = now.name if code.cls else _only_task(now).name
@@ -170,21 +170,21 @@ def full_name(task: Any) -> str:
         if not code.somewhere or _attribute(sys.modules[code.place], code.cls) is not task:
             raise AttributeError
         code = code.with_digest()
-    except (KeyError, AttributeError, PatchloomError):  # such as a class of a notebook
+    except (KeyError, AttributeError, PatchloomError):  # for example a class in a notebook
         code = Code(_PROGRAM, task.__name__, _source_digest(task))
     _HERE[code.name] = task
     return code.name
 
 
 def load(name: str) -> type[Task]:
-    """The class that a name is of. The code of its file is run, unless this process has done so already."""
+    """Return the class of a name. Runs the code of its file, unless this process has done so already."""
     name = full_name(name)
     if name not in _HERE:
         code = Code.of(name)
         if not code.somewhere:
             raise PatchloomError(
-                f"the task {code.cls} was a class in a program, which no other can import: give it again in Python, as "
-                f"in task={code.cls}, or put it into a file and give --task FILE.py:{code.cls}"
+                f"the task {code.cls} was a class in a program, which no other program can import: give it again in "
+                f"Python, as in task={code.cls}, or put it into a file and give --task FILE.py:{code.cls}"
             )
         module = _run(code)
         try:
@@ -214,7 +214,7 @@ def _tasks_in(module: ModuleType) -> list[str]:
 
 
 def _run(code: Code) -> ModuleType:
-    """The module, run if this process has not done so."""
+    """Return the module; run it unless this process has done so already."""
     try:
         if not code.place.endswith(".py"):
             return importlib.import_module(code.place)
@@ -222,47 +222,47 @@ def _run(code: Code) -> ModuleType:
         if name in sys.modules:
             return sys.modules[name]
         folder = str(Path(code.place).parent)
-        if folder not in sys.path:  # it may import what lies beside it, now or later
+        if folder not in sys.path:  # the file may import modules beside it, now or later
             sys.path.append(folder)
         spec = spec_from_file_location(name, code.place)
-        assert spec is not None and spec.loader is not None  # of a file in .py
+        assert spec is not None and spec.loader is not None  # the file ends in .py
         module = module_from_spec(spec)
-        sys.modules[name] = module  # which dataclasses look up
+        sys.modules[name] = module  # for dataclasses, which look it up
         try:
             spec.loader.exec_module(module)
         except BaseException:
             del sys.modules[name]
             raise
         return module
-    except (Exception, SystemExit) as problem:  # whatever a user's code raises
+    except (Exception, SystemExit) as problem:  # a user's code may raise anything
         line = getattr(problem, "lineno", None) or _line(problem, code.place)
         at = f" in line {line}" if line else ""
         said = " ".join(str(problem).split())
-        raise PatchloomError(f"{code.place} cannot be run ({type(problem).__name__}{at}: {said}): mend it") from problem
+        raise PatchloomError(f"{code.place} cannot be run ({type(problem).__name__}{at}: {said}): fix it") from problem
 
 
 def fault_of(problem: BaseException) -> PatchloomError | None:
-    """What to say of an exception that the code of a user's own task raised; None of any other.
+    """Return the error message for an exception that a custom task's code raised, else None.
 
-    It is theirs if one of their lines stands in the way to it, also in a process that reads images.
+    The exception is the task's if its traceback contains a line of the task's file, also in a data-loading process.
     """
     places = {getattr(sys.modules.get(task.__module__), "__file__", None): task for task in _HERE.values()}
     for file, task in places.items():
         if file is None:
             continue
         line = _line(problem, file)
-        if line is None:  # of a reading process nothing but its text comes here
-            told = re.findall(rf'File "{re.escape(file)}", line (\d+)', str(problem))
-            line = int(told[-1]) if told else None
+        if line is None:  # of a data-loading process only the text of its traceback arrives
+            lines = re.findall(rf'File "{re.escape(file)}", line (\d+)', str(problem))
+            line = int(lines[-1]) if lines else None
         if line is not None:
             last = (str(problem).strip().splitlines() or [""])[-1]
             said = last if type(problem).__name__ in last else f"{type(problem).__name__}: {last}"
-            return PatchloomError(f"the task {task.__name__} failed in line {line} of {file} ({said}): mend it there")
+            return PatchloomError(f"the task {task.__name__} failed in line {line} of {file} ({said}): fix it there")
     return None
 
 
 def _line(problem: BaseException, file: str) -> int | None:
-    """Where in a file a problem arose."""
+    """Return the last line of ``file`` in the traceback of an exception."""
     found, trace = None, problem.__traceback__
     while trace is not None:
         found = trace.tb_lineno if trace.tb_frame.f_code.co_filename == file else found
@@ -271,25 +271,25 @@ def _line(problem: BaseException, file: str) -> int | None:
 
 
 def _refuse_unfit(task: Any, name: str) -> None:
-    """Refuse what is no task, or one that could not be built from options."""
+    """Raise an error for an object that is not a task, or cannot be built from options."""
     from patchloom.tasks.task import Task
 
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise PatchloomError(
-            f"{name} is no pretext task: derive its class from patchloom.tasks.task.Task, as docs/extend.md shows"
+            f"{name} is not a pretext task: derive its class from patchloom.tasks.task.Task, as docs/extend.md shows"
         )
     if lacks := sorted(task.__abstractmethods__):
-        raise PatchloomError(f"the task {name} does not say {lacks[0]}: write that method, as docs/extend.md shows")
+        raise PatchloomError(f"the task {name} has no method {lacks[0]}: write it, as docs/extend.md shows")
     first, *others = inspect.signature(task).parameters.values()
     if first.name != "encoder":
-        raise PatchloomError(f"the first argument of the task {name} is {first.name}: call it encoder")
+        raise PatchloomError(f"the first argument of the task {name} is {first.name}: rename it to encoder")
     for one in others:
         if one.default is one.empty:
             raise PatchloomError(f"the option {one.name} of the task {name} has no default: give it one")
     try:
         get_type_hints(task.__init__)
-    except Exception as problem:  # a name that only type checkers import
-        raise PatchloomError(f"the types of the options of {name} cannot be read ({problem}): mend them") from problem
+    except Exception as problem:  # for example a name that is imported for type checkers only
+        raise PatchloomError(f"the types of the options of {name} cannot be read ({problem}): fix them") from problem
 
 
 def _attribute(module: ModuleType, path: str) -> Any:
@@ -302,7 +302,7 @@ def _attribute(module: ModuleType, path: str) -> Any:
 def _source_digest(task: type) -> str:
     try:
         return _digest(inspect.getsource(task).encode())
-    except (OSError, TypeError):  # of an interactive session
+    except (OSError, TypeError):  # in an interactive session
         return ""
 
 

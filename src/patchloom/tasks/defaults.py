@@ -1,4 +1,4 @@
-"""Sizes of decoders and heads: what ``auto`` becomes, and what is refused."""
+"""Decoders, heads and teachers of the tasks: resolution of ``auto`` and validation."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SMALL = 384  # the papers train no encoder narrower than ViT-S
 def decoder_sizes(
     task: Task, width: Size, depth: Size, heads: Size, usual: tuple[int, int, int], depth_option: str = "decoder_depth"
 ) -> tuple[int, int, int]:
-    """Width, depth and heads of a decoder; ``auto`` is the paper's, which are ``usual``.
+    """Return width, depth and heads of a decoder; ``auto`` becomes the paper's sizes ``usual``.
 
-    For an encoder narrower than ViT-S (384), which the papers do not train, auto is the encoder's own width, at most
-    two blocks, and heads 32 wide, since a decoder should cost less than its encoder.
+    For an encoder narrower than ViT-S (384), which the papers do not train, auto becomes the encoder's width, at most
+    two blocks, and heads 32 wide, because a decoder should cost less than its encoder.
     """
     d = task.geometry.width
     small = d < _SMALL
@@ -55,12 +55,12 @@ def patch_decoder(
     has_masked: bool = True,
     visible_asked: int = 0,
 ) -> MAEDecoder:
-    """A decoder that answers for the patches of ``task``: by default with the pixels of those that are masked."""
+    """Build a decoder that predicts ``answers`` numbers per patch; by default the pixels of the masked patches."""
     d, blocks, attending = decoder_sizes(task, width, depth, heads, usual, depth_option)
     if not blocks and not visible_asked:
         raise PatchloomError(
-            "without a block in the decoder, what is asked of a masked patch is guessed from its place alone and the "
-            f"encoder learns nothing by them: give --task.{depth_option} 1 or more"
+            "without a block in the decoder, masked patches are guessed from their place alone and the encoder learns "
+            f"nothing from them: give --task.{depth_option} 1 or more"
         )
     g = task.geometry
     numbers = g.patch_dim if answers is None else answers
@@ -74,9 +74,10 @@ def agreement_heads(
     layers: tuple[int, int] = (3, 2),
     norm: Literal["layer", "batch"] = "layer",
 ) -> tuple[nn.Sequential, nn.Sequential]:
-    """The projection and the prediction of `Agreement`; ``auto`` is the papers' 4096 wide with 256 outputs.
+    """Build the projection and prediction heads of `Agreement`; ``auto`` is the papers' width 4096 and 256 outputs.
 
-    For an encoder narrower than ViT-S, which the papers do not train, auto is four times its width and its width.
+    For an encoder narrower than ViT-S, which the papers do not train, auto is four times its width, with as many
+    outputs as its width.
     """
     d = task.geometry.width
     why = "in proportion to an encoder below ViT-S" if d < _SMALL else "the papers'"
@@ -90,13 +91,13 @@ def agreement_heads(
 
 
 def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = None) -> FrozenTeacher:
-    """The encoder at ``source`` as a teacher of features, on the grid of ``geometry``."""
+    """Load the encoder at ``source`` as a teacher of features on the grid of ``geometry``."""
     if source is None:
         raise PatchloomError(
-            "features are asked, and no teacher has them: give --task.features_of timm:NAME, the folder of a run, or a "
+            "the task needs a teacher of features: give --task.features_of timm:NAME, the folder of a run, or a "
             ".safetensors file"
         )
-    # building one draws weights, and the run's draws shall not depend on it; it has numbers even in a sketch of one
+    # fork: initial weights are drawn, which must not change the run's draws; CPU: real weights also in a sketch on meta
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         vit, card = load_pretrained(source, model, "--task.features_model")
     plain = refuse_hierarchical(vit, "a teacher of features", "give another --task.features_of")
@@ -109,34 +110,34 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
 
 
 def refuse_unused(why: str, **options: Any) -> None:
-    """Refuse options (their values, ``auto`` where not given) that would change nothing."""
+    """Raise an error for options without effect; ``options`` holds their values, "auto" if not given."""
     for option, value in options.items():
         if value != "auto":
-            raise PatchloomError(f"--task.{option} changes nothing here, since {why}: leave it out")
+            raise PatchloomError(f"--task.{option} has no effect here, because {why}: leave it out")
 
 
 def check_normalizable(geometry: Geometry, each_channel: bool = False) -> None:
-    """Refuse to normalise within patches, or within each channel of them, that are a single number."""
+    """Raise an error if a patch, or with ``each_channel`` a channel of it, is a single number."""
     if geometry.p == (1, 1) and (each_channel or geometry.channels == 1):
         raise PatchloomError("within patches of one pixel there is nothing to normalise: use larger patches")
 
 
-# The papers' 0.996 remembers 250 updates, of hundreds of thousands. In a run of hundreds the teacher would stay what it
-# begins as, a random network: its memory becomes a hundredth of the training there.
+# The papers' 0.996 averages over about 250 of hundreds of thousands of updates. In a run of hundreds of updates the
+# teacher would stay the random network that it begins as, so it averages over a hundredth of the training there.
 MOMENTUM, _MEMORY = 0.996, 0.01
-AGREEMENT_UPDATES = 1_000, "a teacher has to be followed for a while"
+AGREEMENT_UPDATES = 1_000, "the student has to follow its teacher for a while"
 
 
 def momentum_for(updates: int) -> tuple[float, str]:
-    """A teacher's momentum at the start of a training of so many updates, with the reason."""
+    """Return a teacher's momentum at the start of a training of ``updates`` updates, with the reason."""
     usual = 1 - 1 / (_MEMORY * updates)
     if usual >= MOMENTUM:
         return MOMENTUM, "the paper's"
-    return round(max(0.0, usual), 4), f"the teacher remembers a hundredth of {updates:,} updates"
+    return round(max(0.0, usual), 4), f"the teacher averages over a hundredth of {updates:,} updates"
 
 
 def teacher_momentum(task: Task, momentum: float | Literal["auto"]) -> float:
-    """The momentum of a task's teacher; auto, which a run has resolved by its updates, is that of long trainings."""
+    """Return the momentum of a task's teacher; "auto", if the run has not resolved it, is that of long trainings."""
     start = task.resolve_auto("momentum", momentum, MOMENTUM, "the paper's")
     if not 0 <= start <= 1:
         raise PatchloomError(f"--task.momentum must lie in [0, 1], not at {start}")

@@ -1,4 +1,4 @@
-"""Distill: the features of a frozen public model, at patches that the encoder does not see (EVA, Fang et al. 2023)."""
+"""Distill: prediction of a frozen model's features at patches that the encoder does not see (EVA, Fang et al. 2023)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from patchloom.withhold.encoder_input import EncoderInput, all_patches, blank_pa
 
 
 class Distill(Task):
-    """Patches are replaced by a mask token; a frozen teacher's features of them are asked.
+    """Prediction of a frozen teacher's features at patches that were replaced by a mask token.
 
     Args:
-        encoder: the ViT to train.
-        features_of: the teacher: timm:NAME, a run's folder, or a file, also of timm's weights alone. It is needed.
-        mask_ratio: share of the patches whose content is withheld, each on its own (EVA masks blocks of them).
-        loss: cosine, as EVA has it, or smooth_l1, as MaskDistill.
-        features_model: timm's name of the teacher's model, where features_of is a file of weights alone.
+        encoder: ViT to train.
+        features_of: teacher (required): timm:NAME, a run's folder, or a file of weights.
+        mask_ratio: fraction of the patches that is replaced, each independently (EVA masks blocks).
+        loss: loss on the features: cosine, as in EVA, or smooth_l1, as in MaskDistill.
+        features_model: timm's name of the teacher's model, if features_of is a file of weights alone.
 
     Raises:
         PatchloomError: no teacher, one that does not fit, or a mask ratio that leaves nothing visible or masked.
@@ -48,10 +48,10 @@ class Distill(Task):
         self.questions["features"] = Features(g, head, teacher, loss, blank)
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
-        """All patches, some of them blank."""
+        """Return all patches, some of them blank."""
         _, blank = random_partition(len(images), self.geometry.n, self.sizes, generator, images.device)
         return blank_patches(all_patches(images, self.geometry.n), blank)
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The mask token."""
+        """Return the mask token."""
         return {"mask_token": self.mask_token}

@@ -23,39 +23,39 @@ from patchloom.tasks.masking import UNIFORM, check_uniform, partition, visible_o
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 
-_ENOUGH = 16  # visible patches below which there is too little context to tell positions
+_ENOUGH = 16  # with fewer visible patches there is too little context to tell positions
 
 Placeholder = Literal["auto", "learned", "zeros", "foreign"]
 
 
 class DropPos(Task):
-    """Patches are removed, and the positions of most visible ones are dropped; where each was is asked.
+    """Prediction of dropped positions, after other patches were removed.
 
-    A Swin (Table S2) is masked uniformly: one patch of each 2x2 stays, a patch being what a token of its last stage
-    stands for. Where it was is asked of that token.
+    A Swin (Table S2) is masked uniformly: one patch of each 2x2 stays, where a patch is the area of one token of its
+    last stage. That token predicts the position.
 
     Args:
-        encoder: the ViT or Swin to train.
-        mask_ratio: share γ of the patches that is removed; auto: the paper's 0.75, lowered until 16 patches stay. Of a
-            Swin 0.75 or 0.
-        position_mask_ratio: share γ_pos of the visible patches whose position embedding is dropped.
+        encoder: ViT or Swin to train.
+        mask_ratio: fraction γ of the patches that is removed; auto: the paper's 0.75, lowered until 16 patches stay. A
+            Swin takes 0.75 or 0.
+        position_mask_ratio: fraction γ_pos of the visible patches whose position embedding is dropped.
         sigma: σ of position smoothing (Eq. 5) at the start of the training; 0 switches it off.
-        sigma_end: σ at the end, to which it falls linearly (Eq. 7); as much as ``sigma`` and it stays (Table 3).
-        squared_distances: smooth as the authors' program does (squared distances, columns normalised), not as Eq. 5.
-        temperature: τ of attentive reconstruction (Eq. 9); inf weighs all patches alike. auto: the paper's 0.1, but
-            inf where nothing is masked, since its look at the whole image would add a third to the step.
-        placeholder: what stands for a dropped position: a learned vector, zeros, or another patch's position. auto: a
-            learned vector, as in the paper; of a Swin zeros, since without pre-training it is given no positions.
-        shuffle: let visible patches enter in random order instead of row by row. No order changes the mathematics.
-        pixels: also ask for the pixels of the removed patches, with MAE's decoder; the two losses are added.
-        normalized_pixels: with ``pixels``, ask for pixels normalised within each patch.
-        decoder_width: width of the decoders; auto: 512, or the encoder's own below ViT-S.
-        decoder_depth: transformer blocks of the position decoder; auto: 2.
-        decoder_heads: attention heads of the decoders; auto: 16, or one for every 32 channels below ViT-S.
-        pixel_decoder_depth: transformer blocks of the pixel decoder; auto: 8, or 2 below ViT-S.
+        sigma_end: σ at the end of the training, reached linearly (Eq. 7); equal to ``sigma``: constant (Table 3).
+        squared_distances: smoothing as in the authors' program (squared distances, columns normalised), not Eq. 5.
+        temperature: τ of attentive reconstruction (Eq. 9); inf weighs all patches alike. auto: the paper's 0.1, but inf
+            without masking, because the forward pass over the whole image would add a third to the step.
+        placeholder: stand-in for a dropped position: a learned vector, zeros, or another patch's position. auto:
+            learned, as in the paper; for a Swin zeros, because without pre-training it has no position embeddings.
+        shuffle: random order of the visible patches instead of row by row. Does not affect the result.
+        pixels: reconstruction of the removed patches as a second task, with MAE's decoder; the two losses are added.
+        normalized_pixels: with ``pixels``, target pixels normalised within each patch.
+        decoder_width: width of the decoders; auto: 512, or the encoder's below ViT-S.
+        decoder_depth: number of transformer blocks of the position decoder; auto: 2.
+        decoder_heads: number of attention heads of the decoders; auto: 16, or one per 32 channels below ViT-S.
+        pixel_decoder_depth: number of transformer blocks of the pixel decoder; auto: 8, or 2 below ViT-S.
 
     Raises:
-        PatchloomError: ratios that leave nothing to ask or to see, or an encoder without position embeddings.
+        PatchloomError: ratios that leave nothing to predict or to see, or an encoder without position embeddings.
     """
 
     serves_swin = True
@@ -81,7 +81,7 @@ class DropPos(Task):
         super().__init__(encoder)
         check_type("task.placeholder", placeholder, Placeholder)
         if patch_positions(encoder) is None:
-            raise PatchloomError("droppos needs an encoder with position embeddings, and this one has none")
+            raise PatchloomError("droppos needs an encoder with position embeddings: use --positions sincos")
         if not 0 < position_mask_ratio <= 1:
             raise PatchloomError(f"--task.position_mask_ratio must lie in (0, 1], not at {position_mask_ratio}")
         n = self.geometry.n
@@ -89,7 +89,7 @@ class DropPos(Task):
         self.position_mask_ratio = position_mask_ratio
         usual, why = 0.1, "the paper's"
         if self.mask_ratio <= 0:
-            usual, why = float("inf"), "nothing is masked, so no guide is needed"
+            usual, why = float("inf"), "nothing is masked"
         divisor = self.resolve_auto("temperature", temperature, usual, why)
         if divisor <= 0:
             raise PatchloomError(f"--task.temperature must be above 0 (inf switches it off), not {divisor}")
@@ -97,8 +97,8 @@ class DropPos(Task):
             raise PatchloomError(f"--task.sigma must be 0 or more and finite, not {sigma}")
         if not 0 <= sigma_end <= sigma:
             raise PatchloomError(
-                f"--task.sigma_end must be 0 to --task.sigma, which is {sigma:g}, not {sigma_end:g}: give both alike "
-                "for a σ that stays"
+                f"--task.sigma_end must be 0 to --task.sigma, which is {sigma:g}, not {sigma_end:g}: give both the "
+                "same value for a constant σ"
             )
         visible = visible_of(self.geometry, self.mask_ratio, least=2)
         check_uniform(self.geometry, self.mask_ratio)
@@ -106,7 +106,7 @@ class DropPos(Task):
             raise PatchloomError("with --task.mask_ratio 0 no pixels are hidden: leave out --task.pixels")
         g, begins, why = self.geometry, "learned", "the paper's"
         if g.hierarchical:
-            begins, why = "zeros", "the encoder that is exported is given no positions either"
+            begins, why = "zeros", "the exported encoder has no positions either"
         self.placeholder, self.shuffle = self.resolve_auto("placeholder", placeholder, begins, why), shuffle
         learned = self.placeholder == "learned"
         self.position_token = nn.Parameter(torch.empty(g.token_width).normal_(std=0.02)) if learned else None
@@ -124,7 +124,7 @@ class DropPos(Task):
             self.questions["pixels"] = Pixels(g, decoder, normalized_pixels)
 
     def _usual_mask(self) -> tuple[float, str]:
-        """The mask ratio that auto becomes, and why."""
+        """Return the mask ratio that auto becomes, and the reason."""
         n, grid = self.geometry.n, self.geometry.grid
         usual = max(0.0, min(UNIFORM, 1 - _ENOUGH / n))
         if usual == UNIFORM:
@@ -135,8 +135,8 @@ class DropPos(Task):
                 )
             return usual, "the paper's"
         if self.geometry.hierarchical:
-            return 0.0, f"uniform masking would leave {n // 4} patches visible, which are few"
-        return usual, f"lets {min(_ENOUGH, n)} patches stay visible"
+            return 0.0, f"uniform masking would leave only {n // 4} patches visible"
+        return usual, f"keeps {min(_ENOUGH, n)} patches visible"
 
     def given(
         self,
@@ -146,20 +146,20 @@ class DropPos(Task):
         mask_ratio: float | None = None,
         position_mask_ratio: float | None = None,
     ) -> EncoderInput:
-        """The visible patches, and only some of their positions; at least one is dropped."""
+        """Return the visible patches with some of their positions; at least one position is dropped."""
         b, n, device = len(images), self.geometry.n, images.device
         k = visible_of(self.geometry, self.mask_ratio if mask_ratio is None else mask_ratio)
         visible, masked = partition(self.geometry, b, k, generator, device)
         if not self.shuffle:
             visible = visible.sort(dim=1).values
-        elif self.geometry.hierarchical:  # which is not drawn in random order
+        elif self.geometry.hierarchical:  # uniform masks are not drawn in random order
             visible = gather_tokens(visible, random_partition(b, k, (k,), generator, device)[0])
         ratio = self.position_mask_ratio if position_mask_ratio is None else position_mask_ratio
         dropped = random_dropped(b, k, ratio, generator, device)
         return drop_positions(mask_patches(all_patches(images, n), visible, masked), dropped)
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """What stands for a dropped position."""
+        """Return the stand-in for a dropped position."""
         if self.position_token is not None:
             return {"position_token": self.position_token}
         if self.placeholder == "zeros":
@@ -170,7 +170,7 @@ class DropPos(Task):
         return {"position_token": table[foreign]}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
-        """The picture of the paper's Fig. 3, and the images rebuilt by putting patches where they were predicted."""
+        """Draw the paper's Fig. 3, and the images rebuilt from the predicted positions."""
         question = cast(Positions, self.questions["positions"])
 
         def predict(**ratios: float) -> PositionPrediction:
@@ -188,6 +188,6 @@ class DropPos(Task):
 
 
 def another_patch(visible: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
-    """For each visible patch [b k] the index of another patch, uniform over the ``n`` - 1 others."""
+    """Return the index of another patch for each visible patch [b k], uniform over the ``n`` - 1 others."""
     step = draw(torch.randint, visible.shape, generator, visible.device, 1, n)
     return (visible + step.to(visible.device, non_blocking=True)) % n

@@ -22,32 +22,33 @@ from patchloom.tasks.task import Size, Task, augment_views, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
 _PAPER = "the paper's"
-# Here it collapsed at 1,100 updates and fewer (benchmarks/README.md); the paper has 188,000. Between, nothing is known.
+# It collapsed at 1,100 updates and fewer (benchmarks/README.md); the paper has 188,000. Not measured in between.
 _ENOUGH_FOR_BYOL = 20_000
 
 
 class ExtreMA(Task):
-    """Almost all patches are removed, several times over; agreement with a teacher that sees all is asked.
+    """Agreement of several small parts of an image with a teacher that sees all of it.
 
     Args:
-        encoder: the ViT to train; without a class token, unless ``class_token`` is vit.
-        mask_ratio: share γ of the patches that is removed.
-        masks: disjoint masks of one image, for all of which the teacher runs once; auto: 5, as for the paper's main
-            result (Table 7), or as many as there are patches for.
-        loss: byol, or infonce with the other images of all processes as negatives; auto: byol, as for the paper's main
-            results, but infonce in trainings of fewer than 20,000 updates, where byol collapses.
+        encoder: ViT to train; without a class token, unless ``class_token`` is vit.
+        mask_ratio: fraction γ of the patches that is removed.
+        masks: number of disjoint masks per image, compared with one output of the teacher; auto: 5, as in the paper's
+            main result (Table 7), or fewer if there are too few patches.
+        loss: agreement loss: byol, or infonce with the other images of all processes as negatives; auto: byol, as in
+            the paper's main results, but infonce in trainings of fewer than 20,000 updates, where byol collapses.
         temperature: τ of infonce; auto: 0.2.
-        class_token: what represents the image: a class token in blocks of class attention after the encoder (cait),
-            the encoder's own class token (vit), or the mean of its patch tokens (mean).
-        attention_blocks: blocks of class attention of cait (Table 5 has 1 to 3); auto: 2.
-        crop: student and teacher see the centre (none), one random crop, or a crop of their own each.
-        color: colours are changed not at all, alike for both, or for each on its own.
-        momentum: of the teacher at the start; it rises to 1 along a half cosine. auto: 0.996, less in short trainings.
+        class_token: image representation: a class token in class-attention blocks after the encoder (cait), the
+            encoder's own class token (vit), or the mean of its patch tokens (mean).
+        attention_blocks: number of class-attention blocks of cait (Table 5 has 1 to 3); auto: 2.
+        crop: crop of student and teacher: the centre (none), one random crop for both (shared), or one each (own).
+        color: colour changes: none, the same for both views (shared), or independent ones (own).
+        momentum: momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short
+            trainings.
         head_width: hidden width of projection and prediction heads; auto: 4096, or 4 encoder widths below ViT-S.
-        head_out: width of their output; auto: 256, or the encoder's below ViT-S.
+        head_out: output width of the heads; auto: 256, or the encoder's width below ViT-S.
 
     Raises:
-        PatchloomError: more masks than there are patches for, or an encoder without the token asked.
+        PatchloomError: more masks than the patches allow, or an encoder without the class token needed.
     """
 
     encoder: VisionTransformer
@@ -89,7 +90,7 @@ class ExtreMA(Task):
                 raise PatchloomError(f"--task.temperature must be above 0, not {divisor}")
         start = teacher_momentum(self, momentum)
         if class_token == "vit" and not encoder.has_class_token:
-            raise PatchloomError("--task.class_token vit needs an encoder that has one: give --model.class_token true")
+            raise PatchloomError("--task.class_token vit needs an encoder with one: give --model.class_token true")
         self.augment = TwoViews(self.augment.size, crop=crop, color=color)
         self.sizes = (visible,) * parts
         head = None
@@ -105,14 +106,14 @@ class ExtreMA(Task):
 
     @classmethod
     def encoder_defaults(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-        """A class token only for the design that asks the encoder's own."""
+        """Return a class token only if it is the image representation."""
         if options["class_token"] == "vit":
-            return {"class_token": (True, "--task.class_token vit asks for it")}
+            return {"class_token": (True, "--task.class_token vit uses it")}
         return {"class_token": (False, f"--task.class_token {options['class_token']} needs none in the encoder")}
 
     @classmethod
     def training_defaults(cls, options: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
-        """The paper's weight decay; what keeps short trainings from collapsing."""
+        """Return the paper's weight decay, and a loss and momentum that keep short trainings from collapsing."""
         loss = ("byol", _PAPER)
         if updates < _ENOUGH_FOR_BYOL:
             loss = ("infonce", f"byol collapses in trainings as short as {updates:,} updates")
@@ -120,23 +121,23 @@ class ExtreMA(Task):
 
     @classmethod
     def updates_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
-        """Enough for a teacher that begins as a random network."""
+        """Return enough updates for a teacher that starts as a random network."""
         return AGREEMENT_UPDATES
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
-        """Two with InfoNCE, which auto may become: it asks one image's teacher among those of others."""
+        """Return 2 with InfoNCE, or auto, which may become it: the other images of a step are the negatives."""
         if options["loss"] != "byol":
-            return 2, "infonce tells the images of a step from one another"
+            return 2, "infonce distinguishes the images of a step"
         return super().images_needed(options)
 
     @property
     def agreement(self) -> Agreement:
-        """What is asked."""
+        """Question of the task."""
         return cast(Agreement, self.questions["agreement"])
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
-        """Several masks of every image [v*b k] that share its pixels; no patch is visible in two of them."""
+        """Return several disjoint masks per image, [v*b k] visible patches of images [b c h w]."""
         parts = random_partition(len(images), self.geometry.n, self.sizes, generator, images.device)
         return EncoderInput(images, torch.cat(parts))
 
@@ -149,27 +150,27 @@ class ExtreMA(Task):
         generator: torch.Generator | None = None,
         given: EncoderInput | None = None,
     ) -> Outcome:
-        """The loss on a batch of two views: from each mask of one, the teacher's output for the whole other."""
+        """Return the loss on two views: each masked view of one predicts the teacher's output for the other."""
         given = given or self.given(student, generator)
         target = self.agreement.target(teacher)
         guesses = self.agreement.predict(self.agreement.represent(self.encoder, given))  # all masks in one batch
         return Outcome(self.agreement.disagreement(guesses.unflatten(0, (-1, len(student))), target), {})
 
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
-        """Agreement with the teacher from one mask, beside that with the teacher's outputs for other images."""
+        """Measure agreement with the teacher from one mask, beside that with its outputs for other images."""
         one_mask = EncoderInput(images, self.given(images, generator).visible[: len(images)])
         guess = self.agreement.predict(self.agreement.represent(self.encoder, one_mask))
         return agreement_measure(guess, self.agreement.teacher_output(images), self.modality)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
-        """The views and masks of a step; and the images that teacher and student hold to be nearest to some."""
+        """Draw views and masks of a step, and the nearest neighbours of some images by teacher and student."""
         shown = images[:ROWS]
         student, teacher = augment_views(self, shown, generator)
         parts = [part[:ROWS] for part in self.given(images, generator).visible.chunk(len(self.sizes))]
         views: dict[str, tuple[Tensor, Tensor | None]] = {self.modality.item: (shown, None), "teacher": (teacher, None)}
         views |= {f"student, mask {i}": (student, part) for i, part in enumerate(parts, start=1)}
         share = f"{self.sizes[0] / self.geometry.n:.0%}"
-        caption = f"What a training step sees. Each mask shows the student {share} of the patches, none of them twice."
+        caption = f"Input of a training step. Each mask shows the student {share} of the patches, no patch twice."
         represent = self.agreement.represent
         features = (
             represent(self.encoder, EncoderInput(shown, parts[0])),

@@ -34,24 +34,26 @@ Base = Literal["mae", "simmim"]
 
 
 class LUT(Task):
-    """Patches are withheld from two views in disjoint parts; pixels, and agreement on the other view, are asked.
+    """Pixel reconstruction and agreement with a teacher, from disjoint parts of two views.
 
     Args:
-        encoder: the ViT to train.
-        base: mae removes masked patches and decodes their pixels; simmim replaces them by a mask token.
-        mask_ratio: share γ of the patches withheld from each view; auto: 0.75 on mae, 0.6 on simmim.
-        context_weight: of the broader-context loss on the unmasked tokens: agreement with the teacher.
-        pixel_weight: of the pixel loss on the first view; 0 trains by the broader-context loss alone.
-        normalized_pixels: ask for pixels normalised within each patch; auto: true on mae, false on simmim.
+        encoder: ViT to train.
+        base: masked-image method: mae removes masked patches and decodes their pixels; simmim replaces them by a mask
+            token.
+        mask_ratio: fraction γ of the patches that is withheld from each view; auto: 0.75 on mae, 0.6 on simmim.
+        context_weight: weight of the broader-context loss: agreement of the unmasked tokens with the teacher.
+        pixel_weight: weight of the pixel loss on the first view; 0: the broader-context loss alone.
+        normalized_pixels: target pixels normalised within each patch; auto: true on mae, false on simmim.
         mask_unit: side of a mask unit in pixels on simmim; auto: two patches. On mae it is one patch.
-        momentum: of the teacher at the start; it rises to 1 along a half cosine. auto: 0.996, less in short trainings.
-        head_width: hidden width of head and predictor; auto: 4096, or four times the encoder's below ViT-S.
-        decoder_width: on mae, width of the decoder; auto: 512, or the encoder's own below ViT-S.
-        decoder_depth: on mae, transformer blocks of the decoder; auto: 8, or 2 below ViT-S.
-        decoder_heads: on mae, attention heads of the decoder; auto: 16, or one for every 32 channels below ViT-S.
+        momentum: momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short
+            trainings.
+        head_width: hidden width of projection and prediction heads; auto: 4096, or 4 encoder widths below ViT-S.
+        decoder_width: width of the decoder on mae; auto: 512, or the encoder's below ViT-S.
+        decoder_depth: number of transformer blocks of the decoder on mae; auto: 8, or 2 below ViT-S.
+        decoder_heads: number of attention heads of the decoder on mae; auto: 16, or one per 32 channels below ViT-S.
 
     Raises:
-        PatchloomError: a mask ratio that does not leave two disjoint parts, or weights that ask nothing.
+        PatchloomError: a mask ratio that does not leave two disjoint parts, or weights without agreement.
     """
 
     encoder: VisionTransformer
@@ -74,7 +76,7 @@ class LUT(Task):
         super().__init__(encoder)
         check_type("task.base", base, Base)
         if min(context_weight, pixel_weight) < 0 or not context_weight:
-            raise PatchloomError("lut asks for agreement: give --task.context_weight above 0, and no negative weight")
+            raise PatchloomError("lut needs agreement: give --task.context_weight above 0, and no negative weight")
         start = teacher_momentum(self, momentum)
         g, sparse = self.geometry, base == "mae"
         ratio = self.resolve_auto("mask_ratio", mask_ratio, 0.75 if sparse else 0.6, f"the paper's on {base}")
@@ -82,18 +84,18 @@ class LUT(Task):
         if normalized and pixel_weight:
             check_normalizable(g)
         if sparse:
-            refuse_unused("mae masks single patches", mask_unit=mask_unit)
+            refuse_unused("base mae masks single patches", mask_unit=mask_unit)
         sizes = {"decoder_width": decoder_width, "decoder_depth": decoder_depth, "decoder_heads": decoder_heads}
         if not (sparse and pixel_weight):
-            refuse_unused("nothing but mae with pixels has such a decoder", **sizes)
+            refuse_unused("only base mae with a pixel loss has such a decoder", **sizes)
         self.unit = 1 if sparse else patches_of_unit(self, mask_unit)
         visible_of(g, ratio)
         units = g.n // self.unit**2
         visible = share_of(units, 1 - ratio)
         if not 0 < 2 * visible <= units:
             raise PatchloomError(
-                f"a mask ratio of {ratio} leaves {visible} of {units} mask units visible, and two views need as "
-                f"many each: {'raise' if visible else 'lower'} --task.mask_ratio"
+                f"a mask ratio of {ratio} leaves {visible} of {units} mask units visible, and two disjoint views need "
+                f"at least 1 and at most half of them each: {'raise' if visible else 'lower'} --task.mask_ratio"
             )
         self.sizes = (visible, visible, units - 2 * visible)
         self.sparse = sparse
@@ -112,42 +114,42 @@ class LUT(Task):
 
     @classmethod
     def training_defaults(cls, options: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
-        """A teacher that can be followed in short trainings, too."""
+        """Return a teacher's momentum that suits the length of the training."""
         return {"task.momentum": momentum_for(updates)}
 
     @classmethod
     def updates_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
-        """Enough for a teacher that begins as a random network."""
+        """Return enough updates for a teacher that starts as a random network."""
         return AGREEMENT_UPDATES
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
-        """Two, of which batch norm can take a variance."""
-        return 2, "its batch norm compares the images of a step"
+        """Return 2, the least for batch statistics."""
+        return 2, "its batch norm needs several images in a step"
 
     @property
     def agreement(self) -> Agreement:
-        """What is asked."""
+        """Question about the teacher's outputs."""
         return cast(Agreement, self.questions["agreement"])
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
-        """A part of each image's patches: what is given of one view, for measures."""
+        """Return a part of each image's patches as the input of one view, for measures."""
         return self.given_parts(images, self.random_parts(len(images), generator, images.device)[0])
 
     def random_parts(self, b: int, generator: torch.Generator | None, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The visible patches of the two views, [b k] twice, no patch in both."""
+        """Draw the visible patches of the two views, twice [b k], disjoint."""
         first, second, *_ = random_unit_partition(b, self.geometry.grid, self.unit, self.sizes, generator, device)
         return first, second
 
     def given_parts(self, images: Tensor, visible: Tensor) -> EncoderInput:
-        """The patches ``visible`` [b k] of images [b c h w], the others removed (mae) or blank (simmim)."""
+        """Return the patches ``visible`` [b k] of images [b c h w], the others removed (mae) or blank (simmim)."""
         everything = all_patches(images, self.geometry.n)
         if self.sparse:
             return mask_patches(everything, visible)
         return blank_patches(everything, complement(visible, self.geometry.n))
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """On simmim, the mask token."""
+        """Return the mask token of simmim."""
         return {} if self.mask_token is None else {"mask_token": self.mask_token}
 
     def forward(  # type: ignore[override]  # its own augment gives two views
@@ -159,16 +161,16 @@ class LUT(Task):
         generator: torch.Generator | None = None,
         given: EncoderInput | None = None,
     ) -> Outcome:
-        """The loss on a batch of two views: pixels of the first, and for each the teacher's output for the other.
+        """Return the loss on two views: pixels of the first, and for each the teacher's output for the other.
 
-        ``given`` fixes what is given of both views, one after the other [2*b ...].
+        ``given`` replaces the random inputs of both views, one after the other [2*b ...].
         """
         images = torch.cat([one, two])
         if given is None:
             parts = self.random_parts(len(one), generator, one.device)
             given = self.given_parts(images, torch.cat(parts))
         elif len(given.visible) != len(images):
-            raise ValueError(f"of {len(images)} images in two views, what is given names {len(given.visible)}")
+            raise ValueError(f"the input has {len(given.visible)} rows for {len(images)} images in two views")
         encoded = self.encode(images, given)
         guesses = self.guesses(encoded)
         targets = self.agreement.target(images).chunk(2)
@@ -181,19 +183,19 @@ class LUT(Task):
         return self.weighted_sum(outcomes)
 
     def guesses(self, encoded: Encoded) -> tuple[Tensor, ...]:
-        """The student's guesses [b d] of the teacher's output for each of the two views.
+        """Predict the teacher's output [b d] for each of the two views.
 
-        They go through the heads one after the other, so that each has batch statistics of its own.
+        The heads run on one view after the other, so that each view has its own batch statistics.
         """
         summary = self.agreement.summary(encoded.tokens, encoded.given)
         return tuple(self.agreement.predict(view) for view in summary.chunk(2))
 
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
-        """Agreement with the teacher from a masked view, beside that with the teacher's outputs for other images."""
+        """Measure agreement with the teacher from a masked view, beside that with its outputs for other images."""
         return self.agreement.measure(self.encode(images, self.given(images, generator)))
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
-        """Views and masks of a step, nearest neighbours by teacher and student, and what came back as pixels."""
+        """Draw views and masks of a step, nearest neighbours by teacher and student, and recovered pixels."""
         shown = images[:ROWS]
         one, two = augment_views(self, shown, generator)
         parts = [part[:ROWS] for part in self.random_parts(len(images), generator, images.device)]
@@ -201,9 +203,7 @@ class LUT(Task):
         for number, view, part in ((1, one, parts[0]), (2, two, parts[1])):
             views |= {f"teacher, view {number}": (view, None), f"student, view {number}": (view, part)}
         share = f"{parts[0].shape[1] / self.geometry.n:.0%}"
-        caption = (
-            f"What a training step sees. The student has {share} of the patches of each view, at different places."
-        )
+        caption = f"Input of a training step. The student has {share} of the patches of each view, at different places."
         encoded = self.encode(shown, self.given_parts(shown, parts[0]))
         summary = self.agreement.summary(encoded.tokens, encoded.given)
         everything = self.agreement.represent(self.encoder, all_patches(images, self.geometry.n))
@@ -214,7 +214,7 @@ class LUT(Task):
 
 
 def first_images(encoded: Encoded, b: int) -> Encoded:
-    """The first ``b`` images of a batch."""
+    """Return the first ``b`` images of a batch."""
     given = encoded.given
     parts: dict[str, Any] = {name: one[:b] for name, one in vars(given).items() if isinstance(one, Tensor)}
     parts["targets"] = {name: one[:b] for name, one in given.targets.items()}

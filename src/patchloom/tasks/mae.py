@@ -1,6 +1,6 @@
 """MAE: masked autoencoders are scalable vision learners (He et al., CVPR 2022).
 
-With mask units of several patches, a deep decoder and several class tokens it is Pixio, after the authors' program
+With mask units of several patches, a deep decoder and several class tokens it is Pixio, as in the authors' program
 (Yang et al., In Pursuit of Pixel Supervision for Visual Pre-training, arXiv 2512.15715).
 """
 
@@ -18,17 +18,17 @@ from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_pat
 
 
 class MAE(Task):
-    """Most patches are removed; their pixels are asked.
+    """Reconstruction of the pixels of removed patches.
 
-    A Swin is masked uniformly: one patch of each 2x2 stays, a patch being what a token of its last stage stands for.
+    A Swin is masked uniformly: one patch of each 2x2 stays, where a patch is the area of one token of its last stage.
 
     Args:
-        encoder: the ViT or Swin to train.
-        mask_ratio: share γ of the mask units that is removed; of a Swin always 0.75.
-        normalized_pixels: ask for pixels normalised within each patch instead of plain ones.
-        decoder_width: width of the decoder; auto: 512, or the encoder's own below ViT-S.
-        decoder_depth: transformer blocks of the decoder; auto: 8, or 2 below ViT-S.
-        decoder_heads: attention heads of the decoder; auto: 16, or one for every 32 channels below ViT-S.
+        encoder: ViT or Swin to train.
+        mask_ratio: fraction γ of the mask units that is removed; for a Swin always 0.75.
+        normalized_pixels: target pixels normalised within each patch.
+        decoder_width: width of the decoder; auto: 512, or the encoder's below ViT-S.
+        decoder_depth: number of transformer blocks of the decoder; auto: 8, or 2 below ViT-S.
+        decoder_heads: number of attention heads of the decoder; auto: 16, or one per 32 channels below ViT-S.
         mask_unit: side of a mask unit in pixels; auto: one patch. Pixio's is 4x4 patches, 64 pixels for patches of 16.
 
     Raises:
@@ -58,6 +58,6 @@ class MAE(Task):
         self.questions["pixels"] = Pixels(self.geometry, decoder, normalized_pixels)
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
-        """The visible patches."""
+        """Return the visible patches."""
         visible, masked = partition(self.geometry, len(images), self.sizes[0], generator, images.device, self.unit)
         return mask_patches(all_patches(images, self.geometry.n), visible, masked)

@@ -1,4 +1,4 @@
-"""How much is masked, and in which units: what ``auto`` becomes, what is refused, and the draws."""
+"""Mask ratios and mask units: resolution of ``auto``, validation, and random draws."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from patchloom.patches.partition import random_unit_partition, share_of, uniform
 from patchloom.sizes import in_pixels
 from patchloom.tasks.task import Size, Task
 
-UNIFORM = 0.75  # what uniform masking removes
+UNIFORM = 0.75  # fraction that uniform masking removes
 
 
 def visible_of(geometry: Geometry, mask_ratio: float, least: int = 1) -> int:
-    """How many patches a mask ratio leaves visible."""
+    """Return the number of patches that a mask ratio leaves visible."""
     visible = share_of(geometry.n, 1 - min(max(mask_ratio, 0), 1))
     if not 0 <= mask_ratio < 1 or visible < least:
         if geometry.n < least:
             raise PatchloomError(
-                f"images of {geometry.n} patch{'es'[: 2 * (geometry.n > 1)]} leave nothing to ask: use smaller patches "
-                "or larger images"
+                f"images of {geometry.n} patch{'es'[: 2 * (geometry.n > 1)]} leave nothing to predict: use smaller "
+                "patches or larger images"
             )
         raise PatchloomError(
             f"a mask ratio of {mask_ratio} leaves {max(visible, 0)} of {geometry.n} patches visible, and {least} are "
@@ -31,22 +31,22 @@ def visible_of(geometry: Geometry, mask_ratio: float, least: int = 1) -> int:
 
 
 def check_uniform(geometry: Geometry, mask_ratio: float, unit: int = 1) -> None:
-    """Refuse to remove patches of a Swin but by uniform masking, which leaves one of each 2x2 (UM-MAE, Li et al. 2022).
+    """Raise an error if patches of a Swin are not removed by uniform masking, one of each 2x2 left (UM-MAE, Li 2022).
 
-    ``unit`` is how many patches are along a mask unit.
+    ``unit`` is the number of patches along a mask unit.
     """
     if not geometry.hierarchical or mask_ratio == 0:
         return
     (rows, columns), p = geometry.grid, geometry.p[0]
     if unit != 1:
         raise PatchloomError(
-            f"mask units of {unit * p} pixels do not fit a Swin, of which one of each 2x2 units of {p} pixels stays "
-            "(uniform masking): leave out --task.mask_unit"
+            f"mask units of {unit * p} pixels do not fit a Swin, whose uniform masks leave one of each 2x2 units of "
+            f"{p} pixels: leave out --task.mask_unit"
         )
     if mask_ratio != UNIFORM:
         raise PatchloomError(
-            f"a mask ratio of {mask_ratio} does not fit a Swin, of which one unit of each 2x2 stays (uniform masking): "
-            f"give --task.mask_ratio {UNIFORM}, or leave it out"
+            f"a mask ratio of {mask_ratio} does not fit a Swin, whose uniform masks leave one of each 2x2 units: give "
+            f"--task.mask_ratio {UNIFORM}, or leave it out"
         )
     if rows % 2 or columns % 2:
         near = "x".join(str(max(1, round(side / 2)) * 2 * p) for side in (rows, columns))
@@ -64,7 +64,7 @@ def partition(
     device: torch.device | str,
     unit: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Which patches stay visible, and which are masked, at random for each of b images."""
+    """Draw visible and masked patches of b images: [b k] and [b n-k]."""
     units = geometry.n // unit**2
     if geometry.hierarchical and visible < units:
         return uniform_partition(b, geometry.grid, generator, device)
@@ -73,7 +73,7 @@ def partition(
 
 
 def masked_units(geometry: Geometry, unit: int, mask_ratio: float) -> tuple[int, int]:
-    """How many square units of ``unit`` x ``unit`` patches a mask ratio leaves visible and masks; both 1 or more."""
+    """Return how many units of ``unit`` x ``unit`` patches a mask ratio leaves visible and masks; both 1 or more."""
     visible_of(geometry, mask_ratio)
     units = geometry.n // unit**2
     visible = share_of(units, 1 - mask_ratio)
@@ -88,23 +88,23 @@ def masked_units(geometry: Geometry, unit: int, mask_ratio: float) -> tuple[int,
 
 
 def patches_of_unit(task: Task, mask_unit: Size, usual: int = 2) -> int:
-    """Patches along a mask unit of ``mask_unit`` pixels (SimMIM section 3.2).
+    """Return the number of patches along a mask unit of ``mask_unit`` pixels (SimMIM section 3.2).
 
-    ``auto`` becomes as many as ``usual``: MAE's one, or SimMIM's two, which are one where the grid has odd sides.
+    ``auto`` becomes ``usual``: 1 for MAE, 2 for SimMIM; 2 becomes 1 if the grid has an odd side.
     """
     g, p = task.geometry, task.geometry.p[0]
     if g.p != (p, p):
         if mask_unit != "auto":
             raise PatchloomError(
-                f"mask units are square, and patches of {in_pixels(g.p)} pixels are not: leave out --task.mask_unit, "
-                "so that single patches are masked"
+                f"mask units are square, and patches of {in_pixels(g.p)} pixels are not: leave out --task.mask_unit "
+                "to mask single patches"
             )
         return 1
-    why = "one patch" if usual == 1 else "two patches, as 32 pixels for patches of 16"
+    why = "one patch" if usual == 1 else "two patches, like 32 pixels for patches of 16"
     if usual == 2 and any(side % 2 for side in g.grid):
-        usual, why = 1, "one patch, since the grid has odd sides"
+        usual, why = 1, "one patch, because the grid has odd sides"
     if g.hierarchical:
-        usual, why = 1, f"one token of the last stage, which stands for {p} pixels"
+        usual, why = 1, f"one token of the last stage, which covers {p} pixels"
     unit = task.resolve_auto("mask_unit", mask_unit, usual * p, why)
     side = unit // p
     if side < 1 or unit % p or any(along % side for along in g.grid):

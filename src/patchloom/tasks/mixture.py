@@ -1,4 +1,4 @@
-"""A pretext task of your own: any withholdings, any weighted questions."""
+"""Mixture: a composed pretext task, with any withholdings and any weighted questions."""
 
 from __future__ import annotations
 
@@ -53,34 +53,35 @@ _QUESTIONS = ("pixels", "positions", "agreement", "features")
 
 
 class Mixture(Task):
-    """Any withholdings and any weighted questions, as you compose them.
+    """Composed task: any withholdings and any weighted questions.
 
     Args:
-        encoder: the ViT to train.
-        withhold: what and how much. mask takes the share of the patches that is removed; blank, drop_positions and
-            limit_context the shares of the others that lose content, position, or their use as keys and values, no
-            patch both of the first two. One of zoom_in, zoom_out (share of the side), fisheye (twist), wave
-            (amplitude), blur (side of the kernel) and decolorize (share of the colour that stays) degrades the picture
-            before. auto: mask 0.5 and drop_positions 0.75.
-        ask: the questions and their weights: pixels, positions, agreement, features; the first is the one that is
-            reported. auto: pixels and positions, 1 each.
-        teacher: with agreement, whether the teacher sees the same crop of the image or a second one; auto: the same one
-            if agreement is asked, else none.
-        sigma: of position smoothing at the start, as DropPos does; falls to 0 over the training.
-        momentum: of the teacher at the start; it rises to 1 along a half cosine. auto: 0.996, less in short trainings.
-        head_width: hidden width of the heads for agreement; auto: 4096, or 4 encoder widths below ViT-S.
-        head_out: width of their output; auto: 256, or the encoder's below ViT-S.
-        decoder_width: width of the decoders; auto: 512, or the encoder's own below ViT-S.
-        decoder_depth: blocks of the pixel decoder; auto: 8, or 2 below ViT-S.
-        decoder_heads: attention heads of the decoders; auto: 16, or one for every 32 channels below ViT-S.
-        features_of: with features, the frozen teacher: timm:NAME, a run's folder, or a file, also of weights alone.
-        features_model: with features, timm's name of the teacher's model, where features_of is a file of weights alone.
-        feature_loss: of the features: cosine or smooth_l1; auto: cosine.
-        zoom_place: which part zoom_in shows: the centre (auto), or one at a random place.
-        fill: what is around zoom_out's small copy: its mirror images (auto), black, or patches of other images.
-        kernel_init: of blur's kernels: normal around the mean (auto), or around 0 as kaiming or xavier have it.
-        kernel_of: a kernel of blur for each channel of an image (auto: channel), or one for all of them (image).
-        position_depth: blocks of the position decoder, 0 for a linear one as MP3 has it; auto: 2.
+        encoder: ViT to train.
+        withhold: withholdings and their strengths. mask takes the fraction of the patches that is removed; blank,
+            drop_positions and limit_context the fractions of the others that lose content, position, or their use as
+            keys and values; no patch loses both content and position. One of zoom_in, zoom_out (fraction of the side),
+            fisheye (twist), wave (amplitude), blur (side of the kernel) and decolorize (fraction of the colour that
+            stays) degrades the image first. auto: mask 0.5 and drop_positions 0.75.
+        ask: questions and their weights: pixels, positions, agreement, features; the first one is reported. auto:
+            pixels and positions, 1 each.
+        teacher: teacher's view for agreement: the student's crop (same), a second crop (second), or none; auto: same
+            with agreement, else none.
+        sigma: σ of position smoothing at the start, as in DropPos; falls to 0 over the training.
+        momentum: momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short
+            trainings.
+        head_width: hidden width of the agreement heads; auto: 4096, or 4 encoder widths below ViT-S.
+        head_out: output width of the agreement heads; auto: 256, or the encoder's width below ViT-S.
+        decoder_width: width of the decoders; auto: 512, or the encoder's below ViT-S.
+        decoder_depth: number of blocks of the pixel decoder; auto: 8, or 2 below ViT-S.
+        decoder_heads: number of attention heads of the decoders; auto: 16, or one per 32 channels below ViT-S.
+        features_of: frozen teacher of features: timm:NAME, a run's folder, or a file of weights.
+        features_model: timm's name of that teacher's model, if features_of is a file of weights alone.
+        feature_loss: loss on the features: cosine or smooth_l1; auto: cosine.
+        zoom_place: part that zoom_in shows: the centre (auto), or one at a random place.
+        fill: surroundings of zoom_out's small copy: its mirror images (auto), black, or patches of other images.
+        kernel_init: weights of blur's kernels: normal around the mean (auto), or around 0 as in kaiming or xavier.
+        kernel_of: one blur kernel per channel of an image (auto: channel), or one for all channels (image).
+        position_depth: number of blocks of the position decoder; 0: linear, as in MP3; auto: 2.
 
     Raises:
         PatchloomError: a combination that cannot be answered, with the reason.
@@ -112,9 +113,9 @@ class Mixture(Task):
         self.withhold = self.resolve_auto(
             "withhold", withhold, {"mask": 0.5, "drop_positions": 0.75}, "as DropPos, milder"
         )
-        self.question_weights = self.resolve_auto("ask", ask, {"pixels": 1.0, "positions": 1.0}, "what is withheld")
+        self.question_weights = self.resolve_auto("ask", ask, {"pixels": 1.0, "positions": 1.0}, "as --task.withhold")
         asked_of: Second = "same" if "agreement" in self.question_weights else "none"
-        second = self.resolve_auto("teacher", teacher, asked_of, "goes with what is asked")
+        second = self.resolve_auto("teacher", teacher, asked_of, "matches --task.ask")
         self._check(second)
         self.counts = self._count(self.withhold)
         for name, count in self.counts.items():
@@ -140,15 +141,15 @@ class Mixture(Task):
         if "agreement" in self.question_weights:
             start = teacher_momentum(self, momentum)
         else:
-            written = "auto" if momentum == MOMENTUM else momentum  # which former versions wrote for every run
-            refuse_unused("agreement is not asked", head_width=head_width, head_out=head_out, momentum=written)
+            written = "auto" if momentum == MOMENTUM else momentum  # written by former versions for every run
+            refuse_unused("--task.ask has no agreement", head_width=head_width, head_out=head_out, momentum=written)
         if not {"pixels", "features"} & self.question_weights.keys():
-            refuse_unused("neither pixels nor features are asked", decoder_depth=decoder_depth)
+            refuse_unused("--task.ask has neither pixels nor features", decoder_depth=decoder_depth)
         if "positions" not in self.question_weights:
-            refuse_unused("positions are not asked", position_depth=position_depth)
+            refuse_unused("--task.ask has no positions", position_depth=position_depth)
         if "features" not in self.question_weights:
             given = {"features_of": features_of or "auto", "features_model": features_model or "auto"}
-            refuse_unused("features are not asked", **given, feature_loss=feature_loss)
+            refuse_unused("--task.ask has no features", **given, feature_loss=feature_loss)
         source = features_of, features_model
         builders: dict[str, Callable[[], Question]] = {
             "pixels": lambda: self._pixels(decoder_width, decoder_depth, decoder_heads),
@@ -160,7 +161,7 @@ class Mixture(Task):
             self.questions[name] = builders[name]()
 
     def _pixels(self, width: Size, depth: Size, heads: Size) -> Restoration:
-        """Beyond Masking's question, of what was masked or blanked; of every patch where the picture was degraded."""
+        """Build the question of Beyond Masking for masked and blank patches, or for all patches of a degraded image."""
         check_normalizable(self.geometry, each_channel=True)
         decoder = self._patch_decoder(width, depth, heads)
         return Restoration(self.geometry, decoder, self.degradation, blank=self.counts.get("blank", 0))
@@ -173,7 +174,7 @@ class Mixture(Task):
         of: tuple[str | None, str | None],
         loss: FeatureLoss | Literal["auto"],
     ) -> Features:
-        """A frozen teacher's features, of the same patches."""
+        """Build the question about a frozen teacher's features, for the same patches."""
         by: FeatureLoss = self.resolve_auto("feature_loss", loss, "cosine", "as EVA")
         check_type("task.feature_loss", by, FeatureLoss)
         teacher = frozen_teacher(self.geometry, *of)
@@ -181,7 +182,7 @@ class Mixture(Task):
         return Features(self.geometry, decoder, teacher, by, self.counts.get("blank", 0))
 
     def _patch_decoder(self, width: Size, depth: Size, heads: Size, answers: int | None = None) -> MAEDecoder:
-        """Of every patch where the picture was degraded, else of those that were masked or blanked."""
+        """Build a decoder for all patches of a degraded image, else for the masked and blank ones."""
         asked = self.counts.get("blank", 0)
         if self.degradation.changes_pixels:
             asked = self.counts.get("mask", self.geometry.n)
@@ -189,7 +190,7 @@ class Mixture(Task):
         return patch_decoder(self, width, depth, heads, answers=answers, has_masked=masks, visible_asked=asked)
 
     def _positions(self, width: Size, depth: Size, heads: Size, sigma: float) -> Positions:
-        """DropPos' question, or MP3's where every position is withheld."""
+        """Build DropPos' question, or MP3's if every position is withheld."""
         g = self.geometry
         sizes = decoder_sizes(self, width, depth, heads, (512, 2, 16), depth_option="position_depth")
         ratios = MP3_RATIOS if self.withhold["drop_positions"] == 1 else DROPPOS_RATIOS
@@ -197,58 +198,58 @@ class Mixture(Task):
 
     @classmethod
     def encoder_defaults(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-        """No positions where all of them are withheld."""
+        """Return no positions if all of them are withheld."""
         withhold = options["withhold"]
         if isinstance(withhold, Mapping) and withhold.get("drop_positions") == 1:
-            return {"positions": ("none", "the mixture withholds them all")}
+            return {"positions": ("none", "the mixture withholds all of them")}
         return {}
 
     @classmethod
     def training_defaults(cls, options: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
-        """With agreement, a teacher that can be followed in short trainings, too."""
+        """Return a momentum that suits the length of the training, with agreement."""
         return {"task.momentum": momentum_for(updates)} if "agreement" in options["ask"] else {}
 
     @classmethod
     def updates_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
-        """With agreement, enough for a teacher that begins as a random network."""
+        """Return enough updates for a teacher that starts as a random network, with agreement."""
         return AGREEMENT_UPDATES if "agreement" in options["ask"] else super().updates_needed(options)
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
-        """Two where patches of other images are shown."""
+        """Return 2 if patches of other images are shown."""
         return others_needed(options) or super().images_needed(options)
 
     def _check(self, second: Second) -> None:
-        """Refuse what cannot be answered."""
+        """Raise an error for a combination that cannot be answered."""
         for option, given, known in (
             ("withhold", self.withhold, (*_SHARES, *STRENGTHS)),
             ("ask", self.question_weights, _QUESTIONS),
         ):
             for name in given:
                 if name not in known:
-                    raise PatchloomError(f"--task.{option} knows no {name}: choose among {', '.join(known)}")
+                    raise PatchloomError(f"--task.{option} has no entry {name}: choose among {', '.join(known)}")
         check_type("task.teacher", second, Second)
         if not self.question_weights or min(self.question_weights.values()) <= 0:
             raise PatchloomError("--task.ask needs one question or more, each with a weight above 0")
         for name in _SHARES:
             share = self.withhold.get(name)
             if share is not None and not 0 < share < 1 and (name, share) != ("drop_positions", 1):
-                raise PatchloomError(f"--task.withhold {name} is a share between 0 and 1, not {share}")
+                raise PatchloomError(f"--task.withhold {name} must be a fraction between 0 and 1, not {share}")
         if sum(name in STRENGTHS for name in self.withhold) > 1:
-            raise PatchloomError("--task.withhold takes one degradation of the picture at a time")
+            raise PatchloomError("--task.withhold takes one degradation of the image at a time")
         order = list(self.withhold)
         if "limit_context" in order and "mask" in order and order.index("limit_context") < order.index("mask"):
             raise PatchloomError("limit_context chooses among the patches that enter: put it after mask")
         content = [name for name in order if name in ("mask", "blank", *STRENGTHS)]
         for name in ("pixels", "features"):
             if name in self.question_weights and not content:
-                raise PatchloomError(f"no pixels are withheld, so asking for {name} teaches nothing: add mask or blank")
+                raise PatchloomError(f"no pixels are withheld, so {name} cannot be asked: add mask or blank")
         has_positions = patch_positions(self.encoder) is not None
         dropped = self.withhold.get("drop_positions")
         if "positions" in self.question_weights and dropped is None:
             raise PatchloomError(
-                "no visible patch's position is withheld, and of a masked patch nothing enters that could say where it "
-                "was: add drop_positions to --task.withhold"
+                "no visible patch's position is withheld, and a masked patch has no token to predict it from: add "
+                "drop_positions to --task.withhold"
             )
         if dropped is not None and has_positions == (dropped == 1):
             state, remedy = ("has", "none") if has_positions else ("has no", "sincos")
@@ -256,16 +257,16 @@ class Mixture(Task):
                 f"drop_positions {dropped} does not go with an encoder that {state} positions: use --positions {remedy}"
             )
         if "agreement" in self.question_weights and second == "none":
-            raise PatchloomError("agreement needs somebody to agree with: give --task.teacher same or second")
+            raise PatchloomError("agreement needs a teacher: give --task.teacher same or second")
         if "agreement" not in self.question_weights and second != "none":
-            raise PatchloomError("nobody asks the teacher: add agreement to --task.ask, or leave out --task.teacher")
+            raise PatchloomError("the teacher is not used: add agreement to --task.ask, or leave out --task.teacher")
         if self.question_weights.keys() == {"agreement"} and second == "same" and not self.withhold:
             raise PatchloomError(
                 "the student sees all that the teacher sees: withhold something, or give --task.teacher second"
             )
 
     def _count(self, withhold: Mapping[str, float]) -> dict[str, int]:
-        """How many patches each withholding leaves (mask, limit_context) or takes (blank, drop_positions)."""
+        """Return how many patches each withholding leaves (mask, limit_context) or takes (blank, drop_positions)."""
         counts, entering = {}, self.geometry.n
         if "mask" in withhold:
             counts["mask"] = entering = visible_of(self.geometry, withhold["mask"])
@@ -277,7 +278,7 @@ class Mixture(Task):
         if "blank" in counts and taken > entering:
             raise PatchloomError(
                 f"of {entering} patches that enter, {counts['blank']} would be blank and {counts['drop_positions']} "
-                "without a position, so some would have neither and could answer nothing: lower one of the shares"
+                "without a position, so some would have neither: lower one of the fractions"
             )
         if counts.get("blank", 0) == entering:
             raise PatchloomError("every patch would be blank: lower blank in --task.withhold")
@@ -292,9 +293,9 @@ class Mixture(Task):
         position_mask_ratio: float | None = None,
         context_mask_ratio: float | None = None,
     ) -> EncoderInput:
-        """What is left of a batch after all withholdings; no patch loses both its content and its position.
+        """Return a batch after all withholdings; no patch loses both its content and its position.
 
-        At other ratios than the mixture's own nothing is blanked, since of a blank patch no position can be asked.
+        With given ratios no patch is blank, because the position of a blank patch cannot be predicted.
         """
         counts = self.counts
         ratios = {"mask": mask_ratio, "drop_positions": position_mask_ratio, "limit_context": context_mask_ratio}
@@ -317,7 +318,7 @@ class Mixture(Task):
         return given
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The mask token, and the position token; zeros where no position is ever given."""
+        """Return the mask token, and the position token, or zeros if all positions or none are withheld."""
         position = given.images.new_zeros(()) if self.position_token is None else self.position_token
         mask = {} if self.mask_token is None else {"mask_token": self.mask_token}
         return {"position_token": position, **mask}

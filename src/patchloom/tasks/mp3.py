@@ -30,17 +30,17 @@ RATIOS_DRAWN = (0.0, 0.25, 0.5, 0.75)
 
 
 class MP3(Task):
-    """Positions are withheld, and most patches barred from keys and values; where every patch was is asked.
+    """Prediction of the positions of all patches, with most patches barred from keys and values.
 
     Args:
-        encoder: the ViT to train; without position embeddings, unless a share of the patches keeps its position.
-        context_mask_ratio: share η of the patches that may ask but serve as neither key nor value; auto is the paper's
-            for images like these: 0.75 from 100 patches (ImageNet), 0.8 from 64 patches of 8 pixels or more (Tiny
+        encoder: ViT to train; without position embeddings, unless some patches keep their position.
+        context_mask_ratio: fraction η of the patches that are queries only, neither keys nor values; auto: the paper's
+            for such a grid: 0.75 from 100 patches (ImageNet), 0.8 from 64 patches of 8 pixels or more (Tiny
             ImageNet), else 0.5 (CIFAR-100).
-        known_positions: share of the patches that keep their position embedding (5 % in the paper's speech models).
+        known_positions: fraction of the patches that keep their position embedding (5 % in the paper's speech models).
 
     Raises:
-        PatchloomError: ratios that leave nothing to ask or to see, or an encoder whose positions do not go with them.
+        PatchloomError: ratios that leave nothing to predict or to see, or an encoder whose positions do not fit them.
     """
 
     def __init__(
@@ -51,7 +51,9 @@ class MP3(Task):
     ):
         super().__init__(encoder)
         if self.geometry.n < 2:
-            raise PatchloomError("an image of one patch has no positions to ask: use smaller patches or larger images")
+            raise PatchloomError(
+                "an image of one patch has no position to predict: use smaller patches or larger images"
+            )
         usual = _usual_ratio(self.geometry.n, self.geometry.p)
         self.context_mask_ratio = self.resolve_auto("context_mask_ratio", context_mask_ratio, *usual)
         if not 0 <= self.context_mask_ratio < 1 or share_of(self.geometry.n, 1 - self.context_mask_ratio) < 1:
@@ -59,7 +61,7 @@ class MP3(Task):
                 f"--task.context_mask_ratio {self.context_mask_ratio} leaves no patch as context: lower it"
             )
         if not 0 <= known_positions < 1:
-            raise PatchloomError(f"--task.known_positions is a share from 0 to below 1, not {known_positions}")
+            raise PatchloomError(f"--task.known_positions must lie in [0, 1), not {known_positions}")
         self.known = min(share_of(self.geometry.n, known_positions), self.geometry.n - 1)
         has_positions = patch_positions(encoder) is not None
         if self.known and not has_positions:
@@ -75,16 +77,16 @@ class MP3(Task):
 
     @classmethod
     def encoder_defaults(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-        """No positions unless some are known, and no class token: nothing would ask one."""
-        defaults: dict[str, tuple[Any, str]] = {"class_token": (False, "mp3 asks patches only")}
+        """Return no positions unless some are known, and no class token, because only patches are predicted."""
+        defaults: dict[str, tuple[Any, str]] = {"class_token": (False, "mp3 predicts from patch tokens only")}
         if not options["known_positions"]:
-            defaults["positions"] = ("none", "mp3 withholds them all")
+            defaults["positions"] = ("none", "mp3 withholds all of them")
         return defaults
 
     def given(
         self, images: Tensor, generator: torch.Generator | None = None, *, context_mask_ratio: float | None = None
     ) -> EncoderInput:
-        """All patches without positions, or with a few; only some serve as keys and values."""
+        """Return all patches with few or no positions; only the context serves as keys and values."""
         b, n, device = len(images), self.geometry.n, images.device
         ratio = self.context_mask_ratio if context_mask_ratio is None else context_mask_ratio
         m = max(1, share_of(n, 1 - ratio))
@@ -94,11 +96,11 @@ class MP3(Task):
         return limit_context(given, context) if m < n else given
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Zeros, where other patches have a position."""
+        """Return zeros as the stand-in for withheld positions."""
         return {"position_token": given.images.new_zeros(())}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
-        """Images rebuilt by putting each patch where it was predicted, at several η; and the paper's Figs. 14-15."""
+        """Draw images rebuilt from the predicted positions at several η, and the paper's Figs. 14-15."""
         if seconds := self.modality.column_seconds:
             return [frames_sheet(self.geometry, images, self._answer(images, generator), seconds, generator)]
         rebuilt = {}
@@ -110,7 +112,7 @@ class MP3(Task):
         return sheets
 
     def place(self, images: Tensor, generator: torch.Generator, **ratios: float) -> Tensor:
-        """Where each patch of ``images`` [b c h w] is placed: [b n]; keys and values are of the image's context."""
+        """Return the predicted place [b n] of each patch of ``images`` [b c h w]; keys and values: its context only."""
         return self._answer(images, generator, **ratios).places()
 
     def _answer(self, images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction:
@@ -119,9 +121,9 @@ class MP3(Task):
 
 
 def _usual_ratio(n: int, p: tuple[int, int]) -> tuple[float, str]:
-    """The paper's η for so many patches of so many pixels (section 4.2), and why.
+    """Return the paper's η for ``n`` patches of ``p`` pixels (section 4.2), and the reason.
 
-    CIFAR-100 and Tiny ImageNet have 64 patches both. Those of 8 pixels tell more than those of 4, so fewer suffice.
+    CIFAR-100 and Tiny ImageNet both have 64 patches. Those of 8 pixels show more than those of 4, so fewer suffice.
     """
     if n >= 100:
         return 0.75, "the paper's for ImageNet, many patches"

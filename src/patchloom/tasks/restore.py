@@ -21,12 +21,12 @@ from patchloom.withhold.degradation import CanvasFit, CropPlace, Degradation, De
 from patchloom.withhold.degrade import KernelInit, KernelOf
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
-# Degradations as options of a task: which one, how strong, in which form, and on how large a picture.
+# Degradations as options of a task: kind, strength, form, and size of the canvas.
 
 
 Strength = float | list[float] | Literal["auto"]
 
-# a degradation, and the option that says how strong it is
+# option that sets the strength of each degradation
 STRENGTHS: dict[DegradationKind, str] = {
     "zoom_in": "scale",
     "zoom_out": "scale",
@@ -36,7 +36,7 @@ STRENGTHS: dict[DegradationKind, str] = {
     "decolorize": "saturation",
 }
 _WITH_CANVAS = ("zoom_in", "fisheye", "wave")
-# an option that says in which form: for which degradations, what it takes, what auto becomes and why
+# options of form: their degradations, values, default and its reason
 _FORMS: dict[str, tuple[tuple[str, ...], Any, str, str]] = {
     "zoom_place": (("zoom_in",), CropPlace, "centre", "the paper's"),
     "fill": (("zoom_out",), Fill, "mirror", "the paper's"),
@@ -53,7 +53,7 @@ def build_degradation(
     strengths: Mapping[str, Strength] | None = None,
     forms: Mapping[str, str] | None = None,
 ) -> Degradation:
-    """A degradation for ``task``'s images."""
+    """Build a degradation for ``task``'s images."""
     check_type("task.degradation", kind, DegradationKind)
     if kind == "decolorize" and task.geometry.channels != 3:
         raise PatchloomError(
@@ -89,31 +89,31 @@ def build_degradation(
     }
     if not drawn or not all(map(fits[option], drawn)):
         ranges = {
-            "scale": "shares of the side in (0, 1]",
+            "scale": "fractions of the side in (0, 1]",
             "twist": "numbers in [0, 1]",
             "kernel": "odd sides in pixels",
         }
-        # the option has another name in a mixture
+        # a mixture has another name for the option
         raise PatchloomError(
             f"the {option} of {kind} must be {ranges.get(option, 'numbers in [0, 1]')}, not {list(drawn)}"
         )
     degradation = Degradation(kind, size, whole, drawn, task.geometry.p, **chosen)
     if not degradation.padded and (len(drawn) > 1 or degradation.grid == task.geometry.grid):
         raise PatchloomError(
-            "without padding the patches of the small picture alone enter, as many of every image and fewer than all: "
-            f"give --task.scale one number, which leaves fewer than {task.geometry.grid[0]}x{task.geometry.grid[1]} "
-            f"patches, not {list(drawn)}"
+            "without padding only the patches of the small picture enter, equally many of every image and fewer than "
+            f"all: give --task.scale one number that leaves fewer than {task.geometry.grid[0]}x"
+            f"{task.geometry.grid[1]} patches, not {list(drawn)}"
         )
     return degradation
 
 
 def others_needed(options: Mapping[str, Any]) -> tuple[int, str] | None:
-    """How many images a step needs where patches of other images are shown, with the reason; None where none are."""
+    """Return the number of images that a step needs to show patches of other images, with the reason, else None."""
     return (2, "the small picture is shown amid patches of other images") if options["fill"] == "images" else None
 
 
 def _forms(task: Task, kind: DegradationKind, on_canvas: bool, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Of the options that say in which form a picture is degraded, those that are for ``kind``."""
+    """Resolve the options of form that apply to ``kind``; raise an error if another one is given."""
     found = {}
     for option, value in asked.items():
         kinds, words, usual, why = _FORMS[option]
@@ -127,7 +127,7 @@ def _forms(task: Task, kind: DegradationKind, on_canvas: bool, asked: Mapping[st
 
 
 def _canvas(task: Task, kind: DegradationKind, canvas: Size, size: tuple[int, int], scale: Strength) -> tuple[int, int]:
-    wide = kind == "zoom_in" and scale == "auto"  # a scale zooms into images of the usual size
+    wide = kind == "zoom_in" and scale == "auto"  # with a scale, zoom_in works on images of the usual size
     share, why = (96 / 224, "the paper's 320 for 224 pixels") if wide else (0.0, "the images' own size")
     side = task.resolve_auto("canvas", canvas, min(size) + 2 * round(min(size) * share / 2), why)
     more = side - min(size)
@@ -145,45 +145,48 @@ Sampling = Literal["random", "block", "centre", "surroundings"]
 
 
 class Restore(Task):
-    """Part of a picture, its geometry, sharpness or colour (and patches) are withheld; the original pixels are asked.
+    """Reconstruction of the original from a degraded image: a part, or changed geometry, sharpness or colour.
 
     Args:
-        encoder: the ViT to train.
-        degradation: zoom_in shows the centre of a larger picture; zoom_out a small copy amid its mirror images; fisheye
-            bends it; wave moves its columns up and down; blur convolves it with a random kernel; decolorize takes
-            colour; masked and none leave it.
-        mask_ratio: share γ of the patches that is removed besides; auto: 0.75 for zoom_in and masked, else 0.
-        sampling: which patches stay visible: random ones; one block, at a random place or in the centre; or the
-            surroundings of a block in the centre.
-        canvas: shorter side in pixels of the picture of which zoom_in shows a part, or which fisheye or wave bends;
-            auto: 10/7 of the image for zoom_in (320 for 224), the image itself for the others.
-        canvas_fit: how a larger canvas becomes the image once fisheye or wave has bent it: resize (auto), or crop to
-            the centre. What is asked is the centre before it was bent.
-        zoom_place: which part zoom_in shows: the centre (auto), or one at a random place.
-        band_weight: with zoom_in and masks, share of the loss on what lies around the input; the rest is on the masks.
-            auto: 0.2.
-        band_target: what lies around the input is asked reduced to the input's size and grown again, as the authors'
-            program does (grown), or as it is (original); auto: grown where pixels are normalised, else original.
-        scale: share of the side that zoom_in shows (on images of the usual size) or to which zoom_out shrinks; a number
-            or a list to draw from; auto: 0.714.
-        fill: what is around zoom_out's small copy: its mirror images (auto), black, patches of other images, or none:
-            then only the patches that it covers enter.
-        twist: of fisheye; a number, or the two bounds from between which it is drawn; auto: 0.2 to 0.25.
-        amplitude: of wave, a share of the height; a number, or two bounds as for twist; auto: 0.05 to 0.1.
+        encoder: ViT to train.
+        degradation: change of the image: zoom_in shows the centre of a larger image; zoom_out a small copy amid its
+            mirror images; fisheye bends it; wave shifts its columns up and down; blur convolves it with a random
+            kernel; decolorize removes colour; masked and none leave it unchanged.
+        mask_ratio: fraction γ of the patches that is also removed; auto: 0.75 for zoom_in and masked, else 0.
+        sampling: choice of the visible patches: random ones; one block, at a random place (block) or in the centre
+            (centre); or all but a block in the centre (surroundings).
+        canvas: shorter side in pixels of the image before zoom_in, fisheye or wave; auto: 10/7 of the input for
+            zoom_in (320 for 224), the input's size for the others.
+        canvas_fit: reduction of a larger canvas to the input after fisheye or wave: resize (auto), or crop to the
+            centre. The target is the centre before it was bent.
+        zoom_place: part that zoom_in shows: the centre (auto), or one at a random place.
+        band_weight: fraction of the loss on the band around the input, with zoom_in and masks; the rest is on the
+            masked patches. auto: 0.2.
+        band_target: target of the band around the input: the canvas reduced to the input's size and enlarged again,
+            as in the authors' program (grown), or the canvas itself (original); auto: grown if pixels are normalised,
+            else original.
+        scale: fraction of the side that zoom_in shows (without a canvas) or to which zoom_out shrinks; a number or a
+            list to draw from; auto: 0.714.
+        fill: surroundings of zoom_out's small copy: its mirror images (auto), black, patches of other images, or none:
+            only the patches that it covers enter.
+        twist: strength of fisheye; a number, or two bounds to draw between; auto: 0.2 to 0.25.
+        amplitude: amplitude of wave as a fraction of the height; a number, or two bounds to draw between; auto: 0.05 to
+            0.1.
         kernel: side of blur's kernel in pixels, odd; a number or a list to draw from; auto: 9 for 224 pixels, and in
-            proportion.
-        kernel_init: of blur's kernels: normal around the mean (auto), or around 0 as kaiming or xavier have it.
-        kernel_of: a kernel of blur for each channel of an image (auto: channel), or one for all of them (image).
-        saturation: share of the colour that decolorize leaves; a number or a list to draw from; auto: 0.3.
-        normalized_pixels: ask for pixels normalised within each patch instead of plain ones.
-        target_norm: by which statistics they are normalised: those of each channel of a patch (auto), or of the whole
-            patch, as in mae.
-        decoder_width: width of the decoder; auto: 384, 512 for a ViT-L, or the encoder's own below ViT-S.
-        decoder_depth: transformer blocks of the decoder; auto: 4, or 2 below ViT-S.
-        decoder_heads: attention heads of the decoder; auto: 6, 8 for a ViT-L, or one for every 32 channels below ViT-S.
+            proportion for other sizes.
+        kernel_init: weights of blur's kernels: normal around the mean (auto), or around 0 as in kaiming or xavier.
+        kernel_of: one blur kernel per channel of an image (auto: channel), or one for all channels (image).
+        saturation: fraction of the colour that decolorize leaves; a number or a list to draw from; auto: 0.3.
+        normalized_pixels: target pixels normalised within each patch.
+        target_norm: statistics that normalise the targets: those of each channel of a patch (auto: channel), or of the
+            whole patch, as in mae (patch).
+        decoder_width: width of the decoder; auto: 384, 512 for a ViT-L, or the encoder's below ViT-S.
+        decoder_depth: number of transformer blocks of the decoder; auto: 4, or 2 below ViT-S.
+        decoder_heads: number of attention heads of the decoder; auto: 6, 8 for a ViT-L, or one per 32 channels below
+            ViT-S.
 
     Raises:
-        PatchloomError: options that do not go together, or that leave nothing to ask or to see.
+        PatchloomError: options that exclude each other, or that leave nothing to predict or to see.
     """
 
     def __init__(
@@ -232,12 +235,12 @@ class Restore(Task):
             raise PatchloomError(f"a mask ratio of {ratio} masks nothing: raise --task.mask_ratio")
         if sampling != "random" and visible == self.entering.n:
             raise PatchloomError(
-                f"--task.sampling {sampling} changes nothing here, since a mask ratio of {ratio} masks nothing: "
+                f"--task.sampling {sampling} has no effect here, because a mask ratio of {ratio} masks nothing: "
                 "raise --task.mask_ratio"
             )
         norm: TargetNorm = "channel"
         if normalized_pixels:
-            norm = self.resolve_auto("target_norm", target_norm, norm, "the authors' program's")
+            norm = self.resolve_auto("target_norm", target_norm, norm, "as in the authors' program")
             check_type("task.target_norm", norm, TargetNorm)
             check_normalizable(g, each_channel=norm == "channel")
         else:
@@ -250,32 +253,32 @@ class Restore(Task):
         target: BandTarget = "grown"
         if has_band:
             band: BandTarget = "grown" if normalized_pixels else "original"
-            why = "the authors' program's" if normalized_pixels else "the paper's"
+            why = "as in the authors' program" if normalized_pixels else "the paper's"
             target = self.resolve_auto("band_target", band_target, band, why)
             check_type("task.band_target", target, BandTarget)
-            weight = self.resolve_auto("band_weight", band_weight, 0.2, "the authors' program's")
+            weight = self.resolve_auto("band_weight", band_weight, 0.2, "as in the authors' program")
             if not 0 <= weight <= 1:
-                raise PatchloomError(f"--task.band_weight is a share from 0 to 1, not {weight}")
+                raise PatchloomError(f"--task.band_weight must lie in [0, 1], not {weight}")
         else:
             refuse_unused(
                 "only zooming in with masks and a canvas has two losses",
                 band_weight=band_weight,
                 band_target=band_target,
             )
-        # where nothing but patches is missing, the visible ones have nothing to answer
+        # if only patches are missing, the visible ones have nothing to predict
         asked = visible if self.degradation.changes_pixels or not masks else 0
         sizes = decoder_width, decoder_depth, decoder_heads
-        usual_sizes = (512, 4, 8) if encoder.embed_dim >= _LARGE else (384, 4, 6)  # the program's for a ViT-L
+        usual_sizes = (512, 4, 8) if encoder.embed_dim >= _LARGE else (384, 4, 6)  # ViT-L: as in the program
         decoder = patch_decoder(self, *sizes, usual=usual_sizes, has_masked=masks, visible_asked=asked)
         self.questions["pixels"] = Restoration(g, decoder, self.degradation, normalized_pixels, 0, weight, norm, target)
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
-        """Two where patches of other images are shown."""
+        """Return 2 if patches of other images are shown."""
         return others_needed(options) or super().images_needed(options)
 
     def _visible(self, mask_ratio: float) -> int:
-        """How many patches stay visible; for all but random ones ``block`` says how large the rectangle is."""
+        """Return the number of visible patches, and set ``block``, the size of their rectangle, if any."""
         g, self.block = self.entering, None
         visible = visible_of(g, mask_ratio)
         if self.sampling == "random" or visible == g.n:
@@ -291,7 +294,7 @@ class Restore(Task):
         return g.n - inside if hides else inside
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
-        """The visible patches of the degraded picture."""
+        """Return the visible patches of the degraded image."""
         b, g, device = len(images), self.entering, images.device
         given = self.degradation(all_patches(images, self.geometry.n), self.mean, self.std, generator)
         if self.block is None:
@@ -306,7 +309,7 @@ class Restore(Task):
 
 
 def block_of(grid: tuple[int, int], share: float) -> tuple[int, int]:
-    """Rows and columns of a rectangle like the ``grid``, of about ``share`` of its patches."""
+    """Return rows and columns of a rectangle shaped like ``grid`` with about ``share`` of its patches."""
     along = max(1, sum(side > 1 for side in grid))  # a grid of one row has one axis
     rows, columns = (max(1, round(side * share ** (1 / along))) for side in grid)
     return rows, columns

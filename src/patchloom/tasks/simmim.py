@@ -16,14 +16,14 @@ from patchloom.withhold.encoder_input import EncoderInput, all_patches, blank_pa
 
 
 class SimMIM(Task):
-    """Most patches are replaced by a mask token; their pixels are asked.
+    """Reconstruction of the pixels of patches that were replaced by a mask token.
 
     Args:
-        encoder: the ViT or Swin to train.
-        mask_ratio: share of the mask units whose content is withheld.
-        mask_unit: side of a mask unit in pixels; auto: two patches (32 pixels for patches of 16), or one where the
-            grid has odd sides; of a Swin what a token of its last stage stands for, 32 pixels of Swin-T.
-        normalized_pixels: ask for pixels normalised within each patch instead of plain ones.
+        encoder: ViT or Swin to train.
+        mask_ratio: fraction of the mask units that is replaced.
+        mask_unit: side of a mask unit in pixels; auto: two patches (32 pixels for patches of 16), or one if the grid
+            has odd sides; for a Swin the area of one token of its last stage, 32 pixels for Swin-T.
+        normalized_pixels: target pixels normalised within each patch.
 
     Raises:
         PatchloomError: a mask ratio that leaves nothing visible or nothing masked, or a unit that does not fit.
@@ -50,11 +50,11 @@ class SimMIM(Task):
         self.questions["pixels"] = Pixels(g, head, normalized_pixels, absolute=True, blank=blank)
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
-        """All patches, of which those of the masked units are blank."""
+        """Return all patches; those of the masked units are blank."""
         g = self.geometry
         _, blank = random_unit_partition(len(images), g.grid, self.unit, self.sizes, generator, images.device)
         return blank_patches(all_patches(images, g.n), blank)
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The mask token."""
+        """Return the mask token."""
         return {"mask_token": self.mask_token}

@@ -1,4 +1,4 @@
-"""What every pretext task is: what is withheld from an encoder (`given`), and the questions that it asks."""
+"""Base class of pretext tasks."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ Size = int | Literal["auto"]
 
 
 class Task(nn.Module, ABC):
-    """A pretext task: what is withheld from an encoder, times what is asked of it.
+    """Pretext task: an input from which something is withheld, and questions about it.
 
-    A task of one's own sets ``questions`` in ``__init__`` and says in `given` what the encoder is given; all the rest
-    has a default.
+    A custom task sets ``questions`` in ``__init__`` and implements `given`, which returns the encoder's input. All
+    other methods have defaults.
 
     Attributes:
-        serves_swin: whether the encoder may be a Swin, of which patches are taken away by uniform masks alone.
-        native_crops: whether ``--crop_scale auto`` may cut crops at native scale: nothing is asked that depends on how
-            much of an image a crop shows.
-        encoder: the ViT or Swin that is being trained; `patchloom export` writes its ``state_dict``.
-        geometry: of its images and tokens.
-        questions: what is asked, by name; the first one is what `measure` reports, unless it is overridden.
-        question_weights: of the questions' losses, by name; 1 where none is named.
-        augment: turns one image and a random generator into the views that `forward` takes.
-        chosen: by option, what each ``auto`` became, and why.
-        mean, std: [c 1 1] by which the images were normalised; `normalized_by` sets them.
-        modality: what its images are pictures of.
+        serves_swin: whether the encoder may be a Swin, whose patches can be removed by uniform masks only.
+        native_crops: whether ``--crop_scale auto`` may cut crops at native scale; False if a question depends on the
+            area that a crop shows.
+        encoder: the ViT or Swin in training; `patchloom export` writes its ``state_dict``.
+        geometry: sizes of its images and tokens.
+        questions: questions by name; `measure` reports the first one unless it is overridden.
+        question_weights: weights of the questions' losses by name; 1 for a missing name.
+        augment: function of one image and a random generator that returns the views for `forward`.
+        chosen: resolved value and reason of every option that was ``auto``.
+        mean, std: [c 1 1] statistics that normalise the images; set by `normalized_by`.
+        modality: kind of data that the images show.
     """
 
     serves_swin: ClassVar[bool] = False
@@ -67,45 +67,45 @@ class Task(nn.Module, ABC):
 
     @classmethod
     def refuse_swin(cls, hierarchical: bool) -> None:
-        """Refuse a ``hierarchical`` encoder where the task is made for the tokens of a plain ViT."""
+        """Raise an error if the encoder is ``hierarchical`` and the task needs the tokens of a plain ViT."""
         if hierarchical and not cls.serves_swin:
             raise PatchloomError(
-                f"{cls.__name__} needs a plain ViT: a Swin is trained by mae, simmim and droppos, so choose one of "
-                "these, or another --model"
+                f"{cls.__name__} needs a plain ViT: choose another --model, or a task that trains a Swin (mae, simmim "
+                "or droppos)"
             )
 
     @classmethod
     def encoder_defaults(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-        """What the encoder should be where the user leaves it open: "positions" or "class_token", each with a reason.
+        """Return defaults of the encoder, each with a reason: "positions" or "class_token".
 
-        ``options`` are the task's own, all of them.
+        ``options`` holds all options of the task.
         """
         return {}
 
     @classmethod
     def training_defaults(cls, options: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
-        """What a training should be where the user leaves it open: "weight_decay" or ``task.OPTION``.
+        """Return defaults of the training, each with a reason: "weight_decay" or ``task.OPTION``.
 
-        Each stands with a reason. ``options`` are the task's own, all of them; ``updates`` are those of the weights in
-        the whole training.
+        ``options`` holds all options of the task; ``updates`` is the number of updates of the whole training.
         """
         return {}
 
     @classmethod
     def updates_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
-        """How many updates of the weights a training should have, with the reason; ``options`` are all the task's.
+        """Return the number of updates that a training should have, with the reason.
 
-        For their sake a batch size that is left open becomes smaller where the images are few.
+        If there are few images, an ``auto`` batch size is reduced to reach it. ``options`` holds all options of the
+        task.
         """
-        return 1, "nothing asks for more"
+        return 1, "the task has no minimum"
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
-        """How many images a step needs, of all processes together, with the reason; ``options`` are all the task's."""
-        return 1, "a step without images has nothing to ask"
+        """Return the number of images that a step needs over all processes, with the reason."""
+        return 1, "a step has at least one image"
 
     def resolve_auto(self, option: str, asked: T | Literal["auto"], value: T, why: str) -> T:
-        """``value`` if ``asked`` is auto, which is noted with its reason; else what was asked."""
+        """Return ``asked``, or ``value`` if it is "auto"; record the choice and its reason in ``chosen``."""
         if asked != "auto":
             if isinstance(asked, int) and not abs(asked) <= 2**16:
                 raise PatchloomError(f"--task.{option} must be 65536 or less, not {asked}")
@@ -115,32 +115,31 @@ class Task(nn.Module, ABC):
 
     @property
     def views(self) -> float:
-        """The factor r of effective epochs, which are epochs times r (DropPos, appendix A; iBOT).
+        """Factor r of the effective epochs, epochs · r (DropPos, appendix A; iBOT).
 
-        It is the area of all different crops of an image that a step gives to encoders, over that of the encoder's
-        images. Masks and other colours make no other crop, and what is only asked for is not given.
+        Area of all distinct crops of an image that a step feeds to encoders, relative to the encoder's input. Masks and
+        colour changes add no crop, and targets do not count.
         """
         return float(getattr(self.augment, "crops", 1))
 
     def normalized_by(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Tell the task by which statistics per channel, in [0, 1] units, its images are normalised."""
+        """Set the statistics per channel, in [0, 1] units, that normalise the images."""
         for buffer, values in ((self.mean, mean), (self.std, std)):
             buffer.copy_(torch.tensor(values).view(-1, 1, 1))
 
     @abstractmethod
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
-        """What the encoder is given of a batch.
+        """Return the encoder's input for a batch.
+
+        A task with `Positions` also takes their ``ratios`` by name, to withhold another fraction than in training.
 
         Args:
             images: [b c h w] normalised.
-            generator: source of what is random, on any device; the global one if absent.
-
-        A task with `Positions` also takes their ``ratios`` by name: how much is withheld where it is other than in
-        training.
+            generator: random generator on any device; None: the global one.
         """
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """What stands for withheld content (``mask_token``) and positions (``position_token``), each to [b k d]."""
+        """Return stand-ins for content (``mask_token``) and positions (``position_token``), broadcast to [b k d]."""
         return {}
 
     def encode(
@@ -150,8 +149,8 @@ class Task(nn.Module, ABC):
         generator: torch.Generator | None = None,
         teacher_images: Tensor | None = None,
     ) -> Encoded:
-        """A batch with the encoder's tokens of what it is given, as the questions take it."""
-        stand_ins: Any = self.placeholders(given, generator)  # by the names of `encode`'s arguments
+        """Encode a batch, for the questions."""
+        stand_ins: Any = self.placeholders(given, generator)  # keyword arguments of `encode`
         tokens = encode(self.encoder, given, **stand_ins)
         seen_by_teacher = images if teacher_images is None else teacher_images
         return Encoded(images, given, tokens, self.encoder, seen_by_teacher, self.mean, self.std, self.modality)
@@ -163,20 +162,20 @@ class Task(nn.Module, ABC):
         generator: torch.Generator | None = None,
         given: EncoderInput | None = None,
     ) -> Outcome:
-        """One step's loss: the weighted sum of the questions'.
+        """Return the loss of a step: the weighted sum of the questions' losses.
 
         Args:
-            views: what `augment` gave, batched and normalised, each [b c h w]: the images, and perhaps a teacher's.
-            progress: share of the training that is done, in [0, 1]; replaces every stateful schedule.
-            generator: source of what is random, on any device; the global one if absent.
-            given: what the encoder is given, instead of drawing it.
+            views: output of `augment`, batched and normalised, each [b c h w]: the images, and perhaps a teacher's.
+            progress: fraction of the training that is done, in [0, 1]; replaces stateful schedules.
+            generator: random generator on any device; None: the global one.
+            given: the encoder's input; None: drawn by `given`.
         """
         images = views[0]
         encoded = self.encode(images, given or self.given(images, generator), generator, *views[1:])
         return self.weighted_sum({name: question(encoded, progress) for name, question in self.questions.items()})
 
     def weighted_sum(self, outcomes: Mapping[str, Outcome]) -> Outcome:
-        """The weighted sum of the questions' losses; of several, each is a metric, too."""
+        """Return the weighted sum of the questions' losses; several losses also become metrics."""
         weighted = [self.question_weights.get(name, 1.0) * outcome.loss for name, outcome in outcomes.items()]
         loss = sum(weighted[1:], weighted[0])
         metrics = {name: value for outcome in outcomes.values() for name, value in outcome.metrics.items()}
@@ -185,51 +184,51 @@ class Task(nn.Module, ABC):
         return Outcome(loss, metrics)
 
     def after_step(self, progress: float) -> None:
-        """Called after each update of the weights; moving-average teachers follow here."""
+        """Update moving-average teachers after an update of the weights."""
         for question in self.questions.values():
             question.after_step(progress, self.encoder)
 
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
-        """How well the first question is answered on held-out ``images`` [b c h w], beside trivial answers."""
+        """Measure the answers to the first question on held-out ``images`` [b c h w], beside trivial baselines."""
         encoded = self.encode(images, self.given(images, generator), generator)
         return next(iter(self.questions.values())).measure(encoded)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
-        """Picture sheets of the task on ``images`` [b c h w]."""
+        """Return picture sheets of the task on ``images`` [b c h w]."""
         encoded = self.encode(images, self.given(images, generator), generator)
         return [sheet for question in self.questions.values() for sheet in question.sheets(encoded)]
 
     @property
     def pictured(self) -> int:
-        """How many images `draw` wants; of these the first few are shown."""
+        """Number of images that `draw` uses; the sheets show the first few of them."""
         return max((question.pictured for question in self.questions.values()), default=ROWS)
 
     def extra_modules(self) -> dict[str, nn.Module]:
-        """What is saved beside the encoder, by file name without suffix: modules whose ``sizes`` build them again."""
+        """Return modules to save beside the encoder, by file name without suffix; their ``sizes`` rebuild them."""
         return {name: one for question in self.questions.values() for name, one in question.extra_modules().items()}
 
 
-# What ExtreMA and LUT show of their two views.
+# Sheets of tasks with two views (ExtreMA, LUT).
 
 
 def augment_views(task: Task, images: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """The views [b c h w] that a task's augmentation makes of normalised images [b c h w], for pictures.
+    """Return the views [b c h w] that a task's augmentation makes of normalised images [b c h w], for pictures.
 
-    Of recordings both are the middle: the picture does not have the samples from which a shifted excerpt is cut.
+    For recordings both views are the middle excerpt: a picture lacks the samples that a shifted excerpt would need.
     """
     if not task.modality.resizable:
         return images, images
     rng = np.random.default_rng(int(torch.randint(2**31, (), generator=generator)))
     plain, white = (images * task.std + task.mean).clamp(0, 1), 1
     levels = (plain * 255).round()
-    if torch.equal((levels / 255 - task.mean) / task.std, images):  # of 8 bits, in which training crops them, too
+    if torch.equal((levels / 255 - task.mean) / task.std, images):  # 8-bit images: training crops them as bytes, too
         plain, white = levels.byte(), 255
     views = zip(*(task.augment(image, rng) for image in plain.cpu()), strict=True)
     return tuple((torch.stack(view).to(images.device) / white - task.mean) / task.std for view in views)
 
 
 def views_sheet(geometry: Geometry, views: dict[str, tuple[Tensor, Tensor | None]], caption: str) -> Sheet:
-    """The views of the first images; by heading, images [b c h w] and the patches [b k] of them that are seen."""
+    """Return a sheet of views of the first images; by heading, images [b c h w] and their visible patches [b k]."""
     columns = {}
     for heading, (images, visible) in views.items():
         columns[heading] = images

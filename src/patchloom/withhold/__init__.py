@@ -1,1 +1,1 @@
-"""What is withheld from the encoder: pure functions, without parameters. Read `encoder_input` first."""
+"""Withholding: pure functions without parameters that remove parts of the input. Read `encoder_input` first."""

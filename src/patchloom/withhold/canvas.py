@@ -1,7 +1,7 @@
-"""Pictures that are smaller than their canvas: shrunk and placed on it, with what lies around them, or cut out of it.
+"""Images smaller than their canvas: shrunk and placed on it with a filled border, or cut out of it.
 
-As in `patchloom.withhold.degrade`, each image is treated by its own draw, which is an argument, and no value is read
-back. `patches_of_others` alone lets images see each other.
+As in `patchloom.withhold.degrade`, each image has its own draw, passed as an argument, and no value is read back from
+the device. Images see each other in `patches_of_others` only.
 
 Letters: b batch, c channels, h w height and width of the canvas, s t those of a shrunk image, n patches of the canvas.
 """
@@ -25,18 +25,18 @@ Sizes = Sequence[tuple[int, int]]
 def zoom_out(
     images: Tensor, sizes: Sizes, which: Tensor, top: Tensor, left: Tensor, around: Tensor | None = None
 ) -> Tensor:
-    """Each image shrunk and placed on a canvas of its old size (Beyond Masking, degradation b).
+    """Shrink each image and place it on a canvas of its old size (Beyond Masking, degradation b).
 
     Shrinking is bilinear and antialiased. The batch is shrunk to every size and each image picks its own, so that
-    shapes are the same whatever was drawn.
+    shapes do not depend on the draws.
 
     Args:
         images: [b c h w].
         sizes: (s, t) in pixels to choose from.
-        which: [b] int64, the size of each image.
-        top: [b] int64, the row of its upper edge.
-        left: [b] int64, the column of its left edge.
-        around: what fills the rest, broadcast to [b c h w]: a colour [c 1 1] or other images (appendix A.3); None:
+        which: [b] int64, index of the size of each image.
+        top: [b] int64, row of its upper edge.
+        left: [b] int64, column of its left edge.
+        around: filling of the rest, broadcast to [b c h w]: a colour [c 1 1] or other images (appendix A.3); None:
             mirror images, as in `mirror_canvas`.
     """
     check_images(images)
@@ -55,10 +55,10 @@ def zoom_out(
 
 
 def mirror_canvas(small: Tensor, size: tuple[int, int], top: Tensor, left: Tensor) -> Tensor:
-    """Images [b c s t] on canvases of ``size`` (h, w), corner at ``top`` and ``left`` [b]: [b c h w].
+    """Place images [b c s t] on canvases of ``size`` (h, w), corner at ``top`` and ``left`` [b]: [b c h w].
 
-    The rest is filled with mirror images, again and again if need be. Mirrors stand between pixels: the pixel at the
-    edge comes twice, so that the canvas is continuous.
+    The rest is filled with mirror images, repeated if necessary. Mirrors stand between pixels: the pixel at the edge
+    comes twice, so that the canvas is continuous.
     """
     check_images(small)
     b, _, s, t = small.shape
@@ -68,16 +68,16 @@ def mirror_canvas(small: Tensor, size: tuple[int, int], top: Tensor, left: Tenso
 
 
 def patches_of_others(images: Tensor, p: Sides, step: Tensor, place: Tensor) -> Tensor:
-    """Canvases [b c h w] of patches of ``p`` pixels that come from other images of the batch (appendix A.3).
+    """Build canvases [b c h w] from patches of ``p`` pixels of other images of the batch (appendix A.3).
 
-    The batch is that of all processes. A lone image has no others: its canvas is made of its own patches.
+    The batch is that of all processes. For a single image its patches are used.
 
     Args:
-        images: [b c h w], of all processes alike.
+        images: [b c h w], with the same shape in all processes.
         p: rows and columns of pixels of a patch, which divide h and w.
-        step: [b n] int64, how many images further on, beyond the next one, the patch comes from; in [0, total - 1), as
-            `random_others` draws it.
-        place: [b n] int64, which of that image's n patches it is.
+        step: [b n] int64, source image of each patch, as an offset from the next image; in [0, total - 1), as drawn by
+            `random_others`.
+        place: [b n] int64, index of the patch in that image.
     """
     every = patchify(gathered(images), p)
     own = rank() * len(images) + torch.arange(len(images), device=images.device)[:, None]
@@ -85,29 +85,29 @@ def patches_of_others(images: Tensor, p: Sides, step: Tensor, place: Tensor) -> 
 
 
 def shrink(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Images [b c h w] resized to ``size`` (s, t), bilinearly and antialiased."""
+    """Resize images [b c h w] to ``size`` (s, t), bilinearly and antialiased."""
     shrunk = images.float()
-    # One axis at a time: of two at once torch 2.15 forgets the rows where a single column is left, on the CPU.
+    # One axis at a time: with both, torch 2.15 on CPU ignores the rows if a single column is left.
     for side in size:
         shrunk = F.interpolate(shrunk.mT, (shrunk.shape[3], side), mode="bilinear", antialias=True)
     return shrunk.to(images.dtype)
 
 
 def centre_crop(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """The middle ``size`` (h, w) of images [b c H W], whose sides are longer by even numbers of pixels."""
+    """Return the central ``size`` (h, w) of images [b c H W], whose sides are longer by even numbers of pixels."""
     top, left = _middle(images, size)
     return images[:, :, top : top + size[0], left : left + size[1]]
 
 
 def crop_at(images: Tensor, size: tuple[int, int], corner: Tensor) -> Tensor:
-    """The part of ``size`` (h, w) of each image [b c H W] whose upper left pixel is ``corner`` [b 2] (row, column)."""
+    """Return the part of ``size`` (h, w) of each image [b c H W] with upper left ``corner`` [b 2], row and column."""
     check_shape("corner", corner, (len(images), 2))
     rows, columns = (corner[:, axis, None] + torch.arange(side, device=images.device) for axis, side in enumerate(size))
     return _pick(images, rows, columns)
 
 
 def central_corner(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Where `centre_crop` of images [b c H W] begins: row and column [b 2] int64."""
+    """Return the upper left pixel of `centre_crop` of images [b c H W]: row and column [b 2] int64."""
     starts = (torch.full((len(images),), start, device=images.device) for start in _middle(images, size))
     return torch.stack(list(starts), 1)
 
@@ -119,7 +119,7 @@ def _middle(images: Tensor, size: tuple[int, int]) -> tuple[int, int]:
 def _mirror(
     images: Tensor, heights: Tensor, widths: Tensor, size: tuple[int, int], top: Tensor, left: Tensor
 ) -> Tensor:
-    """Canvases [b c *size] of the upper left ``heights`` [b] x ``widths`` [b] pixels of ``images`` [b c s t]."""
+    """Return canvases [b c *size] of the upper left ``heights`` [b] x ``widths`` [b] pixels of images [b c s t]."""
     check_shape("top", top, (len(images),))
     check_shape("left", left, (len(images),))
     rows = _mirrored(size[0], heights[:, None], top[:, None])
@@ -128,21 +128,21 @@ def _mirror(
 
 
 def _pick(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The pixels of images [b c s t] in ``rows`` [b h] and ``columns`` [b w], which may come again: [b c h w]."""
+    """Return pixels [b c h w] of images [b c s t] at ``rows`` [b h] and ``columns`` [b w], which may repeat."""
     b, c, _, t = images.shape
-    at = (rows[:, :, None] * t + columns[:, None, :]).flatten(1)  # [b h*w], flat: one gather is the quickest way
+    at = (rows[:, :, None] * t + columns[:, None, :]).flatten(1)  # [b h*w], flat: a single gather is fastest
     size = rows.shape[1], columns.shape[1]
     return images.flatten(2).gather(2, at[:, None].expand(b, c, -1)).unflatten(2, size)
 
 
 def _mirrored(length: int, side: Tensor, start: Tensor) -> Tensor:
-    """Which of ``side`` [b 1] pixels, the first at ``start`` [b 1], is mirrored to each of ``length``: [b length]."""
-    # there and back again is a period of two sides
+    """Return the source pixel [b length] of each pixel of a row: ``side`` [b 1] from ``start`` [b 1], then mirrored."""
+    # forth and back is a period of two sides
     step = (torch.arange(length, device=side.device) - start).remainder(2 * side)
     return torch.minimum(step, 2 * side - 1 - step)
 
 
 def _between(start: Tensor, side: Tensor, length: int) -> Tensor:
-    """[b length] True at the ``side`` [b] pixels from ``start`` [b] on."""
+    """Return a mask [b length], True at the ``side`` [b] pixels from ``start`` [b] on."""
     at = torch.arange(length, device=start.device) - start[:, None]
     return (at >= 0) & (at < side[:, None])

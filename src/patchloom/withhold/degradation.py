@@ -1,4 +1,4 @@
-"""A degradation of the picture with its strengths, of which each image draws its own (Beyond Masking)."""
+"""Degradations of the image, with strengths drawn per image (Beyond Masking)."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def _scaled(sides: tuple[int, int], share: float) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Degradation:
-    """One degradation with its strengths, of which each image draws its own.
+    """Degradation with strengths, drawn per image.
 
     Attributes:
-        kind: which one; masked and none leave the picture as it is.
-        size: height and width that the encoder sees.
-        canvas: height and width of the images that come, of which the encoder may see a part.
-        strengths: what is drawn from: shares of the side, bounds of the twist or the amplitude, sides of kernels, or
-            saturations.
+        kind: kind of degradation; masked and none leave the image unchanged.
+        size: height and width of the encoder's input.
+        canvas: height and width of the incoming images; the input may be a part of them.
+        strengths: values to draw from: fractions of the side, bounds of the twist or the amplitude, sides of kernels,
+            or saturations.
         patch: rows and columns of pixels of the encoder's patches.
-        zoom_place: which part of the picture zoom_in shows.
-        fill: what is around the small picture of zoom_out. With none nothing is: only the patches that it covers enter.
-        kernel_init: how the kernels of blur are drawn.
-        kernel_of: whether blur has a kernel for each channel of an image, or one for all of them.
-        canvas_fit: how a bent canvas becomes as large as ``size``.
+        zoom_place: part of the image that zoom_in shows.
+        fill: surroundings of the small image of zoom_out; none: only the patches that it covers enter.
+        kernel_init: initialisation of the kernels of blur.
+        kernel_of: one blur kernel per channel of an image, or one for all channels.
+        canvas_fit: reduction of a bent canvas to ``size``.
     """
 
     kind: DegradationKind
@@ -68,17 +68,17 @@ class Degradation:
 
     @property
     def changes_pixels(self) -> bool:
-        """Whether visible patches lose something, too, so that they have something to answer."""
+        """Whether visible patches lose content as well, so that they have something to predict."""
         return self.kind not in ("masked", "none")
 
     @property
     def padded(self) -> bool:
-        """Whether every patch of the encoder's image is given; not so where zoom_out fills nothing."""
+        """Whether every patch of the encoder's image enters; False if zoom_out fills nothing."""
         return self.kind != "zoom_out" or self.fill != "none"
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of the patches that are given, before any is masked."""
+        """Rows and columns of the patches that enter, before masking."""
         share = 1.0 if self.padded else self.strengths[0]
         return _scaled(self._whole_grid, share)
 
@@ -88,7 +88,7 @@ class Degradation:
 
     @property
     def title(self) -> str:
-        """The degradation in words, for captions."""
+        """Description of the degradation for captions."""
         if self.kind == "zoom_in":
             return self.kind + " at a random place" * (self.zoom_place == "random")
         if self.kind == "blur":
@@ -101,12 +101,12 @@ class Degradation:
     def __call__(
         self, given: EncoderInput, mean: Tensor, std: Tensor, generator: torch.Generator | None = None
     ) -> EncoderInput:
-        """The same patches of degraded images; fewer of them where zoom_out fills nothing.
+        """Degrade the images of an input; fewer patches enter if zoom_out fills nothing.
 
         Args:
-            given: with all patches of images [b c H W] of the canvas's size.
-            mean, std: [c 1 1] by which they are normalised.
-            generator: source of the strengths.
+            given: input with all patches of images [b c H W] of the canvas's size.
+            mean, std: [c 1 1] statistics that normalise them.
+            generator: random generator for the strengths.
         """
         images = given.images
         b, device = len(images), images.device
@@ -159,7 +159,7 @@ class Degradation:
             covered, empty = random_block(b, whole, (rows, columns), generator, device)
             which, corner = torch.zeros(b, dtype=torch.int64, device=device), covered[:, 0]
             places = corner // whole[1] * p[0], corner % whole[1] * p[1]
-            # what lies around is in none of the patches that enter
+            # the surroundings are in none of the patches that enter
             images = canvas.zoom_out(images, [(rows * p[0], columns * p[1])], which, *places)
             return mask_patches(replace(given, images=images), covered, empty)
         sizes = [_scaled(self.size, one) for one in self.strengths]
@@ -172,7 +172,7 @@ class Degradation:
         return replace(given, images=canvas.zoom_out(images, sizes, which, *places, around))
 
     def _fitted(self, given: EncoderInput, bent: Tensor) -> EncoderInput:
-        """Bent images [b c H W] as large as the encoder sees them."""
+        """Reduce bent images [b c H W] to the size of the input."""
         if self.canvas == self.size:
             return replace(given, images=bent)
         if self.canvas_fit == "crop":
@@ -181,14 +181,14 @@ class Degradation:
         return replace(given, images=canvas.shrink(bent, self.size), side_share=share)
 
     def _seen(self, side_share: Tensor) -> Tensor:
-        """Height and width [b 2] in pixels of the part of the canvas that zoom_in shows."""
+        """Return height and width [b 2] in pixels of the part of the canvas that zoom_in shows."""
         if self.canvas == self.size:
             return degrade.seen_pixels(side_share, self.size)
         sides = [torch.full_like(side_share, side) for side in self.size]
         return torch.stack(sides, 1)
 
     def frame(self, images: Tensor) -> Tensor:
-        """The clean picture [b c h w] that is to be recovered from canvas images [b c H W]."""
+        """Return the clean target images [b c h w] of canvas images [b c H W]."""
         if self.canvas == self.size:
             return images
         if self.kind in ("fisheye", "wave"):
@@ -196,12 +196,12 @@ class Degradation:
         return F.interpolate(images, self.size, mode="area")
 
     def in_frame(self, images: Tensor, side_share: Tensor | None, corner: Tensor | None = None) -> Tensor:
-        """What was seen [b c h w] at its place in the frame, its edges drawn out: a guess that needs no learning.
+        """Return the input [b c h w] at its place in the target images, edges extended: a guess that needs no learning.
 
         Args:
             images: [b c h w].
-            side_share: [b] share of the frame's side that they show, above 1 where they show more; None: all of it.
-            corner: [b 2] row and column on the canvas where they begin; None: they show its middle.
+            side_share: [b] fraction of the target's side that they show, above 1 if they show more; None: all of it.
+            corner: [b 2] row and column of their upper left pixel on the canvas; None: they show its centre.
         """
         if side_share is None:
             return images
@@ -209,7 +209,7 @@ class Degradation:
         scale[:, 0, 0] = scale[:, 1, 1] = 1 / side_share
         if corner is not None:
             seen = self._seen(side_share).unbind(1)
-            for axis, whole in enumerate(self.canvas):  # its middle, in [-1, 1]; x comes first, which is the column
+            for axis, whole in enumerate(self.canvas):  # its centre in [-1, 1]; x, the column, comes first
                 middle = (2 * corner[:, axis] + seen[axis]) / whole - 1
                 scale[:, 1 - axis, 2] = -middle / side_share
         grid = F.affine_grid(scale, list(images.shape), align_corners=False)

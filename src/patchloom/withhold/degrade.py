@@ -1,11 +1,11 @@
-"""Degraded pictures: zoomed in, distorted, blurred, with less colour. Beyond Masking asks for the original.
+"""Degradations of images: zoom, distortion, blur, less colour. Beyond Masking predicts the original.
 
-What is smaller than its canvas, such as a picture that is zoomed out, is in `patchloom.withhold.canvas`.
+Images smaller than their canvas, such as after zooming out, are in `patchloom.withhold.canvas`.
 
-Every function takes a batch, works where the batch is, and treats each image by its own draw; no image sees another.
-Draws are arguments: places, centres, kernels, which `patchloom.withhold.degrade` makes from a generator. Shapes
-never depend on values and no value is read back, so that a GPU need not stop and wait; for the same reason only shapes
-and plain numbers are checked, never what is inside a tensor.
+Every function takes a batch on any device and treats each image by its own draw; no image depends on another. Draws
+are arguments: places, centres, kernels, which `patchloom.withhold.degrade` makes from a generator. Shapes do not depend
+on values and no value is read back, so that a GPU never has to wait; for the same reason only shapes and plain numbers
+are validated, never the contents of a tensor.
 
 Letters: b batch, c channels, h w height width of the images, k side of a kernel.
 """
@@ -22,24 +22,24 @@ from torch import Tensor
 
 from patchloom.system.distributed import draw, world
 
-# What degradations and their draws refuse. Only shapes and plain numbers are looked at, never inside a tensor.
+# Validation of degradations and their draws. Only shapes and plain numbers are checked, never tensor contents.
 
 
 def check_images(images: Tensor) -> None:
-    """Refuse what is not a batch of images."""
+    """Raise ValueError unless ``images`` is a batch of images."""
     if images.ndim != 4 or not images.is_floating_point():
         kind = f"{list(images.shape)} of {str(images.dtype).removeprefix('torch.')}"
         raise ValueError(f"images to degrade are floating-point numbers [b c h w], not {kind}")
 
 
 def check_shape(name: str, given: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse a tensor, called ``name``, of another shape than ``shape``."""
+    """Raise ValueError unless the tensor called ``name`` has the shape ``shape``."""
     if given.shape != shape:
         raise ValueError(f"{name} must be {list(shape)}, one for each image, but is {list(given.shape)}")
 
 
 def check_sizes(sizes: Sequence[tuple[int, int]], size: tuple[int, int]) -> None:
-    """Refuse sizes (s, t) that do not fit on a canvas of ``size`` (h, w)."""
+    """Raise ValueError if sizes (s, t) do not fit on a canvas of ``size`` (h, w)."""
     if not sizes:
         raise ValueError("zooming out needs at least one size to shrink to")
     h, w = size
@@ -49,27 +49,27 @@ def check_sizes(sizes: Sequence[tuple[int, int]], size: tuple[int, int]) -> None
 
 
 def check_odd(side: int) -> None:
-    """Refuse a kernel's side without a middle."""
+    """Raise ValueError unless a kernel's side is odd."""
     if side < 1 or side % 2 == 0:
-        raise ValueError(f"a kernel has an odd side, so that it has a centre, not {side}")
+        raise ValueError(f"the side of a kernel must be odd, not {side}")
 
 
 def zoom_in(images: Tensor, scale: float | Tensor, corner: Tensor | None = None) -> Tensor:
-    """A part of each image, enlarged to the whole (Beyond Masking, degradation a).
+    """Enlarge a part of each image to the whole (Beyond Masking, degradation a).
 
-    Of h x w pixels the part has `seen_pixels`. Enlarging is bilinear: pixels between others, never beyond their range.
-    That is also what an antialiased resize does, which differs only where it shrinks.
+    The part has `seen_pixels` of h x w pixels. Enlarging is bilinear and interpolates inside the part only. An
+    antialiased resize gives the same, because it differs only when it shrinks.
 
     Args:
         images: [b c h w].
-        scale: share of the side that is seen, in (0, 1]; one for all, or [b].
+        scale: fraction of the side that is seen, in (0, 1]; one for all, or [b].
         corner: [b 2] row and column of the part's upper left pixel (appendix A.3); None: the part is the centre.
     """
     check_images(images)
     b, _, h, w = images.shape
     if not isinstance(scale, Tensor):
         if not 0 < scale <= 1:
-            raise ValueError(f"zooming in shows a share of the side in (0, 1], not {scale}")
+            raise ValueError(f"zooming in shows a fraction of the side in (0, 1], not {scale}")
         scale = torch.full((b,), float(scale), device=images.device)
     check_shape("scale", scale, (b,))
     if corner is not None:
@@ -82,18 +82,17 @@ def zoom_in(images: Tensor, scale: float | Tensor, corner: Tensor | None = None)
 
 
 def seen_pixels(scale: Tensor, size: tuple[int, int]) -> Tensor:
-    """Height and width [b 2] in whole pixels of the share ``scale`` [b] of images of ``size`` (h, w); at least 1."""
+    """Return height and width [b 2], 1 or more pixels, of the fraction ``scale`` [b] of images of ``size`` (h, w)."""
     return torch.stack([(scale.float() * side).round().clamp(1, side) for side in size], 1)
 
 
 def fisheye(images: Tensor, centre: Tensor, twist: Tensor) -> Tensor:
     """Bend each image around a point (Beyond Masking, degradation c).
 
-    The pixel at g shows what was at ``g + (centre - g) * |centre - g| * twist``, sampled bilinearly. Coordinates go
-    from -1 at the first pixel's middle to 1 at the last one's. A positive twist leaves the centre as it is, enlarges
-    more the further away, and shows nothing from outside as long as ``|centre - g| * twist <= 1``; beyond 1/2 it shows
-    again, mirrored, what lies nearer. What does come from outside, with a negative twist, is 0: images are normalised
-    when they come here, and 0 is then their mean colour.
+    The pixel at g shows the input at ``g + (centre - g) * |centre - g| * twist``, sampled bilinearly. Coordinates go
+    from -1 at the centre of the first pixel to 1 at that of the last. A positive twist keeps the centre, enlarges more
+    with distance from it, and shows nothing from outside as long as ``|centre - g| * twist <= 1``; beyond 1/2 it shows
+    nearer places again, mirrored. Outside, reached with a negative twist, is 0, the mean colour of normalised images.
 
     Args:
         images: [b c h w].
@@ -105,24 +104,24 @@ def fisheye(images: Tensor, centre: Tensor, twist: Tensor) -> Tensor:
     check_shape("centre", centre, (b, 2))
     check_shape("twist", twist, (b,))
     x, y = (torch.linspace(-1, 1, side, device=images.device) for side in (w, h))
-    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)  # [h w 2], float32 whatever the images are
+    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)  # [h w 2], always float32
     away = centre.float()[:, None, None] - grid
     grid = grid + away * away.norm(dim=-1, keepdim=True) * twist.float()[:, None, None, None]
     return _sample(images, grid, padding_mode="zeros", align_corners=True)
 
 
 def wave(images: Tensor, amplitude: Tensor, phase: Tensor, waves: float = 1.5) -> Tensor:
-    """A sine wave that runs through each image from left to right (Beyond Masking, appendix A.3: a horizontal wave).
+    """Shift the columns of each image along a sine wave (Beyond Masking, appendix A.3: a horizontal wave).
 
-    The column at x, from 0 at the first pixel's middle to 1 at the last one's, shows what was lower by
-    ``amplitude * sin(2 pi * (waves * x + phase))`` heights, sampled bilinearly. Columns move up and down as a whole, so
-    that nothing moves sideways. What comes from outside is 0, the mean colour of normalised images.
+    The column at x, from 0 at the centre of the first pixel to 1 at that of the last, shows the input from
+    ``amplitude * sin(2 pi * (waves * x + phase))`` heights further down, sampled bilinearly. Whole columns
+    move up and down; nothing moves sideways. Outside is 0, the mean colour of normalised images.
 
     Args:
         images: [b c h w].
-        amplitude: [b] share of the height.
-        phase: [b] share of a wave by which it starts later.
-        waves: how many there are from the left edge to the right one.
+        amplitude: [b] fraction of the height.
+        phase: [b] phase as a fraction of a wave.
+        waves: number of waves across the width.
     """
     check_images(images)
     b, _, h, w = images.shape
@@ -130,7 +129,7 @@ def wave(images: Tensor, amplitude: Tensor, phase: Tensor, waves: float = 1.5) -
     check_shape("phase", phase, (b,))
     x, y = (torch.linspace(-1, 1, side, device=images.device) for side in (w, h))
     turns = waves * (x + 1) / 2 + phase.float()[:, None]
-    lower = amplitude.float()[:, None] * torch.sin(2 * pi * turns) * (2 * h / max(1, h - 1))  # h-1 pixels are 2
+    lower = amplitude.float()[:, None] * torch.sin(2 * pi * turns) * (2 * h / max(1, h - 1))  # h-1 pixels span 2
     grid = torch.stack(torch.broadcast_tensors(x, y[None, :, None] + lower[:, None]), -1)
     return _sample(images, grid, padding_mode="zeros", align_corners=True)
 
@@ -138,7 +137,7 @@ def wave(images: Tensor, amplitude: Tensor, phase: Tensor, waves: float = 1.5) -
 def blur(images: Tensor, kernels: Tensor) -> Tensor:
     """Convolve each channel of each image with a random kernel (Beyond Masking, degradation d).
 
-    No bias. Around the image lies 0, the mean colour of normalised images, so that the size stays.
+    No bias. Zero padding, the mean colour of normalised images, keeps the size.
 
     Args:
         images: [b c h w].
@@ -151,17 +150,17 @@ def blur(images: Tensor, kernels: Tensor) -> Tensor:
     check_shape("kernels", kernels, (b, 1 if shared else c, k, k))
     check_odd(k)
     weights = kernels.float().expand(b, c, k, k).reshape(b * c, 1, k, k)
-    # Autocast would round images to bfloat16 on their way to the encoder, which rounds them itself only once.
+    # Autocast would round images to bfloat16 before the encoder, which rounds them itself only once.
     with torch.autocast(images.device.type, enabled=False):
         blurred = F.conv2d(images.float().reshape(1, b * c, h, w), weights, padding=k // 2, groups=b * c)
     return blurred.reshape(b, c, h, w).to(images.dtype)
 
 
 def decolorize(images: Tensor, saturation: Tensor) -> Tensor:
-    """Each image with its HSV saturation multiplied, hue and value kept (Beyond Masking, degradation e).
+    """Multiply the HSV saturation of each image, with hue and value unchanged (Beyond Masking, degradation e).
 
-    A channel x of a pixel becomes v + saturation * (x - v), v the largest of the three. Unlike the other degradations
-    this one needs colours in [0, 1], before they are normalised.
+    A channel x of a pixel becomes v + saturation * (x - v), where v is the largest of the three. Unlike the other
+    degradations this one needs colours in [0, 1], before normalisation.
 
     Args:
         images: [b 3 h w], red, green, blue.
@@ -170,32 +169,32 @@ def decolorize(images: Tensor, saturation: Tensor) -> Tensor:
     check_images(images)
     b, c, _, _ = images.shape
     if c != 3:
-        raise ValueError(f"only red, green and blue have a saturation, and these images have channels: {c}, not 3")
+        raise ValueError(f"saturation needs 3 channels (red, green, blue), not {c}")
     check_shape("saturation", saturation, (b,))
     value = images.amax(1, keepdim=True)
     return value.lerp(images, saturation.to(images.dtype)[:, None, None, None])  # exact at 0 and at 1
 
 
 def _enlarged(side: int, seen: Tensor, start: Tensor | None) -> Tensor:
-    """Where in [-1, 1], from edge to edge, the ``side`` pixels of an enlarged part are taken: [b side].
+    """Return sampling coordinates [b side] in [-1, 1], from edge to edge, of the pixels of an enlarged part.
 
     The part has ``seen`` [b] pixels from ``start`` [b] on; None: those in the centre.
     """
     seen = seen[:, None]
-    # in the centre as torchvision's centre crop; a half goes to the even neighbour
+    # the centre as in torchvision's center_crop: halves are rounded to even
     start = ((side - seen) / 2).round() if start is None else start[:, None]
     at = (torch.arange(side, device=seen.device) + 0.5) * (seen / side) - 0.5
-    # kept inside the part, whose surroundings must not shine through at its edge
+    # clamped to the part, so that its surroundings do not bleed in at the edge
     at = start + torch.minimum(at.clamp(min=0), seen - 1)
     return (2 * at + 1) / side - 1
 
 
 def _sample(images: Tensor, grid: Tensor, **how: Any) -> Tensor:
-    """Images read bilinearly at ``grid`` [b h w 2]; in float32, since bfloat16 cannot tell one pixel from the next."""
+    """Sample images bilinearly at ``grid`` [b h w 2]; in float32, because bfloat16 cannot address single pixels."""
     return F.grid_sample(images.float(), grid, mode="bilinear", **how).to(images.dtype)
 
 
-# Draws that say how strongly each image of a batch is degraded, made from a generator.
+# Random strengths per image, drawn from a generator.
 
 
 Device = torch.device | str
@@ -206,13 +205,13 @@ KernelOf = Literal["channel", "image"]
 def draw_uniform(
     low: float, high: float, shape: Sequence[int], generator: torch.Generator | None = None, device: Device = "cpu"
 ) -> Tensor:
-    """Numbers of ``shape`` (b first) uniform from ``low`` to ``high``."""
+    """Draw numbers of ``shape`` (b first), uniform from ``low`` to ``high``."""
     noise = draw(torch.rand, shape, generator, device)
     return (low + (high - low) * noise).to(device, non_blocking=True)
 
 
 def draw_index(n: int, b: int, generator: torch.Generator | None = None, device: Device = "cpu") -> Tensor:
-    """One of 0 ... ``n`` - 1 for each of ``b`` images: [b] int64. ValueError if there is none."""
+    """Draw one of 0 ... ``n`` - 1 for each of ``b`` images: [b] int64. ValueError if ``n`` is 0."""
     if n < 1:
         raise ValueError("there is nothing to draw from")
     return draw(torch.randint, (b,), generator, device, n).to(device, non_blocking=True)
@@ -221,7 +220,7 @@ def draw_index(n: int, b: int, generator: torch.Generator | None = None, device:
 def draw_from(
     choices: Sequence[float], b: int, generator: torch.Generator | None = None, device: Device = "cpu"
 ) -> Tensor:
-    """One of the ``choices`` for each of ``b`` images: [b]. ValueError if there is none."""
+    """Draw one of the ``choices`` for each of ``b`` images: [b]. ValueError if there are none."""
     which = draw_index(len(choices), b, generator, device)
     return table(choices, device)[which]
 
@@ -233,10 +232,10 @@ def random_places(
     generator: torch.Generator | None = None,
     device: Device | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Row and column, [b] int64 each, of the upper left corner of images shrunk to ``sizes[which]``, (s, t) pixels.
+    """Draw row and column, [b] int64 each, of the upper left corner of images shrunk to ``sizes[which]`` (s, t) pixels.
 
-    Every place where the image fits on the canvas of ``size`` (h, w) is as likely. The places are on ``device``, or
-    else where ``which`` [b] is.
+    Uniform over all places where the image fits on the canvas of ``size`` (h, w). The result is on ``device``, by
+    default that of ``which`` [b].
     """
     check_sizes(sizes, size)
     device = which.device if device is None else device
@@ -246,17 +245,17 @@ def random_places(
 
 
 def random_corners(room: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Row and column [b 2] int64 from 0 to the ``room`` [b 2] that there is; each as likely, where the room is."""
+    """Draw row and column [b 2] int64, uniform from 0 to ``room`` [b 2], on its device."""
     return (draw_uniform(0, 1, room.shape, generator, room.device) * (room + 1)).long()
 
 
 def random_others(
     b: int, n: int, generator: torch.Generator | None = None, device: Device = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """For each of ``n`` patches of ``b`` images, one of the other images of all processes, and one of its patches.
+    """Draw one of the other images of all processes, and one of its patches, for ``n`` patches of ``b`` images.
 
     Returns:
-        ``step`` and ``place`` [b n] int64, as `patchloom.withhold.canvas.patches_of_others` takes them.
+        ``step`` and ``place`` [b n] int64 for `patchloom.withhold.canvas.patches_of_others`.
     """
     others = max(1, world() * b - 1)
     step, place = (draw(torch.randint, (b, n), generator, device, bound) for bound in (others, n))
@@ -271,14 +270,14 @@ def random_kernels(
     init: KernelInit = "normal",
     channels: int = 1,
 ) -> Tensor:
-    """Draw kernels [b channels k k] of side ``sizes[which]``, each to convolve a channel of an image with.
+    """Draw kernels [b channels k k] of side ``sizes[which]``, one per convolved channel of an image.
 
-    Their weights are normal. ``normal``: around 1/side² with deviation 0.02, which blurs (Beyond Masking, degradation
-    d). ``kaiming`` and ``xavier``: around 0, as convolutions are initialised (appendix A.1, where both fail): with
-    deviation sqrt(2 / side²) by He et al. (2015), and sqrt(2 / (side² + side²)) by Glorot and Bengio (2010).
+    Weights are normal. ``normal``: around 1/side² with deviation 0.02, which blurs (Beyond Masking, degradation d).
+    ``kaiming`` and ``xavier``: around 0, like initial convolutions (appendix A.1, where both fail), with deviation
+    sqrt(2 / side²) by He et al. (2015), and sqrt(2 / (side² + side²)) by Glorot and Bengio (2010).
 
-    k is the largest side; a smaller kernel lies in the centre of zeros, so that one convolution serves all. The
-    kernels are float32 and on ``device``, or else where ``which`` [b] is.
+    k is the largest side; smaller kernels are centred and padded with zeros, so that one convolution serves all. The
+    kernels are float32 on ``device``, by default that of ``which`` [b].
     """
     if not sizes:
         raise ValueError("blurring needs at least one kernel side")
@@ -297,7 +296,7 @@ def random_kernels(
 
 
 def table(values: Sequence[Any], device: Device) -> Tensor:
-    """Numbers, or equally long rows of them; the device itself writes them, so that no copy is waited for."""
+    """Build a tensor of numbers, or of equally long rows of them, on the device itself, without a blocking copy."""
     if isinstance(values[0], Sequence):
         return torch.stack([table(row, device) for row in values])
     return torch.stack([torch.full((), value, device=device) for value in values])

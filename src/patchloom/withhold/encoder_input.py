@@ -1,8 +1,8 @@
-"""What the encoder is given of a batch. Withholding only ever takes away.
+"""The encoder's input and the functions that withhold parts of it.
 
 Start from `all_patches`, then chain the functions below; each takes an `EncoderInput` and indices *into its visible
-patches* and returns a new one. Order is meaning: `drop_positions` after `mask_patches` drops a share of the visible
-ones. Indices come from `patchloom.patches.partition`, so randomness is always an argument.
+patches* and returns a new one. The order matters: `drop_positions` after `mask_patches` drops positions of the visible
+patches. Indices come from `patchloom.patches.partition`, so randomness is always an argument.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from patchloom.patches.tokens import gather_tokens
 
 @dataclass(frozen=True)
 class EncoderInput:
-    """What the encoder is given of a batch.
+    """Input of the encoder for a batch.
 
     Attributes:
         images: [b c h w] pixels, normalised, perhaps degraded.
-        visible: [b k] indices of the patches that enter, in the order in which they enter; or [v*b k], those of v
-            masks of every image, all images' first ones first.
-        masked: [b n-k] indices of the patches that do not enter, in any order; None where nobody asks for them.
+        visible: [b k] indices of the patches that enter, in the order in which they enter; or [v*b k] for v masks of
+            every image, the first masks of all images first.
+        masked: [b n-k] indices of the patches that do not enter, in any order; None if no question needs them.
         blank: [b k] True where the content is replaced by a mask token (SimMIM), or None.
         dropped: [b k] True where the position embedding is withheld (DropPos, MP3), or None.
-        context: [b m] places within ``visible`` of the patches that serve as keys and values (MP3), or None: all do.
-        side_share: [b] share of the side of the picture asked that the images show; None: all of it.
-        corner: [b 2] row and column of the picture's pixel where the images begin, where they were zoomed into at a
-            random place; None: they show the middle.
-        targets: what was drawn and cannot be read off the images, such as the angle of a rotation: [b ...] by name, for
+        context: [b m] indices into ``visible`` of the patches that serve as keys and values (MP3); None: all.
+        side_share: [b] fraction of the side of the target images that the images show; None: all of it.
+        corner: [b 2] row and column of the images' upper left pixel in the original, after zooming in at a random
+            place; None: they show the centre.
+        targets: [b ...] by name, random draws that cannot be read off the images, such as the angle of a rotation, for
             the questions of the task.
     """
 
@@ -47,11 +47,11 @@ class EncoderInput:
     targets: Mapping[str, Tensor] = field(default_factory=dict, hash=False)
 
     def has_content(self) -> Tensor:
-        """[b k] True where a visible patch kept its content."""
+        """Return [b k], True where a visible patch kept its content."""
         return torch.ones_like(self.visible, dtype=torch.bool) if self.blank is None else ~self.blank
 
     def mean_patch_token(self, tokens: Tensor) -> Tensor:
-        """Mean [b d] of the tokens [b prefix+k d] of patches that kept their content."""
+        """Return the mean [b d] of the tokens [b prefix+k d] of patches that kept their content."""
         patches = tokens[:, tokens.shape[1] - self.visible.shape[1] :]
         if self.blank is None:
             return patches.mean(1)
@@ -60,7 +60,7 @@ class EncoderInput:
 
 
 def all_patches(images: Tensor, n: int) -> EncoderInput:
-    """Everything: images [b c h w] of which all ``n`` patches enter in their order."""
+    """Return an input of images [b c h w] with all ``n`` patches in grid order."""
     order = torch.arange(n, device=images.device).expand(len(images), n)
     return EncoderInput(images, order, masked=order[:, :0])
 
@@ -69,12 +69,12 @@ def mask_patches(given: EncoderInput, keep: Tensor, mask: Tensor | None = None) 
     """Let only the visible patches ``keep`` [b m] enter, in that order.
 
     Args:
-        given: what the encoder was given before.
-        keep: [b m] places among its visible patches.
-        mask: [b k-m] the other places, in the order in which they shall be asked; None: in their own order.
+        given: the input so far.
+        keep: [b m] indices into its visible patches.
+        mask: [b k-m] the other indices, in the order in which they are predicted; None: in grid order.
     """
     if given.context is not None:
-        raise ValueError("limit the context after masking patches, not before: it names places among the visible ones")
+        raise ValueError("limit the context after masking patches, not before: it indexes the visible ones")
     blank = None if given.blank is None else gather_tokens(given.blank, keep)
     dropped = None if given.dropped is None else gather_tokens(given.dropped, keep)
     masked = gather_tokens(given.visible, complement(keep, given.visible.shape[1]) if mask is None else mask)

@@ -122,7 +122,7 @@ def test_positions_that_are_given() -> None:
     assert [block.drop_path1.drop_prob for block in with_variant(with_, other, drop_path=0.25).blocks[1:]] == [0.25]
     with pytest.raises(PatchloomError, match="relative positions cannot be given to register tokens"):
         with_variant(*encoder(options=SMALL | {"reg_tokens": 2}), "relative")
-    with pytest.raises(PatchloomError, match="need a width that 4 divides, not 30"):
+    with pytest.raises(PatchloomError, match="divisible by 4, not 30"):
         narrow = {"embed_dim": 30, "num_heads": 2, "depth": 1}
         with_variant(*encoder(positions="none", options=narrow), "fixed")
 

@@ -1,4 +1,4 @@
-"""Published weights: what timm makes of them is the oracle, and nothing is left out silently."""
+"""Published weights: results equal timm's, and every omission is reported."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from patchloom.nets.checkpoints.load import LoadedWeights, Weights, load_publish
 @pytest.mark.parametrize(
     "options", [{}, {"reg_tokens": 2}, {"reg_tokens": 2, "no_embed_class": True}, {"class_token": False}]
 )
-def test_the_same_architecture_gives_the_very_same_features(tmp_path, suffix, options):
+def test_the_same_architecture_gives_identical_features(tmp_path, suffix, options):
     source = theirs(**options, **({"global_pool": ""} if "class_token" in options else {}))
     vit, drawn = ours(**options), torch.random.get_rng_state()
     done = load_published(vit, written(tmp_path / f"weights.{suffix}", source.state_dict()))
@@ -32,7 +32,7 @@ def test_the_same_architecture_gives_the_very_same_features(tmp_path, suffix, op
 
 
 @pytest.mark.skipif(Version(timm.__version__) < Version("1.0.31"), reason="its files that are named are NumPy's alone")
-def test_timm_is_asked_by_name(tmp_path, monkeypatch):
+def test_timm_weights_load_by_name(tmp_path, monkeypatch):
     torch.manual_seed(0)
     source = timm.create_model(NAME).eval()
     torch.nn.init.normal_(source.pos_embed)
@@ -53,7 +53,7 @@ def test_timm_is_asked_by_name(tmp_path, monkeypatch):
     assert done.source == f"timm:{NAME}.augreg_in21k_ft_in1k"
 
 
-def test_a_name_that_timm_does_not_know_or_we_cannot_serve_is_refused_before_anything_is_fetched(monkeypatch):
+def test_unknown_or_unsupported_names_are_rejected_before_fetching(monkeypatch):
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda *given, **also: create(*given, **also | {"pretrained": False}))
     for name, said in {
@@ -73,7 +73,7 @@ def card(spec):
 
 
 @pytest.mark.parametrize("positions", ["sincos", "learned", "none"])
-def test_a_run_of_ours_is_a_source(tmp_path, positions):
+def test_a_run_is_a_source(tmp_path, positions):
     spec = EncoderSpec("nano", (16, 32), 4, 3, positions, TINY)
     torch.manual_seed(0)
     source = build_encoder(spec).eval()
@@ -91,7 +91,7 @@ def test_a_run_of_ours_is_a_source(tmp_path, positions):
         }
     assert load_encoder_file(tmp_path)[1].spec == spec
 
-    # the card tells the grid: 32 patches are 4x8 there, and 8x4 here
+    # the card has the grid: 32 patches are 4x8 there, and 8x4 here
     vit = build_encoder(replace(spec, img_size=(32, 16))).eval()
     done = load_published(vit, tmp_path)
     changes = () if positions == "none" else ("pos_embed: from a grid of 4x8 to 8x4",)
@@ -100,7 +100,7 @@ def test_a_run_of_ours_is_a_source(tmp_path, positions):
         assert not vit.pos_embed.requires_grad
 
 
-def test_what_is_missing_and_unexpected_is_told_by_name(tmp_path):
+def test_missing_and_unexpected_weights_are_named(tmp_path):
     source = theirs(num_classes=5, depth=3)
     vit = ours(reg_tokens=2, init_values=0.1)
     before = {name: value.clone() for name, value in vit.state_dict().items()}
@@ -115,12 +115,12 @@ def test_what_is_missing_and_unexpected_is_told_by_name(tmp_path):
             assert torch.equal(value, source.state_dict()[name])
     counts, missing, unexpected, resampled = done.sentences()
     assert "30 matched, 5 missing, 14 unexpected, 1 resampled" in counts
-    assert missing == f"Missing there, so as initialised: {', '.join(done.missing)}."
-    assert unexpected == f"Unexpected, so left out: {', '.join(done.unexpected[:8])}, and 6 more."
+    assert missing == f"Missing there, kept as initialised: {', '.join(done.missing)}."
+    assert unexpected == f"Unexpected, left out: {', '.join(done.unexpected[:8])}, and 6 more."
     assert resampled == "Resampled or adapted: pos_embed: zero for reg_token."
 
 
-def test_an_encoder_without_positions_or_class_token_leaves_them(tmp_path):
+def test_positions_and_class_token_are_left_out_without_a_place(tmp_path):
     path = written(tmp_path / "weights.pth", theirs().state_dict())
     assert load_published(ours(positions="none"), path).unexpected == ("pos_embed",)
     vit = ours(class_token=False)
@@ -146,7 +146,7 @@ def test_other_precisions_become_float32(tmp_path, dtype):
         ({"norm.bias": torch.full((32,), 1e300, dtype=torch.float64)}, "module.norm.bias in .* not finite"),
         ({"norm.bias": torch.zeros(32, dtype=torch.int8)}, "module.norm.bias in .* is torch.int8, not floating-point"),
         ({"norm.bias": torch.zeros(32, dtype=torch.complex64)}, "is torch.complex64, not floating-point"),
-        ({"norm.bias": torch.zeros(31)}, r"norm.bias is 31 there and 32 here: give the --model of which"),
+        ({"norm.bias": torch.zeros(31)}, r"norm.bias is 31 there and 32 here: give the --model"),
         ({"norm.bias": torch.tensor(1.0)}, r"norm.bias is a scalar there and 32 here"),
         ({"pos_embed": torch.zeros(17, 32)}, r"pos_embed is 17x32 there and 1x17x32 here"),
         ({"pos_embed": torch.zeros(1, 15, 32)}, "pos_embed in .* has 15 entries"),
@@ -156,7 +156,7 @@ def test_other_precisions_become_float32(tmp_path, dtype):
         ({"blocks.0.mlp.fc1.weight": torch.zeros(64, 32)}, "give --model.mlp_ratio 2"),
     ],
 )
-def test_a_weight_that_cannot_be_used_is_refused_by_name_and_nothing_changes(tmp_path, change, said):
+def test_unusable_weights_are_rejected_by_name_and_nothing_changes(tmp_path, change, said):
     state = dict(theirs().state_dict()) | change
     path = written(tmp_path / "weights.pth", {f"module.{name}": value for name, value in state.items()})
     vit = ours()
@@ -167,13 +167,13 @@ def test_a_weight_that_cannot_be_used_is_refused_by_name_and_nothing_changes(tmp
     assert all(torch.equal(value, before[name]) for name, value in vit.state_dict().items())
 
 
-def test_what_is_not_taken_may_be_of_any_kind(tmp_path):
+def test_unused_weights_may_be_of_any_type(tmp_path):
     strange = {"head.weight": torch.tensor([torch.nan]), "tracked": torch.tensor(3), "mask": torch.tensor([True])}
     done = load_published(ours(), written(tmp_path / "weights.pth", dict(theirs().state_dict()) | strange))
     assert done.unexpected == tuple(strange)
 
 
-def test_another_width_is_refused_with_advice(tmp_path):
+def test_another_width_is_rejected_with_advice(tmp_path):
     wide = timm.create_model("vit_small_patch16_224", num_classes=0, depth=1)
     path = written(tmp_path / "small.pth", wide.state_dict())
     with pytest.raises(
@@ -189,7 +189,7 @@ def test_another_width_is_refused_with_advice(tmp_path):
         load_published(ours(reg_tokens=2), path)
 
 
-def test_foreign_names_and_too_few_blocks_are_refused(tmp_path):
+def test_foreign_names_and_too_few_blocks_are_rejected(tmp_path):
     state = {f"vit.layer.{i}.weight": torch.zeros(3) for i in range(5)}
     with pytest.raises(
         PatchloomError,
@@ -206,7 +206,7 @@ def test_foreign_names_and_too_few_blocks_are_refused(tmp_path):
             load_published(ours(), written(tmp_path / "empty.pth", nothing))
 
 
-def test_what_sources_say_of_their_model(tmp_path):
+def test_public_shape_of_every_kind_of_source(tmp_path):
     assert public_shape(Weights("timm:vit_small_patch16_224.augreg_in1k")) == {
         "name": "vit_small_patch16_224",
         "patch_size": 16,
@@ -219,11 +219,11 @@ def test_what_sources_say_of_their_model(tmp_path):
         Weights(tmp_path / "absent.pth")
 
 
-def test_few_lines_tell_it():
+def test_long_reports_are_shortened():
     names = tuple(f"n{i}" for i in range(9))
     done = LoadedWeights("here", names, names[:8], names, ())
     assert done.sentences() == [
         "Weights from here: 9 matched, 8 missing, 9 unexpected, 0 resampled or adapted.",
-        "Missing there, so as initialised: n0, n1, n2, n3, n4, n5, n6, n7.",
-        "Unexpected, so left out: n0, n1, n2, n3, n4, n5, n6, n7, and 1 more.",
+        "Missing there, kept as initialised: n0, n1, n2, n3, n4, n5, n6, n7.",
+        "Unexpected, left out: n0, n1, n2, n3, n4, n5, n6, n7, and 1 more.",
     ]

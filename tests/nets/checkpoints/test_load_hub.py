@@ -1,4 +1,4 @@
-"""Folders as the Hugging Face Hub has them: transformers and timm are the oracles, built from sizes without network."""
+"""Folders of the Hugging Face Hub, built from sizes without network; transformers and timm are the reference."""
 
 import json
 import math
@@ -33,17 +33,17 @@ MODELS = {
 
 
 def made(name, folder, pixels=PIXELS, tokens=0.1, **more):
-    """A model of transformers' with no weight at zero or one, and its folder."""
+    """Build a model of transformers without weights at zero or one, and its folder."""
     config, options = MODELS[name]
     torch.manual_seed(0)
     model = getattr(transformers, name)(getattr(transformers, config)(**SIZES | options | more)).eval()
-    if name.startswith("ViTMAE"):  # whose fixed table is made as its weights are loaded
+    if name.startswith("ViTMAE"):  # its fixed table is made when its weights are loaded
         embeddings = getattr(model, "vit", model).embeddings
         embeddings.patch_embeddings.projection._is_hf_initialized = False
         embeddings.initialize_weights()
     with torch.no_grad():
         for weight_name, weight in model.named_parameters():
-            if "position_embeddings" not in weight_name or not name.startswith("ViTMAE"):  # MAE's are fixed
+            if "position_embeddings" not in weight_name or not name.startswith("ViTMAE"):  # MAE's positions are fixed
                 weight.add_(torch.randn_like(weight) * (tokens if "embeddings." in weight_name else 0.1))
     model.save_pretrained(folder)
     if pixels is not None:
@@ -52,7 +52,7 @@ def made(name, folder, pixels=PIXELS, tokens=0.1, **more):
 
 
 def features(model, images):
-    """Of all tokens, behind the last norm; a masked autoencoder shuffles its patches, and here it shall not."""
+    """Return the tokens after the final norm; shuffling of a masked autoencoder is switched off."""
     inner = getattr(model, model.base_model_prefix, model)
     order = {"noise": torch.arange(16.0).expand(len(images), -1)} if "MAE" in type(model).__name__ else {}
     with torch.inference_mode():
@@ -62,7 +62,7 @@ def features(model, images):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("more", [{"layer_norm_eps": 1e-6}, {"layer_norm_eps": 1e-6, "qkv_bias": False}, {}])
 def test_features_are_those_of_transformers(tmp_path, name, more):
-    # norms of timm's add 1e-6; with transformers' usual 1e-12, embeddings of a variance near 1 tell no difference
+    # timm's norms add 1e-6; with transformers' usual 1e-12, the difference shows only below a variance near 1
     model = made(name, tmp_path, tokens=0.1 if more else 1.0, **more)
     vit, card = load_pretrained(tmp_path)
     images = torch.randn(2, 3, 16, 16)
@@ -75,8 +75,8 @@ def test_features_are_those_of_transformers(tmp_path, name, more):
 
 
 @pytest.mark.parametrize("name", ["ViTModel", "ViTMAEForPreTraining", "Dinov2WithRegistersModel"])
-def test_names_of_transformers_classes_are_read_as_those_that_it_saves(tmp_path, name):
-    """Its classes have had others than its files since 5.0, and whoever saves a state_dict has these."""
+def test_names_of_transformers_classes_are_read_like_saved_names(tmp_path, name):
+    """Names of transformers' classes since 5.0, as in a saved state_dict, differ from those in its files."""
     model = made(name, tmp_path)
     first, second = Weights(tmp_path), Weights(written(tmp_path / "own.pth", model.state_dict()))
     options = Weights(tmp_path).architecture.options
@@ -86,27 +86,27 @@ def test_names_of_transformers_classes_are_read_as_those_that_it_saves(tmp_path,
     assert all(torch.equal(one, other) for one, other in zip(*(vit.state_dict().values() for vit in vits), strict=True))
 
 
-def test_each_says_whose_program_trained_it(tmp_path):
+def test_the_original_program_is_recognised(tmp_path):
     made("Dinov2Model", tmp_path / "dinov2", pixels=None)
     made("ViTMAEForPreTraining", tmp_path / "mae", pixels=None)
     made("ViTModel", tmp_path / "vit", pixels=None)
     assert Weights(tmp_path / "dinov2").program is DINOV2_PROGRAM and Weights(tmp_path / "mae").program is MAE_PROGRAM
-    for name, said in {"dinov2": "DINOv2 does", "mae": "MAE does"}.items():
+    for name, said in {"dinov2": "in DINOv2", "mae": "in MAE"}.items():
         assert f"Images are normalised as {said}: mean 0.485" in load_pretrained(tmp_path / name)[1].note
-    with pytest.raises(PatchloomError, match="does not say how images are normalised: put its preprocessor_config"):
+    with pytest.raises(PatchloomError, match="put its preprocessor_config"):
         load_pretrained(tmp_path / "vit")
-    assert public_shape(Weights(tmp_path / "vit"))["options"]["num_heads"] == 4  # a start needs no more
+    assert public_shape(Weights(tmp_path / "vit"))["options"]["num_heads"] == 4  # enough for a start
     with pytest.raises(PatchloomError, match="give --model.num_heads 4"):
         load_published(ours(num_heads=2), tmp_path / "vit")
 
 
-def test_the_decoder_of_transformers_mae_goes_on(tmp_path):
+def test_the_decoder_of_transformers_mae_is_loaded(tmp_path):
     model = made("ViTMAEForPreTraining", tmp_path)
     weights = Weights(tmp_path)
     vit = ours(positions="sincos", **weights.architecture.options)
     done = load_published(vit, weights, task="mae")
     task = build_task({"name": "mae", "decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2}, vit)
-    assert inherit(done.foreign, task, True, "x") == ["Taken besides, of MAE: pixel decoder."]
+    assert inherit(done.foreign, task, True, "x") == ["Also loaded, from MAE: pixel decoder."]
     own, pixels = model.state_dict(), task.questions["pixels"].decoder.state_dict()
     assert torch.equal(pixels["embed.weight"], own["decoder.decoder_embed.weight"])
     joined = [own[f"decoder.decoder_layers.0.attention.{one}_proj.weight"] for one in "qkv"]
@@ -124,7 +124,7 @@ def test_the_decoder_of_transformers_mae_goes_on(tmp_path):
         },
     ],
 )
-def test_a_folder_of_timms(tmp_path, arguments):
+def test_a_folder_in_timms_format(tmp_path, arguments):
     torch.manual_seed(0)
     model = timm.create_model(**arguments, num_classes=5).eval()
     own = {name: value for name, value in arguments.items() if name != "model_name"}
@@ -177,7 +177,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("change", BROKEN)
-def test_what_a_configuration_may_not_say(tmp_path, change):
+def test_invalid_values_in_a_configuration(tmp_path, change):
     made("ViTModel", tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | BROKEN[change]))
@@ -188,7 +188,7 @@ def test_what_a_configuration_may_not_say(tmp_path, change):
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 10**5, "\udcff", "x" * 2**21])
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
-def test_a_configuration_that_is_none(tmp_path, file, content):
+def test_an_invalid_configuration(tmp_path, file, content):
     made("ViTModel", tmp_path)
     (tmp_path / file).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(PatchloomError, match=f"{file} cannot be read as a configuration"):
@@ -196,7 +196,7 @@ def test_a_configuration_that_is_none(tmp_path, file, content):
 
 
 def test_a_small_file_does_not_make_a_large_net(tmp_path):
-    """Sizes are read off weights, and few numbers can say large ones."""
+    """Sizes are inferred from weights, and few numbers can state large ones."""
     state = {"patch_embed.proj.weight": torch.zeros(1280, 1, 1, 1), "cls_token": torch.zeros(1, 1, 1280)}
     state |= {f"blocks.{i}.norm1.weight": torch.zeros(1280) for i in range(500)}
     state |= {"blocks.0.mlp.fc1.weight": torch.zeros(2, 1280), "blocks.0.ls1.gamma": torch.zeros(1280)}

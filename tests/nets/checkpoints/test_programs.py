@@ -1,4 +1,4 @@
-"""Files of the authors' own programs: whose they are, what of them is whose here, and what is refused or left."""
+"""Files of the authors' programs: recognition, translation, rejected and unused weights."""
 
 import re
 
@@ -26,15 +26,15 @@ from patchloom.runs.checkpoint import restore, tensors_of
 from patchloom.tasks import build_task
 from patchloom.tasks.restore import Restore
 
-# what of each program's file goes besides the encoder to the task that goes on with it, as the log says it
+# parts of each program's file besides the encoder that its task loads, as named in the log
 BESIDES = {
-    "mae": "Taken besides, of MAE: pixel decoder.",
-    "droppos": "Taken besides, of DropPos: [MASK] position token, position decoder.",
-    "droppos_plain": "Taken besides, of DropPos: [MASK] position token, position decoder, pixel decoder.",
-    "lut": "Taken besides, of LUT: pixel decoder, projection, prediction, teacher's projection, teacher's encoder.",
-    "extrema": "Taken besides, of ExtreMA: class attention, projection, prediction, teacher's class attention, "
+    "mae": "Also loaded, from MAE: pixel decoder.",
+    "droppos": "Also loaded, from DropPos: [MASK] position token, position decoder.",
+    "droppos_plain": "Also loaded, from DropPos: [MASK] position token, position decoder, pixel decoder.",
+    "lut": "Also loaded, from LUT: pixel decoder, projection, prediction, teacher's projection, teacher's encoder.",
+    "extrema": "Also loaded, from ExtreMA: class attention, projection, prediction, teacher's class attention, "
     "teacher's projection, teacher's encoder.",
-    "mask_zoom_in": "Taken besides, of Beyond Masking: pixel decoder.",
+    "mask_zoom_in": "Also loaded, from Beyond Masking: pixel decoder.",
 }
 
 
@@ -50,7 +50,7 @@ def fitting_task(oracle: Oracle):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("prefix", ["", "module."])
-def test_a_whole_task_goes_on(tmp_path, name, prefix):
+def test_a_complete_task_is_loaded(tmp_path, name, prefix):
     oracle = Oracle(name)
     saved = {part: state for part, state in oracle.saved().items() if isinstance(state, dict)}
     saved = {part: {prefix + key: value for key, value in state.items()} for part, state in saved.items()}
@@ -65,7 +65,7 @@ def test_a_whole_task_goes_on(tmp_path, name, prefix):
 
 
 @pytest.mark.parametrize("name", ["lut", "extrema"])
-def test_student_and_teacher_are_told_apart(tmp_path, name):
+def test_student_and_teacher_are_distinguished(tmp_path, name):
     oracle = Oracle(name)
     path = written(tmp_path / "theirs.pth", oracle.saved())
     student, teacher = (oracle.encoder(class_token=name == "lut") for _ in range(2))
@@ -77,18 +77,18 @@ def test_student_and_teacher_are_told_apart(tmp_path, name):
     assert torch.equal(student.state_dict()["norm.bias"], oracle.under("w.")["encoder.norm.bias"])
 
 
-def test_another_task_leaves_the_rest_and_says_whose_it_is(tmp_path):
+def test_another_task_leaves_the_rest_out_and_names_its_task(tmp_path):
     oracle = Oracle("mae")
     path, vit = written(tmp_path / "mae.pth", oracle.saved()), oracle.encoder()
     done = load_published(vit, path, task="droppos")
     task = build_task({"name": "droppos"}, vit)
     before = {name: value.clone() for name, value in task.state_dict().items()}
     said = inherit(done.foreign, task, False, "mae.pth")
-    assert said == ["Beside the encoder it has pixel decoder, which are left out: --task mae goes on with them."]
+    assert said == ["Besides the encoder it has pixel decoder, which are left out: --task mae continues with them."]
     assert all(torch.equal(value, before[name]) for name, value in task.state_dict().items())
 
 
-def test_a_decoder_of_other_sizes_is_left_as_a_whole_with_advice(tmp_path):
+def test_a_decoder_of_other_sizes_is_left_out_with_advice(tmp_path):
     oracle = Oracle("droppos_plain")
     path = written(tmp_path / "theirs.pth", oracle.saved())
     vit = oracle.encoder()
@@ -97,17 +97,17 @@ def test_a_decoder_of_other_sizes_is_left_as_a_whole_with_advice(tmp_path):
     task = build_task({"name": "droppos"} | options, vit)
     before = {name: value.clone() for name, value in task.questions.state_dict().items()}
     taken, left = inherit(done.foreign, task, True, "theirs.pth")
-    assert taken == "Taken besides, of DropPos: [MASK] position token."
+    assert taken == "Also loaded, from DropPos: [MASK] position token."
     assert "position decoder (it is 24 wide and 1 deep with 4 heads: give --task.decoder_depth 1 to take it)" in left
     assert "--task.pixel_decoder_depth 1 to take it" in left
     assert all(torch.equal(value, before[name]) for name, value in task.questions.state_dict().items())
-    # another grid: the answers are others
+    # another grid: predictions differ
     task = build_task({"name": "droppos"} | options | {"decoder_depth": 1}, ours(40, 8))
     left = inherit(done.foreign, task, True, "theirs.pth")[1]
     assert "position decoder (answer.bias is 36 there and 25 here)" in left
 
 
-def test_a_teacher_without_its_students_heads_is_left(tmp_path):
+def test_a_teacher_without_its_students_heads_is_left_out(tmp_path):
     oracle = Oracle("extrema")
     path, vit = written(tmp_path / "theirs.pth", oracle.saved()), oracle.encoder(class_token=False)
     done = load_published(vit, path, task="extrema")
@@ -120,7 +120,7 @@ def test_a_teacher_without_its_students_heads_is_left(tmp_path):
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_a_teacher_that_is_not_there_begins_as_its_student_and_what_is_not_finite_is_left(tmp_path):
+def test_a_missing_teacher_starts_as_its_student_and_nonfinite_weights_are_left_out(tmp_path):
     oracle = Oracle("lut")
     saved = oracle.saved()
     del saved["model_ema"]
@@ -128,14 +128,14 @@ def test_a_teacher_that_is_not_there_begins_as_its_student_and_what_is_not_finit
     task = fitting_task(oracle)
     done = load_published(task.encoder, written(tmp_path / "theirs.pth", saved), task="lut")
     taken, left = inherit(done.foreign, task, True, "theirs.pth")
-    assert left == "Left: prediction (0.weight has values that are not finite floating-point numbers)."
+    assert left == "Left out: prediction (0.weight has values that are not finite floating-point numbers)."
     agreement = task.questions["agreement"]
     for name, value in agreement.projection.state_dict().items():
         assert torch.equal(value, oracle[f"w.head.{name}"])
         assert torch.equal(value, agreement.teacher.projection.state_dict()[name])
 
 
-def test_class_attention_of_another_depth_is_left_with_advice(tmp_path):
+def test_class_attention_of_another_depth_is_left_out_with_advice(tmp_path):
     oracle = Oracle("extrema")
     path, vit = written(tmp_path / "theirs.pth", oracle.saved()), oracle.encoder(class_token=False)
     done = load_published(vit, path, task="extrema")
@@ -183,7 +183,7 @@ def test_dino_and_moco_v3(tmp_path):
     state |= {"module.predictor.0.weight": torch.zeros(3), "module.base_encoder.head.0.weight": torch.zeros(3)}
     done = load_published(vit, written(tmp_path / "moco.pth.tar", {"state_dict": state, "arch": "vit_small"}))
     assert done.foreign.program.name == "MoCo v3" and not done.missing
-    same(vit, student, torch.randn(1, 3, 16, 16))  # as its authors evaluate it
+    same(vit, student, torch.randn(1, 3, 16, 16))  # as evaluated by its authors
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -213,7 +213,7 @@ def test_dinov2_has_scaled_layers_chunks_and_registers_without_positions(tmp_pat
 
 
 def simmim(vit):
-    """SimMIM's names, from a ViT of timm's with scaled layers: position bias, and queries' and values' biases apart."""
+    """SimMIM's names, from a timm ViT with LayerScale: position biases, and separate biases of queries and values."""
     state = {}
     for name, value in vit.state_dict().items():
         if name.endswith("qkv.bias"):
@@ -244,7 +244,7 @@ def test_simmim_is_a_start_and_never_evaluated(tmp_path):
     assert torch.equal(bias[64:], state["encoder.blocks.1.attn.v_bias"])
 
     task = build_task({"name": "simmim"}, vit)
-    assert inherit(done.foreign, task, True, "x") == ["Taken besides, of SimMIM: mask token, pixel decoder."]
+    assert inherit(done.foreign, task, True, "x") == ["Also loaded, from SimMIM: mask token, pixel decoder."]
     assert torch.equal(task.mask_token, state["encoder.mask_token"].flatten())
     tokens = torch.randn(2, 16, 32)
     conv = nn.functional.conv2d(tokens.mT.unflatten(2, (4, 4)), state["decoder.0.weight"], state["decoder.0.bias"])
@@ -259,7 +259,7 @@ def test_simmim_is_a_start_and_never_evaluated(tmp_path):
         load_pretrained(path)
 
 
-def test_queries_keys_and_values_apart_become_one(tmp_path):
+def test_separate_queries_keys_and_values_become_one(tmp_path):
     source = theirs()
     state = {}
     for name, value in source.state_dict().items():
@@ -273,7 +273,7 @@ def test_queries_keys_and_values_apart_become_one(tmp_path):
 
 
 def sized(width, depth, patch=16, grid=14, class_token=True, **more):
-    """Names and shapes of an encoder of any size: what is read off them takes no numbers."""
+    """Names and shapes of an encoder of any size; no values are needed."""
     state = {"patch_embed.proj.weight": torch.zeros(width, 3, patch, patch), "norm.weight": torch.zeros(width)}
     state |= {f"blocks.{i}.norm1.weight": torch.zeros(width) for i in range(depth)}
     state["blocks.0.mlp.fc1.weight"] = torch.zeros(4 * width, width)
@@ -299,7 +299,7 @@ def test_usual_sizes_are_known(state, model, heads, side, options):
     assert infer_architecture({name: value for name, value in state.items() if "fc1" not in name}) is None
 
 
-def test_heads_that_are_not_as_usual():
+def test_unusual_numbers_of_heads():
     assert infer_architecture(sized(384, 11)) is None and infer_architecture(sized(400, 12)) is None
     moco = recognise(
         [
@@ -314,7 +314,7 @@ def test_heads_that_are_not_as_usual():
 
 
 def tiny(**options):
-    """The smallest of the usual widths, one block deep."""
+    """An encoder of the smallest usual width, one block deep."""
     return theirs(224, 16, embed_dim=192, depth=1, num_heads=3, **options)
 
 
@@ -328,19 +328,19 @@ def test_an_encoder_without_a_models_name(tmp_path):
     same(vit, source, torch.randn(1, 3, 224, 224), 1e-5)
     assert card.mean == (0.485, 0.456, 0.406) and card.spec.positions == "sincos" and not vit.training
     assert "(192 wide, 1 deep, patches of 16 pixels); 3 attention heads are assumed" in card.note
-    assert "Images are normalised as MAE or a program built upon it does: mean 0.485" in card.note
+    assert "Images are normalised as in MAE or a program built upon it: mean 0.485" in card.note
     shape = public_shape(Weights(path))
     assert shape["positions"] == "sincos" and shape["options"] == {"depth": 1} and "model" not in shape
     assert public_shape(Weights(path), "vit_tiny_patch16_224")["positions"] == "sincos"
 
-    # MoCo's table begins with the row, and by that its converted files are known
+    # MoCo's table begins with the row, which identifies its converted files
     swapped = torch.cat([fixed[:, :1], fixed[:, 1:].roll(96, 2)], dim=1)
     found = Weights(written(tmp_path / "deit.pth", {"model": state | {"pos_embed": swapped}}))
     assert found.program.name == "MoCo v3"
-    # learned ones may be anybody's
+    # learned positions do not identify a program
     path = written(tmp_path / "anybody.pth", source.state_dict() | {"pos_embed": torch.randn(1, 197, 192)})
     with pytest.raises(
-        PatchloomError, match="holds weights alone, .* number of attention heads: give its name in timm"
+        PatchloomError, match="holds weights alone, .* number of attention heads .*: give its name in timm"
     ):
         load_pretrained(path)
     deep = sized(384, 12) | {f"blocks.{i}.norm2.weight": torch.zeros(384) for i in range(12)}
@@ -396,7 +396,7 @@ def test_extremas_heads_can_be_evaluated(tmp_path):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_damaged_weights_are_refused_in_a_sentence_or_left(tmp_path, name):
+def test_damaged_weights_are_rejected_in_a_sentence_or_left_out(tmp_path, name):
     oracle = Oracle(name)
     theirs_names = sorted(oracle.theirs("w."))
     odd = (torch.tensor(1.0), torch.zeros(3, dtype=torch.int64), torch.zeros(2, 2, 2, 2), torch.zeros(0))
@@ -421,7 +421,7 @@ def test_damaged_weights_are_refused_in_a_sentence_or_left(tmp_path, name):
             assert told
 
 
-def test_a_file_of_two_programs_is_read_as_one_of_them(tmp_path):
+def test_a_file_that_fits_two_programs_is_read_as_one_of_them(tmp_path):
     mae, droppos = Oracle("mae"), Oracle("droppos")
     mixed = {"one": mae.theirs("w."), "two": droppos.theirs("w.")}
     vit = droppos.encoder()

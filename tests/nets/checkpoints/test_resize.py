@@ -1,4 +1,4 @@
-"""Weights for another grid, patch, or number of channels: timm's own result is the oracle."""
+"""Weights for another grid, patch size, or number of channels: results equal timm's."""
 
 import pytest
 import timm
@@ -16,7 +16,7 @@ from patchloom.nets.encode import patch_positions
     "options", [{}, {"reg_tokens": 2}, {"reg_tokens": 2, "no_embed_class": True}, {"class_token": False}]
 )
 @pytest.mark.parametrize(("size", "patch"), [((32, 32), 4), ((8, 24), 4), ((16, 16), 8), ((48, 24), 6)])
-def test_another_grid_or_patch_size_gives_what_timm_gives(tmp_path, options, size, patch):
+def test_another_grid_or_patch_size_equals_timm(tmp_path, options, size, patch):
     pooling = {"global_pool": ""} if "class_token" in options else {}
     source, vit = theirs(**options, **pooling), ours(size, patch, **options)
     done = load_published(vit, written(tmp_path / "weights.pth", source.state_dict()))
@@ -30,7 +30,7 @@ def test_another_grid_or_patch_size_gives_what_timm_gives(tmp_path, options, siz
 
 
 @pytest.mark.parametrize("channels", [1, 2, 5])
-def test_other_channels_give_what_timm_gives(tmp_path, channels):
+def test_other_channels_equal_timm(tmp_path, channels):
     source, vit = theirs(), ours(channels=channels)
     path = written(tmp_path / "weights.pth", source.state_dict())
     done = load_published(vit, path)
@@ -51,7 +51,7 @@ def test_only_weights_for_colour_images_are_adapted_to_other_channels(tmp_path):
 
 @pytest.mark.parametrize("size", [(8, 16), (8, 24), (8, 32)])  # one less than a square, none, and one
 @pytest.mark.parametrize("options", [{}, {"no_embed_class": True}])
-def test_a_grid_that_is_not_told_is_the_encoders_if_it_has_as_many_patches(tmp_path, size, options):
+def test_an_unknown_grid_is_the_encoders_if_the_number_of_patches_fits(tmp_path, size, options):
     n = size[1] // 2
     path = written(tmp_path / "oblong.pth", theirs(size, **options).state_dict())
     changes = f"pos_embed: for {n} patches in a grid that is not stated, taken for 2x{n // 2}"
@@ -64,18 +64,18 @@ def test_a_grid_that_is_not_told_is_the_encoders_if_it_has_as_many_patches(tmp_p
         same(vit, theirs(size, **options), torch.randn(1, 3, *size), 1e-6)
 
 
-def test_a_grid_that_cannot_be_told_is_refused(tmp_path):
+def test_an_undeterminable_grid_is_rejected(tmp_path):
     odd = written(tmp_path / "odd.pth", theirs((8, 24)).state_dict())
-    with pytest.raises(PatchloomError, match="pos_embed in .*odd.pth has 13 entries, and no square grid"):
+    with pytest.raises(PatchloomError, match="pos_embed in .*odd.pth has 13 entries, which fit no square grid"):
         load_published(ours(), odd)
 
 
-def test_the_entry_of_a_token_goes_where_it_has_the_same_effect(tmp_path):
+def test_the_position_of_a_token_is_added_to_the_token(tmp_path):
     images = torch.randn(2, 3, 16, 16)
     source, vit = theirs(reg_tokens=2), ours(reg_tokens=2, no_embed_class=True)
     done = load_published(vit, written(tmp_path / "with.pth", source.state_dict()))
     same(vit, source, images, 1e-6)
-    where = "with its entry of pos_embed, where this encoder has no place for it"
+    where = "with its entry of pos_embed, because this encoder has no place for it"
     assert done.resampled == (f"cls_token: {where}", f"reg_token: {where}")
 
     source, vit = theirs(no_embed_class=True), ours()

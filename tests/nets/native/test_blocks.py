@@ -1,4 +1,4 @@
-"""Our own kernels give what torch gives, there and back."""
+"""Native kernels give torch's results, forward and backward."""
 
 from copy import deepcopy
 from functools import partial
@@ -16,23 +16,23 @@ from patchloom.nets.performance import checkpoint_gradients, compile_blocks, fus
 from patchloom.nets.sparse_attention import run_blocks
 from patchloom.tasks import TASKS
 
-here = pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels cannot be had: {native.lacking()}")
+here = pytest.mark.skipif(native.lacking() is not None, reason=f"no native kernels: {native.lacking()}")
 
-# bfloat16 rounds to 2^-9 of a number, which is 1.1e-3 on average over many; each value is rounded a few times
+# bfloat16 rounds to 2^-9 of a number, 1.1e-3 on average; each value is rounded a few times
 ROUNDED = 5e-3
 
 
 @pytest.fixture(autouse=True, scope="module")
 def two_threads():
-    """The kernels share their work among torch's threads."""
+    """Run torch on two threads, which the kernels use, too."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
 
 
-def apart(found, true):
-    """Relative distance of two tensors."""
+def distance(found, true):
+    """Return the relative distance of two tensors."""
     return ((found.double() - true.double()).norm() / true.double().norm()).item()
 
 
@@ -41,7 +41,7 @@ def halves(*shape):
 
 
 def reference(q, k, v):
-    """Attention over [b n h d] in float64."""
+    """Compute attention over [b n h d] in float64."""
     q, k, v = (part.double().transpose(1, 2) for part in (q, k, v))
     return ((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v).transpose(1, 2)
 
@@ -57,39 +57,39 @@ def test_attention_of_the_same_tokens(b, n, h, side):
     found, true = native.attention(one), reference(*two.unbind(2))
     found.backward(grad)
     true.backward(grad.double())
-    assert apart(found, true) < ROUNDED and apart(one.grad, two.grad) < ROUNDED
+    assert distance(found, true) < ROUNDED and distance(one.grad, two.grad) < ROUNDED
     with torch.no_grad():
         assert torch.equal(native.attention(packed), found)
 
 
 @here
 @pytest.mark.parametrize("n, m", [(196, 49), (5, 33), (40, 17), (1, 300)])
-def test_attention_to_other_tokens_wherever_they_lie(n, m):
+def test_attention_to_other_tokens_with_any_strides(n, m):
     torch.manual_seed(0)
     q, kv, grad = halves(2, n, 5, 32), halves(2, m, 2, 5, 32), halves(2, n, 5, 32)
-    wide = torch.cat([q, q], 3)[..., :32]  # rows with something between them
+    wide = torch.cat([q, q], 3)[..., :32]  # rows with a gap between them
     ones = [wide.detach().requires_grad_(), kv.clone().requires_grad_()]
     twos = [q.double().requires_grad_(), kv.double().requires_grad_()]
     found, true = native.attention(*ones), reference(twos[0], *twos[1].unbind(2))
     found.backward(grad.transpose(0, 1).contiguous().transpose(0, 1))
     true.backward(grad.double())
-    assert apart(found, true) < ROUNDED
+    assert distance(found, true) < ROUNDED
     for one, two in zip(ones, twos, strict=True):
-        assert apart(one.grad, two.grad) < ROUNDED
+        assert distance(one.grad, two.grad) < ROUNDED
 
 
 @here
 def test_attention_of_huge_scores_is_finite_and_exact():
     q = torch.zeros(1, 3, 3, 1, 16, dtype=torch.bfloat16)
-    q[0, :, 0], q[0, 1, 1] = 300, 300  # every token asks for the second one's value
+    q[0, :, 0], q[0, 1, 1] = 300, 300  # every token attends to the second one
     q[0, :, 2, 0, 0] = torch.tensor([1.0, 2.0, 3.0])
     assert native.attention(q)[0, :, 0, 0].tolist() == [2, 2, 2]
 
 
 @here
 @pytest.mark.parametrize("part", [0, 1, 2])
-def test_what_is_no_number_stays_none(part):
-    # a run that diverges is noticed by its loss
+def test_nan_stays_nan(part):
+    # a diverging run is noticed by its loss
     packed = halves(1, 20, 3, 1, 16)
     packed[0, 3, part] = float("nan")
     spoilt = native.attention(packed).isnan().flatten(2).any(2)[0]
@@ -104,12 +104,12 @@ def test_what_is_no_number_stays_none(part):
 
 
 @here
-def test_what_the_kernels_cannot_read_is_refused():
+def test_unreadable_inputs_are_rejected():
     for wrong in (torch.randn(2, 9, 3, 2, 16), halves(2, 9, 3, 2, 8)):
         with pytest.raises(ValueError, match="the kernel needs torch.bfloat16 of a width that 16 divides, not"):
             native.attention(wrong)
     for wrong in (halves(2, 9, 3, 16, 32).transpose(3, 4)[..., :16], halves(2, 9, 3, 2, 17)[..., :16]):
-        with pytest.raises(ValueError, match="numbers of a head must be neighbours"):
+        with pytest.raises(ValueError, match="contiguous"):
             native.attention(wrong)
     with pytest.raises(ValueError, match="the kernel needs torch.float32"):
         native.gelu(halves(2, 16), halves(16))
@@ -128,7 +128,7 @@ def test_gelu_of_every_bfloat16_number():
     found.sum().backward()
     true.sum().backward()
     assert ((found.double() - true).abs() <= 2e-6 + true.abs() / 256).all()
-    # beyond 5 the slope is taken for 0 or 1: there it is 7.1e-6 off
+    # beyond 5 the slope is set to 0 or 1: there it is 7.1e-6 off
     assert ((one.grad.double() - two.grad).abs() <= 8e-6 + two.grad.abs() / 256).all()
     torch.testing.assert_close(bias.grad.double(), two.grad.sum(0), rtol=1e-4, atol=1e-2)
 
@@ -142,9 +142,9 @@ def test_gelu_adds_a_bias_before_it_rounds():
     found, true = native.gelu(*one), F.gelu(sum(two))
     found.backward(grad)
     true.backward(grad.double())
-    assert apart(found, true) < ROUNDED
+    assert distance(found, true) < ROUNDED
     for left, right in zip(one, two, strict=True):
-        assert apart(left.grad, right.grad) < ROUNDED
+        assert distance(left.grad, right.grad) < ROUNDED
 
 
 @here
@@ -167,9 +167,9 @@ def test_norm_of_a_sum(adding, asked):
     torch.autograd.backward([outs[i] for i in picked], [weights[i].to(outs[i].dtype) for i in picked])
     found = [part.grad for part in ones]
     torch.autograd.backward([trues[i] for i in picked], [weights[i].double() for i in picked])
-    assert apart(added, true) < 1e-6 and apart(normed, trues[1]) < ROUNDED
+    assert distance(added, true) < 1e-6 and distance(normed, trues[1]) < ROUNDED
     for one, two in zip(found, twos, strict=True):
-        assert apart(one, two.grad) < ROUNDED
+        assert distance(one, two.grad) < ROUNDED
 
 
 @here
@@ -184,7 +184,7 @@ def test_the_norms_weights_get_their_gradients():
 
 
 @here
-def test_the_operators_keep_torchs_rules():
+def test_the_operators_pass_torchs_opcheck():
     x = halves(2, 9, 3, 2, 16).requires_grad_()
     torch.library.opcheck(ops._attention, (x, None, True), test_utils=("test_schema", "test_faketensor"))
     torch.library.opcheck(
@@ -210,7 +210,7 @@ def gradients_of(task, views, half=True):
 
 @here
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_gets_the_gradients_that_it_gets_from_torch(name):
+def test_every_task_gets_torchs_gradients(name):
     task = build(name).train()
     fuse_attention(task, False)
     views = views_of(task)
@@ -219,18 +219,18 @@ def test_every_task_gets_the_gradients_that_it_gets_from_torch(name):
     use_kernels(task, "native")
     loss, ours = gradients_of(task, views)
     assert loss == pytest.approx(exact, rel=5e-3)
-    assert not torch.equal(ours, usual)  # it is our kernels that computed it
-    assert apart(ours, slope) < 1.5 * apart(usual, slope) + 1e-3
+    assert not torch.equal(ours, usual)  # the native kernels computed it
+    assert distance(ours, slope) < 1.5 * distance(usual, slope) + 1e-3
     checkpoint_gradients(task, True)
     again, slopes = gradients_of(task, views)
     assert again == loss and torch.equal(slopes, ours)
     checkpoint_gradients(task, False)
     again, slopes = compiled_gradients_of(task, views, compiler=name == "mae")
-    assert again == pytest.approx(loss, rel=1e-3) and apart(slopes, ours) < apart(usual, ours) / 2
+    assert again == pytest.approx(loss, rel=1e-3) and distance(slopes, ours) < distance(usual, ours) / 2
 
 
 def compiled_gradients_of(task, views, compiler):
-    """With what torch.compile hands to a compiler run as it is; or, for blocks of which some tokens ask, compiled."""
+    """Compute gradients with torch.compile's graphs run uncompiled; or compiled, for blocks with fewer queries."""
     partial_blocks._compiled.cache_clear()  # of this process
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
@@ -256,7 +256,7 @@ def compiled_gradients_of(task, views, compiler):
     ],
     ids=str,
 )
-def test_blocks_that_the_kernels_do_not_know_stay_on_torchs(options):
+def test_unsupported_blocks_stay_on_torchs_kernels(options):
     torch.manual_seed(0)
     block, tokens = Block(**{"dim": 32, "num_heads": 2, "qkv_bias": True, **options}).eval(), torch.randn(2, 9, 32)
     fuse_attention(block, False)
@@ -269,7 +269,7 @@ def test_blocks_that_the_kernels_do_not_know_stay_on_torchs(options):
 
 
 @here
-def test_in_float32_torch_computes_what_it_always_did():
+def test_float32_runs_on_torchs_kernels():
     torch.manual_seed(0)
     block, tokens = Block(32, 2, qkv_bias=True), torch.randn(2, 9, 32)
     usual = block(tokens)

@@ -1,4 +1,4 @@
-"""Native kernels are compiled, chosen and refused as the machine and the model allow."""
+"""Native kernels are compiled, chosen and rejected as machine and model allow."""
 
 import subprocess
 import sys
@@ -17,15 +17,15 @@ from patchloom.train import resolve as defaults
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
-here = pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels cannot be had: {native.lacking()}")
+here = pytest.mark.skipif(native.lacking() is not None, reason=f"no native kernels: {native.lacking()}")
 
 
 def lack(monkeypatch, reason):
-    """Have the kernels be missing for some reason, or be there."""
+    """Make the kernels missing for some reason, or available."""
     monkeypatch.setattr(performance, "NATIVE", native.KERNELS._replace(missing=lambda: reason))
 
 
-def test_they_are_used_where_they_are():
+def test_available_kernels_are_used():
     assert performance.NATIVE is native.KERNELS
 
 
@@ -37,17 +37,17 @@ def test_they_are_used_where_they_are():
         (lambda patch: patch.setattr(made, "compiler", lambda: None), "g.. was not found"),
     ],
 )
-def test_why_they_cannot_be_had_is_said(change, reason, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # what another test has compiled could be had
+def test_the_reason_for_missing_kernels_is_reported(change, reason, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # a library compiled by another test would be available
     monkeypatch.setattr(made, "processor", lambda what: " ".join(made._EXTENSIONS))
     monkeypatch.setattr(made, "compiler", lambda: ["g++"])
     change(monkeypatch)
-    with pytest.raises(PatchloomError, match=f"cannot be had here, since {reason}.*: use --kernels torch"):
+    with pytest.raises(PatchloomError, match=f"not available, because {reason}.*: use --kernels torch"):
         made.library.__wrapped__()
 
 
 @here
-def test_what_the_compiler_says_is_passed_on(monkeypatch, tmp_path):
+def test_compiler_errors_are_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(made, "compiler", lambda: ["g++", "-include", "nowhere.h"])
     with pytest.raises(
@@ -65,8 +65,8 @@ def test_what_the_compiler_says_is_passed_on(monkeypatch, tmp_path):
 
 
 @here
-def test_they_run_on_torchs_own_threads():
-    # a second set of threads would fight with torch's for the cores
+def test_kernels_run_on_torchs_threads():
+    # a second set of threads would compete with torch's for the cores
     code = (
         "import sklearn.utils._openmp_helpers, torch; from patchloom.nets import native; native.library()\n"
         "from patchloom.nets.native.compiler import _openmp\n"
@@ -74,11 +74,11 @@ def test_they_run_on_torchs_own_threads():
         "print(*_openmp(), sum('libgomp' in line and 'scikit' not in line and 'r-xp' in line for line in lines))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    path, found = done.stdout.split()  # scikit-learn brings one of its own
+    path, found = done.stdout.split()  # scikit-learn has its own
     assert path.startswith(str(Path(torch.__file__).parent)) and found == "1"
 
 
-def test_they_are_chosen_where_they_are_faster_and_can_be_had(monkeypatch):
+def test_kernels_are_chosen_if_faster_and_available(monkeypatch):
     spec = EncoderSpec("nano", (32, 32), 8)
     lack(monkeypatch, None)
     monkeypatch.setattr(performance, "fused_gain", lambda *shape: 2.0)
@@ -106,21 +106,21 @@ def test_they_are_chosen_where_they_are_faster_and_can_be_had(monkeypatch):
     assert defaults.default_kernels("cpu", True, spec, 8) == ("torch", "g++ was not found")
 
 
-def test_asking_for_them_where_they_do_nothing_is_refused(tmp_path):
-    with pytest.raises(PatchloomError, match="--kernels native is for bfloat16 on a CPU: add --precision bfloat16"):
+def test_kernels_without_effect_are_rejected(tmp_path):
+    with pytest.raises(PatchloomError, match="--kernels native needs bfloat16 on a CPU: add --precision bfloat16"):
         pretrain("shapes:40", "mae", out=tmp_path / "run", kernels="native", precision="float32", epochs=1)
     assert not (tmp_path / "run").exists()
 
 
 @here
-def test_a_run_goes_on_where_they_cannot_be_had_and_says_so(tmp_path, monkeypatch, capsys):
+def test_a_run_resumes_without_the_kernels_and_reports_it(tmp_path, monkeypatch, capsys):
     (tmp_path / "images").mkdir()
     for i in range(40):
         Image.effect_noise((16, 16), 50).save(tmp_path / "images" / f"{i}.png")
     asked = {"out": tmp_path / "run", "kernels": "native", "precision": "bfloat16", "epochs": 1, "device": "cpu"}
     pretrain(str(tmp_path / "images"), "mae", **asked)
     assert "torch's kernels" not in capsys.readouterr().out
-    lack(monkeypatch, "native kernels cannot be had here, since g++ was not found")
-    (tmp_path / "run" / "summary.txt").unlink()  # as if it had been killed while its pictures were drawn
+    lack(monkeypatch, "native kernels are not available, because g++ was not found")
+    (tmp_path / "run" / "summary.txt").unlink()  # as if it had been killed while pictures were drawn
     pretrain(str(tmp_path / "images"), "mae", **asked)
-    assert "since g++ was not found: using torch's kernels" in capsys.readouterr().out
+    assert "because g++ was not found: using torch's kernels" in capsys.readouterr().out

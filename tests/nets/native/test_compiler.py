@@ -1,4 +1,4 @@
-"""The compiled kernels are kept whole or made again, and need no compiler once they are there."""
+"""Compiled kernels are cached intact or compiled again, and need no compiler once they are cached."""
 
 import hashlib
 import multiprocessing
@@ -16,9 +16,9 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """A source that compiles in no time; and where the library is kept."""
+    """Use a source that compiles fast; return the path of its library."""
     source = tmp_path / "small.cpp"
-    # longer than a page: what is cut off is then not mapped
+    # longer than a page, so that a truncated part is not mapped
     source.write_text('static char filler[99999] = {1};\nextern "C" int answer() { return 41 + filler[0]; }\n')
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(made, "_SOURCES", [source])
@@ -26,17 +26,17 @@ def small(tmp_path, monkeypatch):
     return tmp_path / "cache" / "patchloom" / "native"
 
 
-def kept(folder: Path) -> Path:
+def library_path(folder: Path) -> Path:
     (path,) = folder.iterdir()
     return path
 
 
 def compile_elsewhere(folder: Path) -> None:
-    """In a process of its own, so that this one has not loaded it."""
+    """Compile in another process, so that this one has not loaded the library."""
     process = FORK.Process(target=made.library)
     process.start()
     process.join()
-    assert process.exitcode == 0 and kept(folder).suffix == ".so"
+    assert process.exitcode == 0 and library_path(folder).suffix == ".so"
 
 
 def without_compiler(monkeypatch) -> None:
@@ -44,45 +44,45 @@ def without_compiler(monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
 
 
-def test_a_kept_library_needs_no_compiler(small, monkeypatch):
+def test_a_cached_library_needs_no_compiler(small, monkeypatch):
     compile_elsewhere(small)
     without_compiler(monkeypatch)
     assert made.compiler() is None and made.lacking() is None and made.missing() is None
     assert made.library().answer() == 42
 
 
-def test_nor_the_same_compiler(small, monkeypatch):
+def test_a_cached_library_works_with_another_compiler(small, monkeypatch):
     compile_elsewhere(small)
-    written = kept(small).stat()
+    written = library_path(small).stat()
     monkeypatch.setattr(made, "compiler", lambda: ["/another/g++-99"])
-    assert made.library().answer() == 42 and kept(small).stat() == written
+    assert made.library().answer() == 42 and library_path(small).stat() == written
 
 
 @pytest.mark.parametrize("length", [0, 10, 0.5, -40, -1])
-def test_one_that_was_cut_is_compiled_again(small, length):
+def test_a_truncated_library_is_compiled_again(small, length):
     compile_elsewhere(small)
-    content = kept(small).read_bytes()
-    kept(small).write_bytes(content[: int(len(content) * length) if 0 < length < 1 else length])
-    assert made.library().answer() == 42 and made._whole(kept(small))
+    content = library_path(small).read_bytes()
+    library_path(small).write_bytes(content[: int(len(content) * length) if 0 < length < 1 else length])
+    assert made.library().answer() == 42 and made._is_intact(library_path(small))
 
 
-def test_one_that_was_changed_is_refused_without_a_compiler(small, monkeypatch):
+def test_a_changed_library_is_rejected_without_a_compiler(small, monkeypatch):
     compile_elsewhere(small)
-    content = bytearray(kept(small).read_bytes())
+    content = bytearray(library_path(small).read_bytes())
     content[len(content) // 2] ^= 1
-    kept(small).write_bytes(content)
+    library_path(small).write_bytes(content)
     without_compiler(monkeypatch)
     assert made.lacking() == "g++ was not found" == made.missing().rpartition("since ")[2]
-    with pytest.raises(PatchloomError, match="cannot be had here, since g.. was not found: use --kernels torch"):
+    with pytest.raises(PatchloomError, match="not available, because g.. was not found: use --kernels torch"):
         made.library()
 
 
-def test_one_of_another_system_is_compiled_again(small, monkeypatch):
-    """Whole, but not to be loaded here, as where machines share the folder."""
+def test_a_library_of_another_system_is_compiled_again(small, monkeypatch):
+    """A complete library that cannot be loaded here, for example in a folder shared by several machines."""
     foreign = b"\x7fELF" + bytes(100)
     small.mkdir(parents=True)
     made._place().write_bytes(foreign + hashlib.sha256(foreign).digest())
-    assert made._whole(made._place())
+    assert made._is_intact(made._place())
     with monkeypatch.context() as patch:
         without_compiler(patch)
         with pytest.raises(PatchloomError, match=r"\.so cannot be loaded, and g.. was not found: use --kernels torch"):
@@ -97,4 +97,4 @@ def test_several_processes_compile_at_once(small):
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 4
-    assert made._whole(kept(small)) and made.library().answer() == 42
+    assert made._is_intact(library_path(small)) and made.library().answer() == 42

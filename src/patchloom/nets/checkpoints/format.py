@@ -1,7 +1,7 @@
-"""An encoder as a file: timm's names and nothing else, with all that is needed to build it again in the metadata.
+"""Encoder files: weights by timm's names only, and a card in the metadata that describes how to rebuild it.
 
-What else of a task an evaluation can use are modules in files of their own beside it, so that the encoder's stays
-timm's; the encoder's card says which there are, and what each is good for.
+Other modules of a task that an evaluation can use are in separate files beside it, so that the encoder's file stays
+timm's; the encoder's card lists them and the use of each.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from patchloom.system.network import from_cache_alone, why_offline
 ENCODER_FORMAT = "patchloom-encoder-1"
 _SUM = "sha256"
 _STATISTICS = {"mean": (-1e6, 1e6), "std": (0.0, 1e6)}
-_LARGEST_IMAGE = 2**28  # numbers that an encoder is given
+_LARGEST_IMAGE = 2**28  # numbers in an encoder's input
 _Card = TypeVar("_Card")
 _DAMAGED = "{} is not what patchloom wrote ({}): restore it from a copy, or make it again"
 
 
 @dataclass(frozen=True)
 class EncoderCard:
-    """What belongs to an encoder's weights.
+    """Metadata of an encoder's weights.
 
     Attributes:
-        spec: how to build it; None for a model of timm's, which is built by its name.
-        mean, std: per channel, in [0, 1] units; images are normalised with them.
-        task: pretext task by which it was trained; "untrained", or ``timm:NAME`` for a model of timm's.
-        name: what it is called in reports.
-        trained_on: checksum of the list of what it was trained on, which lies beside it; "" without one.
-        extra_modules: what each module that was saved beside it is good for, by its file's name without suffix.
-        note: a sentence for whoever reads a number of it, such as that its run is not finished; "" without one.
-        sound: how recordings become its pictures; None of an encoder of images.
+        spec: how to build it; None for a timm model, which is built by its name.
+        mean, std: statistics per channel, in [0, 1] units, that normalise its images.
+        task: pretext task of its training; "untrained", or ``timm:NAME`` for a timm model.
+        name: name in reports.
+        trained_on: checksum of the list of training data, which lies beside it; "" without one.
+        extra_modules: use of each module saved beside it, by its file's name without suffix.
+        note: a sentence to print beside its results, such as that its run is not finished; "" without one.
+        sound: conversion of recordings to its images; None for an encoder of images.
     """
 
     spec: EncoderSpec | None
@@ -75,42 +75,42 @@ class EncoderCard:
 
     @property
     def modality(self) -> Modality:
-        """What its pictures are of."""
+        """Kind of data that its images show."""
         return modality_of(self.sound)
 
     @property
     def own_spec(self) -> EncoderSpec:
-        """``spec`` of an encoder that is none of timm's."""
+        """``spec`` of an encoder that is not a timm model."""
         assert self.spec is not None, f"{self.name} is a model of timm's"
         return self.spec
 
     @property
     def timm_name(self) -> str:
-        """By which timm builds an encoder without ``spec``."""
+        """timm's name of an encoder without ``spec``."""
         return self.task.removeprefix("timm:")
 
 
 def save_encoder(vit: Encoder, card: EncoderCard, path: Path) -> None:
-    """Write the encoder's ``state_dict`` and card; the file appears whole or not at all."""
+    """Write the encoder's ``state_dict`` and card atomically."""
     about = asdict(card)
-    if card.sound is None:  # so that files of images are what they always were
+    if card.sound is None:  # keeps files of images in their original format
         del about["sound"]
     save_net(vit, ENCODER_FORMAT, about, path)
 
 
 def save_net(net: nn.Module, key: str, about: dict[str, Any], path: Path) -> None:
-    """Write a net's ``state_dict`` and, under ``key``, what is to be known of it with a checksum of both.
+    """Write a net's ``state_dict`` and, under ``key``, its metadata ``about`` with a checksum of both.
 
-    The file appears whole or not at all.
+    The file is written atomically.
     """
     weights = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
     about = about | {_SUM: checksum(weights, json.dumps(about))}
-    # one key: the order of several would differ from file to file
+    # a single key, because the order of several would differ from file to file
     write_whole(path, save(weights, metadata={key: json.dumps(about)}))
 
 
 def checksum(tensors: dict[str, Tensor], about: str) -> str:
-    """64 hex digits of names, types, shapes and values of contiguous tensors on the CPU, and of a text."""
+    """Return 64 hex digits of names, types, shapes and values of contiguous CPU tensors, and of a text."""
     total = hashlib.sha256(about.encode())
     for name in sorted(tensors):
         value = tensors[name].contiguous()
@@ -120,21 +120,21 @@ def checksum(tensors: dict[str, Tensor], about: str) -> str:
 
 
 def read_encoder_card(path: Path) -> EncoderCard:
-    """The card of an encoder file."""
+    """Read the card of an encoder file."""
     about = read_about(path, ENCODER_FORMAT, "encoder weights")
     with expect_intact(path):
         return card_from(about)
 
 
 def card_from(about: Any) -> EncoderCard:
-    """Return an encoder's card from what ``asdict`` and JSON made of it, checked, since anybody may have written it."""
+    """Validate an encoder's card, as ``asdict`` and JSON represent it; the file is untrusted."""
     if isinstance(about, Mapping):
         about = {**about, "spec": spec_from(about.get("spec")), "sound": sound_from(about.get("sound"))}
     card = checked_card(EncoderCard, about, _STATISTICS)
     if not len(card.mean) == len(card.std) == (len(card.mean) if card.spec is None else card.spec.channels):
-        raise ValueError("mean and std are of another number of channels")
+        raise ValueError("mean and std have another number of channels")
     if not all(re.fullmatch(r"\w[\w-]{0,99}", name) for name in card.extra_modules):
-        raise ValueError("a module beside the encoder has a name that no file of ours has")
+        raise ValueError("a module beside the encoder has an invalid name")
     takes = None if card.spec is None else (card.spec.channels, *card.spec.img_size)
     if card.sound is not None and takes not in (None, (1, *card.sound.size)):
         raise ValueError("the pictures of its recordings have another size than its images")
@@ -147,10 +147,10 @@ def card_from(about: Any) -> EncoderCard:
 
 
 def checked_card(cls: type[_Card], about: Any, ranges: Mapping[str, tuple[float, float]] | None = None) -> _Card:
-    """Return a card of any class from what ``asdict`` and JSON made of it, checked: each file of ours has one.
+    """Validate the card of any file that patchloom writes, as ``asdict`` and JSON represent it.
 
-    Names that a later version may have added are left out; types and ``ranges`` are checked; an encoder's card inside
-    is checked as such; and texts have no control characters, such as those that rule a terminal.
+    Unknown names, which a later version may have added, are left out; types and ``ranges`` are checked; an encoder's
+    card inside is validated by `card_from`; and control characters, which could control a terminal, are replaced.
     """
     if not isinstance(about, Mapping):
         raise ValueError("it has no card")
@@ -166,7 +166,7 @@ def checked_card(cls: type[_Card], about: Any, ranges: Mapping[str, tuple[float,
 
 
 def _printable_inside(value: Any, most: int) -> Any:
-    """The same plain value with all texts in it as they may be printed."""
+    """Return a plain value with all texts in it made printable."""
     if isinstance(value, str):
         return printable(value, most)
     if isinstance(value, list | tuple):
@@ -177,15 +177,15 @@ def _printable_inside(value: Any, most: int) -> Any:
 
 
 def check_statistics(mean: Any, std: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation a channel as a stranger's file holds them, checked."""
+    """Validate mean and standard deviation per channel from an untrusted file."""
     found = typed_fields(EncoderCard, {"mean": mean, "std": std}, _STATISTICS)
     if not 0 < len(found["mean"]) == len(found["std"]) or 0 in found["std"]:
-        raise ValueError("mean and std are no numbers by which images can be normalised")
+        raise ValueError("mean and std must have one number per channel, and std none that is 0")
     return found["mean"], found["std"]
 
 
 def spec_from(given: Any) -> EncoderSpec | None:
-    """An encoder's sizes from its card."""
+    """Read an encoder's spec from its card."""
     if given is None:
         return None
     ranges = dict.fromkeys(("img_size", "patch_size", "channels"), (1, 2**16))
@@ -195,7 +195,7 @@ def spec_from(given: Any) -> EncoderSpec | None:
     spec = EncoderSpec(**values)
     spec = replace(spec, patch_size=compact(spec.patch_size))
     if spec.channels * spec.img_size[0] * spec.img_size[1] > _LARGEST_IMAGE:
-        raise ValueError(f"images of {spec.channels} x {spec.img_size[0]} x {spec.img_size[1]} fit into no memory")
+        raise ValueError(f"images of {spec.channels} x {spec.img_size[0]} x {spec.img_size[1]} are too large")
     try:
         check_model_options(spec.options)
     except PatchloomError as problem:
@@ -204,16 +204,16 @@ def spec_from(given: Any) -> EncoderSpec | None:
 
 
 def printable(text: str, most: int = 500) -> str:
-    """Return a text of a card as it may be printed: no control characters, such as those that rule a terminal."""
+    """Replace control characters, which could control a terminal, in a text of a card."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
 
 
 def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
-    """What `save_net` wrote of a net under ``key``; ``what`` the file should hold is for the error."""
+    """Read the metadata that `save_net` wrote under ``key``; ``what`` names the expected contents in errors."""
     about = read_metadata(path, what)
     if key not in about:
         if any(name.startswith("patchloom-") for name in about):
-            raise PatchloomError(f"{path} is a file that patchloom wrote, but not {what}: give another")
+            raise PatchloomError(f"{path} was written by patchloom, but is not {what}: give another file")
         raise PatchloomError(f"{path} has no patchloom metadata: use a file that patchloom wrote, or timm:NAME")
     with expect_intact(path):
         found = json.loads(about[key])
@@ -222,7 +222,7 @@ def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
 
 @contextmanager
 def expect_intact(path: str | Path) -> Iterator[None]:
-    """While entered, what goes wrong in using a file that patchloom wrote means that the file is damaged."""
+    """Report errors inside this block as damage of a file that patchloom wrote."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, ArithmeticError) as problem:
@@ -232,7 +232,7 @@ def expect_intact(path: str | Path) -> Iterator[None]:
 
 
 def read_metadata(path: Path, what: str) -> dict[str, str]:
-    """What a safetensors file, whoever wrote it, says beside its tensors."""
+    """Read the metadata of any safetensors file."""
     try:
         with safe_open(path, "pt") as file:
             return file.metadata() or {}
@@ -241,7 +241,7 @@ def read_metadata(path: Path, what: str) -> dict[str, str]:
 
 
 def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """The tensors of a safetensors file whose names begin with ``prefix``, by what follows it."""
+    """Read the tensors of a safetensors file whose names begin with ``prefix``, which is removed."""
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
@@ -250,16 +250,16 @@ def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
     except (OSError, SafetensorError) as problem:
         raise PatchloomError(f"{path} cannot be read as weights ({problem}): is it whole?") from problem
     for text in () if prefix else about.values():
-        with suppress(ValueError):  # others' metadata may be anything
+        with suppress(ValueError):  # metadata of other programs may be anything
             parsed = json.loads(text)
             if isinstance(parsed, dict) and (given := parsed.pop(_SUM, None)) is not None:
                 if checksum(found, json.dumps(parsed)) != given:
-                    raise PatchloomError(_DAMAGED.format(path, "its checksum is another one"))
+                    raise PatchloomError(_DAMAGED.format(path, "its checksum differs"))
     return found
 
 
 def is_encoder_file(path: Path) -> bool:
-    """Whether `save_encoder` wrote a file: it has a card then."""
+    """Return whether `save_encoder` wrote a file, which then has a card."""
     return path.suffix == ".safetensors" and ENCODER_FORMAT in read_metadata(path, "weights")
 
 
@@ -268,7 +268,7 @@ _HUB_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def find_weights(source: str | Path) -> Path:
-    """Where the weights are, if there are any, that a path means: itself, or a file of a run's or the Hub's folder."""
+    """Return the file of weights of a path: itself, or a file in a run's or the Hub's folder; it may not exist."""
     path = Path(source)
     if not path.is_dir():
         return path
@@ -277,7 +277,7 @@ def find_weights(source: str | Path) -> Path:
 
 
 def weights_file(source: str | Path) -> Path:
-    """The file of weights that is meant by a folder, or by its own name."""
+    """Return the file of weights of a folder or file; raise an error if there is none."""
     path = find_weights(source)
     if not path.is_file():
         hint = published_like(source) or "give a finished run, a .safetensors file or timm:NAME"
@@ -286,13 +286,13 @@ def weights_file(source: str | Path) -> Path:
 
 
 def published_like(source: str | Path) -> str:
-    """Which weights that timm publishes may have been meant by what is no path, as the end of a sentence, or ""."""
+    """Suggest published weights of timm for something that is not a path, as the end of a sentence, or ""."""
     found = [] if "/" in str(source) else models_like(str(source), pretrained=True)
     return f"did you mean {listing(f'timm:{name}' for name in found)}?" if found else ""
 
 
 def load_encoder_file(source: str | Path) -> tuple[Encoder, EncoderCard]:
-    """An encoder in eval mode, and its card."""
+    """Load an encoder in eval mode, and its card."""
     if str(source).startswith("timm:"):
         return _from_timm(str(source).removeprefix("timm:"))
     path = weights_file(source)
@@ -304,7 +304,7 @@ def load_encoder_file(source: str | Path) -> tuple[Encoder, EncoderCard]:
 
 
 def refuse_other_sizes(spec: EncoderSpec | None, weights: Mapping[str, Tensor], path: Path) -> EncoderSpec:
-    """Return the sizes that a card names, before memory is taken for them, unless its weights have others."""
+    """Return the sizes in a card, unless its weights have others; checked before memory is allocated."""
     with expect_intact(path):
         if spec is None:
             raise ValueError("its card names no sizes")
@@ -315,14 +315,14 @@ def refuse_other_sizes(spec: EncoderSpec | None, weights: Mapping[str, Tensor], 
 
 
 def refuse_larger(card: EncoderCard, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse a model whose card names an encoder much larger than its weights, before memory is taken for it."""
+    """Raise an error if a card's encoder is much larger than its weights, before memory is allocated."""
     net = stock_encoder(card.timm_name) if card.spec is None else outline(card.spec)
     if sum(one.numel() for one in net.parameters()) > 4 * sum(one.numel() for one in weights.values()) + 2**22:
         raise PatchloomError(_DAMAGED.format(path, "its encoder is larger than its weights"))
 
 
 def stock_encoder(name: str) -> Encoder:
-    """What timm builds by a name, with or without the tag of its weights: on the meta device, so sizes alone."""
+    """Build timm's model of a name, with or without the tag of its weights, on the meta device."""
     if not (is_model_name(name) and timm.is_model(name.split(".")[0])):
         meant = models_like(name, pretrained=True)
         hint = f"; did you mean {listing(f'timm:{one}' for one in meant)}?" if meant else "."
@@ -336,19 +336,19 @@ def stock_encoder(name: str) -> Encoder:
         with torch.device("meta"):
             vit = timm.create_model(name.split(".")[0], num_classes=0)
     except (TypeError, AssertionError, ValueError, RuntimeError) as problem:
-        raise PatchloomError(f"timm cannot tell the sizes of {name} ({problem}): choose a plain ViT") from problem
+        raise PatchloomError(f"timm cannot build {name} ({problem}): choose a plain ViT") from problem
     return check_servable(vit, name)
 
 
 def _from_timm(name: str) -> tuple[Encoder, EncoderCard]:
-    stock_encoder(name)  # what cannot be served is refused before gigabytes are fetched
+    stock_encoder(name)  # reject unsupported models before gigabytes are fetched
     offline = why_offline()
     try:
-        if offline and not _has_repository(name):  # only the hub's library takes what is here alone
+        if offline and not _has_repository(name):  # only the hub's library can use its cache alone
             raise PatchloomError(offline)
         with from_cache_alone(bool(offline)):
             vit = cast(Encoder, timm.create_model(name, pretrained=True, num_classes=0))
-    except Exception as problem:  # hubs fail in many ways, and every one of them means: no weights
+    except Exception as problem:  # hubs fail in many ways, and each means: no weights
         home = timm.models.get_pretrained_cfg(name)
         place = f"model.safetensors of {home.hf_hub_id}" if home and home.hf_hub_id else "them"
         raise PatchloomError(
@@ -360,7 +360,7 @@ def _from_timm(name: str) -> tuple[Encoder, EncoderCard]:
 
 
 def _has_repository(name: str) -> bool:
-    """Whether timm takes the weights of a model from the hub; from an address of its own, or from nowhere, if not."""
+    """Return whether timm fetches the weights of a model from the hub, rather than from an address or not at all."""
     home = timm.models.get_pretrained_cfg(name)
     return home is not None and bool(home.hf_hub_id)
 
@@ -368,7 +368,7 @@ def _has_repository(name: str) -> bool:
 def untrained_twin(
     card: EncoderCard, head: InstanceHead | None = None, seed: int = 0
 ) -> tuple[Encoder, InstanceHead | None]:
-    """A fresh encoder of the same kind, the control beside which every result is printed; and a fresh head for it."""
+    """Build an untrained encoder of the same kind, the control of every result, and an untrained head for it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if card.spec is not None:
@@ -379,38 +379,38 @@ def untrained_twin(
         return twin.eval(), fresh
 
 
-# Modules that are saved beside an encoder, each in a file of its own: its card says what each is good for.
+# Modules saved beside an encoder, each in its own file; the encoder's card lists their uses.
 
 
 MODULE_FORMAT = "patchloom-module-1"
 
 
 def save_extra_module(module: nn.Module, path: Path) -> None:
-    """Write the ``state_dict`` of a module of `EXTRA_MODULES`, its class, and the ``sizes`` that build it again.
+    """Write the ``state_dict`` of a module of `EXTRA_MODULES`, its class, and the ``sizes`` that rebuild it.
 
-    The file appears whole or not at all.
+    The file is written atomically.
     """
     if type(module).__name__ not in EXTRA_MODULES:
-        raise ValueError(f"{type(module).__name__} is not in EXTRA_MODULES: add what builds it again there")
+        raise ValueError(f"{type(module).__name__} is not in EXTRA_MODULES: add its builder there")
     save_net(module, MODULE_FORMAT, {"kind": type(module).__name__, "sizes": module.sizes}, path)
 
 
 def extra_module_file(source: str | Path, use: Use) -> Path | None:
-    """The file of the module beside an encoder that is good for ``use``; None if the encoder's card names none."""
+    """Return the file of the module beside an encoder for ``use``; None if the encoder's card lists none."""
     if str(source).startswith("timm:") or (path := weights_file(source)).name != ENCODER_FILE:
         return None
     with expect_intact(path):
         named = [path.with_name(f"{name}.safetensors") for name, good_for in _extra_modules(path) if good_for == use]
-    return next((file for file in named if file.exists()), None)  # an encoder may have been copied alone
+    return next((file for file in named if file.exists()), None)  # an encoder may have been copied without its modules
 
 
 def _extra_modules(path: Path) -> Iterable[tuple[str, Use]]:
     if not is_encoder_file(path):
         return ()
     head, about = path.with_name("instance_head.safetensors"), read_about(path, ENCODER_FORMAT, "encoder weights")
-    if head.exists() and "extra_modules" not in about:  # else another pooling would be quoted without a word
+    if head.exists() and "extra_modules" not in about:  # else another pooling would be used silently
         raise PatchloomError(
-            f"an older patchloom wrote {head} for {path}, and this one cannot read it: evaluate with that version, "
+            f"an older patchloom wrote {head} for {path}, and this version cannot read it: evaluate with that version, "
             "train again, or move the head away"
         )
     return read_encoder_card(path).extra_modules.items()
@@ -418,14 +418,14 @@ def _extra_modules(path: Path) -> Iterable[tuple[str, Use]]:
 
 @dataclass(frozen=True)
 class ModuleCard:
-    """What belongs to the weights of a module of `EXTRA_MODULES`: its class, and what builds it again."""
+    """Metadata of the weights of a module of `EXTRA_MODULES`: its class, and its ``sizes``."""
 
     kind: str
     sizes: dict[str, Any]
 
 
 def load_module_file(source: str | Path, use: Use) -> nn.Module | None:
-    """The module beside an encoder that is good for ``use``, in eval mode; None if there is none."""
+    """Load the module beside an encoder for ``use``, in eval mode; None if there is none."""
     path = extra_module_file(source, use)
     if path is None:
         return None
@@ -433,11 +433,11 @@ def load_module_file(source: str | Path, use: Use) -> nn.Module | None:
     with expect_intact(path):
         card = checked_card(ModuleCard, about)
         builds = EXTRA_MODULES[card.kind]
-        made_by = builds.__init__ if isinstance(builds, type) else builds  # type: ignore[misc]  # of no subclass
+        made_by = builds.__init__ if isinstance(builds, type) else builds  # no subclass
         check_arguments(card.sizes, get_type_hints(made_by), 2**16)
         if (depth := card.sizes.get("depth")) is not None and depth > len(weights):
             raise ValueError(f"it has fewer weights than {depth} blocks")
-        with torch.device("meta"):  # before memory is taken for it
+        with torch.device("meta"):  # before memory is allocated
             sizes = {name: value.shape for name, value in builds(**card.sizes).state_dict().items()}
         if sizes != {name: value.shape for name, value in weights.items()}:
             raise ValueError("its weights have other sizes than its card names")
@@ -447,7 +447,7 @@ def load_module_file(source: str | Path, use: Use) -> nn.Module | None:
 
 
 def check_arguments(given: Mapping[str, Any], hints: Mapping[str, Any], most: int) -> None:
-    """Refuse arguments of a card that are not of those types, or numbers below 1 or above ``most``."""
+    """Raise an error for arguments of a card that have other types, or are numbers below 1 or above ``most``."""
     for name, value in given.items():
         if name not in hints or not conforms(value, hints[name]):
             raise ValueError(f"it has the argument {str(name)[:40]!r} of {str(value)[:40]!r}")

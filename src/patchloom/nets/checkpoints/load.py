@@ -1,9 +1,9 @@
-"""Weights of whatever program as an encoder: ours, timm's, the papers' and Hugging Face's, by one reader.
+"""Loading of encoders from any source: patchloom's files, timm's, the papers' and Hugging Face's.
 
-`Weights` says which kind a source is, and reads it; `load_pretrained` makes an encoder of it, and `load_published` puts
-it into one that is there. That one keeps its own sizes: weights are put in by timm's names, position embeddings and the
-patch projection are resampled as timm does it, and every other difference is reported or refused. A pickle is only ever
-read as weights, never run.
+`Weights` determines the kind of a source and reads it; `load_pretrained` builds an encoder from it, and
+`load_published` loads it into an existing encoder. That encoder keeps its sizes: weights are matched by timm's names,
+position embeddings and the patch projection are resampled as in timm, and every other difference is reported or
+rejected. A pickle is read as weights only, and never executed.
 """
 
 from __future__ import annotations
@@ -76,17 +76,17 @@ from patchloom.nets.heads import InstanceHead, Stem, Use
 from patchloom.nets.swin import Encoder, patch_embedding
 from patchloom.sizes import compact
 
-# The one place that decides what kind of source a user means.
+# Kinds of sources.
 
 Kind = Literal["timm", "patchloom", "hub", "bare"]
-_PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".tar")  # what torch saves is called; all other files are safetensors
+_PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".tar")  # torch's file names; all other files are safetensors
 
 
 def kind_of(source: str | Path) -> Kind:
-    """What kind of source this is.
+    """Return the kind of a source.
 
-    ``timm:NAME``; a run's folder or a file that patchloom wrote; a folder as the Hugging Face Hub has it, for timm or
-    transformers; or a file of weights alone, which is what all other files are taken for.
+    timm: ``timm:NAME``; patchloom: a run's folder or a file that patchloom wrote; hub: a folder in the format of the
+    Hugging Face Hub, for timm or transformers; bare: any other file, with weights only.
     """
     if str(source).startswith("timm:"):
         return "timm"
@@ -100,23 +100,23 @@ def kind_of(source: str | Path) -> Kind:
 
 
 def check_model(source: str | Path, model: str | None, option: str = "--model") -> None:
-    """Refuse a name of a model for what says itself of which model it is."""
+    """Raise an error if a model is named for a source that names its own model."""
     if model is not None and kind_of(source) != "bare":
         raise PatchloomError(
-            f"{option} is for a file of weights alone, and {source} says itself what it is: leave it out"
+            f"{option} is for a file of weights alone, and {source} names its own model: leave out {option}"
         )
 
 
 class Weights:
-    """Weights at a source, whoever wrote them: each part of them is read when it is first asked for.
+    """Weights at a source of any kind; each part is read on first access.
 
     Args:
         source: ``timm:NAME``, a folder or a file.
 
     Attributes:
-        source: as it was given.
-        kind: as `kind_of` says it.
-        path: the file of the weights; None of timm's.
+        source: the argument.
+        kind: kind of the source, as in `kind_of`.
+        path: file of the weights; None for timm.
     """
 
     def __init__(self, source: str | Path):
@@ -126,7 +126,7 @@ class Weights:
 
     @property
     def says_itself(self) -> bool:
-        """Whether it is ours or timm's by name, so that nothing has to be found out of its weights."""
+        """Whether the source is patchloom's or timm's, so that nothing has to be inferred from the weights."""
         return self.kind == "timm" or (self.path is not None and is_encoder_file(self.path))
 
     @cached_property
@@ -136,12 +136,12 @@ class Weights:
 
     @cached_property
     def states(self) -> list[tuple[str, State]]:
-        """The state dicts by their places in the file."""
+        """State dicts by their places in the file."""
         return [("", self._published.state_dict())] if self.path is None else read_states(self.path)
 
     @property
     def grid(self) -> OptionalGrid:
-        """Rows and columns of patches, if they are known."""
+        """Rows and columns of patches, if known."""
         if self.path is None:
             return grid_size(self._published)
         if self.says_itself:
@@ -150,22 +150,22 @@ class Weights:
 
     @cached_property
     def hub(self) -> HubModel | None:
-        """What its config.json says, if it is a folder of the Hub."""
+        """Contents of config.json, for a folder of the Hub."""
         return _read_hub(self) if self.kind == "hub" else None
 
     @cached_property
     def foreign(self) -> ForeignCheckpoint | None:
-        """The same weights by our names, if they are of an authors' program."""
+        """The weights by patchloom's names, if a known program wrote them."""
         return None if self.says_itself else recognise(self.states)
 
     @property
     def program(self) -> Program | None:
-        """Whose they are, if they are of an authors' program."""
+        """The program that wrote them, if known."""
         return self.foreign.program if self.foreign else None
 
     @cached_property
     def architecture(self) -> Architecture | None:
-        """The model of which they seem to be, read off them."""
+        """Architecture inferred from the weights."""
         heads = None if self.hub is None else self.hub.heads
         if self.foreign is not None:
             encoder = self.foreign.encoder(self.foreign.program.evaluated)
@@ -174,7 +174,7 @@ class Weights:
         return None if other is None else infer_architecture(other.encoder("student"), heads=heads)
 
     def encoder_spec(self) -> EncoderSpec:
-        """What builds the encoder of which they are, if they tell it."""
+        """Return the spec of their encoder, if it can be determined."""
         shape = self.architecture
         if self.hub is not None and self.hub.spec is not None:
             spec = self.hub.spec
@@ -184,39 +184,39 @@ class Weights:
             sizes = (shape.side, shape.side), shape.patch_size, shape.channels
             spec = EncoderSpec(shape.model, *sizes, positions=shape.positions, options=shape.options)
         there = sum(value.numel() for _, state in self.states for value in state.values())
-        if sum(one.numel() for one in outline(spec).parameters()) > 2 * there + 2**16:  # before memory is taken for it
+        if sum(one.numel() for one in outline(spec).parameters()) > 2 * there + 2**16:  # before memory is allocated
             raise PatchloomError(f"{self.path} holds fewer weights than {spec.model} has with its sizes: is it whole?")
         return spec
 
     def statistics(self, vit: Encoder, model: str | None) -> tuple[MeanStd, str]:
-        """Mean and deviation by which images are normalised for an encoder of them, and who says so."""
+        """Return mean and deviation that normalise the images of their encoder, and the source of that information."""
         if self.hub is not None and self.hub.statistics is not None:
-            return self.hub.statistics, f"{self.source} says"
+            return self.hub.statistics, f"{self.source} states"
         if self.program is not None and (model is None or "." not in model):
-            return self.program.statistics, f"{self.program.name} does"
+            return self.program.statistics, f"in {self.program.name}"
         if model is None:
             raise PatchloomError(
-                f"{self.source} does not say how images are normalised: put its {_HUB_IMAGES} beside {HUB_CONFIG}"
+                f"{self.source} does not have the statistics of its images: put its {_HUB_IMAGES} beside {HUB_CONFIG}"
             )
         about = cast(dict[str, Any], vit.pretrained_cfg)
-        return (tuple(about["mean"]), tuple(about["std"])), f"timm does it for {model}"
+        return (tuple(about["mean"]), tuple(about["std"])), f"in timm for {model}"
 
 
-# A folder as the Hugging Face Hub has it: what its config.json says, which a stranger may have written.
+# A folder in the format of the Hugging Face Hub; its config.json is untrusted.
 
 
 _TIMMS_EPS = 1e-6
 
 
 class HubModel(NamedTuple):
-    """The model in a folder of the Hub.
+    """Model in a folder of the Hub.
 
     Attributes:
-        name: what its library calls it.
-        heads: attention heads, as transformers says it.
-        spec: what builds it, as timm says it; None of transformers'.
-        statistics: mean and standard deviation a channel; None if it has none.
-        eps: what its norms add to a variance.
+        name: name in its library.
+        heads: number of attention heads, from transformers.
+        spec: spec of the encoder, from timm; None for transformers.
+        statistics: mean and standard deviation per channel; None if there are none.
+        eps: value that its norms add to a variance.
     """
 
     name: str
@@ -227,13 +227,13 @@ class HubModel(NamedTuple):
 
 
 _HUB_IMAGES = "preprocessor_config.json"
-_MOST = 2**20  # bytes of a configuration
+_MOST = 2**20  # bytes of a configuration file
 _OF_TRANSFORMERS = ("vit", "vit_mae", "dinov2", "dinov2_with_registers")
-_LARGEST_EPS = 1e-5  # that a norm adds to a variance: transformers' ViTs add 1e-12 to weights trained with timm's 1e-6
+_LARGEST_EPS = 1e-5  # transformers' ViTs add 1e-12 to variances, for weights trained with timm's 1e-6
 
 
 def _read_hub(weights: Weights) -> HubModel:
-    assert weights.path is not None  # of a folder
+    assert weights.path is not None  # a folder
     folder = weights.path.parent
     config = _read_json(folder / HUB_CONFIG)
     images = _read_json(folder / _HUB_IMAGES) if (folder / _HUB_IMAGES).is_file() else {}
@@ -259,7 +259,7 @@ def _read_json(path: Path) -> dict[str, Any]:
             raise ValueError("it is too large")
         found = json.loads(path.read_text("utf-8"))
         if not isinstance(found, dict):
-            raise ValueError("it holds no names with values")
+            raise ValueError("it is not an object with names and values")
         return found
     except (OSError, ValueError, RecursionError) as problem:
         raise PatchloomError(
@@ -268,7 +268,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _of_timm(config: Mapping[str, Any], states: list[tuple[str, State]]) -> HubModel:
-    """As timm's ``save_for_hf`` writes it, and ``export --to hf``."""
+    """Read the format of timm's ``save_for_hf`` and of ``export --to hf``."""
     name, given, about = config["architecture"], dict(config.get("model_args") or {}), config["pretrained_cfg"]
     stock = stock_encoder(name)
     channels, *size = about["input_size"]
@@ -279,12 +279,12 @@ def _of_timm(config: Mapping[str, Any], states: list[tuple[str, State]]) -> HubM
         sizes["img_size"] = [sizes["img_size"]] * 2
     for set_here in ("num_classes", "global_pool", "pos_embed"):
         given.pop(set_here, None)
-    if not given.get("fc_norm", True):  # the usual form of an encoder without pooling
+    if not given.get("fc_norm", True):  # default of an encoder without pooling
         del given["fc_norm"]
     table = next((value for _, state in states for key, value in state.items() if key.endswith(POSITIONS_KEY)), None)
     positions = positions_of({} if table is None else {POSITIONS_KEY: table}, None)
     spec = spec_from({"model": name, **sizes, "channels": channels, "positions": positions, "options": given})
-    assert spec is not None  # of something
+    assert spec is not None  # of an encoder
     return HubModel(name, spec=spec, statistics=check_statistics(about["mean"], about["std"]))
 
 
@@ -303,11 +303,11 @@ def _of_transformers(config: Mapping[str, Any], images: Mapping[str, Any]) -> Hu
     return HubModel(kind, heads, None, statistics, eps)
 
 
-# State dicts in files that anybody may have written. A pickle is read as weights alone, and never run.
+# State dicts in untrusted files. A pickle is read as weights only, and never executed.
 
 
 class _Bystander:
-    """Stands for an object of NumPy's or pathlib's that a file keeps beside its weights: none of them is built."""
+    """Stand-in for an object of NumPy or pathlib that a file has beside its weights; the object is not built."""
 
     def __init__(self, *given: Any):
         pass
@@ -316,8 +316,8 @@ class _Bystander:
         pass
 
 
-# papers' files keep their command line or configuration beside the weights, and a learning rate that NumPy computed:
-# bare containers and numbers, in whose stead something stands that runs nothing
+# papers' files have their command line or configuration beside the weights, and a learning rate computed by NumPy:
+# plain containers and numbers, replaced by stand-ins that execute nothing
 _HARMLESS: list[Any] = [
     argparse.Namespace,
     (OrderedDict, "yacs.config.CfgNode"),
@@ -327,17 +327,17 @@ _HARMLESS: list[Any] = [
 
 
 def read_states(path: Path) -> list[tuple[str, dict[str, Tensor]]]:
-    """Every state dict in a file, whoever wrote it, by the path of its keys there."""
+    """Read every state dict in a file of any program, by the path of its keys there."""
     if path.suffix.lower() not in _PICKLES:
         read_metadata(path, "weights")
         return [("", read_weights(path))]
     found, queue, seen = [], deque([("", _unpickle(path))]), set()
     while queue:
         place, value = queue.popleft()
-        if not isinstance(value, dict) or id(value) in seen:  # a pickle may hold itself
+        if not isinstance(value, dict) or id(value) in seen:  # a pickle may contain itself
             continue
         seen.add(id(value))
-        items = list(dict.items(value))  # what value.items is, the pickle of an OrderedDict may have changed
+        items = list(dict.items(value))  # the pickle of an OrderedDict may have replaced value.items
         tensors = {str(key): item for key, item in items if isinstance(item, Tensor)}
         if tensors:
             found.append((place, tensors))
@@ -348,36 +348,36 @@ def read_states(path: Path) -> list[tuple[str, dict[str, Tensor]]]:
 def _unpickle(path: Path) -> Any:
     try:
         with torch.serialization.safe_globals(_HARMLESS), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that this pickle may fail, which is reported if it does
+            warnings.simplefilter("ignore")  # a warning that this pickle may fail, which is reported if it does
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:
         foreign = re.search(r"(?:GLOBAL|Trying to call reduce for|instantiate class) (\S+)", str(problem))
-        what = f"Python objects ({foreign[1]}) that could run code" if foreign else "something else than weights"
+        what = f"Python objects ({foreign[1]}) that could run code" if foreign else "something other than weights"
         raise PatchloomError(
-            f"{path} holds {what}, and was not loaded: save its state_dict alone, best as .safetensors"
+            f"{path} holds {what}, and was not loaded: save only its state_dict, preferably as .safetensors"
         ) from problem
-    except Exception as problem:  # a damaged or hostile file fails in any way that it likes
+    except Exception as problem:  # damaged and hostile files fail in many ways
         reason = f"{type(problem).__name__}: {problem}".partition("\n")[0].partition(". ")[0][:200]
         raise PatchloomError(
             f"{path} cannot be read as weights ({reason}): is it whole, and did torch save it?"
         ) from problem
 
 
-# Published weights in an encoder that is there.
+# Published weights loaded into an existing encoder.
 
 
 class LoadedWeights(NamedTuple):
-    """What `load_published` did.
+    """Result of `load_published`.
 
     Attributes:
-        source: where the weights came from, and which ones were taken if there are several in it.
-        matched: names of the encoder that were filled.
+        source: source of the weights, and the part of it if there are several.
+        matched: names of the encoder that were loaded.
         missing: names of the encoder that the source does not have; they keep their values.
-        unexpected: names of the source, as they stand there, that were left out. What lies in other parts of a file,
-            such as an optimiser's state, is counted for each part.
-        resampled: what was changed to fit, such as "pos_embed: from a grid of 14x14 to 4x4".
-        lost: those of ``unexpected`` without which the encoder's blocks compute something else than in the source.
-        foreign: the file, if it is of an authors' program.
+        unexpected: names of the source that were left out. Other parts of a file, such as an optimiser's state, are
+            counted per part.
+        resampled: changes made to fit, such as "pos_embed: from a grid of 14x14 to 4x4".
+        lost: the names in ``unexpected`` without which the encoder's blocks compute something else than in the source.
+        foreign: the file, if a known program wrote it.
     """
 
     source: str
@@ -389,7 +389,7 @@ class LoadedWeights(NamedTuple):
     foreign: ForeignCheckpoint | None = None
 
     def sentences(self) -> list[str]:
-        """One to five lines for the log: the counts, then what is lost, missing, unexpected and resampled."""
+        """Return one to five lines for the log: the counts, then lost, missing, unexpected and resampled weights."""
         lines = [
             f"Weights from {self.source}: {len(self.matched)} matched, {len(self.missing)} missing, "
             f"{len(self.unexpected)} unexpected, {len(self.resampled)} resampled or adapted."
@@ -397,8 +397,8 @@ class LoadedWeights(NamedTuple):
         if self.lost:
             lines.append(f"This is NOT the encoder that was trained, only a start: {self.why_not()}.")
         for what, names, mark in (
-            ("Missing there, so as initialised", self.missing, ", "),
-            ("Unexpected, so left out", self.unexpected, ", "),
+            ("Missing there, kept as initialised", self.missing, ", "),
+            ("Unexpected, left out", self.unexpected, ", "),
             ("Resampled or adapted", self.resampled, "; "),
         ):
             if names:
@@ -407,20 +407,20 @@ class LoadedWeights(NamedTuple):
         return lines
 
     def why_not(self) -> str:
-        """What is lost, in words."""
+        """Describe the lost weights."""
         more = f" and {len(self.lost) - 1} more" if len(self.lost) > 1 else ""
         made = "; --model.init_values 1 makes one" if all(name.endswith(".gamma") for name in self.lost) else ""
         return f"it has {self.lost[0]}{more}, for which this encoder has no place{made}"
 
 
-# what changes what the blocks compute, and no plain ViT, or not this one, has
+# weights that change the result of the blocks, and that a plain ViT, or this one, does not have
 _STAGE = re.compile(r"(^|\.)layers\.\d+\.$")
 _STAGES = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.")
 _INSIDE = re.compile(r"^reg_token$|relative_position_bias_table|\.ls\d\.gamma$|[qk]_norm\.|\.mlp\.w\d|\.mlp\.fc1_g")
 
 
-class _Found(NamedTuple):
-    """Weights by what follows the prefix of their names in the source, and what else is there."""
+class _Selected(NamedTuple):
+    """Weights by their names after the prefix in the source, and other contents."""
 
     source: str
     weights: State
@@ -436,12 +436,12 @@ def load_published(
     foreign: ForeignCheckpoint | None = None,
     task: str = "",
 ) -> LoadedWeights:
-    """Put published weights into an encoder in place; it changes as a whole or, if an error is raised, not at all.
+    """Load published weights into an encoder in place; if an error is raised, the encoder is unchanged.
 
     Weights become float32. Learned position embeddings of another grid [1 prefix+n d], and a patch projection [d c p p]
-    of another patch size (FlexiViT, arXiv:2212.08013, section 3.4) or of 3 channels, are resampled as timm does it.
-    The number of heads leaves no trace in weights: it must be the source's. Torch's random numbers stay as they are.
-    ``source`` is only a name where ``weights``, with their ``grid``, or ``foreign`` are given.
+    of another patch size (FlexiViT, arXiv:2212.08013, section 3.4) or of 3 channels, are resampled as in timm. The
+    number of heads cannot be seen in weights: it must be the source's. Torch's random state is unchanged. With
+    ``weights`` and their ``grid``, or ``foreign``, ``source`` is only a name.
     """
     target = dict(vit.state_dict())
     states = [("", weights or {})]
@@ -452,7 +452,7 @@ def load_published(
         if heads not in (None, attention_heads(vit)):
             raise PatchloomError(
                 f"{source} has {heads} attention heads, and this encoder has {attention_heads(vit)}: give "
-                f"--model.num_heads {heads}, or no --model at all"
+                f"--model.num_heads {heads}, or leave out --model"
             )
     if foreign is not None:
         found = _of_program(str(source), foreign, vit, target, task)
@@ -479,20 +479,20 @@ def load_published(
 
 
 def _changes(name: str, target: State) -> bool:
-    """Whether the encoder's blocks compute something else without this weight."""
+    """Return whether the encoder's blocks compute something else without this weight."""
     block = re.match(r"blocks\.\d+\.", name)
     return _INSIDE.search(name) is not None and (block is None or f"{block[0]}norm1.weight" in target)
 
 
-def _of_program(source: str, foreign: ForeignCheckpoint, vit: Encoder, target: State, task: str) -> _Found:
-    """The encoder in a file of an authors' program."""
+def _of_program(source: str, foreign: ForeignCheckpoint, vit: Encoder, target: State, task: str) -> _Selected:
+    """Return the encoder in a file of a known program."""
     program = foreign.program
     whose = "student" if task and task == program.task else program.evaluated
     heads = program.heads.get(vit.embed_dim)
     if heads not in (None, attention_heads(vit)):
         raise PatchloomError(
             f"{source} is of {program.name}, whose encoders of this width have {heads} attention heads, and this one "
-            f"has {attention_heads(vit)}: give --model.num_heads {heads}, or no --model at all"
+            f"has {attention_heads(vit)}: give --model.num_heads {heads}, or leave out --model"
         )
     own = _choose(source, [("", foreign.encoder(whose))], target)
     teacher = ", its teacher" if whose == "teacher" and program.task else ""
@@ -500,8 +500,8 @@ def _of_program(source: str, foreign: ForeignCheckpoint, vit: Encoder, target: S
     return own._replace(source=f"{source} ({place}of {program.name}{teacher})", others=list(foreign.left))
 
 
-def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Found:
-    """The state dict, and the prefix of its names, by which most of the encoder's weights are found."""
+def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Selected:
+    """Return the state dict, and the prefix of its names, that match most of the encoder's weights."""
     best: tuple[tuple[Any, ...], str, State, str] | None = None
     for order, (path, state) in enumerate(states):
         named, alike = Counter[str](), Counter[str]()
@@ -512,20 +512,20 @@ def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Fou
                     named[name.removesuffix(ours)] += 1
                     alike[name.removesuffix(ours)] += value.shape == target[ours].shape
         for prefix, count in named.items():
-            # of a student and a teacher, which have the same shapes, papers use the teacher
+            # students and teachers have the same shapes, and papers use the teacher
             rank = (alike[prefix], count, is_teacher(path, prefix), -order)
             if best is None or rank > best[0]:
                 best = rank, path, state, prefix
     expected = [name for name in target if name.startswith(("blocks.", "layers."))]
     _, path, state, prefix = best or ((), *max(states, key=lambda one: len(one[1]), default=("", {})), "")
-    if _STAGE.search(prefix):  # its blocks have the names of a ViT's
+    if _STAGE.search(prefix):  # names of a Swin's blocks look like a ViT's
         raise PatchloomError(f"{source} holds a Swin, and this encoder is a plain ViT: give the --model of a Swin")
     there = sum(prefix + name in state for name in expected)
     if 2 * there < len(expected):
         raise PatchloomError(_too_few(source, state, prefix, expected, there))
     if place := place_of(path, prefix):
         source = f"{source} ({place})"
-    return _Found(source, select_prefix(prefix, state), prefix, describe_leftovers(prefix, state, states))
+    return _Selected(source, select_prefix(prefix, state), prefix, describe_leftovers(prefix, state, states))
 
 
 def _too_few(source: str, state: State, prefix: str, expected: list[str], there: int) -> str:
@@ -546,13 +546,13 @@ def _too_few(source: str, state: State, prefix: str, expected: list[str], there:
 
 
 def _depths(names: Iterable[str]) -> list[int]:
-    """Blocks in each stage of a Swin, as weights' names tell."""
+    """Return the number of blocks in each stage of a Swin, from names of weights."""
     blocks = {(int(found[1]), int(found[2])) for name in names if (found := _STAGES.match(name))}
     return [count for _, count in sorted(Counter(stage for stage, _ in blocks).items())]
 
 
-def _numbers(found: _Found, name: str) -> Tensor:
-    """A weight as finite float32, or an error with the name that it has in its source."""
+def _numbers(found: _Selected, name: str) -> Tensor:
+    """Return a weight as finite float32; errors mention its name in the source."""
     value, where = found.weights[name].detach(), f"{found.prefix}{name} in {found.source}"
     if not value.is_floating_point() or value.layout is not torch.strided:
         raise PatchloomError(f"{where} is {value.dtype}, not floating-point: save the weights unquantized")
@@ -562,9 +562,9 @@ def _numbers(found: _Found, name: str) -> Tensor:
     return value
 
 
-def _misfit(found: _Found, name: str, value: Tensor, own: Tensor, width: int) -> str:
-    """What differs, and what to do; ``width`` is the encoder's."""
-    first, advice = found.weights.get("blocks.0.norm1.weight"), "give the --model of which these weights are"
+def _misfit(found: _Selected, name: str, value: Tensor, own: Tensor, width: int) -> str:
+    """Describe a mismatch of shapes and the remedy; ``width`` is the encoder's."""
+    first, advice = found.weights.get("blocks.0.norm1.weight"), "give the --model of these weights"
     if first is not None and first.numel() != width:
         size = {192: "tiny", 384: "small", 768: "base", 1024: "large"}.get(first.numel())
         named = f"--model vit_{size}_patch16_224, or " if size else ""
@@ -580,10 +580,10 @@ def _misfit(found: _Found, name: str, value: Tensor, own: Tensor, width: int) ->
     return f"{found.source} does not fit this encoder, as {name} is {shapes}: {advice}"
 
 
-# What a file of an authors' program has beside the encoder, given to the task that goes on with it.
+# The weights of a known program beside the encoder, for the task that continues with them.
 
 
-# what is taken as a whole or not at all, by our names and in words; a teacher's only with the student's
+# parts that are taken as a whole or not at all, by patchloom's names and in words; a teacher's only with the student's
 _PARTS = (
     ("position_token", "[MASK] position token"),
     ("mask_token", "mask token"),
@@ -598,23 +598,23 @@ _PARTS = (
 
 
 def inherit(foreign: ForeignCheckpoint, task: nn.Module, own_task: bool, source: str) -> list[str]:
-    """Put decoders, heads, tokens and teacher of a file into a task in place; and say what was done, in sentences."""
-    program, rest = foreign.program, foreign.rest()
+    """Load decoders, heads, tokens and teacher of a file into a task in place; return sentences on the outcome."""
+    program, rest = foreign.program, foreign.other_weights()
     there = [words for beginning, words in _PARTS if any(name.startswith(beginning) for name in rest)]
     teacher = foreign.beginning(f"{TEACHER_PREFIX}.{ENCODER}")
     there += ["teacher's encoder"] * bool(teacher)
     if not there or not own_task:
-        ends = f": --task {program.task} goes on with them" if program.task else ""
-        return [f"Beside the encoder it has {', '.join(there)}, which are left out{ends}."] if there else []
+        ends = f": --task {program.task} continues with them" if program.task else ""
+        return [f"Besides the encoder it has {', '.join(there)}, which are left out{ends}."] if there else []
     taken: State = {}
     done, left = [], []
-    # fixed positions of a decoder are in no state dict, unless they are others than ours
+    # fixed positions of a decoder are only in a state dict if they differ from patchloom's
     own = task.state_dict() | {name: one for name, one in task.named_buffers() if name == f"{PIXEL_DECODER}.positions"}
     for beginning, words in _PARTS:
         theirs = {name: value for name, value in rest.items() if name.startswith(beginning)}
         mine = {name: value for name, value in own.items() if name.startswith(beginning)}
         student = f"{AGREEMENT}{beginning.removeprefix(TEACHER_PREFIX)}"
-        if beginning.startswith(TEACHER_PREFIX) and not theirs:  # a teacher begins as its student does
+        if beginning.startswith(TEACHER_PREFIX) and not theirs:  # a teacher starts equal to its student
             theirs = {
                 beginning + name.removeprefix(student): one for name, one in taken.items() if name.startswith(student)
             }
@@ -625,9 +625,9 @@ def inherit(foreign: ForeignCheckpoint, task: nn.Module, own_task: bool, source:
             taken |= theirs
             done.append(words)
         elif theirs:
-            left.append(f"{words} ({why if mine else 'here there is none'})")
+            left.append(f"{words} ({why if mine else 'there is none here'})")
         elif mine:
-            left.append(f"{words} (not in the file, so as initialised)")
+            left.append(f"{words} (not in the file, kept as initialised)")
     if f"{PIXEL_DECODER}.positions" in taken:
         cast(MAEDecoder, _module(task, PIXEL_DECODER)).keep_positions()
     task.load_state_dict(taken, strict=False)
@@ -635,8 +635,8 @@ def inherit(foreign: ForeignCheckpoint, task: nn.Module, own_task: bool, source:
     if teacher and isinstance(copy, Encoder):
         load_published(copy, source, weights=teacher)
         done.append("teacher's encoder")
-    lines = [f"Taken besides, of {program.name}: {', '.join(done)}."] if done else []
-    return lines + ([f"Left: {'; '.join(left)}."] if left else [])
+    lines = [f"Also loaded, from {program.name}: {', '.join(done)}."] if done else []
+    return lines + ([f"Left out: {'; '.join(left)}."] if left else [])
 
 
 def _module(task: nn.Module, name: str) -> nn.Module | None:
@@ -644,7 +644,7 @@ def _module(task: nn.Module, name: str) -> nn.Module | None:
 
 
 def _part_misfit(beginning: str, theirs: State, mine: State, task: nn.Module, foreign: ForeignCheckpoint) -> str:
-    """Why a part does not fit, with what to do; "" if it does."""
+    """Return the reason why a part does not fit, with the remedy; "" if it fits."""
     decoder = _module(task, beginning.rstrip("."))
     if isinstance(decoder, Decoder) and (advice := _other_decoder(beginning, theirs, mine, decoder, foreign)):
         return advice
@@ -655,7 +655,7 @@ def _part_misfit(beginning: str, theirs: State, mine: State, task: nn.Module, fo
     for name in sorted({*theirs, *mine} - {f"{PIXEL_DECODER}.positions"}):
         if name not in theirs or name not in mine:
             where = "here" if name in theirs else "there"
-            return f"{where} is no {name.removeprefix(beginning)}"
+            return f"there is no {name.removeprefix(beginning)} {where}"
         if theirs[name].shape != mine[name].shape:
             sizes = f"{format_grid(theirs[name].shape)} there and {format_grid(mine[name].shape)} here"
             return f"{name.removeprefix(beginning) or 'it'} is {sizes}"
@@ -663,12 +663,12 @@ def _part_misfit(beginning: str, theirs: State, mine: State, task: nn.Module, fo
             return f"{name.removeprefix(beginning) or 'it'} has values that are not finite floating-point numbers"
     positions = f"{PIXEL_DECODER}.positions"
     if positions in theirs and theirs[positions].shape != mine[positions].shape:
-        return f"its positions are of {len(theirs[positions])} patches, and here are {len(mine[positions])}"
+        return f"its positions are for {len(theirs[positions])} patches, not {len(mine[positions])}"
     return ""
 
 
 def _other_decoder(beginning: str, theirs: State, mine: State, decoder: Decoder, foreign: ForeignCheckpoint) -> str:
-    """What is other about a decoder's width, depth or heads, with the options that give the same."""
+    """Describe differences of a decoder's width, depth or heads, with the options that match them."""
     norm = f"{beginning}norm.weight"
     if norm not in theirs or norm not in mine or not theirs[norm].ndim:
         return ""
@@ -686,10 +686,10 @@ def _other_decoder(beginning: str, theirs: State, mine: State, decoder: Decoder,
     return f"it is {width} wide and {depth} deep with {heads} heads: give {' '.join(options)} to take it"
 
 
-# Of which model weights are. Width, depth and patches can be read off them; heads follow the habit of the field.
+# Inference of the architecture. Width, depth and patches can be read off weights; the number of heads is the usual one.
 
 
-# of a width: timm's name, the depth, and attention heads (Touvron et al. 2021; Dosovitskiy et al. 2021, Table 1)
+# by width: timm's name, depth, and attention heads (Touvron et al. 2021; Dosovitskiy et al. 2021, Table 1)
 _USUAL = {
     192: ("vit_tiny_patch16_224", 12, 3),
     384: ("vit_small_patch16_224", 12, 6),
@@ -700,17 +700,17 @@ _USUAL = {
 
 
 class Architecture(NamedTuple):
-    """The model that weights seem to be of.
+    """Architecture inferred from weights.
 
     Attributes:
-        model: timm's name of one of the same width, depth and patches, or else of the nearest.
-        options: what differs from it, as `patchloom.nets.build.EncoderSpec` takes it.
+        model: timm's name of a model with the same width, depth and patches, or of the nearest.
+        options: differences from it, as in `patchloom.nets.build.EncoderSpec`.
         patch_size: side of a patch in pixels.
         side: height and width of the images in pixels.
-        channels: of the images.
-        positions: sincos for fixed embeddings of whatever kind, learned, or none.
-        width, depth, heads: of the blocks; heads leave no trace in weights.
-        assumed: whether the heads are as many as usual, since nothing says how many there are.
+        channels: number of channels of the images.
+        positions: sincos for any fixed embeddings, learned, or none.
+        width, depth, heads: sizes of the blocks; heads cannot be seen in weights.
+        assumed: whether the number of heads is the usual one, because nothing states it.
     """
 
     model: str
@@ -729,9 +729,9 @@ class Architecture(NamedTuple):
 
 
 def infer_architecture(weights: State, program: Program | None = None, heads: int | None = None) -> Architecture | None:
-    """What weights tell of their model.
+    """Infer the architecture from weights.
 
-    None for a width or depth at which the number of heads cannot be assumed, if ``heads`` does not say it.
+    Return None for a width or depth for which the number of heads cannot be assumed, unless ``heads`` is given.
     """
     projection, first = weights.get(PROJECTION_KEY), weights.get("blocks.0.mlp.fc1.weight")
     if projection is None or projection.ndim != 4 or first is None or first.ndim != 2:
@@ -771,7 +771,7 @@ def infer_architecture(weights: State, program: Program | None = None, heads: in
 
 
 def positions_of(weights: State, program: Program | None) -> PositionKind:
-    """Whether weights have positions, and whether these are fixed: as `Architecture` says it."""
+    """Return the kind of positions of weights, as in `Architecture`."""
     if POSITIONS_KEY not in weights:
         return "none"
     computed = program is not None and not program.saves_positions
@@ -779,36 +779,36 @@ def positions_of(weights: State, program: Program | None) -> PositionKind:
 
 
 def _grid_side(weights: State, p: int) -> int:
-    """Patches along an image, as the position embeddings tell; those of 224 pixels where there are none."""
+    """Return the number of patches along an image from the position embeddings; without any, for 224 pixels."""
     table = weights.get(POSITIONS_KEY)
     if table is None:
         return 224 // p
     if table.ndim != 3:
         return 0
     tokens = [weights[name].shape[1] for name in ("cls_token", "reg_token") if name in weights]
-    without = (sum(tokens), sum(tokens[:1]), 0)  # entries that are not of patches
+    without = (sum(tokens), sum(tokens[:1]), 0)  # entries for other tokens
     return next((side for count in without if (side := whole_root(table.shape[1] - count))), 0)
 
 
 def load_pretrained(
     source: str | Path, model: str | None = None, option: str = "--model"
 ) -> tuple[Encoder, EncoderCard]:
-    """An encoder in eval mode, of any kind of source that `kind_of` knows, and its card.
+    """Load an encoder in eval mode, and its card, from any source that `kind_of` knows.
 
-    ``model`` is timm's name of the model, for a file of weights alone, and ``option`` the option by which it is given.
+    ``model`` is timm's name of the model, for a file of weights alone, and ``option`` the option that sets it.
     """
     check_model(source, model, option)
     if kind_of(source) in ("timm", "patchloom"):
         return load_encoder_file(source)
     try:
         return _load_foreign(Weights(source), model)
-    except PatchloomError as problem:  # which speaks of the usual option
+    except PatchloomError as problem:  # the message names the usual option
         raise PatchloomError(str(problem).replace("--model ", f"{option} ")) from problem
 
 
 def _load_foreign(weights: Weights, model: str | None) -> tuple[Encoder, EncoderCard]:
-    """An encoder of weights that say less than ours: its card's note says what was done with them."""
-    assert weights.path is not None  # not timm's
+    """Load an encoder from weights without a card of patchloom's; its card's note describes what was done."""
+    assert weights.path is not None  # timm's have no path
     if model is not None:
         stock_encoder(model)
     program, shape = weights.program, weights.architecture
@@ -822,17 +822,15 @@ def _load_foreign(weights: Weights, model: str | None) -> tuple[Encoder, Encoder
     if spec is not None and len(mean) != spec.channels:
         raise PatchloomError(
             f"{weights.source} is for images of {spec.channels} channels, and they are normalised by {len(mean)} means "
-            "there: pretrain --init takes it as a start"
+            "there: use it with pretrain --init instead"
         )
     done = load_published(vit, weights)
-    _refuse_parts(weights, model or (f"{spec.model} as its sizes tell" if spec else ""), done, model is not None)
+    _refuse_parts(weights, model or (f"{spec.model} by its sizes" if spec else ""), done, model is not None)
     notes = done.sentences()
     if spec is not None and shape is not None and (weights.hub is None or weights.hub.spec is None):
         notes.append(describe_assumptions(shape))
     if weights.hub is not None and weights.hub.eps != _TIMMS_EPS:
-        notes.append(
-            f"Norms add {_TIMMS_EPS:g} to variances, as timm does it; its {HUB_CONFIG} has {weights.hub.eps:g}."
-        )
+        notes.append(f"Norms add {_TIMMS_EPS:g} to variances, as in timm; its {HUB_CONFIG} has {weights.hub.eps:g}.")
     notes.append(f"Images are normalised as {by}: {statistics_in_words(mean, std)}.")
     task = f"timm:{model}" if model else ""
     if spec is not None:
@@ -842,9 +840,9 @@ def _load_foreign(weights: Weights, model: str | None) -> tuple[Encoder, Encoder
 
 
 def load_bare_module(path: Path, use: Use) -> nn.Module | None:
-    """What ExtreMA's files have beside the encoder that is good for ``use``, in eval mode; None of any other file.
+    """Load a module beside the encoder for ``use`` from a file of ExtreMA, in eval mode; None for other files.
 
-    That is the class attention, or the first layer of the projection, of the same net as the encoder.
+    It is the class attention, or the first layer of the projection, of the same network as the encoder.
     """
     weights = Weights(path)
     foreign, shape = weights.foreign, weights.architecture
@@ -864,62 +862,62 @@ def load_bare_module(path: Path, use: Use) -> nn.Module | None:
 
 
 def describe_assumptions(shape: Architecture) -> str:
-    """What was read off the weights, and what was assumed, in a sentence."""
-    heads = "are assumed, which leave no trace in them" if shape.assumed else f"are as its {HUB_CONFIG} says"
-    return f"Of which model they are was read off the weights ({shape}); {shape.heads} attention heads {heads}."
+    """Describe in a sentence what was inferred from the weights, and what was assumed."""
+    heads = "are assumed, because weights do not show them" if shape.assumed else f"are those in its {HUB_CONFIG}"
+    return f"The architecture was inferred from the weights ({shape}); {shape.heads} attention heads {heads}."
 
 
 def _no_model(weights: Weights, shape: Architecture | None) -> str:
     path = weights.path
     if weights.hub is not None:
-        return f"{path} is of no plain ViT that timm can build: its names or sizes are others"
+        return f"{path} is not a plain ViT that timm can build: its names or sizes differ"
     if shape is None:
         return (
-            f"{path} holds weights alone, of sizes that do not tell the number of attention heads: give its name in "
-            "timm, such as --model vit_small_patch16_224"
+            f"{path} holds weights alone, and the number of attention heads does not follow from their sizes: give its "
+            "name in timm, such as --model vit_small_patch16_224"
         )
     tags = timm.list_pretrained(shape.model)
     listed = f", such as {listing(tags[-2:])}" if tags else ""
     return (
-        f"{path} holds weights alone, of the size of {shape.model} ({shape}), and does not tell how images are "
+        f"{path} holds weights alone, of the size of {shape.model} ({shape}), and does not say how images are "
         f"normalised: give its name in timm, --model {shape.model}, with the tag of these weights{listed}"
     )
 
 
 def _refuse_parts(weights: Weights, called: str, done: LoadedWeights, named: bool) -> None:
-    """Refuse an encoder that is partly at random, or lacks a part with which it was trained: it would be measured."""
+    """Raise an error for an encoder that is partly random, or lacks a part of the trained one."""
     path = weights.path
     if done.lost:
         raise PatchloomError(
             f"{path} cannot be evaluated as a plain ViT: {done.why_not()}, so it would not be the encoder that was "
-            "trained. pretrain --init takes it as a start"
+            "trained. Use it with pretrain --init instead"
         )
     deeper = [name for name in done.unexpected if re.search(r"(^|\.)blocks\.", name)]
     if not done.missing and not deeper:
         return
-    what = f"lacks {done.missing[0]}" if done.missing else f"has {deeper[0]} besides"
+    what = f"lacks {done.missing[0]}" if done.missing else f"also has {deeper[0]}"
     count, known = len(done.matched), weights.program is not None and weights.architecture is not None
     raise PatchloomError(
         f"{path} is not {called}: {count} of the {count + len(done.missing)} weights match, and it {what}, so "
-        + ("leave out --model, since its sizes are known" if named and known else "give another --model")
+        + ("leave out --model, because its sizes are known" if named and known else "give another --model")
     )
 
 
 def statistics_in_words(mean: tuple[float, ...], std: tuple[float, ...]) -> str:
-    """Mean and deviation per channel."""
+    """Format mean and deviation per channel."""
     first, second = (", ".join(f"{value:g}" for value in values) for values in (mean, std))
     return f"mean {first}; standard deviation {second}"
 
 
 def timm_statistics(model: str) -> str | None:
-    """Mean and deviation by which timm normalises the images of a model of its own, in words; None of any other."""
+    """Format mean and deviation that normalise the images of a timm model; None for other models."""
     if not timm.is_model(model.split(".")[0]) or (about := timm.models.get_pretrained_cfg(model)) is None:
         return None
     return statistics_in_words(about.mean, about.std)
 
 
 def public_shape(weights: Weights, model: str | None = None) -> dict[str, Any] | None:
-    """The model that weights say they are of, without fetching them; ``model`` is a name that the user gave."""
+    """Return the model of weights without fetching them; ``model`` is a name that the user gave."""
     if weights.path is None:
         return _stock_shape(str(weights.source).removeprefix("timm:"))
     if weights.says_itself:
@@ -938,7 +936,7 @@ def public_shape(weights: Weights, model: str | None = None) -> dict[str, Any] |
     if shape is None:
         return None
     found = {"name": shape.model, "patch_size": shape.patch_size, "options": shape.options}
-    if shape.positions != "none":  # else they are the task's to choose
+    if shape.positions != "none":  # without positions the task chooses
         found["positions"] = shape.positions
     return found | {"read_off": tuple(found)}
 

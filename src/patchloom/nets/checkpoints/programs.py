@@ -1,8 +1,9 @@
-"""Whose program wrote a file of weights, and the same weights by our names: a row of one table for each program.
+"""Checkpoints of other programs: recognition, and translation of their names to patchloom's.
 
-A row says by which names a program's files are known, and what stands for each of its names in a task of ours; the
-first that fits counts. In parentheses is why something is left out. Sources: the programs as their authors released
-them. The golden vectors of MAE, DropPos, LUT, ExtreMA and Beyond Masking go through these rows.
+One table has a row per program: marks that identify its files, and the name in a task of patchloom for each of its
+names; the first prefix that fits counts. A name in parentheses is the reason why a weight is left out. Sources: the
+programs as released by their authors. The golden vectors of MAE, DropPos, LUT, ExtreMA and Beyond Masking go through
+these rows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from patchloom.nets.checkpoints.resize import POSITIONS_KEY, PROJECTION_KEY, State
 from patchloom.patches.positions import interleaved_sincos_1d, sincos_2d
 
-MeanStd = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation a channel, in [0, 1] units
+MeanStd = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation per channel, in [0, 1] units
 NameRules = tuple[tuple[str, str], ...]
 
 ENCODER, AGREEMENT = "encoder.", "questions.agreement"
@@ -44,24 +45,24 @@ _LABELS: NameRules = tuple((name, "(for labels)") for name in ("head.", "fc_norm
 
 @dataclass(frozen=True)
 class Program:
-    """A program of a paper's authors, by what its files hold.
+    """Program of a paper's authors, described by the contents of its files.
 
     Attributes:
-        name: what it is called.
-        marks: names, after a prefix common to all, by which its files are known.
-        names: their names and ours.
-        task: of ours that goes on with what is not the encoder; "" where none does.
-        teacher: their names and ours in a state dict of the teacher's own, where its files have one.
-        evaluated: whose encoder the authors evaluate.
-        channels_last: whether the pixels of a patch run (row, column, channel) there; here they run (channel, row,
+        name: name of the program.
+        marks: names, after a common prefix, that identify its files.
+        names: pairs of prefixes of names, its own and patchloom's.
+        task: task of patchloom that can continue with the weights beside the encoder; "" if none can.
+        teacher: the same pairs for a separate state dict of the teacher, if its files have one.
+        evaluated: the encoder that the authors evaluate.
+        channels_last: whether its pixels of a patch run (row, column, channel); patchloom's run (channel, row,
             column).
-        positions: halves of a fixed table of positions, where that is all by which the files are known: MAE's begins
-            with the column, MoCo's with the row.
-        heads: attention heads of encoders by their width, where they are not as usual.
-        decoder_heads: of decoders by their width.
-        layer_scale: with which LayerScale begins there, if there is any.
-        saves_positions: whether its files have the encoder's positions; else they are fixed ones, computed here.
-        statistics: mean and standard deviation by which it normalises images.
+        positions: halves of a fixed table of positions, if nothing else identifies the files: MAE's begins with the
+            column, MoCo's with the row.
+        heads: number of attention heads by width of the encoder, where it is not the usual one.
+        decoder_heads: number of attention heads by width of the decoder.
+        layer_scale: initial value of LayerScale, if it is used.
+        saves_positions: whether its files have the encoder's positions; if not, they are fixed and computed here.
+        statistics: mean and standard deviation that normalise its images.
     """
 
     name: str
@@ -195,33 +196,33 @@ BARE_MOCO_PROGRAM = Program(
     positions="row first",
     heads={384: 12},
 )
-# files of whom else: of them, too, the sizes can be read
+# any other file: sizes can be read from it, too
 ANY_PROGRAM = Program(
     "",
     marks=("blocks.0.norm1.weight", "patch_embed.proj.weight"),
     names=(*_LABELS, ("", ENCODER)),
     evaluated="teacher",
 )
-# one whose marks are in others' files, too, comes after theirs
+# a program whose marks also occur in another's files comes after that one
 PROGRAMS = (
     *(DROPPOS_PROGRAM, LUT_PROGRAM, MAE_PROGRAM, EXTREMA_PROGRAM, MOCO_PROGRAM, SIMMIM_PROGRAM, BEYOND_MASKING_PROGRAM),
     *(DINOV2_PROGRAM, DINO_PROGRAM, BARE_ENCODER_PROGRAM, BARE_MOCO_PROGRAM),
 )
 
 
-# Weights of a ViT or Swin under other programs' names, brought under timm's: the same weights in the same order.
+# Translation of weights of a ViT or Swin in other programs to timm's names, in the same order.
 
 
 _BLOCK = r"((?:^|.*\.)blocks\.\d+\.)"
-_CHUNK = re.compile(r"(^|\.)blocks\.\d+\.(\d+\.)")  # DINOv2 trains its blocks in chunks, and counts them through
+_CHUNK = re.compile(r"(^|\.)blocks\.\d+\.(\d+\.)")  # DINOv2 trains its blocks in chunks, numbered consecutively
 _SCALE = re.compile(_BLOCK + r"gamma_([12])$")
 _BIAS = re.compile(_BLOCK + r"attn\.q_bias$")
 _MERGING = re.compile(r"((?:^|.*\.)layers\.)(\d+)(\.downsample\..+)")
 _COMPUTED = re.compile(r"(^|\.)layers\.\d+\.blocks\.\d+\.(attn\.relative_position_index|attn_mask)$")
 _APART = re.compile(_BLOCK.replace("blocks", "(?:decoder_)?blocks") + r"attn\.q(_proj)?\.(weight|bias)$")
 
-# transformers' names of a ViT, a ViTMAE or a DINOv2, as they are saved and as its classes have had them since 5.0, and
-# those of the programs that trained them; in this order, after the prefix that `_OF_TRANSFORMERS` ends
+# transformers' names of a ViT, a ViTMAE or a DINOv2, as saved and as in its classes since 5.0, and the original names;
+# applied in this order, after the prefix before `_OF_TRANSFORMERS` is removed
 _OF_TRANSFORMERS = "embeddings.patch_embeddings.projection.weight"
 _TRANSFORMERS = tuple(
     (re.compile(theirs), ours)
@@ -246,18 +247,18 @@ _TRANSFORMERS = tuple(
 
 
 def timm_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict of other programs with timm's names for what is in a ViT's blocks, and for register tokens.
+    """Rename the blocks and register tokens of other programs' ViTs in a state dict as in timm.
 
     - ``blocks.0.7.``, the block 7 in a chunk, becomes ``blocks.7.`` (DINOv2).
     - ``gamma_1`` of LayerScale becomes ``ls1.gamma`` (BEiT, SimMIM).
     - ``q_bias`` and ``v_bias`` become ``qkv.bias``, with zeros for the keys (BEiT, SimMIM, Beyond Masking).
-    - ``q``, ``k`` and ``v`` apart become ``qkv``.
-    - the names of transformers' ViT, ViTMAE and DINOv2 become those of the programs that trained them.
+    - separate ``q``, ``k`` and ``v`` become ``qkv``.
+    - the names of transformers' ViT, ViTMAE and DINOv2 become those of the original programs.
     - ``register_tokens`` becomes ``reg_token`` (DINOv2).
-    - ``layers.0.downsample.``, the patch merging that ends a Swin's stage, becomes ``layers.1.downsample.``, since in
-      timm it begins the next one; what follows from the windows' sizes is left out (Swin, SimMIM).
+    - ``layers.0.downsample.``, the patch merging at the end of a Swin's stage, becomes ``layers.1.downsample.``: in
+      timm it begins the next stage; buffers computed from the windows' sizes are left out (Swin, SimMIM).
 
-    Class attention (``blocks_token``) is no block of a ViT and stays as it is.
+    Class attention (``blocks_token``) is not a block of a ViT and keeps its names.
     """
     state = _from_transformers(state)
     state = _merging({_CHUNK.sub(r"\1blocks.\2", name): value for name, value in state.items()})
@@ -284,7 +285,7 @@ def timm_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict by the names of the program that trained it, if it has transformers' names, else as it is."""
+    """Rename the weights of a state dict as in the original program, if it has transformers' names."""
     prefix = next((name.removesuffix(_OF_TRANSFORMERS) for name in state if name.endswith(_OF_TRANSFORMERS)), None)
     if prefix is None:
         return state
@@ -298,9 +299,9 @@ def _from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _merging(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The names of a Swin's patch merging as timm's."""
+    """Rename a Swin's patch merging as in timm."""
     merging = {name: found for name in state if (found := _MERGING.fullmatch(name))}
-    ending = {found[1] for found in merging.values() if found[2] == "0"}  # in timm nothing is merged before stage 0
+    ending = {found[1] for found in merging.values() if found[2] == "0"}  # in timm there is no merging before stage 0
     named = {}
     for name, value in state.items():
         if (found := merging.get(name)) and found[1] in ending:
@@ -311,26 +312,26 @@ def _merging(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _alike(state: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
-    """The weights of these names if all are there and can be put one below the other, else none."""
+    """Return the weights of these names if all exist and can be concatenated, else nothing."""
     found = {name: state[name] for name in names if name in state}
     shapes = {value.shape for value in found.values()}
     return found if len(found) == len(names) and len(shapes) == 1 and len(next(iter(shapes))) else {}
 
 
-# Whose program wrote a file of weights, and the same weights by our names.
+# Recognition of programs, and translation to patchloom's names.
 
 
-_PATCHES = 196  # of the images of Beyond Masking's program: 224 pixels, patches of 16
+_PATCHES = 196  # number of patches of Beyond Masking's images: 224 pixels, patches of 16
 
 
 class ForeignCheckpoint(NamedTuple):
-    """A file of one of these programs.
+    """File of one of these programs.
 
     Attributes:
-        program: whose it is.
-        place: of the student's weights in it, such as "state_dict.module".
-        weights: by our names, those of a task, the encoder and a teacher among them.
-        left: what has no place here, with the reason.
+        program: the program.
+        place: place of the student's weights in the file, such as "state_dict.module".
+        weights: weights by patchloom's names of a task, with the encoder and perhaps a teacher.
+        left: names that are not used, with the reason.
     """
 
     program: Program
@@ -339,22 +340,22 @@ class ForeignCheckpoint(NamedTuple):
     left: tuple[str, ...]
 
     def encoder(self, whose: Literal["student", "teacher"]) -> State:
-        """The weights of one of its encoders by timm's names; of the student's if there is no teacher's."""
+        """Return the weights of one of its encoders by timm's names; the student's if there is no teacher."""
         teacher = self.beginning(f"{TEACHER_PREFIX}.{ENCODER}") if whose == "teacher" else {}
         return teacher or self.beginning(ENCODER)
 
     def beginning(self, words: str) -> State:
-        """The weights whose names begin with ``words``, by what follows."""
+        """Return the weights whose names begin with ``words``, which is removed."""
         return {name.removeprefix(words): one for name, one in self.weights.items() if name.startswith(words)}
 
-    def rest(self) -> State:
-        """All that is not an encoder, by our names."""
+    def other_weights(self) -> State:
+        """Return all weights that are not an encoder's, by patchloom's names."""
         encoders = (ENCODER, f"{TEACHER_PREFIX}.{ENCODER}")
         return {name: one for name, one in self.weights.items() if not name.startswith(encoders)}
 
 
 def recognise(states: list[tuple[str, State]], programs: tuple[Program, ...] = PROGRAMS) -> ForeignCheckpoint | None:
-    """Whose program wrote a file; None if it is none of these."""
+    """Recognise the program that wrote a file; None if it is none of ``programs``."""
     named = [(path, timm_names(state)) for path, state in states]
     for program in programs:
         places = [(path, prefix, state) for path, state in named for prefix in _prefixes(program, state)]
@@ -363,7 +364,7 @@ def recognise(states: list[tuple[str, State]], programs: tuple[Program, ...] = P
         teachers = [place for place in places if is_teacher(*place[:2])]
         students = [place for place in places if place not in teachers] or teachers
         if program.evaluated == "teacher" and not program.teacher and teachers:
-            students = teachers  # of DINO nothing but an encoder is of use, and that is the teacher's
+            students = teachers  # of DINO's file only an encoder is used, the teacher's
         path, prefix, state = students[0]
         weights, left = translate_names(program, program.names, select_prefix(prefix, state))
         if program.teacher and teachers and teachers[0] is not students[0]:
@@ -378,7 +379,7 @@ def recognise(states: list[tuple[str, State]], programs: tuple[Program, ...] = P
 
 
 def translate_names(program: Program, names: NameRules, state: State) -> tuple[State, list[str]]:
-    """A program's state dict (or gradients) by our names, and what is left out, with the reason."""
+    """Translate a program's state dict (or gradients) to patchloom's names; also list unused names with reasons."""
     weights: State = {}
     left: dict[tuple[str, str], list[str]] = {}
     for name, value in state.items():
@@ -394,7 +395,7 @@ def translate_names(program: Program, names: NameRules, state: State) -> tuple[S
 
 
 def _as_here(program: Program, name: str, value: Tensor, projection: Tensor | None) -> Tensor:
-    """A weight in the form that it has here: tokens flat, a 1x1 convolution as a linear layer, pixels in our order."""
+    """Convert a weight to patchloom's form: flat tokens, 1x1 convolutions as linear layers, our order of pixels."""
     if name.rpartition(".")[2] in ("mask_token", "position_token"):
         return value.flatten()
     if not name.startswith((f"{PIXEL_DECODER}.answer.", f"{PIXEL_DECODER}.weight", f"{PIXEL_DECODER}.bias")):
@@ -409,7 +410,7 @@ def _as_here(program: Program, name: str, value: Tensor, projection: Tensor | No
 
 
 def _computed(weights: State) -> State:
-    """What Beyond Masking's program computes and never saves, positions row by row; and a bias that it has not."""
+    """Compute what Beyond Masking's program does not save: positions, row by row, and a bias that it does not have."""
     projection, bridge = weights.get(f"{ENCODER}{PROJECTION_KEY}"), weights.get(f"{PIXEL_DECODER}.embed.weight")
     more: State = {}
     if projection is not None and projection.ndim == 4 and len(projection) % 2 == 0:
@@ -421,7 +422,7 @@ def _computed(weights: State) -> State:
 
 
 def _prefixes(program: Program, state: State) -> list[str]:
-    """The prefixes of a state dict under which are all marks of a program."""
+    """Return the prefixes in a state dict that have all marks of a program."""
     first = program.marks[0]
     found = [name.removesuffix(first) for name in state if name == first or name.endswith(f".{first}")]
     found = [prefix for prefix in found if all(prefix + mark in state for mark in program.marks)]
@@ -431,7 +432,7 @@ def _prefixes(program: Program, state: State) -> list[str]:
 
 
 def position_axis_order(table: Tensor) -> str:
-    """Which fixed table of positions [1 1+n d] this is, as `Program` says it of its files; "" if it is none."""
+    """Return the half order of a fixed table of positions [1 1+n d], as in `Program.positions`; "" if it is none."""
     if table.ndim != 3 or table.shape[2] % 4 or not table.is_floating_point():
         return ""
     side = next((side for prefix in (1, 0) if (side := whole_root(table.shape[1] - prefix))), 0)
@@ -439,35 +440,35 @@ def position_axis_order(table: Tensor) -> str:
         return ""
     fixed, patches = sincos_2d(table.shape[2], (side, side)), table[0, -(side**2) :].float()
     for which, one in (("column first", fixed), ("row first", fixed.roll(table.shape[2] // 2, 1))):
-        if torch.allclose(patches, one, atol=1e-2):  # in half precision, too
+        if torch.allclose(patches, one, atol=1e-2):  # tolerance for half precision
             return which
     return ""
 
 
 def whole_root(n: int) -> int:
-    """The side of a square of ``n`` patches; 0 if there is none."""
+    """Return the side of a square of ``n`` patches; 0 if there is none."""
     side = math.isqrt(max(0, n))
     return side if side**2 == n else 0
 
 
 def is_teacher(path: str, prefix: str) -> bool:
-    """Whether the weights at a place in a file are a moving average's."""
+    """Return whether the weights at a place in a file are a moving average."""
     return not {"ema", "teacher"}.isdisjoint(f"{path}.{prefix}".replace("_", ".").split("."))
 
 
 def depth_of(names: Iterable[str], beginning: str = "") -> int:
-    """How many blocks, or layers, weights have whose names go on so after ``beginning``."""
+    """Return the number of blocks, or layers, in names that start with ``beginning``."""
     counted = re.compile(re.escape(beginning) + r"(?:blocks|layers)\.(\d+)\.")
     return len({found[1] for name in names if (found := counted.match(name))})
 
 
 def place_of(path: str, prefix: str) -> str:
-    """Where in a file weights are whose names have a prefix, such as "state_dict.module"."""
+    """Return the place of weights in a file, such as "state_dict.module", from path and prefix."""
     return ".".join(part for part in (path, prefix.rstrip(".")) if part)
 
 
 def select_prefix(prefix: str, state: State) -> State:
-    """The weights whose names have a prefix, by what follows it."""
+    """Return the weights whose names have a prefix, which is removed."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
@@ -477,7 +478,7 @@ def describe_leftovers(
     named: list[tuple[str, State]],
     used: Sequence[tuple[str, str, State]] = (),
 ) -> list[str]:
-    """What else is in a file: other names of the same state dict, and how many tensors are in its other parts."""
+    """List the rest of a file: other names of the same state dict, and the number of tensors in its other parts."""
     others = [name for name in state if not name.startswith((prefix, *(one[1] for one in used if one[2] is state)))]
     counts: dict[str, int] = {}
     for where, other in named:

@@ -1,4 +1,4 @@
-"""Weights of other sizes, brought to those of an encoder as timm does it; and what was changed, in words."""
+"""Adaptation of weights to an encoder's sizes, as in timm, with a description of every change."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from patchloom.nets.encode import grid_size, patch_count
 from patchloom.nets.swin import Encoder
 
 POSITIONS_KEY, PROJECTION_KEY, BIASES_KEY = "pos_embed", "patch_embed.proj.weight", "relative_position_bias_table"
-_TOKENS = ("cls_token", "dist_token", "reg_token")  # as they stand before the patches; the second is DeiT's
+_TOKENS = ("cls_token", "dist_token", "reg_token")  # in their order before the patches; dist_token is DeiT's
 
 State = dict[str, Tensor]
 OptionalGrid = tuple[int, int] | None
 
 
 def fit_projection(fitting: State, target: State) -> list[str]:
-    """Bring the patch projection [d c p p] to the encoder's patch size and channels."""
+    """Adapt the patch projection [d c p p] to the encoder's patch size and channels."""
     value, own = fitting.get(PROJECTION_KEY), target[PROJECTION_KEY]
     if value is None or value.ndim != 4 or len(value) != len(own):
         return []
@@ -40,21 +40,21 @@ def fit_projection(fitting: State, target: State) -> list[str]:
 
 
 def _tokens(state: State) -> dict[str, int]:
-    """Tokens that stand before the patches, and how many they are."""
+    """Return the tokens that stand before the patches, and their numbers."""
     return {name: state[name].shape[1] for name in _TOKENS if name in state and state[name].ndim == 3}
 
 
 def fit_positions(
     vit: Encoder, source: str, weights: State, fitting: State, target: State, grid: OptionalGrid
 ) -> list[str]:
-    """Bring position embeddings [1 prefix+n d] to the encoder's tokens and grid.
+    """Adapt position embeddings [1 prefix+n d] to the encoder's tokens and grid.
 
-    A token whose entry has no place in the encoder's table takes it along, which leaves the sum as it was.
+    If the encoder has no position for a token, the token's position is added to it, which keeps the sum.
     """
     table, own = fitting.get(POSITIONS_KEY), target.get(POSITIONS_KEY)
     if table is None or table.ndim != 3:
         return []
-    assert own is not None  # what fits the encoder has no other names
+    assert own is not None  # weights that fit the encoder have no other names
     if (len(table), table.shape[2]) != (1, own.shape[2]):
         return []
     changes, tokens, wanted = [], _tokens(weights), _tokens(target)
@@ -63,8 +63,8 @@ def fit_positions(
     prefix, old = _layout(table.shape[1], tokens, n, grid, alike=table.shape == own.shape and tokens == wanted)
     if prefix is None:
         raise PatchloomError(
-            f"{POSITIONS_KEY} in {source} has {table.shape[1]} entries, and no square grid of patches has so many: "
-            "give an encoder of the file's own --img_size and --patch_size"
+            f"{POSITIONS_KEY} in {source} has {table.shape[1]} entries, which fit no square grid of patches: "
+            "give the --img_size and --patch_size of the file"
         )
     patches = table[:, prefix:]
     if old is None and new[0] != new[1]:
@@ -72,15 +72,15 @@ def fit_positions(
     elif old not in (None, new):
         changes.append(f"{POSITIONS_KEY}: from a grid of {format_grid(old)} to {format_grid(new)}")
         patches = resample_abs_pos_embed(patches, list(new), list(old), num_prefix_tokens=0)
-    if prefix == tokens.get("cls_token") != sum(tokens.values()):  # DINOv2's register tokens have none
+    if prefix == tokens.get("cls_token") != sum(tokens.values()):  # DINOv2's register tokens have no positions
         tokens = {"cls_token": prefix}
     had = dict(zip(tokens, table[:, :prefix].split(list(tokens.values()), dim=1), strict=True)) if prefix else {}
     for name, entry in had.items():
         if name not in wanted:
             changes.append(f"{POSITIONS_KEY}: without the entry of {name}")
         elif not entries and fitting[name].shape == entry.shape:
-            fitting[name] = fitting[name] + entry  # the source's own stays as it is
-            changes.append(f"{name}: with its entry of {POSITIONS_KEY}, where this encoder has no place for it")
+            fitting[name] = fitting[name] + entry  # not in place, to keep the source
+            changes.append(f"{name}: with its entry of {POSITIONS_KEY}, because this encoder has no place for it")
     kept = []
     for name, count in wanted.items() if entries else ():
         kept.append(had.get(name, table.new_zeros(1, count, table.shape[2])))
@@ -93,8 +93,8 @@ def fit_positions(
 def _layout(
     length: int, tokens: dict[str, int], n: int, grid: OptionalGrid, alike: bool
 ) -> tuple[int | None, OptionalGrid]:
-    """How many entries of a table are not of patches (None: unknown), and its grid (None: the encoder's)."""
-    # timm gives entries to all tokens before the patches, or to none; DINOv2 to the class token alone
+    """Return the number of entries for other tokens (None: unknown) and its grid (None: the encoder's)."""
+    # timm has entries for all tokens before the patches, or for none; DINOv2 for the class token only
     choices = (sum(tokens.values()), tokens.get("cls_token", 0), 0)
     if grid is not None and length - math.prod(grid) in choices:
         return length - math.prod(grid), grid
@@ -103,18 +103,18 @@ def _layout(
     for prefix in choices:
         side = math.isqrt(max(0, length - prefix))
         if side and side**2 == length - prefix:
-            return prefix, None if side**2 == n else (side, side)  # a table that needs no change gets none
+            return prefix, None if side**2 == n else (side, side)  # no change is needed
     return next((prefix for prefix in choices if length - prefix == n), None), None
 
 
 def fit_biases(fitting: State, target: State) -> list[str]:
-    """Bring a Swin's tables of relative position biases to the encoder's windows."""
+    """Adapt a Swin's tables of relative position biases to the encoder's windows."""
     changes = []
     for name, table in fitting.items():
         own = target[name]
         if not name.endswith(BIASES_KEY) or table.shape == own.shape or table.shape[1:] != own.shape[1:]:
             continue
-        # of square windows, which nearly all are; others are refused as every shape that differs
+        # for square windows, which nearly all are; others are rejected like any other shape that differs
         old, new = (round((math.isqrt(len(one)) + 1) / 2) for one in (table, own))
         if len(table) == (2 * old - 1) ** 2 and len(own) == (2 * new - 1) ** 2:
             fitting[name] = resize_rel_pos_bias_table(table, new_window_size=(new, new), new_bias_shape=own.shape)
@@ -123,10 +123,10 @@ def fit_biases(fitting: State, target: State) -> list[str]:
 
 
 def resize_input(vit: VisionTransformer, size: tuple[int, int]) -> None:
-    """Set the input size of an encoder in place; its table of positions is resampled (bicubic, as timm does it).
+    """Set the input size of an encoder in place; its position embeddings are resampled (bicubic, as in timm).
 
-    timm before 1.0.31 trains a fixed table from then on, and leaves the table of a grid with the same number of patches
-    as it is, so the table is made here.
+    timm before 1.0.31 makes fixed embeddings trainable, and does not resample them if the number of patches is the
+    same, so they are resampled here.
     """
     table, grid = vit.pos_embed, grid_size(vit)
     vit.set_input_size(img_size=size)
@@ -139,5 +139,5 @@ def resize_input(vit: VisionTransformer, size: tuple[int, int]) -> None:
 
 
 def format_grid(sizes: tuple[int, ...]) -> str:
-    """Sizes in words, such as 14x14."""
+    """Format sizes, such as 14x14."""
     return "x".join(map(str, sizes)) or "a scalar"

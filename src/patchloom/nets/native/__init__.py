@@ -1,8 +1,8 @@
-"""Kernels of our own for bfloat16 on CPUs that have AVX512-BF16, written in C++ beside this file.
+"""Optional kernels for bfloat16 on CPUs with AVX512-BF16, written in C++ in this folder.
 
-torch's attention walks over its tables six times there and back, through memory, and its GELU and norms convert their
-numbers on the way; ours compute the same in fewer walks, with float32 sums. The system's g++ makes them when they are
-first needed, in seconds, and the outcome is kept (see `compiler`). Everything else runs on torch's kernels.
+torch's attention passes over its tables in memory six times forward and backward, and its GELU and norms convert their
+numbers in between; these kernels compute the same in fewer passes, with float32 sums. The system's g++ compiles them at
+first use, in seconds, and the result is cached (see `compiler`). Everything else runs on torch's kernels.
 
 Only `patchloom.nets.performance` imports this folder, and works without it.
 """

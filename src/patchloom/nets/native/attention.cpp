@@ -1,7 +1,7 @@
-// Attention of one head of one image at a time, so that its tables never leave the cache: exact softmax, float32 sums.
+// Attention of one head of one image at a time, so that its tables stay in the cache: exact softmax, float32 sums.
 //
-// What is kept for the way back is the table of attention weights, in bfloat16 and with rows padded to whole lanes, as
-// an explicit softmax keeps it. Queries, keys and values are read where the linear layer left them, by strides.
+// The table of attention weights is kept for backward, in bfloat16 with rows padded to whole lanes, as an explicit
+// softmax keeps it. Queries, keys and values are read in place from the linear layer's output, by strides.
 
 #include "bfloat16.h"
 
@@ -9,9 +9,9 @@
 
 namespace {
 
-constexpr int kRows = 6, kWide = 4;  // 24 sums, 4 numbers and 1 factor: of 32 registers
+constexpr int kRows = 6, kWide = 4;  // 24 sums, 4 numbers and 1 factor in 32 registers
 
-// Every loop over M or N is unrolled by pragma: else the compiler keeps the sums in memory before and after the loop.
+// Loops over M or N are unrolled by pragma; otherwise the compiler keeps the sums in memory before and after the loop.
 // c[M][16 N] = a b. a: the pair of row m and step k lies at m * row + k * step. b, c: rows of `width` numbers.
 template <int M, int N>
 void tile(long depth, const pair* a, long row, long step, const pair* b, float* c, long width) {
@@ -41,7 +41,7 @@ using Tile = void (*)(long, const pair*, long, long, const pair*, float*, long);
 #define TILES(M) {tile<M, 1>, tile<M, 2>, tile<M, 3>, tile<M, 4>}
 constexpr Tile kTiles[kRows][kWide] = {TILES(1), TILES(2), TILES(3), TILES(4), TILES(5), TILES(6)};
 
-// The same for `rows` rows, kRows at most, and any number of whole lanes.
+// The same for `rows` rows, at most kRows, and any number of whole lanes.
 inline void multiply(int rows, long width, long depth, const pair* a, long row, long step, const pair* b, float* c) {
   for (long n = 0; n < width; n += kWide * kLanes) {
     const int wide = std::min<long>(kWide, (width - n) / kLanes);
@@ -49,7 +49,7 @@ inline void multiply(int rows, long width, long depth, const pair* a, long row, 
   }
 }
 
-// Rows that lie one above another become pairs, to[i][n] = (from[2i][n], from[2i+1][n]): for sums over rows.
+// Rows that lie above each other become pairs, to[i][n] = (from[2i][n], from[2i+1][n]): for sums over rows.
 inline void pair_rows(pair* to, const half* from, long stride, long rows, long width) {
   for (long i = 0; i < rows; i += 2, to += width)
     for (long n = 0; n < width; n += kLanes) {
@@ -71,8 +71,8 @@ inline void pair_columns(pair* to, const half* from, long stride, long rows, lon
   }
 }
 
-inline __m512 power_of_two(__m512 x) {  // of numbers up to 0, to 5e-6 of the outcome
-  x = _mm512_max_ps(_mm512_set1_ps(-126.0f), x);  // in this order nan stays nan
+inline __m512 power_of_two(__m512 x) {  // of numbers up to 0, with a relative error of 5e-6
+  x = _mm512_max_ps(_mm512_set1_ps(-126.0f), x);  // this order keeps nan
   const __m512 whole = _mm512_roundscale_ps(x, 0), part = _mm512_sub_ps(x, whole);
   __m512 y = _mm512_set1_ps(9.55408e-3f);
   for (float next : {5.587055e-2f, 2.4024698e-1f, 6.93128e-1f, 9.9999946e-1f})
@@ -98,7 +98,7 @@ inline void softmax(half* to, float* row, long count, long padded, float scale) 
   for (long n = 0; n < padded; n += kLanes) narrow(to + n, _mm512_mul_ps(_mm512_loadu_ps(row + n), over));
 }
 
-struct Scratch {  // of a thread
+struct Scratch {  // per thread
   std::vector<pair> pairs;
   std::vector<float> sums;
   std::vector<half> halves;
@@ -107,7 +107,7 @@ thread_local Scratch scratch;
 
 }  // namespace
 
-// Where heads lie: `image`, `token` and `head` are the distances between neighbours, in numbers.
+// Strides of heads: `image`, `token` and `head` are the distances between neighbours, in numbers.
 struct Strides {
   long image, token, head;
 };
@@ -145,7 +145,7 @@ extern "C" void attention(const half* q, Strides at_q, const half* k, const half
   }
 }
 
-// grad [images n_queries heads side]; dq lies as q does, dk and dv as k and v do, each by strides of its own
+// grad [images n_queries heads side]; dq has the layout of q, dk and dv that of k and v, each with its own strides
 extern "C" void attention_backward(const half* grad, const half* weights, const half* q, Strides at_q, const half* k,
                                    const half* v, Strides at_kv, half* dq, Strides at_dq, half* dk, half* dv,
                                    Strides at_dkv, Sizes size, float scale, int threads) {

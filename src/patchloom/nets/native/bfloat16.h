@@ -1,7 +1,7 @@
-// What every kernel needs: bfloat16 numbers, 16 at a time, and the product of two small tables of them.
+// Common parts of the kernels: bfloat16 numbers, 16 at a time, and the product of two small tables of them.
 //
-// All of it is for processors with AVX512-BF16, whose one instruction for it multiplies two pairs of bfloat16 numbers
-// in each of 16 lanes and adds both products to a float32 number. So tables are held as pairs of numbers.
+// Everything is for processors with AVX512-BF16, whose instruction multiplies two pairs of bfloat16 numbers in each of
+// 16 lanes and adds both products to a float32 number. So tables are stored as pairs of numbers.
 
 #pragma once
 
@@ -24,7 +24,7 @@ inline __m512 widen(__m256i halves) {
 
 inline __m256i load(const half* from) { return _mm256_loadu_si256((const __m256i*)from); }
 
-inline void narrow(half* to, __m512 from) {  // rounds to the nearest
+inline void narrow(half* to, __m512 from) {  // rounds to nearest
   _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(from));
 }
 
@@ -32,7 +32,7 @@ inline void narrow(half* to, const float* from, long count) {
   for (long n = 0; n < count; n += kLanes) narrow(to + n, _mm512_loadu_ps(from + n));
 }
 
-// Room that a thread keeps, so that nothing is asked of the system in a step.
+// Buffer that a thread keeps, so that no step allocates memory.
 template <class T>
 T* room(std::vector<T>& kept, long count) {
   if ((long)kept.size() < count) kept.resize(count);

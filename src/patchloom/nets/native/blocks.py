@@ -1,4 +1,4 @@
-"""A timm block on our kernels."""
+"""A timm block on the native kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from patchloom.patches.tokens import gather_tokens
 
 
 def knows_block(block: Block) -> bool:
-    """Whether a block has only parts that the kernels know."""
+    """Return whether the kernels implement all parts of a block."""
     attn, mlp = attention_of(block), block.mlp
     if type(mlp) is not Mlp:
         return False
@@ -35,7 +35,7 @@ def knows_block(block: Block) -> bool:
 
 
 def runs_native(block: Block, tokens: Tensor) -> bool:
-    """Whether the kernels compute a block now: they are for float32 tokens of which a CPU makes bfloat16 ones."""
+    """Return whether the kernels can compute a block now: on float32 tokens under bfloat16 autocast on a CPU."""
     return (
         tokens.device.type == "cpu"
         and tokens.dtype == block.norm1.weight.dtype == torch.float32
@@ -52,15 +52,15 @@ def native_block(
     keys_values: Tensor | None = None,
     first: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A block on our kernels. Sums are made where they are normed, so what comes in and goes out are their parts.
+    """Run a block on the native kernels. Sums are computed with the next norm, so inputs and outputs are their parts.
 
     Args:
-        block: timm's.
+        block: timm block.
         tokens: [b t d] float32.
-        more: [b t d] bfloat16, to be added to them, with
-        shift: [d]; both None: nothing is.
-        keys_values: [b m] indices of the tokens that alone are keys and values; None: all are.
-        first: what the block makes of the tokens before it is left out.
+        more: [b t d] bfloat16, to be added to ``tokens``; None: nothing.
+        shift: [d] float32, to be added as well; None with ``more``.
+        keys_values: [b m] indices of the tokens that are keys and values; None: all.
+        first: index of the first token of the output.
     """
     attn, mlp = attention_of(block), block.mlp
     fc1, fc2 = cast(nn.Linear, mlp.fc1), cast(nn.Linear, mlp.fc2)

@@ -1,7 +1,7 @@
-"""The compiled kernels: made once by the system's C++ compiler, kept with a checksum, and loaded.
+"""Native kernels: compiled once by the system's C++ compiler, cached with a checksum, and loaded.
 
-Behind the library, in the same file, stands its checksum: half of a library would be loaded all the same, and end the
-process with a bus error.
+The checksum follows the library in the same file: a truncated library would still load, and end the process with a bus
+error.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from patchloom.system.hardware import processor
 _SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 _EXTENSIONS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma")
-_FORMAT = "library, checksum"  # of the file
+_FORMAT = "library, checksum"  # format of the file
 _CHECKSUM = hashlib.sha256().digest_size  # bytes
 _FLAGS = ("-std=c++17", "-O3", "-funroll-loops", "-fopenmp", "-fPIC", "-w")
 
 
 def compiler() -> list[str] | None:
-    """The command of GNU's C++ compiler: ``$CXX`` if it is one, or g++. Others would bring an OpenMP of their own."""
+    """Return the command of GNU's C++ compiler: ``$CXX`` if it is one, or g++. Others would link a second OpenMP."""
     for command in (os.environ.get("CXX", ""), "g++"):
         words = shlex.split(command)
         name = Path(words[0]).name if words else ""
@@ -44,18 +44,18 @@ def compiler() -> list[str] | None:
 
 
 def lacking() -> str | None:
-    """Why the kernels cannot be had on this machine, in a few words; None: they can, as far as is known."""
+    """Return a short reason why this machine cannot have the kernels; None if none is known."""
     if sys.platform != "linux":
         return "they are for Linux"
     if not set(_EXTENSIONS) <= set(processor("flags").split()):
         return "the processor has no AVX512-BF16"
-    if compiler() is None and not _whole(_place()):
+    if compiler() is None and not _is_intact(_place()):
         return "g++ was not found"
     return None
 
 
 def missing() -> str | None:
-    """`lacking`, after trying: also why they cannot be compiled or loaded."""
+    """Return `lacking`, or the reason why compiling or loading the kernels fails; None if they work."""
     try:
         library()
     except PatchloomError as problem:
@@ -65,12 +65,12 @@ def missing() -> str | None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The kernels, loaded; compiled first where that was not done with this source and torch, or is damaged."""
+    """Load the kernels; compile them first if the cache has none for this source and torch, or a damaged one."""
     if reason := lacking():
-        raise PatchloomError(f"native kernels cannot be had here, since {reason}: use --kernels torch")
+        raise PatchloomError(f"native kernels are not available, because {reason}: use --kernels torch")
     path, command = _place(), compiler()
-    if _whole(path):
-        with contextlib.suppress(OSError):  # of another system that shares this folder, for instance
+    if _is_intact(path):
+        with contextlib.suppress(OSError):  # for example from another system that shares this folder
             return ctypes.CDLL(str(path))
     if command is None:
         raise PatchloomError(f"{path} cannot be loaded, and g++ was not found: use --kernels torch")
@@ -83,14 +83,14 @@ def library() -> ctypes.CDLL:
 
 
 def _place() -> Path:
-    """Where they are kept: named after all that they follow from but the compiler, which need not be here any more."""
+    """Return the path of the library, named by everything that determines it except the compiler, which may be gone."""
     content = b"".join(path.read_bytes() for path in (*_SOURCES, *_HEADERS))
     about = _FORMAT, _FLAGS, _EXTENSIONS, _openmp(), torch.__version__, platform.libc_ver()
     return cache_root() / "native" / f"{hashlib.sha256(content + repr(about).encode()).hexdigest()[:16]}.so"
 
 
-def _whole(path: Path) -> bool:
-    """Whether ``path`` is as `_compile` wrote it."""
+def _is_intact(path: Path) -> bool:
+    """Return whether ``path`` is complete, as `_compile` wrote it."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -100,7 +100,7 @@ def _whole(path: Path) -> bool:
 
 def _compile(command: list[str], to: Path) -> None:
     command = [*command, *_FLAGS, *(f"-m{name.replace('_', '')}" for name in _EXTENSIONS), "-shared"]
-    # torch's own OpenMP comes first, so that its threads do the work: two sets of threads would fight for the cores
+    # torch's own OpenMP comes first, so that its threads do the work: two thread pools would compete for the cores
     words = [*command, *map(str, _SOURCES), "-o", str(to), "-Wl,--as-needed", *_openmp()]
     done = subprocess.run(words, capture_output=True, text=True, errors="replace")
     if done.returncode:
@@ -111,7 +111,7 @@ def _compile(command: list[str], to: Path) -> None:
 
 
 def _openmp() -> list[str]:
-    """The OpenMP library that came with torch and is loaded, if it can be seen."""
+    """Return the path of the loaded OpenMP library that came with torch, if it can be found."""
     own = Path(torch.__file__).parent
     try:
         maps = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()

@@ -1,7 +1,6 @@
-"""The kernels as operators of torch: with gradients, and known to torch.compile.
+"""The kernels as torch operators, with gradients and support for torch.compile.
 
-Letters as in `patchloom.patches.tokens`; h heads of width d. Everything is on the CPU; halves are bfloat16, the rest
-float32.
+Letters as in `patchloom.patches.tokens`; h heads of width d. All tensors are on the CPU, in bfloat16 or float32.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch.library import custom_op
 
 from patchloom.nets.native.compiler import library
 
-LANES = 16  # widths must be multiples of it
+LANES = 16  # widths must be multiples of this
 
 
 class _Strides(ctypes.Structure):
@@ -27,7 +26,7 @@ class _Sizes(ctypes.Structure):
 
 
 def _strides(heads: Tensor) -> _Strides:
-    """Of [b n h d], whose numbers of a head are neighbours."""
+    """Return the strides of [b n h d], contiguous in the last dimension."""
     return _Strides(*heads.stride()[:3])
 
 
@@ -36,7 +35,7 @@ def _at(tensor: Tensor | None) -> ctypes.c_void_p:
 
 
 def _rows(x: Tensor) -> tuple[ctypes.c_long, ctypes.c_long]:
-    """Number and width of the rows of [... d]."""
+    """Return number and width of the rows of [... d]."""
     return ctypes.c_long(x.numel() // x.shape[-1]), ctypes.c_long(x.shape[-1])
 
 
@@ -45,7 +44,7 @@ def _threads() -> ctypes.c_int:
 
 
 def attention(q: Tensor, kv: Tensor | None = None) -> Tensor:
-    """Multi-head attention: softmax(q kᵀ / √d) v.
+    """Compute multi-head attention: softmax(q kᵀ / √d) v.
 
     Args:
         q: [b n h d] queries in bfloat16; or [b n 3 h d], queries, keys and values of the same tokens.
@@ -56,18 +55,18 @@ def attention(q: Tensor, kv: Tensor | None = None) -> Tensor:
     """
     parts = _parts(q, kv)
     if any(part.stride(-1) != 1 or any(step % 2 for step in part.stride()[:-1]) for part in parts):
-        raise ValueError("numbers of a head must be neighbours, and heads an even number of them apart")
+        raise ValueError("a head must be contiguous, and all other strides even")
     _check(torch.bfloat16, *parts)
     keep = torch.is_grad_enabled() and (q.requires_grad or (kv is not None and kv.requires_grad))
     return _attention(q, kv, keep)[0]
 
 
 def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
-    # the kernels trust what they are given: anything else would be read as if it were this
+    # the kernels do not check their inputs and would misread anything else
     for tensor in tensors:
         if tensor.dtype != dtype or tensor.shape[-1] % LANES:
             kind = f"{tensor.dtype} of width {tensor.shape[-1]}"
-            raise ValueError(f"the kernel needs {dtype} of a width that {LANES} divides, not {kind}")
+            raise ValueError(f"the kernel needs {dtype} of a width divisible by {LANES}, not {kind}")
 
 
 def _parts(q: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,7 +82,7 @@ def _sizes(q: Tensor, k: Tensor) -> _Sizes:
 
 
 def _room_for_mixed(q: Tensor, kv: Tensor | None, keep: bool) -> tuple[Tensor, Tensor]:
-    """Room for the outcome [b n h d], and for the table of weights [b h n m], m rounded up, if it shall be kept."""
+    """Allocate the output [b n h d], and the weights [b h n m], m rounded up, if they are to be kept."""
     q, k, _ = _parts(q, kv)
     b, n, h, _ = q.shape
     rows = -(-k.shape[1] // LANES) * LANES
@@ -125,7 +124,7 @@ def _room_for_slopes(grad: Tensor, weights: Tensor, q: Tensor, kv: Tensor | None
 
 
 def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.set_materialize_grads(False)  # the weights' gradient, which nobody asks for, would be a table of zeros
+    ctx.set_materialize_grads(False)  # the weights' gradient is never needed, and would be a table of zeros
     q, kv, _ = inputs
     ctx.save_for_backward(output[1], q, kv)
 
@@ -140,7 +139,7 @@ _attention.register_autograd(_through_attention, setup_context=_keep_attention)
 
 
 def gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """GELU of bfloat16 ``x`` [... d] plus float32 ``bias`` [d]; exact but for 3e-7 in the normal distribution."""
+    """Compute GELU of bfloat16 ``x`` [... d] plus float32 ``bias`` [d], within 3e-7 in the normal distribution."""
     _check(torch.bfloat16, x)
     _check(torch.float32, bias)
     return _gelu(x, bias)
@@ -173,13 +172,13 @@ _gelu.register_autograd(
 
 
 def add_norm(x: Tensor, more: Tensor | None, shift: Tensor | None, layer: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """``x + more + shift`` and ``layer``'s answer to it in bfloat16.
+    """Return ``x + more + shift`` and its norm by ``layer`` in bfloat16.
 
     Args:
         x: [... d] float32.
         more: [... d] bfloat16; None: the sum is ``x`` itself.
         shift: [d] float32; None with ``more``.
-        layer: with weight and bias.
+        layer: norm with weight and bias.
     """
     _check(torch.float32, x, layer.weight, layer.bias)
     for one, dtype in ((more, torch.bfloat16), (shift, torch.float32)):
@@ -192,7 +191,7 @@ def add_norm(x: Tensor, more: Tensor | None, shift: Tensor | None, layer: nn.Lay
 def _room_for_normed(
     x: Tensor, more: Tensor | None, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the sum, if there is one, for the outcome, and for the mean and deviation of each row."""
+    """Allocate the sum, if there is one, the output, and the mean and deviation of each row."""
     added = x.new_empty((0,) if more is None else x.shape)
     rows = x.numel() // x.shape[-1]
     return added, x.new_empty(x.shape, dtype=torch.bfloat16), x.new_empty(rows, 2)
@@ -252,7 +251,7 @@ def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
 
 def _through_norm(ctx: Any, beyond: Tensor | None, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     beyond = beyond if ctx.more else None
-    if grad is None:  # nobody read the norm
+    if grad is None:  # the norm is not used
         assert beyond is not None  # else nothing has a gradient
         grad = torch.zeros_like(beyond, dtype=torch.bfloat16)
     dx, dmore, (dweight, dbias, dshift) = _norm_backward(grad, beyond, *ctx.saved_tensors, ctx.more)

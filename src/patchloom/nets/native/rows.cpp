@@ -1,18 +1,18 @@
-// What is bound by memory rather than arithmetic: GELU, and the norm of a sum, each in one walk over its numbers.
+// Kernels bound by memory rather than arithmetic: GELU, and the norm of a sum, each in one pass over its numbers.
 
 #include "bfloat16.h"
 
 namespace {
 
-// The polynomials are least-squares fits over |x| <= 5 in 2 (x / 5)^2 - 1. Beyond it both functions are 0 or 1, to 3e-7
-// and 7e-6.
+// The polynomials are least-squares fits over |x| <= 5 in 2 (x / 5)^2 - 1. Beyond that both functions are 0 or 1,
+// within 3e-7 and 7e-6.
 constexpr float kEnd = 5.0f;
 
-// P(normal <= x), to 3e-7
+// P(normal <= x), within 3e-7
 constexpr float kBelow[] = {5.83948975e-04f,  -1.60107692e-03f, 1.79106439e-03f,  -2.71606981e-03f, 6.34054886e-03f,
                             -1.11368708e-02f, 1.64349023e-02f,  -2.32793447e-02f, 3.14353332e-02f,  -4.04409356e-02f,
                             5.15210368e-02f,  -7.02963546e-02f, 1.41363785e-01f};
-// the derivative of x P(normal <= x), to 4e-6
+// the derivative of x P(normal <= x), within 4e-6
 constexpr float kSlope[] = {9.74944700e-03f,  -2.44127661e-02f, 1.91222765e-02f,  -1.84961073e-02f, 4.99572381e-02f,
                             -7.67445192e-02f, 8.13052729e-02f,  -8.21321011e-02f, 8.00737664e-02f,  -7.20449761e-02f,
                             6.65920824e-02f,  -7.51012564e-02f, 1.42133534e-01f};
@@ -20,7 +20,7 @@ constexpr float kSlope[] = {9.74944700e-03f,  -2.44127661e-02f, 1.91222765e-02f,
 // 1/2 + x polynomial(x^2)
 inline __m512 odd(const float (&factors)[13], __m512 x) {
   const __m512 end = _mm512_set1_ps(kEnd), start = _mm512_set1_ps(-kEnd), one = _mm512_set1_ps(1.0f);
-  const __m512 inside = _mm512_max_ps(start, _mm512_min_ps(end, x));  // in this order nan stays nan
+  const __m512 inside = _mm512_max_ps(start, _mm512_min_ps(end, x));  // this order keeps nan
   const __m512 at = _mm512_fmsub_ps(_mm512_mul_ps(inside, inside), _mm512_set1_ps(2 / (kEnd * kEnd)), one);
   __m512 y = _mm512_set1_ps(factors[0]);
 #pragma GCC unroll 12
@@ -30,7 +30,7 @@ inline __m512 odd(const float (&factors)[13], __m512 x) {
   return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, start, _CMP_LT_OQ), _mm512_setzero_ps());
 }
 
-// Sums over rows that a thread has to itself, width of them for each of `kinds`: they are zero before.
+// Sums over rows per thread, `width` of them for each of `kinds`; zero at the start.
 inline float* own_sums(float* sums, long thread, int kinds, long width) { return sums + thread * kinds * width; }
 
 inline void add_to(float* sum, __m512 value) { _mm512_storeu_ps(sum, _mm512_add_ps(_mm512_loadu_ps(sum), value)); }
@@ -47,8 +47,8 @@ extern "C" void gelu(const half* x, const float* bias, half* out, long rows, lon
     }
 }
 
-// sums [threads width]: each thread's share of the gradient of the bias. Rows are shared out by hand, here and below,
-// since sums must not depend on luck.
+// sums [threads width]: each thread's part of the gradient of the bias. Rows are assigned to threads explicitly, here
+// and below, so that sums are deterministic.
 extern "C" void gelu_backward(const half* grad, const half* x, const float* bias, half* dx, float* sums, long rows,
                               long width, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -66,7 +66,7 @@ extern "C" void gelu_backward(const half* grad, const half* x, const float* bias
 }
 
 // sum = x + more + shift, out = norm(sum) * weight + bias, stats [rows 2] = mean and 1 / deviation of the rows of sum.
-// more, shift and sum may be null: then x itself is normed.
+// more, shift and sum may be null: then the norm is that of x itself.
 extern "C" void norm(const float* x, const half* more, const float* shift, const float* weight, const float* bias,
                      float* sum, half* out, float* stats, long rows, long width, float eps, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -100,8 +100,8 @@ extern "C" void norm(const float* x, const half* more, const float* shift, const
   }
 }
 
-// dx = beyond + what grad says through the norm; dmore is dx in bfloat16; sums [threads 3 width] are each thread's
-// shares of the gradients of weight, bias and shift. beyond, the gradient of the sum itself, and dmore may be null.
+// dx = beyond + gradient through the norm; dmore is dx in bfloat16; sums [threads 3 width] are each thread's parts of
+// the gradients of weight, bias and shift. beyond, the gradient of the sum itself, and dmore may be null.
 extern "C" void norm_backward(const half* grad, const float* beyond, const float* sum, const float* stats,
                               const float* weight, float* dx, half* dmore, float* sums, long rows, long width,
                               int threads) {
