@@ -310,9 +310,8 @@ def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Dat
     said += plan.lines(n, noun)
     runs = len(plan.epochs) * asked.seeds
     begun = [job for job in plan.jobs(folder) if job.done()]
-    said += [
-        f"  {runs} runs, {asked.seeds} of each task, with {equal} each, take about {duration(plan.seconds_left(folder))}"
-    ]
+    over_all = duration(plan.seconds_left(folder))
+    said += [f"  {runs} runs, {asked.seeds} of each task, with {equal} each, take about {over_all}"]
     if begun:
         there = sum(job.finished for job in begun)
         more = f", and {len(begun) - there} begun" if there < len(begun) else ""
