@@ -49,7 +49,7 @@ GIVEN = {"img_size": 16, "patch_size": 8, "batch_size": 16, "threads": 1, "worke
 
 
 def drawn(folder: Path, count: int = 30) -> Path:
-    """Images of two classes, bright and dark noise, ``count`` of each."""
+    """Write ``count`` images of each of two classes, bright and dark noise."""
     rng = np.random.default_rng(0)
     for name, low in (("bright", 120), ("dark", 0)):
         (folder / name).mkdir(parents=True)
@@ -66,7 +66,7 @@ def asked_of(folder: Path, tasks: tuple[str, ...] = ("mae", "mp3"), **changes) -
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Labelled images, and the folder of a comparison of two tasks on them."""
+    """Return labelled images, and the folder of a comparison of two tasks on them."""
     folder = tmp_path_factory.mktemp("compared")
     images, out = drawn(folder / "images"), folder / "out"
     words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", "--few", "2,0.5"]
@@ -101,7 +101,7 @@ def test_both_tasks_see_as_many_samples(compared):
     assert len(epochs) == 1
 
 
-def test_it_leaves_a_page_and_a_verdict(compared):
+def test_page_and_verdict_are_written(compared):
     out = compared[1]
     page, verdict = (out / "report.html").read_text(), (out / "summary.txt").read_text().strip()
     assert verdict and verdict.split(":")[0] in page
@@ -119,12 +119,12 @@ def until(what: Callable[[], bool], seconds: float = 300) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes as Linux tells of them")
-def test_one_that_was_killed_goes_on_as_if_nothing_had_happened(compared, capsys, monkeypatch):
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads processes from /proc")
+def test_a_killed_comparison_resumes_with_the_same_result(compared, capsys, monkeypatch):
     images, out = compared
     again = out.with_name("again")
     again.mkdir()
-    shutil.copy(out / "compare.yaml", again)  # the paces that another measurement would give are others
+    shutil.copy(out / "compare.yaml", again)  # another measurement would give other speeds
     words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", "--few", "2,0.5"]
     words += [*SMALL, "--out", str(again)]
     process = subprocess.Popen([sys.executable, "-m", "patchloom", *words], stdout=subprocess.PIPE)
@@ -135,11 +135,11 @@ def test_one_that_was_killed_goes_on_as_if_nothing_had_happened(compared, capsys
     finally:
         process.kill()
         process.communicate()
-    until(lambda: not Path(f"/proc/{child}").exists())  # nothing goes on that nobody sees
+    until(lambda: not Path(f"/proc/{child}").exists())  # no orphaned process
     assert not (again / "mp3-seed0").exists()
     monkeypatch.setattr(runner, "subprocess", SUBPROCESS)
     assert main(words) == 0
-    assert "where it goes on" in capsys.readouterr().out
+    assert "is resumed" in capsys.readouterr().out
     for name in ("comparison.csv", "compare.yaml", "summary.txt"):
         assert (again / name).read_bytes() == (out / name).read_bytes(), name
     for task in ("mae", "mp3"):
@@ -147,7 +147,7 @@ def test_one_that_was_killed_goes_on_as_if_nothing_had_happened(compared, capsys
         assert one.read_bytes() == other.read_bytes(), task
 
 
-def test_where_hardly_a_run_succeeds_a_sentence_says_why(compared, tmp_path, capsys, monkeypatch):
+def test_failed_runs_are_explained_if_fewer_than_two_tasks_are_left(compared, tmp_path, capsys, monkeypatch):
     sentence = "print('patchloom: no room is left: free some'); raise SystemExit(2)"
     monkeypatch.setattr(runner, "_PROGRAM", (sys.executable, "-c", sentence))
     monkeypatch.setattr(runner, "_LOOK", 0.02)
@@ -157,11 +157,11 @@ def test_where_hardly_a_run_succeeds_a_sentence_says_why(compared, tmp_path, cap
     words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
     assert main([*words, "--parallel", "2", "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr()
-    assert "mp3, seed 0 failed after" in said.out and "no room is left: free some (all of it in" in said.out
+    assert "mp3, seed 0 failed after" in said.out and "no room is left: free some (full log:" in said.out
     assert "fewer than two tasks could be trained: mae, seed 0 failed: no room is left: free some" in said.err
 
 
-def test_a_dry_run_trains_nothing_and_says_how_it_estimates(compared, tmp_path, capsys, monkeypatch):
+def test_a_dry_run_trains_nothing_and_explains_its_estimate(compared, tmp_path, capsys, monkeypatch):
     def refused(*_):
         raise AssertionError("a dry run starts no run")
 
@@ -170,7 +170,7 @@ def test_a_dry_run_trains_nothing_and_says_how_it_estimates(compared, tmp_path, 
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert not (tmp_path / "out").exists() and "dry run" in said
-    assert "6 runs" in said and "6 min 0 s of starts" in said and "estimated" in said and "not timed" in said
+    assert "6 runs" in said and "6 min 0 s of start-up" in said and "estimated" in said and "not timed" in said
     assert re.search(r"mp3 .* epochs of \d+ images .* s for a step of 16", said)
 
 
@@ -184,37 +184,37 @@ def test_another_comparison_is_refused_there(compared, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--tasks", "mae"], "--tasks needs two tasks or more"),
-        (["--tasks", "mae,mae"], "each once"),
+        (["--tasks", "mae"], "--tasks needs two or more"),
+        (["--tasks", "mae,mae"], "different tasks"),
         (["--tasks", "mae,dropos"], "did you mean droppos?"),
         (["--tasks", "mae,distill"], "distill needs the option features_of"),
         (["--minutes", "0"], "--minutes must be above 0"),
         (["--minutes", "1", "--samples", "5"], "give one of them"),
         (["--seeds", "0"], "--seeds must be 1 or more"),
-        (["--few", "0.1,1.5"], "--few takes shares below 1 or whole numbers of labels a class, not 1.5"),
+        (["--few", "0.1,1.5"], "--few 1.5 is invalid"),
         (["--beside", "nowhere"], "there is no encoder at nowhere"),
         (["--labels", "nowhere"], "nowhere"),
     ],
 )
-def test_a_slip_is_one_sentence_before_anything_is_trained(compared, tmp_path, capsys, words, sentence):
+def test_invalid_options_are_refused_before_training(compared, tmp_path, capsys, words, sentence):
     assert main(["compare", str(compared[0]), *words, "--out", str(tmp_path / "new")]) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
     assert not (tmp_path / "new").exists()
 
 
-def test_a_folder_with_something_else_is_left_alone(compared, tmp_path):
+def test_a_folder_without_a_comparison_is_refused(compared, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(PatchloomError, match="holds no comparison"):
         compare(str(compared[0]), tasks=["mae", "mp3"], samples=96, out=tmp_path, **GIVEN)
 
 
 def test_images_in_memory_are_refused():
-    with pytest.raises(PatchloomError, match="processes of its own"):
+    with pytest.raises(PatchloomError, match="starts other processes"):
         compare(torch.zeros(8, 3, 16, 16, dtype=torch.uint8))
 
 
-def test_a_task_that_the_images_refuse_is_left_out_unless_it_was_named(compared):
+def test_an_unsuitable_task_is_left_out_unless_it_was_requested(compared):
     source = open_data(str(compared[0])).train
     asked = asked_of(compared[0], ("mae", "mp3", "restore"), given={**GIVEN, "model": "swin-nano"})
     found, _, notes = resolve_settings(asked_of(compared[0]), source, explicit=False)
@@ -225,12 +225,12 @@ def test_a_task_that_the_images_refuse_is_left_out_unless_it_was_named(compared)
         resolve_settings(asked, source, explicit=False)
 
 
-def test_equal_time_makes_epochs_by_the_pace():
+def test_equal_time_gives_epochs_in_proportion_to_speed():
     fast, slow = TrainingSpeed(step=0.1, images=10, epoch=20), TrainingSpeed(step=0.4, images=10, epoch=20)
     assert fast.epochs_in(60) == 30 and slow.epochs_in(60) == 7.5
     assert fast.seconds_of(30) == pytest.approx(slow.seconds_of(7.5))
     assert fast.epochs_of(1000) == slow.epochs_of(1000) == 5
-    assert slow.epochs_in(0.001) == 0.05  # a step
+    assert slow.epochs_in(0.001) == 0.05  # one step
 
 
 def test_a_plan_is_read_back(tmp_path):
@@ -257,22 +257,24 @@ def plan_of(asked: ComparisonRequest, threads: int | None = None) -> ComparisonP
     )
 
 
-def test_what_is_left_is_told_where_a_comparison_goes_on(tmp_path):
+def test_a_resumed_comparison_prints_the_remaining_time(tmp_path):
     images = drawn(tmp_path / "images", 2)
     asked = asked_of(images, seeds=2, at_once=2)
     plan, out, opened = plan_of(asked), tmp_path / "out", open_data(str(images))
-    assert plan.left(out) == pytest.approx(4 * 4.3 / 2)  # three steps of 0.1 s, and 4 s on top, of two at a time
+    assert plan.seconds_left(out) == pytest.approx(
+        4 * 4.3 / 2
+    )  # three steps of 0.1 s and 4 s of overhead, two at a time
     said = "\n".join(_describe_plan(plan, opened, out, None, 1))
-    assert "4 runs, 2 of each task, with 96 samples each, take about 9 s: 1 s of training, and 8 s of starts" in said
-    assert "2 at once may each be slower" in said
-    # four encoders, two untrained ones, raw pixels and one beside; a page of two runs
-    assert "then 8 encoders are scored and the page is written, in some 23 s" in said
+    assert "4 runs, 2 of each task, with 96 samples each, take about 9 s: 1 s of training, and 8 s of start-up" in said
+    assert "2 at once may be slower" in said
+    # four encoders, two untrained ones, raw pixels and one of --beside; a page of two runs
+    assert "then 8 encoders are scored and the page is written, in about 23 s" in said
     (out / "mae-seed0").mkdir(parents=True)
     (out / "mae-seed0" / "summary.txt").write_text("done\n")
     (out / "scores").mkdir()
     (out / "scores" / "000-mae-seed0.json").touch()
     said = "\n".join(_describe_plan(plan, opened, out, None, 1))
-    assert "take about 6 s from here on: 1 of them are there" in said and "then 7 encoders" in said
+    assert "take about 6 s from now: 1 of them are finished" in said and "then 7 encoders" in said
 
 
 def test_sizes_of_both_sides_are_read_back(tmp_path):
@@ -284,22 +286,22 @@ def test_sizes_of_both_sides_are_read_back(tmp_path):
     with pytest.raises(PatchloomError, match=r"settings: was .*\[64, 16\].*, now .*\[16, 64\]"):
         stored_plan(asked_of(tmp_path, given={**GIVEN, **sizes, "img_size": (16, 64)}), tmp_path / "out")
     store(plan_of(asked_of(tmp_path, given={**GIVEN, "img_size": (16, 16)})), tmp_path / "square")
-    assert stored_plan(asked_of(tmp_path), tmp_path / "square").resumed  # a square as its side
+    assert stored_plan(asked_of(tmp_path), tmp_path / "square").resumed  # a square is stored as its side
 
 
-def test_how_many_run_at_once_may_change(tmp_path, monkeypatch):
+def test_the_number_of_simultaneous_runs_may_change(tmp_path, monkeypatch):
     monkeypatch.setattr("patchloom.compare.plan.cores", lambda: 8)
     given = {name: value for name, value in GIVEN.items() if name != "threads"} | {"device": "cpu"}
     alone, four, nine = (asked_of(tmp_path, given=given, at_once=count) for count in (1, 4, 9))
     assert [one.threads_each() for one in (alone, four, nine)] == [None, 2, 1]
-    assert asked_of(tmp_path, at_once=4).threads_each() is None  # it was said
+    assert asked_of(tmp_path, at_once=4).threads_each() is None  # set by the user
     store(plan_of(four, threads=2), tmp_path / "out")
-    for asked in (alone, nine):  # the runs go on with the threads with which they began
+    for asked in (alone, nine):  # resumed runs keep their number of threads
         found = stored_plan(asked, tmp_path / "out")
         assert found.threads == 2 and all("--threads=2" in job.words for job in found.jobs(tmp_path / "out"))
 
 
-def test_a_task_of_ones_own_stays_in_the_folder(tmp_path):
+def test_a_custom_task_stays_in_the_folder(tmp_path):
     places = ["/mine/t.py:Mine", "/yours/t.py:Mine", "mae"]
     assert name_tasks(places) == {places[0]: "Mine", places[1]: "Mine-2", "mae": "mae"}
     jobs = plan_of(asked_of(tmp_path, tuple(places))).jobs(tmp_path / "out")
@@ -317,58 +319,58 @@ def test_a_plan_of_another_version_is_refused(tmp_path):
         stored_plan(asked, tmp_path)
 
 
-def test_a_run_is_told_all_that_is_common(tmp_path):
+def test_a_run_gets_the_common_settings(tmp_path):
     words = pretrain_arguments(asked_of(tmp_path), "mae", tmp_path / "run", 1.5, 16, 3)
     assert {"--task=mae", "--epochs=1.5", "--seed=3", "--split_seed=0", "--img_size=16", "--batch_size=16"} <= {*words}
 
 
-def test_the_line_of_the_whole(tmp_path):
+def test_the_progress_line(tmp_path):
     jobs = [Job(name, 0, tmp_path / name, [], tmp_path / "log", 60.0) for name in ("one", "two")]
     bar = Bar(jobs, 1)
     bar.running = [_Process(jobs[0], 0, None, None)]
-    assert bar.line().startswith("2 min 0 s left ····") and bar.line().endswith("0 of 2 runs are there · one, seed 0")
+    assert bar.line().startswith("2 min 0 s left ····") and bar.line().endswith("0 of 2 runs finished · one, seed 0")
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "summary.txt").write_text("done\n")
     assert bar.line().startswith("1 min 0 s left ██████████") and "1 of 2" in bar.line()
-    bar.ended(bar.running[0], 90.0)  # half as long again as was planned: so will the other one take
+    bar.count_ended(bar.running[0], 90.0)  # 1.5 times as long as planned, which is also assumed for the other run
     bar.running = []
     assert bar.line().startswith("1 min 30 s left ██████████··········")
 
 
-def test_the_line_of_a_run_that_takes_longer_than_planned(tmp_path):
+def test_the_progress_line_of_an_overdue_run(tmp_path):
     (job,) = jobs = [Job("one", 0, tmp_path / "one", [], tmp_path / "log", 60.0)]
     bar = Bar(jobs, 1)
     bar.running = [_Process(job, 0, None, None, begun=time.monotonic() - 120)]
     (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "metrics.csv").write_text("step,seconds\n1,30\n")  # half of it after twice the time
+    (tmp_path / "one" / "metrics.csv").write_text("step,seconds\n1,30\n")  # half finished after twice the time
     assert bar.line().startswith("2 min 0 s left ██████████··········")
-    bar.running[0].begun = time.monotonic() - 10  # within its time: as planned
+    bar.running[0].begun = time.monotonic() - 10  # not overdue: as planned
     assert bar.line().startswith("30 s left")
 
 
-def test_what_a_process_said_last(tmp_path):
+def test_the_last_line_of_a_log(tmp_path):
     log = tmp_path / "log.txt"
     log.write_text("starting\rmore\npatchloom: the images are gone: restore them\n\n")
     assert last_line(log) == "the images are gone: restore them"
     assert last_line(tmp_path / "none") == ""
 
 
-def test_few_labels_that_cannot_be_drawn_are_left_out_with_a_word(compared):
+def test_few_labels_that_cannot_be_drawn_are_left_out_with_a_note(compared):
     source = open_data(str(compared[0])).train
     ways, notes = ways_of((0.01, 0.5, 3, 1000), source)
     assert [way.name for way in ways] == ["linear", "kNN", "linear, 50 % of labels", "linear, 3 labels a class"]
-    assert len(notes) == 2 and "fewer than the 2 classes" in notes[0] and "a class has 30" in notes[1]
+    assert len(notes) == 2 and "fewer than the 2 classes" in notes[0] and "a class has only 30" in notes[1]
 
 
 @pytest.fixture
 def without_labels(compared, tmp_path, monkeypatch) -> list[str]:
-    """The words of the same comparison of images without labels, of which all runs are there."""
+    """Return the arguments of the same comparison with unlabelled images and finished runs."""
     images, out = compared
 
     def opened(*given, **named) -> Data:
         found = open_data(*given, **named)
         whole = found.train.fingerprint()
-        found.train.labels, found.train.fingerprint = None, lambda: whole  # the very images of the runs
+        found.train.labels, found.train.fingerprint = None, lambda: whole  # the same images as those of the runs
         return found
 
     monkeypatch.setattr("patchloom.compare.compare.open_data", opened)
@@ -380,26 +382,26 @@ def without_labels(compared, tmp_path, monkeypatch) -> list[str]:
     return [*words, "--out", str(again)]
 
 
-def test_without_labels_nobody_wins(without_labels, capsys, monkeypatch):
+def test_without_labels_there_is_no_winner(without_labels, capsys, monkeypatch):
     for place in (unlabelled, label_free):  # 12 images are held out
         monkeypatch.setattr(place, "MIN_LABEL_FREE_IMAGES", 12)
     assert main(without_labels) == 0
     said = capsys.readouterr().out
-    assert "There are no labels, so none of the tasks is named the best one" in " ".join(said.split())
+    assert "Without labels no task can be named the best" in " ".join(said.split())
     assert "RankMe" in said and "by no labels" in said
     out = Path(without_labels[-1])
     assert (out / "comparison.csv").read_text().splitlines()[0] == ",".join(HEADING)
     assert {row["encoder"] for row in rows_of(out)} == {"mae", "mp3", "untrained"}
-    monkeypatch.setattr(unlabelled, "label_free_rows", None)  # nothing is measured a second time
+    monkeypatch.setattr(unlabelled, "label_free_rows", None)  # nothing is measured again
     before = (out / "comparison.csv").read_bytes()
     assert main(without_labels) == 0
     assert (out / "comparison.csv").read_bytes() == before
 
 
-def test_without_labels_too_few_images_cost_one_table_and_not_the_comparison(without_labels, capsys):
+def test_without_labels_too_few_images_leave_out_one_table_only(without_labels, capsys):
     out = Path(without_labels[-1])
     assert main(without_labels) == 0
-    said = "table of measures without labels is left out: each run holds out 12 images, and 32 are needed"
+    said = "table of measures without labels is left out: each run holds out 12 images, and neighbours"
     before, _, after = capsys.readouterr().out.partition("everything goes to")
     assert said in before and said in " ".join(after.split())
     assert "then the page is written" in before
@@ -407,8 +409,8 @@ def test_without_labels_too_few_images_cost_one_table_and_not_the_comparison(wit
     assert "How each task went" in after and "Measures without labels" not in after
 
 
-def test_no_image_that_was_trained_on_becomes_a_test_image(compared, tmp_path, capsys, monkeypatch):
-    images, out = (Path(shutil.copytree(one, tmp_path / one.name)) for one in compared)  # with modification times
+def test_no_training_image_becomes_a_test_image(compared, tmp_path, capsys, monkeypatch):
+    images, out = (Path(shutil.copytree(one, tmp_path / one.name)) for one in compared)  # keeps modification times
     run = next(out.rglob("encoder.safetensors")).parent
     card, opened = load_encoder(run)[1], open_data(str(images))
     settings = EvalSettings(device="cpu")
@@ -416,7 +418,7 @@ def test_no_image_that_was_trained_on_becomes_a_test_image(compared, tmp_path, c
     trained_on = read_record(RunFolder(run).trained_on).contents
     assert not np.isin(on.parts.test.contents(), trained_on).any()
     rng = np.random.default_rng(1)
-    for i in range(40):  # they come before the others
+    for i in range(40):  # sorted before the others
         Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(images / "bright" / f"-{i}.png")
     more = open_data(str(images))
     for asked in (
@@ -431,7 +433,7 @@ def test_no_image_that_was_trained_on_becomes_a_test_image(compared, tmp_path, c
     assert "changed since" in " ".join(capsys.readouterr().err.split())
 
 
-def test_an_encoder_that_cannot_be_measured_leaves_the_others(compared, tmp_path, monkeypatch):
+def test_an_encoder_that_cannot_be_measured_is_left_out(compared, tmp_path, monkeypatch):
     images, out = compared
     monkeypatch.setattr(unlabelled, "MIN_LABEL_FREE_IMAGES", 12)
 
@@ -449,7 +451,7 @@ def test_an_encoder_that_cannot_be_measured_leaves_the_others(compared, tmp_path
     assert "mp3, seed 0, has no measures without labels: mp3 gives features that are not finite" in found.verdict[1]
 
 
-def test_an_encoder_beside_is_no_task():
+def test_an_encoder_of_beside_is_not_ranked_as_a_task():
     parts = Parts(None, type("Test", (), {"noun": "images", "__len__": lambda self: 100})(), "A story.")
     right = {name: torch.arange(100) < count for name, count in (("mae", 60), ("mp3", 30), ("raw", 10), ("timm", 99))}
     those = [

@@ -1,4 +1,4 @@
-"""Who is ahead, and by what that is told."""
+"""Ranking of encoders, its error rate, and the budget that would separate them."""
 
 import re
 from dataclasses import replace
@@ -13,18 +13,18 @@ from patchloom.compare.outcome import rank_encoders, sufficient_budget
 def drawn(
     share: float, seeds: int, n: int, rng: torch.Generator, hard: torch.Tensor | None = None, moved: float = 0.0
 ) -> torch.Tensor:
-    """[seeds n] right answers of which a ``share`` is right.
+    """Draw correctness [seeds n] with an accuracy of ``share``.
 
     Args:
-        hard: [n] moves each image's chance.
-        moved: standard deviation by which a seed moves all of them.
+        hard: [n] shift of each image's probability.
+        moved: standard deviation over seeds of a shift of all images.
     """
     chance = share + moved * torch.randn(seeds, 1, generator=rng) + (torch.zeros(n) if hard is None else hard)
     return torch.rand(seeds, n, generator=rng) < chance.clamp(0, 1)
 
 
 def winners(tasks: dict[str, tuple[float, float]], seeds: int, n: int, times: int, rng: torch.Generator) -> int:
-    """How many of some comparisons name a winner; tasks by share and spread, well above what is not trained."""
+    """Count the comparisons with a winner; tasks by accuracy and spread, well above the controls."""
     named = 0
     for _ in range(times):
         found = {name: drawn(share, seeds, n, rng, moved=moved) for name, (share, moved) in tasks.items()}
@@ -33,7 +33,7 @@ def winners(tasks: dict[str, tuple[float, float]], seeds: int, n: int, times: in
     return named
 
 
-def test_seeds_that_differ_widen_the_interval():
+def test_variance_over_seeds_widens_the_interval():
     same = torch.tensor([[1] * 60 + [0] * 40] * 2).bool()
     moved = torch.stack([same[0], torch.cat([torch.ones(30), torch.zeros(70)]).bool()])
     low = torch.zeros(2, 100).bool()
@@ -53,11 +53,11 @@ def test_the_interval_covers_the_true_difference(seeds):
         found = difference(one, other)
         hit += found.low <= truth <= found.high
         alone += abs(found.value - truth) <= found.over_images
-    assert hit >= 285  # 95 %, and rather more
-    assert alone < 270, "images alone do not cover it, so that the seeds are what the test is about"
+    assert hit >= 285  # 95 % or slightly more
+    assert alone < 270, "the interval over images alone must cover too rarely, or the test would not depend on seeds"
 
 
-def test_where_nothing_is_learnt_hardly_any_winner_is_named():
+def test_winners_are_rare_if_nothing_is_learnt():
     rng, named = torch.Generator().manual_seed(2), 0
     for _ in range(400):
         tasks = {name: drawn(0.1, 2, 300, rng) for name in ("mae", "droppos", "mp3")}
@@ -67,8 +67,8 @@ def test_where_nothing_is_learnt_hardly_any_winner_is_named():
 
 
 @pytest.mark.parametrize("stable", [0, 4])
-def test_tasks_as_good_as_each_other_make_few_winners(stable):
-    # also beside tasks that stand still at chance, whose seeds hardly move: they say nothing of those that do
+def test_winners_are_rare_among_equal_tasks(stable):
+    # also beside tasks at chance level, whose seeds hardly vary and tell nothing about the others
     tasks = {f"moving {i}": (0.5, 0.03) for i in range(2)} | {f"still {i}": (0.35, 0.0) for i in range(stable)}
     assert winners(tasks, 2, 1000, 300, torch.Generator().manual_seed(5)) <= 15  # 5 %
 
@@ -79,7 +79,7 @@ def test_one_seed_names_no_winner():
     assert winners(tasks, 2, 500, 5, torch.Generator().manual_seed(6)) == 5
 
 
-def test_an_encoder_that_no_seed_moves_has_no_part_in_the_spread():
+def test_a_control_without_seeds_adds_no_variance():
     rng = torch.Generator().manual_seed(7)
     tasks = {"mae": drawn(0.6, 2, 500, rng, moved=0.05), "droppos": drawn(0.6, 2, 500, rng, moved=0.05)}
     pixels = drawn(0.5, 1, 500, rng)
@@ -96,7 +96,7 @@ def test_a_clear_winner_is_named():
     assert not found.level_with and not found.unbeaten
 
 
-def test_what_does_not_beat_its_controls_is_no_winner():
+def test_a_task_that_does_not_beat_its_controls_is_no_winner():
     rng = torch.Generator().manual_seed(4)
     tasks = {"mae": drawn(0.3, 2, 400, rng), "droppos": drawn(0.5, 2, 400, rng)}
     found = rank_encoders(tasks, {"raw pixels": drawn(0.9, 1, 400, rng)})
@@ -108,22 +108,22 @@ def test_two_images_make_no_winner():
     assert not rank_encoders({"mae": right, "droppos": wrong}, {"raw pixels": wrong}).winner
 
 
-def test_what_would_be_enough():
-    # images say it, seeds do not yet
+def test_the_sufficient_number_of_seeds():
+    # significant over images, but not yet over seeds
     one = torch.stack([torch.arange(2000) < 1300, torch.arange(2000) < 1100])
     other = torch.stack([torch.arange(2000) < 1100, torch.arange(2000) < 900])
     found = difference(one, other)
     assert found.claim is Claim.NONE
     more = sufficient_budget(found, 2, 2000)
     assert more.endswith("seeds of each task")
-    # and with that many seeds that spread as far, it is so
+    # with that many seeds of the same spread it is significant
     many = torch.arange(int(more.split()[0])) % 2
     one, other = (torch.stack([rows[i] for i in many.tolist()]) for rows in (one, other))
     assert difference(one, other).claim is Claim.BETTER
 
 
 @pytest.mark.parametrize("n", [10, 18, 100, 1000])
-def test_enough_is_more_than_there_is(n):
+def test_the_sufficient_budget_exceeds_the_present_one(n):
     right = torch.arange(n)
     one, other = (right < 0.55 * n).expand(2, -1), (right >= 0.5 * n).expand(2, -1)
     found = difference(one, other)
@@ -134,7 +134,7 @@ def test_enough_is_more_than_there_is(n):
     assert sufficient_budget(replace(found, value=1e-4), 2, n) == ""
 
 
-def test_many_seeds_are_no_advice_but_images_may_be_beside_some():
+def test_images_are_advised_instead_of_many_seeds():
     wide = Difference("", 0.05, -0.1, 0.2, 500, 2, True, over_images=0.06, over_seeds=0.2, freedom=2)
     said = sufficient_budget(wide, 2, 500)
-    assert re.fullmatch(r"some [\d,]+ labelled test images and \d+ seeds of each task", said)
+    assert re.fullmatch(r"about [\d,]+ labelled test images and \d+ seeds of each task", said)

@@ -1,4 +1,4 @@
-"""What a comparison's verdict says, case by case."""
+"""Sentences of a comparison's verdict, case by case."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ N = 2000
 
 
 def rows(share: float, seeds: int = 2, seed: int = 0) -> torch.Tensor:
-    """[seeds N] right answers, of which a ``share`` is right, drawn for a seed."""
+    """Draw correctness [seeds N] with an accuracy of ``share`` from a seed."""
     return torch.rand(seeds, N, generator=torch.Generator().manual_seed(seed)) < share
 
 
@@ -22,40 +22,40 @@ def said(tasks: dict[str, float], untrained: float, pixels: float, seeds: int = 
     return " ".join(describe_ranking(found, "linear", N))
 
 
-def test_a_winner_and_what_it_is_better_than():
+def test_the_winner():
     text = said({"mae": 0.7, "mp3": 0.5}, 0.3, 0.3)
-    assert text.startswith("mae suits these images best, of what was compared: by linear probe mae 7")
-    assert "ahead of mp3, the next one" in text and "better than untrained (" in text and "But" not in text
+    assert text.startswith("mae suits these images best of all compared: by linear probe mae 7")
+    assert "ahead of mp3, the second" in text and "better than untrained (" in text and "But" not in text
 
 
-def test_what_stands_beside_may_be_better_than_the_winner():
+def test_an_encoder_of_beside_may_beat_the_winner():
     text = said({"mae": 0.7, "mp3": 0.5}, 0.3, 0.3, dino=0.95)
-    assert "But dino, which --beside names, is better: mae less dino is -2" in text
+    assert "But dino, given by --beside, is better: mae minus dino is -2" in text
 
 
 @pytest.mark.parametrize(
     ("untrained", "pixels", "wanted"),
     [
-        (0.3, 0.69, "mae did learn what helps with these labels, by +"),
-        (0.69, 0.3, "So it is open whether anything was learnt that helps with these labels."),
+        (0.3, 0.69, "mae did learn features that help with these labels: +"),
+        (0.69, 0.3, "It remains open whether pre-training learnt anything"),
     ],
 )
-def test_a_control_that_is_not_told_apart(untrained, pixels, wanted):
+def test_a_control_that_cannot_be_distinguished(untrained, pixels, wanted):
     text = said({"mae": 0.7, "mp3": 0.5}, untrained, pixels)
-    assert text.startswith("No winner: by linear probe the best task, mae ")
-    assert wanted in text and ("would tell mae and " in text or "would be needed" in text)
+    assert text.startswith("No winner: the best task by linear probe, mae ")
+    assert wanted in text and ("would separate mae from " in text or "separating mae from " in text)
     assert text.endswith("mae is better than mp3.")
 
 
-def test_a_control_that_is_better_is_said_to_be():
+def test_a_better_control_is_reported():
     text = said({"mae": 0.5, "mp3": 0.4}, 0.2, 0.8)
-    assert "is behind what needs no training: raw pixels (" in text and "not told apart" not in text
+    assert "is worse than controls without training: raw pixels (" in text and "distinguished" not in text
     assert "mae did learn" in text
 
 
 def test_labels_that_are_too_easy():
     text = said({"mae": 0.99, "mp3": 0.99}, 0.99, 0.99)
-    assert "too easy to tell encoders apart by" in text and "open whether" not in text
+    assert "too easy to compare encoders by" in text and "remains open" not in text
 
 
 def test_one_seed_claims_nothing():
@@ -63,9 +63,9 @@ def test_one_seed_claims_nothing():
     behind = said({"mae": 0.5, "mp3": 0.3}, 0.3, 0.8, seeds=1)
     level = said({"mae": 0.7, "mp3": 0.7}, 0.3, 0.3, seeds=1)
     assert all("--seeds 3" in text and text.startswith("No winner") for text in (ahead, behind, level))
-    assert "in this one training behind raw pixels (" in behind and "did learn" not in behind
-    assert not any(word in text for word in ("better", "not told apart") for text in (ahead, behind))
-    assert "not told apart by this budget from mae (" in level or "from mp3 (" in level
+    assert "is behind raw pixels (" in behind and "did learn" not in behind
+    assert not any(word in text for word in ("better", "distinguished") for text in (ahead, behind))
+    assert "cannot be distinguished from mae (" in level or "from mp3 (" in level
 
 
 def test_few_test_images_claim_nothing():

@@ -1,6 +1,6 @@
-"""Processes of a comparison: several at once, one that fails, one that waits, and what a stop leaves of them.
+"""Processes of a comparison: simultaneous, failing and waiting ones, and an interruption.
 
-The processes are small programs in the place of ``patchloom pretrain``.
+The processes are small programs instead of ``patchloom pretrain``.
 """
 
 import os
@@ -41,7 +41,7 @@ def small_programs(monkeypatch):
 
 @pytest.fixture
 def begun(monkeypatch) -> list[runner._Process]:
-    """The processes that are begun."""
+    """Return the processes that are started."""
     begin, found = runner._start, []
 
     def start(*given) -> runner._Process:
@@ -65,7 +65,7 @@ def wait_for(path: Path) -> None:
 
 
 def soon(*actions) -> threading.Thread:
-    """Calls of which one comes after the other, in a thread beside the test."""
+    """Call actions one after the other in a background thread."""
     thread = threading.Thread(target=lambda: [action() for action in actions], daemon=True)
     thread.start()
     return thread
@@ -75,24 +75,24 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_one_that_fails_leaves_the_others(tmp_path):
+def test_a_failed_run_does_not_stop_the_others(tmp_path):
     jobs = [job_of(tmp_path, "one", "fails"), job_of(tmp_path, "two")]
     told = []
     taken = run_all(jobs, 1, [], lambda job, seconds: told.append(job.name))
     assert jobs[0].failure == "the images are gone: restore them" and not jobs[0].finished
     assert jobs[1].finished and not jobs[1].failure and told == ["one, seed 0", "two, seed 0"]
     assert taken.keys() == {*told} and taken["two, seed 0"] >= 0.4
-    assert run_all(jobs[1:], 1, [], lambda *_: None) == {}  # it is there already
+    assert run_all(jobs[1:], 1, [], lambda *_: None) == {}  # it has finished already
 
 
-def test_as_many_run_at_once_as_are_asked_for(tmp_path, begun):
+def test_the_number_of_simultaneous_runs(tmp_path, begun):
     jobs = [job_of(tmp_path, "slow", "sleeps"), *(job_of(tmp_path, task) for task in ("two", "three"))]
     ended = []
 
     def told(job: Job, seconds: float) -> None:
         assert len([one for one in begun if one.process.poll() is None]) <= 2
         ended.append(job.task)
-        if len(ended) == 2:  # both of the others, beside the slow one
+        if len(ended) == 2:  # both of the others ended while the slow one was running
             interrupt()
 
     with pytest.raises(Stopped):
@@ -101,7 +101,7 @@ def test_as_many_run_at_once_as_are_asked_for(tmp_path, begun):
     assert ended == ["two", "three"]
 
 
-def test_a_run_in_which_another_process_trains_is_waited_for(tmp_path, capsys):
+def test_a_run_of_another_process_is_waited_for(tmp_path, capsys):
     jobs = [job_of(tmp_path, "one"), job_of(tmp_path, "two")]
     jobs[0].folder.mkdir()
     other = hold(jobs[0].folder / ".lock")
@@ -114,7 +114,7 @@ def test_a_run_in_which_another_process_trains_is_waited_for(tmp_path, capsys):
     assert said == f"  one, seed 0 waits: another process is still training in {jobs[0].folder}\n"
 
 
-def test_a_stop_is_told_in_the_words_of_what_is_stopped(tmp_path):
+def test_an_interruption_prints_the_given_messages(tmp_path):
     job = job_of(tmp_path, "one", "sleeps")
     soon(lambda: wait_for(job.folder / "begun"), interrupt)
     with pytest.raises(Stopped, match="nothing is planned yet"):
@@ -122,10 +122,10 @@ def test_a_stop_is_told_in_the_words_of_what_is_stopped(tmp_path):
     assert not job.failure
 
 
-def test_nothing_is_left_after_a_second_stop(tmp_path, monkeypatch, begun):
+def test_no_process_is_left_after_a_second_interruption(tmp_path, monkeypatch, begun):
     monkeypatch.setattr(runner, "_PATIENCE", 0.2)
     job = job_of(tmp_path, "one", "deaf")
-    # a second one within a second is taken for the same
+    # two within a second count as one
     soon(lambda: wait_for(job.folder / "begun"), interrupt, lambda: time.sleep(1.5), interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_all([job], 1, [], lambda *_: None)
@@ -138,7 +138,7 @@ def test_a_process_that_has_ended_is_closed(tmp_path, begun):
     assert begun[0].process.returncode == 0 and begun[0].log.closed and begun[0].process.stdin.closed
 
 
-def test_an_error_amid_it_leaves_no_process(tmp_path, begun):
+def test_no_process_is_left_after_an_error(tmp_path, begun):
     jobs = [job_of(tmp_path, "one", "fails"), job_of(tmp_path, "two", "sleeps")]
 
     def told(job: Job, seconds: float) -> None:

@@ -9,14 +9,14 @@ from patchloom.compare.runner import is_locked, lock_folder
 
 @pytest.fixture
 def held(tmp_path):
-    """A folder whose lock another process has."""
+    """Return a folder that another process has locked."""
     process = hold(tmp_path / ".lock")
     yield tmp_path
     process.communicate()
 
 
-def test_another_comparison_there_is_one_sentence(held):
-    with pytest.raises(PatchloomError, match="another comparison is at work in .*: wait for its end, or choose"):
+def test_another_comparison_is_refused(held):
+    with pytest.raises(PatchloomError, match="another comparison is running in .*: wait until it ends, or choose"):
         with lock_folder(held):
             raise AssertionError
     assert (held / ".lock").exists()
@@ -30,10 +30,10 @@ def test_a_folder_that_stays_empty_is_removed(tmp_path):
     with lock_folder(tmp_path / "new"):
         (tmp_path / "new" / "plan").touch()
     assert (tmp_path / "new" / "plan").exists()
-    with lock_folder(tmp_path / "new"):  # once more, since the first one has let go of it
+    with lock_folder(tmp_path / "new"):  # again, since the first lock was released
         pass
 
 
-def test_a_run_is_held_while_another_process_trains_there(held, tmp_path_factory):
+def test_a_run_is_locked_while_another_process_trains_there(held, tmp_path_factory):
     assert is_locked(held)
     assert not is_locked(tmp_path_factory.mktemp("free")) and not is_locked(held / "none")

@@ -1,4 +1,4 @@
-"""What is kept of encoders that were scored, and when it is measured anew."""
+"""Cached scores of encoders, and when they are computed again."""
 
 import os
 from pathlib import Path
@@ -40,7 +40,7 @@ def encoder_at(folder: Path, seed: int = 0) -> Path:
 
 
 def pictured(n: int, seed: int = 0) -> Source:
-    """Bright and dark images in turns, with labels."""
+    """Make bright and dark images in turn, with labels."""
     labels = np.arange(n) % 2
     images = torch.randint(128, (n, 3, 16, 16), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     source = RandomImages(images + 100 * torch.from_numpy(labels)[:, None, None, None].to(torch.uint8))
@@ -48,7 +48,7 @@ def pictured(n: int, seed: int = 0) -> Source:
     return source
 
 
-def test_scores_are_kept_and_damaged_ones_made_anew(tmp_path):
+def test_scores_are_cached_and_damaged_ones_computed_again(tmp_path):
     right = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1, 1]).bool()
     made = []
 
@@ -66,7 +66,7 @@ def test_scores_are_kept_and_damaged_ones_made_anew(tmp_path):
     )
 
 
-def test_an_encoder_that_changed_is_scored_anew(tmp_path, monkeypatch):
+def test_a_changed_encoder_is_scored_again(tmp_path, monkeypatch):
     run, made = encoder_at(tmp_path / "run"), []
 
     def score(one: Contender, *_) -> Scores:
@@ -83,7 +83,7 @@ def test_an_encoder_that_changed_is_scored_anew(tmp_path, monkeypatch):
         return len(made)
 
     assert [count(), count()] == [2, 0]
-    encoder_at(run, seed=1)  # trained further, or deleted and made anew
+    encoder_at(run, seed=1)  # trained further, or deleted and trained again
     assert [count(), count()] == [2, 0]
     run.rename(tmp_path / "moved")
     those = [one._replace(place=str(tmp_path / "moved")) for one in those]
@@ -94,7 +94,7 @@ def test_an_encoder_that_changed_is_scored_anew(tmp_path, monkeypatch):
     assert [count(), count()] == [2, 0]
 
 
-def test_the_digest_is_of_the_weights_and_of_the_head(tmp_path):
+def test_the_digest_covers_the_weights_and_the_head(tmp_path):
     run = encoder_at(tmp_path / "run")
     file = run / "encoder.safetensors"
     before = weights_digest(str(run))
@@ -105,7 +105,7 @@ def test_the_digest_is_of_the_weights_and_of_the_head(tmp_path):
     assert weights_digest(str(run)) != before
 
 
-def test_measures_without_labels_are_kept(tmp_path, monkeypatch):
+def test_measures_without_labels_are_cached(tmp_path, monkeypatch):
     run, made = encoder_at(tmp_path / "run"), []
     row = Row("mae", "-", "label-free", {"measure": "own crop 90 %"}, 0.1, 0.05, 0.2)
 
@@ -136,11 +136,11 @@ def test_all_ways_of_scoring_share_one_pass_over_the_images():
     for way, its in zip(
         ways[2:], (subsample_training(parts, 0.1, None, 0)[0], subsample_training(parts, None, 5, 0)[0]), strict=True
     ):
-        rows = evaluate_extractor(extractor, [way.protocol], its, settings)[0]  # a pass of its own
+        rows = evaluate_extractor(extractor, [way.protocol], its, settings)[0]  # a separate pass
         assert way.protocol.quoted(rows["linear"]).right.equal(found.right[way.name])
 
 
-def test_features_of_a_part_are_those_of_its_images():
+def test_features_of_a_subset():
     source, settings = pictured(30), EvalSettings(cache=False, workers=0)
     source.groups = np.arange(30) // 3
     extractor = extractors(build_encoder(SPEC), CARD, settings)[0]
@@ -150,7 +150,7 @@ def test_features_of_a_part_are_those_of_its_images():
     for name, values in alone.tokens.items():
         torch.testing.assert_close(part.tokens[name], values)
     whole = extractor.features_of(source)
-    kept_rows = torch.tensor([i for i in range(30) if i != 4])  # as if image 4 could not be read
+    kept_rows = torch.tensor([i for i in range(30) if i != 4])  # image 4 is taken as unreadable
     lacking = type(whole)(
         {name: values[kept_rows] for name, values in whole.tokens.items()}, whole.labels[kept_rows], kept_rows, []
     )
@@ -159,7 +159,7 @@ def test_features_of_a_part_are_those_of_its_images():
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"key": "a"}', '{"key": "a", "found": 3}', "[]"])
-def test_a_damaged_file_is_made_anew(tmp_path, damage):
+def test_a_damaged_file_is_computed_again(tmp_path, damage):
     path = tmp_path / "one.json"
     path.write_text(damage)
     right = torch.tensor([True, False])

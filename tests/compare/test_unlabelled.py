@@ -1,4 +1,4 @@
-"""What is told without labels of several seeds."""
+"""Comparison without labels over several seeds."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def row(value: float, low: float, high: float) -> list[Row]:
     return [Row("mae", "-", "label-free", {"measure": "own crop 90 %"}, value, low, high)]
 
 
-def test_several_seeds_have_their_range_and_no_interval_of_one_of_them(tmp_path):
+def test_several_seeds_have_a_range_instead_of_an_interval(tmp_path):
     found = {"mae": [row(0.2, 0.1, 0.3), row(0.4, 0.3, 0.5)], "mp3": [row(0.3, 0.2, 0.4)]}
     mae, mp3 = (dict(zip(HEADING, cells, strict=True)) for cells in _csv(found))
     assert (mae["mean"], mae["lowest"], mae["highest"]) == (pytest.approx(0.3), 0.2, 0.4)
@@ -29,5 +29,5 @@ def test_the_hint_has_the_order_by_rankme():
         return [Row("", "-", "label-free", {"measure": "RankMe"}, value, value, value)]
 
     (said,) = _by_rankme({"mae": [rank(3.0), rank(4.0)], "mp3": [rank(9.0), rank(10.0)], "lut": [row(0.2, 0.1, 0.3)]})
-    assert said.startswith("A hint, no verdict: by RankMe the order is mp3 (9.5) and mae (3.5). ")
+    assert said.startswith("A hint, not a verdict: by RankMe the order is mp3 (9.5) and mae (3.5). ")
     assert _by_rankme({"mae": [rank(3.0)]}) == _by_rankme({"mae": [row(0.2, 0.1, 0.3)]}) == []

@@ -144,7 +144,7 @@ def test_rows_are_appended_under_one_header(tmp_path: Path) -> None:
 def test_a_file_of_an_older_version_is_read_and_appended_to(last: str, tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     rows = [Row.of_images(name, "mean", "knn", {"k": 20}, torch.arange(40) < n) for name, n in (("a", 30), ("b", 10))]
-    report = Report(rows, "", "", tuple(rows), "some, data", "f" * 16, 0, 40).beside(False)
+    report = Report(rows, "", "", tuple(rows), "some, data", "f" * 16, 0, 40).with_differences(False)
     append_rows(path, replace(report, against=(), pairs=()))
     old = [line.rsplit(",", {"quoted": 2, "against": 1}[last])[0] for line in path.read_text().splitlines()]
     path.write_text("\n".join([*old, "2026,cut"]))  # as before, the last write cut off

@@ -85,7 +85,9 @@ def test_the_paired_interval_decides_what_is_claimed() -> None:
 
 def test_a_report_begins_with_its_headline_and_conclusion() -> None:
     rows = [Row.of_images(name, "-", "knn", {}, _right(share)) for name, share in (("a", 0.6), ("untrained", 0.5))]
-    report = Report(rows, "The settings.", "The headline.", tuple(rows), "data", "f" * 16, 0, 200).beside(False)
+    report = Report(rows, "The settings.", "The headline.", tuple(rows), "data", "f" * 16, 0, 200).with_differences(
+        False
+    )
     (found,) = report.against
     assert found.control == "untrained" and found.n == 200 and found.trainings == 1 and report.pairs == ((0, 1),)
     assert "10.0 points better than the untrained one" in report.conclusion()

@@ -87,7 +87,7 @@ def test_shift_and_noise_reach_the_batches_and_follow_from_the_generator_alone()
     wave = torch.arange(1, SOUND.samples + 1, dtype=torch.int16)[None, None]
     source, noisy = Tones(4), Tones(4)
     noisy.noise = noise
-    shifting = Views(SOUND.size, Recipe(shift=0.01, repeats=2).heard(noise=False), (0.5,), source)
+    shifting = Views(SOUND.size, Recipe(shift=0.01, repeats=2).for_recordings(noise=False), (0.5,), source)
     most = round(0.01 * SOUND.rate)
     found = {int((view[0, 0] == 0).sum()) for seed in range(40) for view in shifting(wave, np.random.default_rng(seed))}
     assert max(found) == most and len(found) > most // 2
@@ -96,12 +96,12 @@ def test_shift_and_noise_reach_the_batches_and_follow_from_the_generator_alone()
     assert all(map(torch.equal, first, shifting(wave, np.random.default_rng(3))))
     assert not torch.equal(*first)
 
-    loud = Recipe(shift=0, noise_share=0.5, noise_volume=0.1).heard(noise=True)
+    loud = Recipe(shift=0, noise_share=0.5, noise_volume=0.1).for_recordings(noise=True)
     mixing = Views(SOUND.size, loud, (0.5,), noisy)
     added = [(mixing(wave, np.random.default_rng(seed))[0] - wave).unique().tolist() for seed in range(200)]
     assert all(len(each) == 1 and 0 <= each[0] <= 1000 for each in added)
     assert 60 < sum(each != [0] for each in added) < 140 and max(each[0] for each in added) > 900
-    plain = Views(SOUND.size, Recipe(shift=0).heard(noise=False), (0.5,), source)
+    plain = Views(SOUND.size, Recipe(shift=0).for_recordings(noise=False), (0.5,), source)
     assert torch.equal(plain(wave, np.random.default_rng(0))[0], excerpt_at(wave, 0, SOUND.samples))
 
     with_noise, without = (

@@ -1,1 +1,1 @@
-"""Which pretext task suits some images: each is trained for the same time, and only what is told apart is told."""
+"""Comparison of pretext tasks, each trained for the same time on the same images."""

@@ -1,4 +1,4 @@
-"""``compare``: which pretext task suits some images, at equal time, and whether that can be told at all."""
+"""``compare``: pre-train by several tasks for equal time and compare the encoders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from patchloom.sizes import PatchSize, in_pixels
 from patchloom.system.files import write_whole
 from patchloom.tasks import TASKS, task_class
 
-# The page of a comparison: its verdict and tables, before what each of its runs has to tell.
+# The page of a comparison: its verdict and tables, followed by the pages of its runs.
 
 
 def write_page(found: Comparison, runs: Sequence[Path]) -> Path:
@@ -60,7 +60,7 @@ def write_page(found: Comparison, runs: Sequence[Path]) -> Path:
 
 
 def comparison_page(found: Comparison, page: Page) -> Page:
-    """The page of its runs, headed by what the comparison found."""
+    """Return the page of the runs, headed by the verdict and tables of the comparison."""
     tables = []
     for title, grid, note in found.tables:
         tables.append(Table(title, grid.heading, grid.rows, note))
@@ -79,7 +79,7 @@ def comparison_page(found: Comparison, page: Page) -> Page:
 def comparison_metadata(
     plan: ComparisonPlan, folder: Path, labels: str | None, few: Sequence[float], beside: Sequence[str], run: Path
 ) -> tuple[tuple[str, str], ...]:
-    """What was asked for, and the command that repeats it, as pairs of a name and a text."""
+    """Return the settings of a comparison and the command that repeats it, as pairs of a name and a text."""
     asked, its = plan.asked, RunFolder(run).read_config()
     budget = {"minutes": f"{asked.minutes:g}"} if asked.samples is None else {"samples": str(asked.samples)}
     given = {"tasks": ",".join(asked.tasks), **budget, "seeds": str(asked.seeds), "labels": labels or ""}
@@ -98,10 +98,10 @@ def comparison_metadata(
     )
 
 
-MEASURING = "measuring how fast this machine trains {}, and what a run takes on top: about a minute"
-ESTIMATING = "trying a few steps of {}: seconds for each"
-DRY = "This was a dry run: nothing is trained, and nothing is written."
-_LABELLED = 5000  # training images by which encoders are scored, at most
+MEASURING = "measuring training speed on this machine ({}) and the overhead of a run: about a minute"
+ESTIMATING = "estimating training speed from a few steps ({}): seconds for each task"
+DRY = "Dry run: nothing was trained or written."
+_LABELLED = 5000  # maximal number of training images for scoring the encoders
 
 
 @validate_arguments
@@ -127,36 +127,36 @@ def compare(
     out: str | Path | None = None,
     dry_run: bool = False,
 ) -> Comparison:
-    """Pre-train by several tasks for equal time, and tell which of them suits the images, if that can be told.
+    """Pre-train by several tasks for equal time and compare the encoders, with confidence intervals.
 
     Args:
-        data: images, as pretrain takes them: with labels (sub-folders), or without.
-        tasks: names with commas between, or a list; mae, droppos, mp3, restore, extrema and lut, if left out.
-        minutes: of training of each run; 20, if left out.
-        samples: images that each run sees, as often as it sees them; equal samples take the place of equal minutes.
-        seeds: runs of each task.
-        labels: other, labelled images by which the encoders are compared; the data's own labels, if left out.
-        few: how few labels are tried, too: shares of them below 1, or labels a class.
-        beside: other encoders that are scored, too: timm:NAME, a run, or a file; with commas between, or a list.
-        model: of all runs; what is left open, of this and the following, is as pretrain would choose.
-        img_size: pixels of a side; 64x128 is height x width.
-        patch_size: side of a patch in pixels; 40x1 is rows x columns.
-        batch_size: images a step.
-        device: what computes.
+        data: images as for pretrain, with labels (sub-folders) or without.
+        tasks: comma-separated names or a list (default mae, droppos, mp3, restore, extrema and lut).
+        minutes: training time of each run in minutes (default 20).
+        samples: number of images seen by each run, counting repeats, instead of --minutes.
+        seeds: runs of each task, with different random seeds.
+        labels: separate labelled images for the comparison of encoders (default: the labels of DATA).
+        few: additional probes with few labels: fractions below 1, or labels per class.
+        beside: further encoders to score: timm:NAME, a run or a file; comma-separated or a list.
+        model: model of all runs; this and the next options default to pretrain's choice.
+        img_size: image size in pixels; 64x128 is height x width.
+        patch_size: patch size in pixels; 40x1 is rows x columns.
+        batch_size: images per step.
+        device: device that trains and evaluates.
         threads: CPU threads of each run.
-        workers: processes that read images, of each run.
-        group: which images are held out together, as in pretrain.
-        parallel: runs at the same time, each on a GPU of its own where there are several.
-        out: folder of the comparison (default comparisons/DATA); one that was stopped there goes on.
-        dry_run: say what would be trained, and how long it would take, and end there.
+        workers: data-loading processes of each run.
+        group: images to hold out together, as in pretrain: parent (their folder), a column, or a pattern.
+        parallel: number of simultaneous runs, each on its own GPU if there are several.
+        out: folder of the comparison (default comparisons/DATA); an interrupted one there is resumed.
+        dry_run: plan only: print the runs and their duration, and train nothing.
 
     Returns:
-        The comparison: verdict, tables, and where the report is.
+        The comparison: verdict, tables and path of the report.
 
     Raises:
-        PatchloomError: something cannot be used; the sentence says what to do.
+        PatchloomError: invalid arguments or data; the message says how to correct them.
     """
-    # ---- what is asked for
+    # ---- request
     given = {"model": model, "img_size": img_size, "patch_size": patch_size, "device": device, "threads": threads}
     given |= {"batch_size": batch_size, "workers": workers, "group": group}
     asked = _make_request(
@@ -169,12 +169,12 @@ def compare(
         else:
             check_place(one)
     if bad := [share for share in few if share <= 0 or (share > 1 and share != int(share))]:
-        raise PatchloomError(f"--few takes shares below 1 or whole numbers of labels a class, not {bad[0]:g}")
+        raise PatchloomError(f"--few {bad[0]:g} is invalid: give fractions below 1 or numbers of labels per class")
     folder = Path(out or Path("comparisons") / data_slug(asked.source))
     devices = _devices(parallel, device)
     with StatusMessage("listing the images"):
         opened = open_data(asked.source, group=group)
-        other = None if labels is None else _labels_of(str(labels), group)  # a slip in it is told now
+        other = None if labels is None else _labels_of(str(labels), group)  # errors in it are reported early
     settings = EvalSettings(device=device or "auto", max_train=_LABELLED, group=group)
 
     def parts(run: Path) -> LabelledData | None:
@@ -184,10 +184,10 @@ def compare(
     def ending(run: Path) -> TimeAfterTraining:
         return time_after_training(run, parts(run), held_out_of(opened, run), settings)
 
-    # ---- alone in the folder, once it is known to be nobody else's
+    # ---- lock of the folder, after a check that it is free for this comparison
     stored_plan(asked, folder)
     with contextlib.nullcontext() if dry_run else lock_folder(folder):
-        # ---- the plan: that of a comparison that was stopped, or a new one
+        # ---- plan: stored by an interrupted comparison, or new
         plan = stored_plan(asked, folder)
         if plan is None:
             print((ESTIMATING if dry_run else MEASURING).format(", ".join(asked.tasks)), flush=True)
@@ -199,13 +199,13 @@ def compare(
         if not plan.resumed:
             store(plan, folder)
 
-        # ---- the runs
+        # ---- runs
         jobs = plan.jobs(folder)
         for job in jobs if labels is None or not all(job.finished for job in jobs) else ():
             if RunFolder(job.folder).config.exists():
                 unchanged_held_out(job.folder, opened.train)
         begun = time.monotonic()
-        taken = run_all(jobs, parallel, devices, _tell)
+        taken = run_all(jobs, parallel, devices, _print_result)
         failed = [f"{job.name} failed: {job.failure}" for job in jobs if job.failure]
         complete = [job for job in jobs if _complete(job, jobs)]
         if len({job.task for job in complete}) < 2:
@@ -213,7 +213,7 @@ def compare(
         if taken:
             print(f"trained in {duration(time.monotonic() - begun)}", flush=True)
 
-        # ---- what they learnt
+        # ---- scores
         first = next(job for job in jobs if job.finished)
         on = parts(first.folder)
         notes = [*plan.notes, *failed]
@@ -231,13 +231,13 @@ def compare(
 
 
 def _one_of_each(jobs: Sequence[Job], order: Sequence[str]) -> list[Path]:
-    """The run of the first seed of each task that was trained, the best task first."""
+    """Return the run of the first seed of each trained task, the best task first."""
     folders = {job.task: job.folder for job in reversed(jobs) if job.finished}
     return [folders[task] for task in dict.fromkeys((*order, *folders)) if task in folders]
 
 
 def _complete(job: Job, jobs: Sequence[Job]) -> bool:
-    """Whether all seeds of a job's task are there: means over other seeds would not be comparable."""
+    """Return whether all seeds of a job's task have finished; means over different seeds would not be comparable."""
     return all(one.finished for one in jobs if one.task == job.task)
 
 
@@ -251,7 +251,7 @@ def _make_request(
     parallel: int,
 ) -> ComparisonRequest:
     if is_object(data):
-        raise PatchloomError("compare starts processes of its own, which have to read the images: give it a folder")
+        raise PatchloomError("compare starts other processes, which cannot read images in memory: give a folder")
     names = _names(USUAL if tasks is None else tasks)
     for name in names:
         task_class(name)
@@ -262,12 +262,12 @@ def _make_request(
     words = tuple(map(str, split_names(data)))
     if stray := [word for word in words[1:] if word in TASKS]:
         raise PatchloomError(
-            f"{listing(stray, 'and')} was read as data: put commas between tasks, --tasks={','.join([*names, *stray])}"
+            f"{listing(stray, 'and')} was read as data: separate tasks by commas, --tasks={','.join([*names, *stray])}"
         )
     if len(set(names)) < 2 or len(set(names)) < len(names):
-        raise PatchloomError("--tasks needs two tasks or more, each once, as in --tasks mae,droppos")
+        raise PatchloomError("--tasks needs two or more different tasks: for example --tasks mae,droppos")
     if minutes is not None and samples is not None:
-        raise PatchloomError("--minutes and --samples both say how long to train: give one of them")
+        raise PatchloomError("--minutes and --samples both set the length of training: give one of them")
     minutes = 20.0 if minutes is None and samples is None else minutes
     if minutes is not None and not 0 < minutes < float("inf"):
         raise PatchloomError(f"--minutes must be above 0 and finite, not {minutes:g}")
@@ -278,20 +278,20 @@ def _make_request(
 
 
 def _labels_of(labels: str, group: str | None) -> Data:
-    """The images of --labels."""
+    """Open the images of --labels."""
     found = open_data(labels, group=group)
     if count_classes(only_labelled(found.train)) < 2:
-        raise PatchloomError(f"--labels {labels} has one class only, by which nothing can be told apart: add another")
+        raise PatchloomError(f"--labels {labels} has one class only: add images of another class")
     return found
 
 
 def _names(given: Sequence[str] | str) -> list[str]:
-    """Names from a list, or from a word with commas."""
+    """Return names from a list, or from comma-separated text."""
     return [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else list(given)
 
 
 def _devices(parallel: int, device: str | None) -> list[str]:
-    """The numbers of the GPUs among which runs at the same time are dealt; none where one process has them all."""
+    """Return the numbers of the GPUs that simultaneous runs share; empty if one run uses them all."""
     if parallel == 1 or device == "cpu" or not torch.cuda.is_available():
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -310,34 +310,35 @@ def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Dat
     said += plan.lines(n, noun)
     runs = len(plan.epochs) * asked.seeds
     begun = [job for job in plan.jobs(folder) if job.done()]
-    said += [f"  {runs} runs, {asked.seeds} of each task, with {equal} each, take about {duration(plan.left(folder))}"]
+    over_all = duration(plan.seconds_left(folder))
+    said += [f"  {runs} runs, {asked.seeds} of each task, with {equal} each, take about {over_all}"]
     if begun:
         there = sum(job.finished for job in begun)
         more = f", and {len(begun) - there} begun" if there < len(begun) else ""
-        said[-1] += f" from here on: {there} of them are there{more}"
+        said[-1] += f" from now: {there} of them are finished{more}"
     else:
         training = sum(map(plan.training, plan.epochs)) * asked.seeds / asked.at_once
-        over = duration(plan.left(folder) - training)
-        said[-1] += f": {duration(training)} of training, and {over} of starts, measures and pictures"
+        over = duration(plan.seconds_left(folder) - training)
+        said[-1] += f": {duration(training)} of training, and {over} of start-up, measures and pictures"
     if plan.after is None:
         said += [
-            f"  estimated: steps by a few of each task, all else of a run as {duration(USUAL_TOP)}; without --dry_run "
-            "both are measured before anything is trained"
+            f"  estimated: from a few steps of each task, with {duration(USUAL_TOP)} of overhead per run; "
+            "without --dry_run both are measured before training"
         ]
     if asked.at_once > 1:
-        said += [f"  steps are timed one run at a time: {asked.at_once} at once may each be slower"]
-    encoders = 0 if few else runs + asked.seeds + beside + (by != "no")  # with untrained ones, and raw pixels
+        said += [f"  steps were timed with one run at a time: {asked.at_once} at once may be slower"]
+    encoders = 0 if few else runs + asked.seeds + beside + (by != "no")  # including untrained ones and raw pixels
     still = max(0, encoders - len([*(folder / "scores").glob("*.json")]))
     what = f"{still} encoders are scored and the page is written" if still else "the page is written"
-    takes = ", which was not timed" if plan.after is None else f", in some {duration(plan.lasts(still))}"
+    takes = ", which was not timed" if plan.after is None else f", in about {duration(plan.seconds_after(still))}"
     said += [f"  then {what}{takes}"]
-    said += [f"  everything goes to {folder}" + (", where it goes on" if plan.resumed else "")]
+    said += [f"  everything goes to {folder}" + (", where the comparison is resumed" if plan.resumed else "")]
     return said
 
 
-def _tell(job: Job, seconds: float) -> None:
+def _print_result(job: Job, seconds: float) -> None:
     if job.failure:
-        print(f"  {job.name} failed after {duration(seconds)}: {job.failure} (all of it in {job.log})", flush=True)
+        print(f"  {job.name} failed after {duration(seconds)}: {job.failure} (full log: {job.log})", flush=True)
     else:
         print(f"  {job.name}: {duration(seconds)}, planned {duration(job.seconds)}", flush=True)
 

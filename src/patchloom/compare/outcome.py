@@ -1,4 +1,4 @@
-"""What a comparison found: its verdict in words, its tables, and the files that it leaves."""
+"""Verdict of a comparison in words, its tables, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from patchloom.errors import listing
 from patchloom.runs.verdict import read_health
 from patchloom.system.files import write_whole
 
-# What may be said of encoders that were scored on the same images: who is ahead, and by what that is told.
+# Ranking of encoders that were scored on the same images.
 
 
-MOST_SEEDS = 20  # beyond which more seeds are no advice
-_MOST_STEPS = 73  # of a tenth more images each: beyond a thousand times as many, they are none either
+MOST_SEEDS = 20  # largest number of seeds that is advised
+_MOST_STEPS = 73  # each adds a tenth of the images; at most a thousand times as many are advised
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Who is ahead.
+    """Ranking of tasks and controls by accuracy.
 
     Attributes:
         order: tasks from best to worst by their means over seeds.
-        means: of each task and control, in [0, 1].
-        against: by task, how far the first one is ahead of it; and of each control, and of all else.
-        winner: the first one, if it is better than all other tasks and every control, by `Difference.claim`; else "".
-        level_with: tasks than which the first one is not better, nor ahead with its one seed.
-        unbeaten: controls than which the first one is not better, nor ahead with its one seed.
-        seeds: of each task.
+        means: accuracy of each task and control, in [0, 1].
+        against: difference of the first task from each other task, control and further encoder.
+        winner: the first task, if it is better than all other tasks and all controls by `Difference.claim`; else "".
+        level_with: tasks that the first one does not beat, nor leads with a single seed.
+        unbeaten: controls that the first one does not beat, nor leads with a single seed.
+        seeds: number of seeds of each task.
     """
 
     order: tuple[str, ...]
@@ -53,17 +53,17 @@ class Ranking:
 def rank_encoders(
     tasks: Mapping[str, Tensor], controls: Mapping[str, Tensor], others: Mapping[str, Tensor] | None = None
 ) -> Ranking:
-    """Who is ahead, and whether it may be called the winner.
+    """Rank the tasks, and name the best one the winner if it beats all others.
 
-    A winner has to be better than every other task, and than what needs no training, each by its own 95 % interval:
-    where nothing could be learnt, all of these would have to be wrong at once. How far seeds move a task is told by its
-    own seeds alone, since tasks that stand still at chance would say too little of one that does not. One seed of each
-    says nothing of that, so that it names no winner.
+    A winner has to be better than every other task and every control, each by its own 95 % interval: if nothing could
+    be learnt, all of these would have to be wrong at once. The variance over seeds is estimated for each task
+    separately, since tasks that remain at chance level would make it too small for the others. A single seed has no
+    such variance, so it names no winner.
 
     Args:
-        tasks: [s n] by name, whether each test image was classified rightly by the encoder of each seed.
-        controls: likewise what needs no training; with one seed or several.
-        others: likewise what stands beside them, and is no bar.
+        tasks: [s n] by name: whether the encoder of each seed classifies each test image correctly.
+        controls: the same for the controls, with one or several seeds.
+        others: the same for further encoders, which the winner need not beat.
     """
     everyone = {**controls, **tasks}
     means = {name: right.double().mean().item() for name, right in everyone.items()}
@@ -81,10 +81,10 @@ def rank_encoders(
 
 
 def sufficient_budget(found: Difference, seeds: int, images: int) -> str:
-    """What budget would tell two encoders apart, if both stay as far apart as they are: a clause, "" where none would.
+    """Return a clause on the budget that would separate two encoders with unchanged means; "" if none would.
 
-    More seeds are asked for first, since they cost no labels, where they could suffice; else more test images, with
-    as many seeds as leave them half of the interval.
+    More seeds are advised first, since they need no labels; if they do not suffice, more test images, with as many
+    seeds as reduce their share to half of the squared interval.
     """
     gap = abs(found.value)
     budgets = range(seeds, MOST_SEEDS + 1)
@@ -94,23 +94,23 @@ def sufficient_budget(found: Difference, seeds: int, images: int) -> str:
         for more in budgets
     }
 
-    def apart(more: int, n: int) -> bool:
-        """As `difference` has it, with its centre that a few images draw towards zero."""
+    def separates(more: int, n: int) -> bool:
+        """Apply the criterion of `difference`, including its centre, which is drawn towards zero if images are few."""
         return gap * n / (n + 2) > math.hypot(found.over_images * math.sqrt(images / n), parts[more])
 
-    more = next((more for more in budgets if apart(more, images)), 0)
+    more = next((more for more in budgets if separates(more, images)), 0)
     if more > seeds:
         return f"{more} seeds of each task"
     more = next((more for more in budgets if parts[more] <= gap / math.sqrt(2)), 0)
     sizes = (math.ceil(images * 1.1**step) for step in range(1, _MOST_STEPS))
-    needed = next((n for n in sizes if more and apart(more, n)), 0)
+    needed = next((n for n in sizes if more and separates(more, n)), 0)
     if not needed:
         return ""
-    return f"some {_two_digits(needed):,} labelled test images" + (f" and {more} seeds of each task" * (more > seeds))
+    return f"about {_two_digits(needed):,} labelled test images" + (f" and {more} seeds of each task" * (more > seeds))
 
 
 def _two_digits(number: int) -> int:
-    """Rounded up, to two digits."""
+    """Round up to two digits."""
     unit = 10 ** max(0, len(str(number)) - 2)
     return -(-number // unit) * unit
 
@@ -120,23 +120,23 @@ HEADING = (
     *("behind", "behind_low", "behind_high", "about"),
 )
 _NEARLY_ALL = 0.98
-_TOLD = {Claim.BETTER: "yes, ahead", Claim.WORSE: "yes, behind", Claim.NONE: "no"}  # in the table
+_TOLD = {Claim.BETTER: "yes, ahead", Claim.WORSE: "yes, behind", Claim.NONE: "no"}  # cells of the table
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Displayable):
-    """What `compare` found.
+    """Result of `compare`.
 
     Attributes:
-        folder: in which everything is.
+        folder: folder of the comparison.
         verdict: sentences, the most important first.
-        tables: what they rest on, each with a title, and with what is to be known of it.
-        winner: the task that suits the images best; "" where none is told apart; None where nothing was compared.
-        notes: what else is to be known.
-        about: what was asked for, as pairs of a name and a text.
-        rows: of ``comparison.csv``, below `HEADING`; None is an empty cell.
-        order: of the tasks, the best first, where labels tell.
-        planned: what is trained, and how long that takes (`ComparisonPlan.plain`).
+        tables: results, each with a title and a note.
+        winner: task that suits the images best; "" if there is none; None without a comparison by labels.
+        notes: further remarks.
+        about: settings, as pairs of a name and a text.
+        rows: rows of ``comparison.csv`` below `HEADING`; None is an empty cell.
+        order: tasks from best to worst, if there are labels.
+        planned: runs and their duration (`ComparisonPlan.plain`).
     """
 
     folder: Path
@@ -155,7 +155,7 @@ class Comparison(Displayable):
         for title, table, note in self.tables:
             said += [title, "", table, *[note] * bool(note), ""]
         said += [*self.notes, "", *self.verdict]
-        files = self._files() if self.tables else []  # none of a dry run, whatever is there
+        files = self._files() if self.tables else []  # a dry run has none, even in a folder that has them
         return [*said, *(Verbatim(f"{name}: {self.folder / file}") for name, file in files)]
 
     def plain(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class Comparison(Displayable):
 def compare_labelled(
     found: Sequence[tuple[Contender, Scores]], on: LabelledData, folder: Path, notes: Sequence[str]
 ) -> Comparison:
-    """The verdict by labels: by the linear probe with all of them, beside which the other ways stand."""
+    """Return the comparison by labels: the verdict by a linear probe with all of them, and tables of all probes."""
     tasks, controls, others = (_grouped(found, kind) for kind in (TASK, CONTROL, BESIDE))
     rows: list[tuple[str | int | float | None, ...]] = []
     standings = {}
@@ -203,12 +203,12 @@ def compare_labelled(
     grid = _table(on.ways, tasks, controls, others, main.order)
     note = f"Mean over seeds (lowest to highest), 95 % interval over {n:,} test {on.parts.test.noun}. {on.parts.story}"
     if any(way.few is not None for way in on.ways):
-        note += " Few labels are drawn anew for each seed, the same for all encoders."
+        note += " Each seed has its own draw of few labels, the same for all encoders."
     shape = next(one.name for one, _ in found if one.kind == TASK)
     note += f" Untrained: the encoder of {shape} with fresh weights."
     said = [
         ("Accuracy by labels", grid, note),
-        (f"By {first.name} probe, {main.order[0]} less each of these", _behind(main), ""),
+        (f"{main.order[0]} minus each of these, by {first.name} probe", _behind(main), ""),
         *health_tables([one for one, _ in found]),
     ]
     return Comparison(
@@ -217,7 +217,7 @@ def compare_labelled(
 
 
 def health_tables(those: Sequence[Contender]) -> list[tuple[str, TextTable, str]]:
-    """A table of the verdicts that the runs themselves left; none where there is no such verdict."""
+    """Return a table of the verdicts of the runs; empty if they have none."""
     own = tuple(
         (one.name, str(one.seed), health.verdict, health.why)
         for one in those
@@ -228,7 +228,7 @@ def health_tables(those: Sequence[Contender]) -> list[tuple[str, TextTable, str]
 
 
 def describe_ranking(main: Ranking, way: str, n: int) -> list[str]:
-    """Sentences on who is ahead."""
+    """Return sentences on which task leads and whether its lead is significant."""
     first, means = main.order[0], main.means
     lead = f"{first} {means[first]:.1%}"
     if all(one.claim is Claim.FEW for one in main.against.values()):
@@ -237,10 +237,10 @@ def describe_ranking(main: Ranking, way: str, n: int) -> list[str]:
         second = main.order[1]
         over = listing([f"{name} ({means[name]:.1%})" for name in means if name not in main.order], "and")
         return [
-            f"{first} suits these images best, of what was compared: by {way} probe {lead}, "
-            f"{main.against[second].text()} ahead of {second}, the next one, and better than {over}.",
+            f"{first} suits these images best of all compared: by {way} probe {lead}, "
+            f"{main.against[second].text()} ahead of {second}, the second, and better than {over}.",
             *(
-                f"But {name}, which --beside names, is better: {first} less {name} is {found.text()}."
+                f"But {name}, given by --beside, is better: {first} minus {name} is {found.text()}."
                 for name, found in main.against.items()
                 if name not in means and found.claim is Claim.WORSE
             ),
@@ -248,24 +248,24 @@ def describe_ranking(main: Ranking, way: str, n: int) -> list[str]:
     if better := [name for name in main.unbeaten if main.against[name].claim is Claim.WORSE]:
         ahead = listing([f"{name} ({means[name]:.1%}; {main.against[name].text()})" for name in better], "and")
         return [
-            f"No winner: by {way} probe the best task, {lead}, is behind what needs no training: {ahead}.",
+            f"No winner: the best task by {way} probe, {lead}, is worse than controls without training: {ahead}.",
             *_of_controls(main),
         ]
     level = (*main.unbeaten, *main.level_with)
     if not level:
         return [
-            f"No winner: {lead} is ahead of all others by {way} probe on these images, but each task was trained once: "
-            "compare with --seeds 3 to tell whether that holds."
+            f"No winner: {lead} leads by {way} probe on these images, but each task was trained only once: "
+            "compare with --seeds 3 to check whether that holds."
         ]
     said = []
     for claim, words in (
-        (Claim.NONE, "not told apart by this budget from"),
-        (Claim.ONCE, "in this one training behind"),
+        (Claim.NONE, "cannot be distinguished from {} with this budget"),
+        (Claim.ONCE, "is behind {} in this one training"),
     ):
         names = [name for name in level if main.against[name].claim is claim]
         if names := [f"{name} ({means[name]:.1%}; {main.against[name].text()})" for name in names]:
-            said.append(f"{words} {listing(names, 'and')}")
-    said = [f"No winner: by {way} probe the best task, {lead}, is {', and '.join(said)}."]
+            said.append(words.format(listing(names, "and")))
+    said = [f"No winner: the best task by {way} probe, {lead}, {', and '.join(said)}."]
     said += [*_of_controls(main), _budget(main, level, n)]
     if worse := [name for name in main.order[1:] if main.against[name].claim is Claim.BETTER]:
         said.append(f"{first} is better than {listing(worse, 'and')}.")
@@ -273,40 +273,40 @@ def describe_ranking(main: Ranking, way: str, n: int) -> list[str]:
 
 
 def _of_controls(main: Ranking) -> list[str]:
-    """What it means that a control is not beaten."""
+    """Return a sentence on the meaning of an unbeaten control; none if all are beaten."""
     first = main.order[0]
     if not main.unbeaten:
         return []
     if max(main.means.values()) > _NEARLY_ALL:
-        return ["Nearly all images are classified rightly: these labels are too easy to tell encoders apart by."]
+        return ["Nearly all images are classified correctly: these labels are too easy to compare encoders by."]
     if UNTRAINED in main.means and main.against[UNTRAINED].claim is Claim.BETTER:
         return [
-            f"{first} did learn what helps with these labels, by {main.against[UNTRAINED].text()} against untrained "
-            f"weights ({main.means[UNTRAINED]:.1%})."
+            f"{first} did learn features that help with these labels: {main.against[UNTRAINED].text()} over "
+            f"untrained weights ({main.means[UNTRAINED]:.1%})."
         ]
-    return ["So it is open whether anything was learnt that helps with these labels."]
+    return ["It remains open whether pre-training learnt anything that helps with these labels."]
 
 
 def _budget(main: Ranking, level: Sequence[str], n: int) -> str:
-    """What would tell the first task apart from the nearest of those from which it is not."""
+    """Return a sentence on the budget that would separate the first task from the nearest unbeaten encoder."""
     first = main.order[0]
     nearest = min(level, key=lambda name: abs(main.against[name].value))
     if main.seeds == 1:
-        return "Each task was trained once: compare with --seeds 3 to tell what holds."
+        return "Each task was trained once: compare with --seeds 3 to check what holds."
     needed = sufficient_budget(main.against[nearest], main.seeds, n)
     if not needed:
         return (
-            f"To tell {first} and {nearest} apart as they stand, more than {MOST_SEEDS} seeds of each task or a "
-            "thousand times as many labelled test images would be needed."
+            f"If their means stay the same, separating {first} from {nearest} would need more than {MOST_SEEDS} seeds "
+            "of each task or a thousand times as many labelled test images."
         )
     return (
-        f"If they stay as far apart, {needed} would tell {first} and {nearest} apart; longer training may move them "
-        "further apart, or nearer."
+        f"If their means stay the same, {needed} would separate {first} from {nearest}; longer training may increase "
+        "or reduce the difference."
     )
 
 
 def _grouped(found: Sequence[tuple[Contender, Scores]], kind: str) -> dict[str, list[Scores]]:
-    """Scores by encoder of a kind, a list over seeds."""
+    """Group the scores of a kind by encoder, as lists over seeds."""
     groups: dict[str, list[Scores]] = {}
     for one, scores in found:
         if one.kind == kind:
@@ -315,7 +315,7 @@ def _grouped(found: Sequence[tuple[Contender, Scores]], kind: str) -> dict[str, 
 
 
 def _of_way(groups: Mapping[str, Sequence[Scores]], way: Way) -> dict[str, Tensor]:
-    """[s n] by encoder."""
+    """Return correctness [s n] by encoder."""
     return {name: torch.stack([one.right[way.name] for one in scores]) for name, scores in groups.items()}
 
 
@@ -336,7 +336,7 @@ def _table(
 
 
 def _cell(right: Tensor) -> str:
-    """Mean over seeds (range) and, below, the interval over images."""
+    """Format the mean over seeds (range) and, below, the interval over images."""
     means = right.double().mean(1)
     mean = means.mean().item()
     low, high = wilson(mean, right.shape[1])
@@ -349,7 +349,7 @@ def _behind(main: Ranking) -> TextTable:
     for name, found in main.against.items():
         rows.append((name, found.text(), _TOLD.get(found.claim, found.claim.value)))
     over = "images and seeds" if main.seeds > 1 else "images alone"
-    return TextTable(("encoder", f"difference, 95 % interval over {over}", "told apart"), tuple(rows))
+    return TextTable(("encoder", f"difference, 95 % interval over {over}", "differs"), tuple(rows))
 
 
 def _rows(

@@ -1,4 +1,4 @@
-"""What a comparison will do, found out before it begins, and stored: one that was stopped goes on as it began."""
+"""Plan of a comparison: measured before it begins, and stored so that an interrupted comparison resumes unchanged."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from patchloom.system.hardware import cores
 from patchloom.tasks.custom import label
 from patchloom.train.resolve import measure_data, resolve
 
-SPLIT_SEED = 0  # which images are held out, the same for all runs of a comparison
+SPLIT_SEED = 0  # seed of the held-out split, the same for all runs of a comparison
 USUAL = ("mae", "droppos", "mp3", "restore", "extrema", "lut")
 _FILE = "compare.yaml"
 _SIZES = ("img_size", "patch_size")
-_AS_THEY_ARE = ("epochs", "top", "held_out", "threads")  # parts of a plan that YAML gives back as they are
+_AS_THEY_ARE = ("epochs", "top", "held_out", "threads")  # attributes of a plan that YAML stores without conversion
 _STORED = {"asked", "paces", "after", "notes", *_AS_THEY_ARE}
 _UNPLANNED = StopMessages(
-    "stopping", "stopped while this machine was measured: no plan is stored yet, and nothing is trained"
+    "stopping", "stopped while measuring this machine: no plan is stored yet, and nothing was trained"
 )
-_PILOT = 8  # steps of the run that shows what comes on top of training
-USUAL_TOP = 60.0  # seconds that this may be: for the line that tells how far it is, and for a dry run
+_PILOT = 8  # steps of the run that measures the overhead
+USUAL_TOP = 60.0  # seconds of overhead that progress lines and dry runs assume
 
 
 @dataclass(frozen=True)
 class ComparisonRequest:
-    """What a user asked of a comparison.
+    """Request of a user to `compare`.
 
     Attributes:
-        data: as words of the command line.
-        tasks: that are compared.
-        seeds: of each.
-        minutes: of training of each run; None where samples are equal.
-        samples: images seen by each run; None where minutes are equal.
-        given: settings of `pretrain` that all of them have.
-        at_once: runs at the same time.
+        data: arguments of the command line.
+        tasks: names of the tasks.
+        seeds: runs of each task.
+        minutes: training time of each run; None if samples are equal.
+        samples: images seen by each run; None if minutes are equal.
+        given: settings of `pretrain` for all runs.
+        at_once: number of simultaneous runs.
     """
 
     data: tuple[str, ...]
@@ -63,11 +63,11 @@ class ComparisonRequest:
 
     @property
     def source(self) -> str | list[str]:
-        """The data as `pretrain` takes it."""
+        """Data as `pretrain` takes it."""
         return self.data[0] if len(self.data) == 1 else list(self.data)
 
     def plain(self) -> dict[str, Any]:
-        """What has to be the same for a comparison to go on, as YAML gives it back: not how many run at once."""
+        """Return the settings that must not change on resuming; the number of simultaneous runs may."""
         sizes = {name: compact(self.given[name]) for name in _SIZES if name in self.given}
         lists = {name: size if isinstance(size, int) else list(size) for name, size in sizes.items()}
         return {
@@ -76,11 +76,11 @@ class ComparisonRequest:
         }
 
     def with_threads(self, threads: int | None) -> ComparisonRequest:
-        """The same where each run has so many CPU threads; None leaves it to each run."""
+        """Return the request with a number of CPU threads per run; None lets each run choose."""
         return self if threads is None else replace(self, given={**self.given, "threads": threads})
 
     def threads_each(self) -> int | None:
-        """CPU threads of each run where several share the cores; None where that was said, or each has them all."""
+        """Return CPU threads per run if runs share the cores; None if the user set them or each run has all cores."""
         device = self.given.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
         shared = self.at_once > 1 and device != "cuda" and "threads" not in self.given
         return max(1, cores() // self.at_once) if shared else None
@@ -88,18 +88,18 @@ class ComparisonRequest:
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """What a comparison does.
+    """Plan of a comparison.
 
     Attributes:
-        asked: what the user asked for.
-        epochs: of each task.
-        paces: of each task, as they were measured.
-        top: seconds that a run takes beside its training.
-        after: seconds of what comes after training; None in a dry run.
-        held_out: how many images all runs hold out.
-        threads: CPU threads of each run, on whose number its numbers depend; None where a GPU computes.
-        notes: on tasks that are left out.
-        resumed: it was begun before.
+        asked: request of the user.
+        epochs: number of epochs of each task.
+        paces: measured speed of each task.
+        top: overhead of a run in seconds.
+        after: time after training; None in a dry run.
+        held_out: number of images that all runs hold out.
+        threads: CPU threads of each run, which affect its results; None on a GPU.
+        notes: remarks on tasks that are left out.
+        resumed: whether the comparison was started before.
     """
 
     asked: ComparisonRequest
@@ -113,11 +113,11 @@ class ComparisonPlan:
     resumed: bool = False
 
     def training(self, task: str) -> float:
-        """Seconds of a task's training."""
+        """Return the training time of a task in seconds."""
         return self.paces[task].seconds_of(self.epochs[task])
 
     def jobs(self, out: Path) -> list[Job]:
-        """The runs: first one of each task, so that a stopped comparison has something of all."""
+        """Return the runs, first one of each task, so that an interrupted comparison has results of all."""
         found, asked, names = [], self.asked.with_threads(self.threads), name_tasks(self.epochs)
         for seed in range(asked.seeds):
             for task, name in names.items():
@@ -127,22 +127,22 @@ class ComparisonPlan:
                 found.append(Job(name, seed, folder, words, log, self.training(task) + self.top))
         return found
 
-    def left(self, out: Path) -> float:
-        """Seconds that all runs that are not there yet take, with what each takes beside its training."""
+    def seconds_left(self, out: Path) -> float:
+        """Return the seconds that the remaining runs take, including overhead."""
         return sum(job.seconds * (1 - job.done()) for job in self.jobs(out)) / self.asked.at_once
 
     def plain(self, out: Path) -> dict[str, Any]:
-        """As values for JSON; ``seconds`` are those that the runs in ``out`` still take."""
+        """Return values for JSON; ``seconds`` is the time that the runs in ``out`` still need."""
         tasks = [{"task": name, "epochs": self.epochs[name], "seconds": self.training(name)} for name in self.epochs]
-        return {"tasks": tasks, "seeds": self.asked.seeds, "held_out": self.held_out, "seconds": self.left(out)}
+        return {"tasks": tasks, "seeds": self.asked.seeds, "held_out": self.held_out, "seconds": self.seconds_left(out)}
 
-    def lasts(self, encoders: int) -> float:
-        """Seconds that so many encoders and the page take when all is trained; not of a dry run."""
+    def seconds_after(self, encoders: int) -> float:
+        """Return the seconds for scoring ``encoders`` encoders and writing the page; not in a dry run."""
         assert self.after is not None
         return encoders * self.after.scoring + len(self.epochs) * self.after.page
 
     def lines(self, images: int, noun: str) -> list[str]:
-        """A line for each task, of so many images with those that are held out."""
+        """Return a line for each task; ``images`` counts the held-out images too."""
         said = []
         names = name_tasks(self.epochs)
         wide = max(map(len, names.values()))
@@ -150,14 +150,14 @@ class ComparisonPlan:
             pace = self.paces[task]
             said.append(
                 f"  {names[task]:<{wide}}  {duration(self.training(task))} of training: {epochs:,g} epochs of "
-                f"{images - self.held_out:,} {noun} ({self.held_out:,} are held out), {pace.step:.2g} s for a step of "
+                f"{images - self.held_out:,} {noun} ({self.held_out:,} held out), {pace.step:.2g} s for a step of "
                 f"{pace.images}"
             )
         return said
 
 
 def name_tasks(tasks: Iterable[str]) -> dict[str, str]:
-    """What tasks are called in tables and folders: one of the user's by its class, with a number for the second one."""
+    """Return names of tasks for tables and folders: a user's task is named by its class, numbered if that is taken."""
     found: dict[str, str] = {}
     for task in tasks:
         name = label(task)
@@ -169,21 +169,21 @@ def name_tasks(tasks: Iterable[str]) -> dict[str, str]:
 def pretrain_arguments(
     asked: ComparisonRequest, task: str, folder: Path, epochs: float, batch: int, seed: int
 ) -> list[str]:
-    """Words of ``patchloom pretrain``."""
+    """Return the arguments of ``patchloom pretrain``."""
     given = {**asked.given, "task": task, "out": folder, "epochs": epochs, "batch_size": batch, "seed": seed}
     given["split_seed"] = SPLIT_SEED
     return [*asked.data, *(f"--{name}={value}" for name, value in to_option_values(given).items())]
 
 
 def to_option_values(given: Mapping[str, Any]) -> dict[str, str]:
-    """Settings as the command line takes them."""
+    """Return settings as the command line takes them."""
     return {name: in_pixels(value) if name in _SIZES else str(value) for name, value in given.items()}
 
 
 def resolve_settings(
     asked: ComparisonRequest, training: Source, explicit: bool
 ) -> tuple[dict[str, ResolvedSettings], Stats, list[str]]:
-    """Settings of each task without any ``auto``; and notes on tasks that these images do not suit."""
+    """Return the resolved settings of each task, and notes on tasks that do not suit these images."""
     found: dict[str, ResolvedSettings] = {}
     notes: list[str] = []
     stats = None
@@ -202,7 +202,7 @@ def resolve_settings(
         found[task] = settings
     if len(found) < 2:
         raise PatchloomError(
-            f"a comparison needs two tasks or more, and these are left: {', '.join(found) or 'none'}. "
+            f"a comparison needs two tasks or more, and only these are possible: {', '.join(found) or 'none'}. "
             f"{' '.join(notes)}".strip()
         )
     assert stats is not None
@@ -210,7 +210,7 @@ def resolve_settings(
 
 
 def stored_plan(asked: ComparisonRequest, out: Path) -> ComparisonPlan | None:
-    """The plan with which a comparison in this folder was begun; None where there is none."""
+    """Return the plan of the comparison in this folder; None if there is none."""
     path = out / _FILE
     if not path.exists():
         if out.exists() and any(one.name[0] != "." for one in out.iterdir()):
@@ -222,17 +222,17 @@ def stored_plan(asked: ComparisonRequest, out: Path) -> ComparisonPlan | None:
         name = different[0]
         raise PatchloomError(
             f"{out} holds a comparison with other settings ({name}: was {before.get(name)}, now {now[name]}): choose "
-            "another folder with --out, or repeat its settings to go on with it"
+            "another folder with --out, or repeat its settings to resume it"
         )
     if not _STORED <= found.keys():
-        raise PatchloomError(f"{path} is of another version of patchloom: choose another folder with --out")
+        raise PatchloomError(f"{path} was written by another version of patchloom: choose another folder with --out")
     try:
         paces = {task: TrainingSpeed(**typed_fields(TrainingSpeed, pace)) for task, pace in found["paces"].items()}
         after = TimeAfterTraining(**typed_fields(TimeAfterTraining, found["after"]))
         its = typed_fields(ComparisonPlan, {name: found[name] for name in _AS_THEY_ARE})
-        # what is trained are words of a command line: none of them may come from a file that anybody may have written
+        # tasks become arguments of a command line: they must not come from a file that others may have written
         if not {*its["epochs"]} == {*paces} <= {*asked.tasks}:
-            raise ValueError("it has other tasks than were asked for")
+            raise ValueError("its tasks differ from the requested ones")
     except (AttributeError, KeyError, TypeError, ValueError) as problem:
         raise PatchloomError(f"{path} is not the plan of a comparison ({problem}): choose another --out") from problem
     return ComparisonPlan(asked, paces=paces, after=after, notes=tuple(map(str, found["notes"])), resumed=True, **its)
@@ -245,20 +245,20 @@ def new_plan(
     devices: Sequence[str],
     ending: Callable[[Path], TimeAfterTraining] | None,
 ) -> ComparisonPlan:
-    """Measure how fast each task trains, and what a run takes beside that.
+    """Measure the training speed of each task and the overhead of a run.
 
-    In a dry run the pace is estimated from a few steps, and a run takes `USUAL_TOP` beside its training.
+    A dry run estimates the speed from a few steps and assumes an overhead of `USUAL_TOP`.
     """
     threads = asked.threads_each()
     given = asked.with_threads(threads)
     first = request(asked.source, asked.tasks[0], {**asked.given, "split_seed": SPLIT_SEED})
     with StatusMessage("looking for copies among the images"):
         training, held_out = choose_held_out(first, opened.train)[0].parts(opened.train)
-    with StatusMessage("looking at the images"):
+    with StatusMessage("inspecting the images"):
         settings, stats, notes = resolve_settings(given, training, explicit)
     training = training.heard_as(stats.sound)
     one = next(iter(settings.values()))
-    if one.device == "cpu":  # so that the runs have as many wherever the comparison goes on
+    if one.device == "cpu":  # fixed, so that a comparison resumed on another machine has the same number
         threads = one.threads
     paces = (estimated_paces if ending is None else measure_training_speeds)(settings, training)
     if asked.samples is not None:
@@ -279,7 +279,7 @@ def _pilot(
     devices: Sequence[str],
     ending: Callable[[Path], TimeAfterTraining],
 ) -> tuple[float, TimeAfterTraining]:
-    """Seconds that a run takes beside its training (start, measures, pictures, last evaluation), and afterwards."""
+    """Measure the overhead of a run in seconds (start, measures, pictures, last evaluation), and the time after it."""
     pace = paces[task]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
@@ -288,7 +288,7 @@ def _pilot(
         taken = run_all([job], 1, devices, lambda one, seconds: None, _UNPLANNED)
         if job.failure:
             raise PatchloomError(job.failure)
-        with StatusMessage("timing what comes after training"):
+        with StatusMessage("timing the evaluation"):
             after = ending(folder)
     return max(1.0, taken[job.name] - _PILOT * pace.step), after
 

@@ -1,4 +1,4 @@
-"""The pre-trainings of a comparison, each in a process of its own, with one line for all of them."""
+"""Runs of a comparison, each in its own process, with one progress line for all of them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from patchloom.runs.folder import FolderLocked, RunFolder
 from patchloom.system.files import make_folder, no_link
 from patchloom.system.signals import ENDS_WITH_STDIN, Stop
 
-# One comparison at a time in a folder, and one process in each run, by the lock of run folders.
+# The locks of run folders allow one comparison per folder and one process per run.
 
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """While entered, no other comparison works in a folder, which is made; one that stays empty is removed."""
+    """Lock a folder for one comparison inside the context; the folder is created, and removed if it stays empty."""
     made = not folder.exists()
     make_folder(folder)
     lock = RunFolder(folder)
@@ -33,7 +33,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         lock.lock()
     except FolderLocked:
         raise PatchloomError(
-            f"another comparison is at work in {folder}: wait for its end, or choose another folder with --out"
+            f"another comparison is running in {folder}: wait until it ends, or choose another folder with --out"
         ) from None
     try:
         yield
@@ -46,7 +46,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def is_locked(run: Path) -> bool:
-    """Whether another process trains in the folder of a run."""
+    """Return whether another process trains in the folder of a run."""
     if not (run / ".lock").exists():
         return False
     lock = RunFolder(run)
@@ -59,23 +59,23 @@ def is_locked(run: Path) -> bool:
 
 
 _PROGRAM = (sys.executable, "-m", "patchloom", "pretrain")
-_LOOK = 0.5  # seconds between two looks at the processes
-_LAST = 2000  # bytes of a log in which its last line is
-_PATIENCE = 10.0  # seconds in which a process that is asked to stop may do so
+_LOOK = 0.5  # seconds between two checks of the processes
+_LAST = 2000  # bytes at the end of a log that are searched for its last line
+_PATIENCE = 10.0  # seconds that a process has to stop on request
 
 
 @dataclass
 class Job:
-    """A pre-training that is to be made.
+    """Pre-training run of a comparison.
 
     Attributes:
-        task: what it is called in tables and folders.
-        seed: of the run.
-        folder: of the run.
-        words: of ``patchloom pretrain``.
-        log: what it prints goes there.
-        seconds: that it will probably take.
-        failure: its last line, where it failed.
+        task: name of the task in tables and folders.
+        seed: random seed of the run.
+        folder: folder of the run.
+        words: arguments of ``patchloom pretrain``.
+        log: file for its output.
+        seconds: estimated duration.
+        failure: last line of its output, if it failed.
     """
 
     task: str
@@ -88,16 +88,16 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Such as "mae, seed 0"."""
+        """Name such as "mae, seed 0"."""
         return f"{self.task}, seed {self.seed}"
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its end, now or at some time before."""
+        """Whether the run has finished, now or earlier."""
         return RunFolder(self.folder).read_summary() is not None
 
     def done(self) -> float:
-        """The share of its time that is over, by the seconds of its steps."""
+        """Return the finished fraction of the run, from the times of its steps."""
         if self.finished:
             return 1.0
         try:
@@ -109,21 +109,21 @@ class Job:
 
 
 class Bar(StatusMessage):
-    """What is trained now, how far the whole is, and how long it still takes, by what took longer or shorter so far."""
+    """Progress line: current runs, finished fraction, and time left, corrected by the runs that have ended."""
 
     def __init__(self, jobs: Sequence[Job], at_once: int):
         super().__init__("training")
         self.jobs, self.at_once = jobs, at_once
         self.running: Sequence[_Process] = ()
-        self.taken = self.planned = 0.0  # seconds of what ended since this began
+        self.taken = self.planned = 0.0  # seconds of the runs that ended since the start
 
-    def ended(self, one: _Process, seconds: float) -> None:
-        """A run has come to its end after so many seconds."""
+    def count_ended(self, one: _Process, seconds: float) -> None:
+        """Count a run that has ended after ``seconds``."""
         self.taken += seconds
         self.planned += one.job.seconds * (1 - one.share)
 
     def line(self) -> str:
-        """The time left first, since a narrow terminal cuts the end."""
+        """Format the line, with the time left first, since a narrow terminal cuts the end."""
         whole = sum(job.seconds for job in self.jobs)
         over = sum(job.seconds * job.done() for job in self.jobs)
         share = over / whole if whole else 1.0
@@ -131,10 +131,10 @@ class Bar(StatusMessage):
         names = "; ".join(one.job.name for one in self.running)
         ended = sum(job.finished for job in self.jobs)
         left = duration((whole - over) * self._slower() / self.at_once)
-        return f"{left} left {filled} {share:.0%} · {ended} of {len(self.jobs)} runs are there · {names}"
+        return f"{left} left {filled} {share:.0%} · {ended} of {len(self.jobs)} runs finished · {names}"
 
     def _slower(self) -> float:
-        """How many times longer than planned runs take: those that ended, and those that should have by now."""
+        """Return the ratio of actual to planned time, over the runs that have ended or are overdue."""
         taken, planned = self.taken, self.planned
         for one in self.running:
             seconds, due = time.monotonic() - one.begun, one.job.seconds * (1 - one.share)
@@ -149,26 +149,26 @@ class _Process:
     slot: int
     process: subprocess.Popen[bytes]
     log: IO[bytes]
-    share: float = 0.0  # of it that was over before
+    share: float = 0.0  # fraction that was finished before this start
     begun: float = field(default_factory=time.monotonic)
 
     def close(self) -> None:
-        """Close what this process has of it."""
+        """Close the log and the pipe of this process."""
         self.log.close()
         if self.process.stdin is not None:
             self.process.stdin.close()
 
 
 class StopMessages(NamedTuple):
-    """What is said to whoever stops it: at once on a terminal, and at the end."""
+    """Messages for an interrupted comparison: at once on a terminal, and at the end."""
 
     now: str
     then: str
 
 
 STOPPED = StopMessages(
-    "stopping after this update, with a checkpoint; the same command goes on from there",
-    "stopped, and nothing is lost: the same command goes on from there",
+    "stopping after this update, with a checkpoint; run the same command to resume",
+    "stopped, with all progress saved: run the same command to resume",
 )
 
 
@@ -179,20 +179,20 @@ def run_all(
     told: Callable[[Job, float], None],
     words: StopMessages = STOPPED,
 ) -> dict[str, float]:
-    """Make all pre-trainings that are not there yet.
+    """Run all jobs that have not finished yet.
 
-    One that fails is left out; the others go on. One in whose folder another process still trains, such as one that a
-    comparison left that was killed, waits for its end. When this process ends, by whatever, the others stop with it.
+    A job that fails is left out; the others continue. A job whose folder is locked by another process, such as one that
+    outlived a killed comparison, waits until that process ends. When this process ends for any reason, the others stop.
     """
     taken: dict[str, float] = {}
     todo = list(jobs)
     running: list[_Process] = []
-    waiting: set[str] = set()  # names of those of which it was said
+    waiting: set[str] = set()  # names of jobs that were announced as waiting
     bar = Bar(jobs, at_once)
     with Stop(words.now) as stop, bar:
         try:
             while (todo and not stop.asked) or running:
-                todo = [job for job in todo if not job.finished]  # now, or by the process for which they waited
+                todo = [job for job in todo if not job.finished]  # finished here, or by the process they waited for
                 while len(running) < at_once and not stop.asked and (job := _next(todo, waiting)) is not None:
                     todo.remove(job)
                     free = next(i for i in range(at_once) if i not in {one.slot for one in running})
@@ -205,17 +205,17 @@ def run_all(
                 for one in [one for one in running if one.process.poll() is not None]:
                     running.remove(one)
                     one.close()
-                    if not one.job.finished and is_locked(one.job.folder):  # by one that was a moment earlier
+                    if not one.job.finished and is_locked(one.job.folder):  # another process was faster
                         todo.insert(0, one.job)
                         continue
                     seconds = taken[one.job.name] = time.monotonic() - one.begun
                     if one.job.finished:
-                        bar.ended(one, seconds)
+                        bar.count_ended(one, seconds)
                     elif not stop.asked:
                         one.job.failure = last_line(one.job.log)
                     if not stop.asked:
                         told(one.job, seconds)
-        finally:  # whatever went wrong here, nothing of it goes on unseen
+        finally:  # no process outlives an error here
             _end(running)
     if stop.asked:
         raise Stopped(words.then)
@@ -223,7 +223,7 @@ def run_all(
 
 
 def _next(todo: Sequence[Job], waiting: set[str]) -> Job | None:
-    """The first job whose folder no other process has; None where there is none."""
+    """Return the first job whose folder no other process has locked; None if there is none."""
     for job in todo:
         if not is_locked(job.folder):
             return job
@@ -240,9 +240,9 @@ def _start(job: Job, slot: int, devices: Sequence[str]) -> _Process:
         environment["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
     share, log = job.done(), open(job.log, "ab", opener=no_link)  # noqa: SIM115, it is closed when the process has ended
     words = [*_PROGRAM, *job.words]
-    # the pipe is never written to: its end tells the process that this one is gone
+    # nothing is written to the pipe: its end tells the process that this one has ended
     pipe, own = subprocess.PIPE, os.name == "posix"
-    # a group of its own: Ctrl-C is for this process, which asks the others once
+    # a separate process group: Ctrl-C reaches this process only, which asks the others once
     process = subprocess.Popen(words, stdin=pipe, stdout=log, stderr=log, env=environment, start_new_session=own)
     return _Process(job, slot, process, log, share)
 
@@ -254,7 +254,7 @@ def _ask_to_stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end(running: Sequence[_Process]) -> None:
-    """Ask processes to stop, and end those that have not some seconds later, or when Ctrl-C comes once more."""
+    """Ask processes to stop, and kill those that are still running after some seconds or at a second Ctrl-C."""
     try:
         for one in running:
             _ask_to_stop(one.process)
@@ -270,12 +270,12 @@ def _end(running: Sequence[_Process]) -> None:
 
 
 def last_line(log: Path) -> str:
-    """The last line that a process printed, without the name of the program before it."""
+    """Return the last line that a process printed, without the leading program name."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, log.stat().st_size - _LAST))
             lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:
         return ""
-    found = next((line.strip() for line in reversed(lines) if line.strip()), "it ended without a word")
+    found = next((line.strip() for line in reversed(lines) if line.strip()), "it ended without output")
     return found.rpartition("\r")[2].removeprefix("patchloom: ")

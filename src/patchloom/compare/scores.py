@@ -1,4 +1,4 @@
-"""Scores of encoders by labels: which test images each classifies rightly."""
+"""Scores of encoders by labels: correctness of the prediction for each test image."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from patchloom.version import __version__
 
 
 class Way(NamedTuple):
-    """A way of scoring: its name in tables, the protocol, and how few labels it has (None: all)."""
+    """Way of scoring: name in tables, protocol, and number or fraction of labels (None: all)."""
 
     name: str
     protocol: FrozenProtocol
@@ -42,18 +42,18 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """What one encoder reached.
+    """Scores of one encoder.
 
     Attributes:
-        right: [n] by the way's name, whether each test image is classified rightly.
-        about: by the way's name, what is to be known of it, such as k, or how many labels there were.
+        right: [n] by name of the way: whether each test image is classified correctly.
+        about: by name of the way: details such as k or the number of labels.
     """
 
     right: dict[str, Tensor]
     about: dict[str, str]
 
     def plain(self) -> dict[str, Any]:
-        """As values for JSON: what is right in bits, by base64."""
+        """Return values for JSON; correctness is stored as bits in base64."""
         bits = {
             name: [len(right), base64.b64encode(np.packbits(right.numpy()).tobytes()).decode()]
             for name, right in self.right.items()
@@ -62,7 +62,7 @@ class Scores:
 
     @staticmethod
     def of(values: dict[str, Any]) -> Scores:
-        """From what `plain` made."""
+        """Read the values of `plain`."""
         right = {
             name: torch.from_numpy(np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8))[:n].astype(bool))
             for name, (n, bits) in values["right"].items()
@@ -71,15 +71,15 @@ class Scores:
 
 
 def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str]]:
-    """Ways of scoring by all labels and by few; and sentences on those that are left out."""
+    """Return the ways of scoring, by all labels and by few, and remarks on those that are left out."""
     ways, notes = [Way("linear", LINEAR), Way("kNN", KNN)], []
     classes, counts = count_classes(train), np.bincount(known_labels(train))
     least = int(counts[counts > 0].min())
     for share in shares:
         if share < 1 and round(share * len(train)) < classes:
-            notes.append(f"{share:.3g} of the labels is left out: it makes fewer than the {classes} classes")
+            notes.append(f"{share:.3g} of the labels is left out: that is fewer than the {classes} classes")
         elif share >= 1 and share > least:
-            notes.append(f"{share:g} labels a class are left out: a class has {least}")
+            notes.append(f"{share:g} labels per class are left out: a class has only {least}")
         else:
             name = f"linear, {100 * share:g} % of labels" if share < 1 else f"linear, {share:g} labels a class"
             ways.append(Way(name, LINEAR, share))
@@ -89,7 +89,7 @@ def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str
 def score_encoder(
     extractor: FeatureExtractor, ways: Sequence[Way], parts: Parts, settings: EvalSettings, seed: int
 ) -> Scores:
-    """One encoder's scores by some ways."""
+    """Score one encoder in several ways."""
     right, about = {}, {}
     once = caching_extractor(extractor, parts.train)
     for way in ways:
@@ -106,8 +106,8 @@ def score_encoder(
 
 
 def caching_extractor(extractor: FeatureExtractor, train: Source) -> FeatureExtractor:
-    """An extractor that reads every source once, and has the features of a part of ``train`` from all of it."""
-    found: dict[int, tuple[Source, ImageFeatures]] = {}  # with the source, or another one might get its place
+    """Return an extractor that reads every source once and selects features of a subset of ``train``."""
+    found: dict[int, tuple[Source, ImageFeatures]] = {}  # keeps the source, whose id could be reused otherwise
 
     def features_of(source: Source) -> ImageFeatures:
         if isinstance(source, Subset) and source.source is train:
@@ -120,7 +120,7 @@ def caching_extractor(extractor: FeatureExtractor, train: Source) -> FeatureExtr
 
 
 def subset_features(features: ImageFeatures, some: Subset) -> ImageFeatures:
-    """The features of some images, from those of all of them, of which all have labels."""
+    """Select the features of some images from those of all, which all have labels."""
     rows = {index: row for row, index in enumerate(features.indices.tolist())}
     there = [(place, rows[index]) for place, index in enumerate(some.indices.tolist()) if index in rows]
     places, chosen = (torch.tensor(one, dtype=torch.int64) for one in zip(*there, strict=True))
@@ -136,7 +136,7 @@ def subset_features(features: ImageFeatures, some: Subset) -> ImageFeatures:
     )
 
 
-# What was measured of an encoder, kept in the comparison's folder, so that none is measured twice.
+# Cache of measurements in the comparison's folder, so that none is repeated.
 
 
 T = TypeVar("T")
@@ -147,12 +147,12 @@ _AT_ONCE = 2**20  # bytes
 def load_or_compute(
     path: Path, key: str, make: Callable[[], T], to_plain: Callable[[T], Any], from_plain: Callable[[Any], T]
 ) -> T:
-    """What a file holds, or what is made now and written there; that of another ``key`` is made anew."""
+    """Return the content of a cache file, or compute and store it if the file is missing or has another ``key``."""
     try:
         values = json.loads(path.read_bytes())
         if values["key"] == key:
             return from_plain(values["found"])
-    except (OSError, ValueError, KeyError, TypeError):  # missing, or damaged: it is made anew
+    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: it is computed again
         pass
     found = make()
     make_folder(path.parent)
@@ -161,14 +161,14 @@ def load_or_compute(
 
 
 def measurement_key(place: str, about: Sequence[str], sources: Sequence[Source]) -> str:
-    """All on which a measurement of an encoder depends: its weights, the images, what is asked, and this version."""
+    """Return a key of everything that a measurement depends on: weights, images, settings and version."""
     states = [f"{len(one)} {one.fingerprint()} {one.stamp()}" for one in sources]
-    # a folder that was moved is still the same encoder
+    # a moved folder is still the same encoder
     return "\n".join([weights_digest(place) or place, *about, *states, __version__])
 
 
 def weights_digest(place: str) -> str:
-    """64 hex digits of the files of an encoder; "" of timm's, whose name says which weights they are."""
+    """Return 64 hex digits of an encoder's files; "" for timm, where the name identifies the weights."""
     if place.startswith("timm:"):
         return ""
     run = unfinished_run(place)
@@ -187,7 +187,7 @@ def weights_digest(place: str) -> str:
     return total.hexdigest()
 
 
-# The labelled part of a comparison: on which images encoders are scored, and what each of them reached.
+# Labelled images for scoring, and the encoders that are scored.
 
 
 UNTRAINED, PIXELS = "untrained", "raw pixels"
@@ -195,13 +195,13 @@ TASK, CONTROL, BESIDE = "task", "control", "beside"
 
 
 class Contender(NamedTuple):
-    """An encoder that is scored.
+    """Encoder to be scored.
 
     Attributes:
-        name: of its task, or of what needs no training here.
-        seed: of it.
-        kind: a task that was trained, a control that it has to beat, or what stands beside them.
-        place: a run, a file, or timm:NAME; of a control the run whose shape it has.
+        name: name of its task or control.
+        seed: random seed.
+        kind: trained task, control, or further encoder of --beside.
+        place: run, file or timm:NAME; for a control, the run whose shape it has.
     """
 
     name: str
@@ -211,7 +211,7 @@ class Contender(NamedTuple):
 
 
 class LabelledData(NamedTuple):
-    """Labelled images, and the ways in which encoders are scored on them; and sentences on both."""
+    """Labelled images, ways of scoring on them, and remarks on both."""
 
     parts: Parts
     ways: list[Way]
@@ -221,9 +221,9 @@ class LabelledData(NamedTuple):
 def labelled_parts(
     opened: Data, labels: DataLike | None, run: Path, card: EncoderCard, settings: EvalSettings, few: Sequence[float]
 ) -> LabelledData | None:
-    """The labelled images of a comparison, or None where there are none.
+    """Return the labelled images of a comparison, or None if there are none.
 
-    They are those of ``labels``; else the data's own, with its own test images, or those that all runs held out.
+    They are those of ``labels``, or the data's own: its test images, or those that all runs held out.
     """
     if labels is not None:
         parts = parts_of(labels, settings, card=replace(card, note=""))
@@ -234,7 +234,9 @@ def labelled_parts(
         test = held_out if own is None else own
         if not has_labels(training) or not has_labels(test) or count_classes(training) < 2:
             return None
-        story = "The test images are those that all runs held out." if own is None else "The data brings its own test."
+        story = (
+            "The test images are those that all runs held out." if own is None else "The data has its own test images."
+        )
         story = story.replace("images", training.noun)
         parts = limit_training_images(
             Data(only_labelled(training), only_labelled(test)), story, settings, looked=own is None
@@ -244,7 +246,7 @@ def labelled_parts(
 
 
 def contenders(jobs: Sequence[Job], seeds: int, beside: Sequence[str]) -> list[Contender]:
-    """All encoders that are scored: those of the runs that ended, their untrained twins, raw pixels, and others."""
+    """Return all encoders to score: those of complete tasks, their untrained twins, raw pixels, and further ones."""
     ended = [job for job in jobs if job.finished]
     tasks = [Contender(job.task, job.seed, TASK, str(job.folder)) for job in ended]
     twins = [Contender(UNTRAINED, seed, CONTROL, tasks[0].place) for seed in range(seeds)]
@@ -255,7 +257,7 @@ def contenders(jobs: Sequence[Job], seeds: int, beside: Sequence[str]) -> list[C
 def all_scores(
     those: Sequence[Contender], on: LabelledData, settings: EvalSettings, out: Path
 ) -> Iterator[tuple[Contender, Scores]]:
-    """The scores of each encoder, from ``out/scores`` where they are there already."""
+    """Yield the scores of each encoder, from ``out/scores`` if they are stored there."""
     about = [way.name for way in on.ways]
     for number, one in enumerate(those):
         key = measurement_key(one.place, [one.name, str(one.seed), *about], [on.parts.train, on.parts.test])
@@ -264,7 +266,7 @@ def all_scores(
 
 
 def file_of(one: Contender, number: int, out: Path, kind: str = "") -> Path:
-    """The file in which scores of a ``kind`` are kept, in a comparison's folder."""
+    """Return the file for scores of a ``kind`` in a comparison's folder."""
     name = "".join(c if c.isalnum() else "-" for c in one.name)
     return out / "scores" / f"{number:03d}-{name}-seed{one.seed}{kind}.json"
 

@@ -1,4 +1,4 @@
-"""How fast each task trains here, so that all of them can be given the same time."""
+"""Training speed of each task on this machine, from which all tasks get the same training time."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.hardware import Cores, cores, keep_freed_memory
 from patchloom.train.estimate import Step, estimated, reading_rate, refuse_too_large, rounded, try_steps
 
-_SECONDS = 3.0  # of steps that are timed, in each of the rounds
-_ROUNDS = 2  # the tasks in turns, since no machine is equally fast for long
-_LEAST = 3  # steps in each round, after one that finds its memory
+_SECONDS = 3.0  # of timed steps in each round
+_ROUNDS = 2  # the tasks take turns, since the speed of a machine varies over time
+_LEAST = 3  # steps in each round, after one that allocates memory
 
 
 class TrainingSpeed(NamedTuple):
-    """How fast one task trains.
+    """Training speed of one task.
 
     Attributes:
-        step: seconds of a step, with the time for which it waits for its images.
-        images: of a step.
-        epoch: steps of an epoch.
+        step: seconds per step, including the wait for its images.
+        images: images per step.
+        epoch: steps per epoch.
     """
 
     step: float
@@ -48,23 +48,23 @@ class TrainingSpeed(NamedTuple):
     epoch: int
 
     def epochs_in(self, seconds: float) -> float:
-        """Epochs that fit into so many seconds, which need not be whole; at least one step."""
+        """Return the number of epochs, possibly fractional, that fit into ``seconds``; at least one step."""
         return rounded(max(1 / self.epoch, seconds / (self.step * self.epoch)))
 
     def epochs_of(self, samples: int) -> float:
-        """Epochs in which so many images are seen, one as often as it is seen; at least one step."""
+        """Return the number of epochs in which ``samples`` images are seen, counting repeats; at least one step."""
         return rounded(max(1 / self.epoch, samples / (self.images * self.epoch)))
 
     def seconds_of(self, epochs: float) -> float:
-        """Seconds of a training of so many epochs."""
+        """Return the duration of ``epochs`` epochs in seconds."""
         return self.step * max(1, round(epochs * self.epoch))
 
 
 def measure_training_speeds(settings: Mapping[str, ResolvedSettings], training: Source) -> dict[str, TrainingSpeed]:
-    """The pace of each task, measured.
+    """Measure the training speed of each task.
 
-    One task is in memory at a time. What is measured has each step's images ready; where processes read them beside
-    it, a step takes as long as the slower of both.
+    One task is in memory at a time. Steps are timed with their images ready; if other processes read the images, a step
+    takes as long as the slower of the two.
     """
     keep_freed_memory()  # as the runs do
     steps: dict[str, list[float]] = {name: [] for name in settings}
@@ -85,7 +85,7 @@ def measure_training_speeds(settings: Mapping[str, ResolvedSettings], training: 
                         waits[name] = batch / reading_rate(training, step.task, one)
                     del step
                     gc.collect()
-                    if one.device == "cuda":  # the runs are other processes, and need it
+                    if one.device == "cuda":  # the memory is needed by the runs, which are other processes
                         torch.cuda.empty_cache()
                     waiting.advance()
     finally:
@@ -99,7 +99,7 @@ def measure_training_speeds(settings: Mapping[str, ResolvedSettings], training: 
 
 
 def estimated_paces(settings: Mapping[str, ResolvedSettings], training: Source) -> dict[str, TrainingSpeed]:
-    """The pace of each task from a few steps, as ``pretrain`` estimates it: a second or two for each."""
+    """Estimate the training speed of each task from a few steps, as ``pretrain`` does: a second or two each."""
     found: dict[str, TrainingSpeed] = {}
     threads = torch.get_num_threads()
     try:
@@ -110,7 +110,7 @@ def estimated_paces(settings: Mapping[str, ResolvedSettings], training: Source) 
                     torch.set_num_threads(one.threads)
                 tried = try_steps(one, batch, refuse_too_large(one, batch), training)
                 if tried.step is None:
-                    raise PatchloomError(f"the pace of {name} cannot be estimated here: compare without --dry_run")
+                    raise PatchloomError(f"the speed of {name} cannot be estimated here: compare without --dry_run")
                 seconds = estimated(one, tried, Cores(cores()), 1).total
                 assert seconds is not None
                 found[name] = TrainingSpeed(seconds, batch, steps_per_epoch(len(training), one.batch_size))
@@ -120,22 +120,22 @@ def estimated_paces(settings: Mapping[str, ResolvedSettings], training: Source) 
     return found
 
 
-# How long what comes after training will take: the scoring of an encoder, and a run's part of the page.
+# Time after training: the scoring of an encoder, and a run's part of the page.
 
 
 _FEW, _SOME = (
     MIN_LABEL_FREE_IMAGES,
     320,
-)  # images on which it is timed: what does not depend on them shows in the difference
-_LONG = 6.0  # seconds that few may take for some more to be tried
+)  # numbers of images for timing: the difference excludes constant costs
+_LONG = 6.0  # seconds: if the smaller number takes longer, the larger one is skipped
 
 
 class TimeAfterTraining(NamedTuple):
-    """Seconds of what comes after training.
+    """Time after training in seconds.
 
     Attributes:
-        scoring: of an encoder.
-        page: of a run's part.
+        scoring: scoring of an encoder.
+        page: a run's part of the page.
     """
 
     scoring: float
@@ -145,7 +145,7 @@ class TimeAfterTraining(NamedTuple):
 def time_after_training(
     run: Path, on: LabelledData | None, held_out: Source, settings: EvalSettings
 ) -> TimeAfterTraining:
-    """What comes after training, timed on a small share of the images, and scaled by their number."""
+    """Time the evaluation on a fraction of the images, and extrapolate to all of them."""
     if on is not None:
         scoring = _scaled(partial(_by_labels, run, on, settings), len(on.parts.train) + len(on.parts.test))
     else:
@@ -165,7 +165,7 @@ def _by_labels(run: Path, on: LabelledData, settings: EvalSettings, count: int) 
     its = replace(settings, cache=False)
     share = count / (len(on.parts.train) + len(on.parts.test))
     train, test = (_some(one, share) for one in (on.parts.train, on.parts.test))
-    # few labels cost what their share does, which may be too few to be drawn from this part
+    # probes with few labels take time in proportion; here they could have too few images to draw from
     ways: Sequence[Way] = [way for way in on.ways if way.few is None]
     score_encoder(
         extractors(vit, card, its, load_extra_module(run, "pooling"))[0], ways, Parts(train, test, ""), its, 0
@@ -179,5 +179,5 @@ def _some(source: Source, share: float) -> Source:
 
 def _without_labels(run: Path, held_out: Source, settings: EvalSettings, count: int) -> None:
     vit, card = load_encoder(run)
-    with suppress(PatchloomError):  # too few can be read, or its few steps diverged: what came of it is said later
+    with suppress(PatchloomError):  # unreadable images or a diverged run: reported by the evaluation
         label_free_rows("pilot", vit, card, held_out, replace(settings, seed=0), images=count)

@@ -1,4 +1,4 @@
-"""A comparison of encoders without labels: what each measures on images that no run trained on, side by side."""
+"""Comparison of encoders without labels: measures on images that no run trained on."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ from patchloom.runs.encoder import load_encoder
 from patchloom.runs.held_out import unchanged_held_out
 
 NO_BEST_TASK = (
-    "There are no labels, so none of the tasks is named the best one: no number below says what the features are good "
-    "for. A few hundred labelled images would (--labels FOLDER; what was trained is not trained again)."
+    "Without labels no task can be named the best: none of the measures below shows how useful the features are. "
+    "A few hundred labelled images would (--labels FOLDER; finished runs are not trained again)."
 )
 
 
 def note_too_few_images(held_out: int, noun: str) -> str:
-    """A sentence where so many held-out images are not enough for measures without labels; "" where they are."""
+    """Return a sentence if the held-out images are too few for measures without labels; else ""."""
     if held_out >= MIN_LABEL_FREE_IMAGES:
         return ""
     return (
-        f"The table of measures without labels is left out: each run holds out {held_out} {noun}, and "
-        f"{MIN_LABEL_FREE_IMAGES} are "
-        "needed to measure neighbours among."
+        f"The table of measures without labels is left out: each run holds out {held_out} {noun}, and neighbours "
+        f"can be measured among {MIN_LABEL_FREE_IMAGES} or more."
     )
 
 
 def held_out_of(opened: Data, run: Path) -> Source:
-    """The images that a run held out, as its encoder hears them where they are recordings."""
+    """Return the images that a run held out; recordings with the settings of its encoder."""
     card = load_encoder(run)[1]
     source = with_encoder_sound(opened, card.sound, card.name).train
     return unchanged_held_out(run, source).parts(source)[1]
@@ -53,22 +52,22 @@ def compare_unlabelled(
     folder: Path,
     notes: Sequence[str],
 ) -> Comparison:
-    """What may be said without labels."""
+    """Return the comparison without labels."""
     held_out = held_out_of(opened, run)
     said = [few] if (few := note_too_few_images(len(held_out), held_out.noun)) else []
     found: dict[str, list[list[Row]]] = {}
-    measured = [] if few else [one for one in those if one.name != PIXELS]  # which have no patches, nor such a rank
+    measured = [] if few else [one for one in those if one.name != PIXELS]  # these measures do not apply to pixels
     with StatusMessage("measuring encoders without labels", len(measured)) as waiting:
         for number, one in enumerate(measured):
             try:
                 found.setdefault(one.name, []).append(_kept_rows(one, number, held_out, settings, folder))
-            except PatchloomError as problem:  # it has diverged, or too few images can be read
+            except PatchloomError as problem:  # diverged, or too few readable images
                 said.append(f"{one.name}, seed {one.seed}, has no measures without labels: {problem}.")
             waiting.advance()
     found = {name: rows for name, rows in found.items() if rows}
     tasks = {one.name for one in those if one.kind == TASK}
     said += _by_rankme({name: rows for name, rows in found.items() if name in tasks})
-    note = f"On {len(held_out):,} {held_out.noun} that no run was trained on; mean over seeds (lowest to highest)."
+    note = f"On {len(held_out):,} {held_out.noun} that no run trained on; mean over seeds (lowest to highest)."
     tables = [("Measures without labels", _table(found), note)] if found else []
     return Comparison(
         folder, [NO_BEST_TASK, *said], [*tables, *health_tables(those)], None, tuple(notes), (), _csv(found)
@@ -76,15 +75,15 @@ def compare_unlabelled(
 
 
 def _by_rankme(found: dict[str, list[list[Row]]]) -> list[str]:
-    """The order of tasks by RankMe, which alone went with kNN on both data sets of benchmarks/label_free.py."""
+    """Rank tasks by RankMe, the only measure that agreed with kNN on both data sets of benchmarks/label_free.py."""
     ranks = {name: [row.value for row in _values(rows).get(RANKME, ())] for name, rows in found.items()}
     means = {name: sum(values) / len(values) for name, values in ranks.items() if values}
     if len(means) < 2:
         return []
     order = listing([f"{name} ({means[name]:.1f})" for name in sorted(means, key=lambda name: -means[name])], "and")
     return [
-        f"A hint, no verdict: by RankMe the order is {order}. Among tasks trained equally long, the higher it was the "
-        "better was kNN on two data sets (Spearman's ρ 0.5 to 0.6); a linear probe not clearly."
+        f"A hint, not a verdict: by RankMe the order is {order}. Among equally long trainings, RankMe correlated with "
+        "kNN on two data sets (Spearman's ρ 0.5 to 0.6), but not clearly with a linear probe."
     ]
 
 
@@ -112,7 +111,7 @@ def _rows(one: Contender, source: Source, settings: EvalSettings) -> list[Row]:
 
 
 def _values(rows: Sequence[Sequence[Row]]) -> dict[str, list[Row]]:
-    """The rows of each measure, one a seed."""
+    """Group rows by measure, one row per seed."""
     found: dict[str, list[Row]] = {}
     for seed in rows:
         for row in seed:
@@ -143,7 +142,7 @@ def _csv(found: dict[str, list[list[Row]]]) -> list[tuple[str | int | float | No
         for measure, its in _values(seeds).items():
             values = [float(row.value) for row in its]
             spread = sum(values) / len(values), min(values), max(values)
-            # an interval over images is of one seed, not of a mean over several, of which there is the range
+            # the interval over images belongs to one seed; a mean over several has a range instead
             interval = (float(its[0].low), float(its[0].high)) if len(its) == 1 else (None, None)
             about = measure, name, "without labels", len(values)
             rows.append((*about, *spread, *interval, None, None, None, its[0].unit))

@@ -37,10 +37,10 @@ from patchloom.evaluate.settings import (
     note_copies,
     open_together,
     place_in_run,
+    print_leak_notes,
     print_notes,
     share_steps,
     tell_colours,
-    tell_leaks,
 )
 from patchloom.evaluate.training import format_recipe_value, temporary_seed
 from patchloom.nets.checkpoints.format import EncoderCard
@@ -121,7 +121,7 @@ def dense_parts(
         validation = None
     with StatusMessage("looking for copies among the images"):
         story += note_copies(train.images, test.images, looked=brought is None)
-    tell_leaks(train.images, test.images, own=brought is not None)
+    print_leak_notes(train.images, test.images, own=brought is not None)
     return DenseParts(train, validation, test, f"{note} {story}".strip())
 
 
@@ -333,7 +333,7 @@ def train_each(
     """Train every candidate; no test image is read."""
     with temporary_seed(setup.settings.seed), _enough_memory(setup.recipe.batch):
         _foresee_memory(candidates, setup, begin(candidates[0].build()))
-    left, found = _announced(candidates, setup, begin), []
+    left, found = _announce(candidates, setup, begin), []
     for candidate in candidates:
         with temporary_seed(setup.settings.seed), _enough_memory(setup.recipe.batch):
             trained = begin(candidate.build()).run(candidate.name, left)
@@ -341,7 +341,7 @@ def train_each(
     return found
 
 
-def _announced(
+def _announce(
     candidates: Sequence[DenseCandidate], setup: Setup[T, R], begin: Callable[[Any], DenseTraining[T]]
 ) -> TimeLeft:
     """Say what will be trained, and how long all of it takes, from a few steps."""
@@ -510,7 +510,7 @@ def dense_report(
         across="measure",
         down=True,
         drawings=drawings,
-    ).beside(True)
+    ).with_differences(True)
 
 
 def best_and_worst(scores: Sequence[float]) -> list[int]:

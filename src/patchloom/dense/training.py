@@ -142,7 +142,7 @@ class DenseTraining(Loop, Generic[T]):
     def _position(self) -> str:
         return f"step {self.step:,} of {self.steps:,}"
 
-    def _told(self, loss: float) -> str:
+    def _progress_text(self, loss: float) -> str:
         found = self.best.latest
         validated = "" if found is None else f" · validation {self.measure} {found.accuracy:.1%}"
         return f"step {self.step:,}/{self.steps:,} · loss {loss:.3f}{validated}"

@@ -1,1 +1,1 @@
-"""Evaluation protocols: every number beside its controls, with a sentence on what was done."""
+"""Evaluation protocols, each with its controls and a description of what was done."""

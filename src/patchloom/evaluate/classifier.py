@@ -1,4 +1,4 @@
-"""An encoder with a classification head: built, trained by `fit`, saved and loaded."""
+"""Encoder with a classification head, trained by `fit`; saved and loaded here."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ PositionChoice = Literal["auto", "keep", "fixed", "learned", "relative", "none"]
 
 
 class Classifier(OnEncoder):
-    """Logits from images. Letters: b batch, d width, c classes.
+    """Classifier of images. Letters: b batch, d width, c classes.
 
     Args:
-        encoder: is not copied.
+        encoder: encoder, not copied.
         classes: number of classes.
         pooling: input of the head: class token, mean of the patch tokens, or the output of ``instance``.
-        instance: an instance head, needed by that pooling.
-        body: fresh blocks on the encoder's tokens; the encoder is then frozen, and a LayerNorm follows the pooling.
+        instance: instance head, required for that pooling.
+        body: new blocks on the encoder's tokens; the encoder is then frozen, and a LayerNorm follows the pooling.
         stem: layers between the pooling and the linear layer, such as ExtreMA's first projection layer.
-        width: output width of the stem; the encoder's, if absent.
+        width: output width of the stem; the encoder's by default.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Classifier(OnEncoder):
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """Return the number of classes."""
         return self.head.out_features
 
     def train(self, mode: bool = True) -> Classifier:
@@ -92,29 +92,29 @@ class Classifier(OnEncoder):
         return self
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [b c] of normalised images [b channels h w]."""
+        """Return logits [b c] of normalised images [b channels h w]."""
         pooled = self.pooled(images)
         return self.head(pooled if self.stem is None else self.stem(pooled))
 
     def pooled(self, images: Tensor) -> Tensor:
-        """Input of the stem or head [b d]. The norm comes after the mean, as in MAE's code, which trains faster."""
+        """Return the input of the stem or head [b d]. The mean is normed, as in MAE's code, which trains faster."""
         vit, frozen = self.encoder, self.body is not None
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             tokens = encode(vit, all_patches(images, patch_count(vit)), norm=frozen)
         if self.pooling == "instance":
-            assert self.instance is not None  # is given with this pooling
+            assert self.instance is not None  # required for this pooling
             return represent(vit, self.instance, tokens)
         tokens = tokens if self.body is None else self.body(tokens)
         pooled = tokens[:, 0] if self.pooling == "class" else tokens[:, prefix_count(vit) :].mean(1)
         if self.body is None:
             return pooled_norm(vit, final_norm(vit, pooled))
-        assert self.norm is not None  # with a body
+        assert self.norm is not None  # set with a body
         return self.norm(pooled)
 
 
 def fresh_blocks(vit: Encoder, count: int) -> nn.Sequential:
-    """``count`` freshly initialised transformer blocks with the encoder's width and heads."""
-    norm: Any = partial(nn.LayerNorm, eps=1e-6)  # timm asks for a class, and only calls it
+    """Return ``count`` freshly initialised transformer blocks with the encoder's width and heads."""
+    norm: Any = partial(nn.LayerNorm, eps=1e-6)  # timm's type is a class, but it is only called
     made = (Block(token_width(vit), attention_heads(vit), qkv_bias=True, norm_layer=norm) for _ in range(count))
     body = nn.Sequential(*made)
     initialize(body)
@@ -129,7 +129,7 @@ def variant_of(positions: PositionChoice, vit: Encoder) -> Variant:
 
 
 def class_names(source: Source) -> tuple[str, ...]:
-    """Names of the classes of labels 0 ... c-1."""
+    """Return the names of classes 0 ... c-1."""
     return source.classes or tuple(map(str, range(int(labels_of(source).max()) + 1)))
 
 
@@ -138,13 +138,13 @@ class ClassifierCard:
     """Metadata of a fine-tuned classifier's weights.
 
     Attributes:
-        encoder: card of the encoder from which it was fine-tuned.
-        positions, pooling: as in fine-tuning.
-        classes: their names, in the order of the logits.
-        data: the name of the training data.
-        test: fingerprint of the test images, the only ones that the classifier may be measured on.
-        seed: of split and training.
-        settings: the recipe.
+        encoder: card of the encoder that was fine-tuned.
+        positions, pooling: options of fine-tuning.
+        classes: class names in the order of the logits.
+        data: name of the training data.
+        test: fingerprint of the test images, the only ones on which the classifier may be tested.
+        seed: random seed of split and training.
+        settings: values of the recipe.
     """
 
     encoder: EncoderCard
@@ -158,12 +158,12 @@ class ClassifierCard:
 
 
 def save_classifier(model: Classifier, card: ClassifierCard, path: Path) -> None:
-    """Write weights and card, atomically."""
+    """Write weights and card atomically."""
     save_net(model, CLASSIFIER_FORMAT, asdict(card), path)
 
 
 def load_classifier(path: str | Path) -> tuple[Classifier, ClassifierCard]:
-    """A fine-tuned classifier in eval mode, and its card."""
+    """Load a fine-tuned classifier in eval mode and its card."""
     card, weights = read_classifier(path), read_weights(Path(path))
     refuse_larger(card.encoder, weights, Path(path))
     with expect_intact(path), torch.random.fork_rng(devices=[]):
@@ -175,10 +175,10 @@ def load_classifier(path: str | Path) -> tuple[Classifier, ClassifierCard]:
 
 
 def read_classifier(path: str | Path) -> ClassifierCard:
-    """The card of a classifier's file; errors as `load_classifier`."""
+    """Read the card of a classifier's file; errors as in `load_classifier`."""
     path = Path(path)
     if not path.is_file():
-        raise PatchloomError(f"there is no classifier at {path}: patchloom evaluate finetune writes one")
+        raise PatchloomError(f"there is no classifier at {path}: create one by patchloom evaluate finetune")
     about = read_about(path, CLASSIFIER_FORMAT, "a classifier")
     with expect_intact(path):
         return checked_card(ClassifierCard, about)

@@ -1,4 +1,4 @@
-"""Frozen features, every pooling in one pass over the data. Letters: n images, d width, c channels, h w size."""
+"""Frozen features, with all poolings in one pass over the data. Letters: n images, d width, c channels, h w size."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from patchloom.system.hardware import bfloat16_pays
 from patchloom.version import __version__
 from patchloom.withhold.encoder_input import all_patches
 
-# One pass of a frozen encoder over images, a batch at a time: whatever becomes of features, they are made here.
+# One pass of a frozen encoder over images in batches; all features are computed here.
 
 
 def each_batch(
@@ -60,20 +60,20 @@ def each_batch(
     first: int = 0,
     stop: int | None = None,
 ) -> None:
-    """Apply ``pools`` to every image, labelled or not, and hand what it gives to ``keep``; no more is held.
+    """Apply ``pools`` to every image, labelled or not, and pass the result to ``keep``; nothing else is stored.
 
     Args:
-        vit: the encoder; it is moved to ``device``, and keeps its mode (train or eval).
-        card: its mean and std normalise the images.
+        vit: encoder; moved to ``device``, its mode (train or eval) is kept.
+        card: provides mean and std to normalise images.
         source: images.
-        pools: from normalised images [b c h w] to features [b ...] by name.
-        keep: is given the features of a batch, float32 on the CPU, and the batch.
-        device: where the encoder runs.
+        pools: function from normalised images [b c h w] to features [b ...] by name.
+        keep: called with the features of a batch, float32 on the CPU, and the batch.
+        device: device of the encoder.
         batch_size: images per batch.
-        workers: processes that read images.
-        half: products are taken in bfloat16.
-        what: is said to be done, if it takes a while; nothing is said without it.
-        first, stop: numbers of the first batch and of that behind the last one, as for `plain_batches`.
+        workers: data-loading processes.
+        half: compute products in bfloat16.
+        what: status message for slow passes; "" prints none.
+        first, stop: range of batch numbers, ``stop`` excluded, as for `plain_batches`.
     """
     channels, size = input_channels(vit), input_size(vit)
     training = vit.training
@@ -103,14 +103,14 @@ class ImageFeatures:
     """Features of images, on the CPU.
 
     Attributes:
-        tokens: [n d] float32 by name: "class" (if the encoder has that token), "mean", "prefix" (if it has registers)
-            and "instance" (if there is an instance head), or "pixels", or the layers of `layer_names`.
-        labels: [n] int64; -1 for images without one, where those were asked for, too.
-        indices: [n] int64, of the images in the source.
+        tokens: [n d] float32 by name: "class" (if the encoder has that token), "mean", "prefix" (with registers)
+            and "instance" (with an instance head), or "pixels", or the layers of `layer_names`.
+        labels: [n] int64; -1 for unlabelled images, if these are included.
+        indices: [n] int64, indices of the images in the source.
         unreadable: names of images that could not be read.
-        cached: whether they come from the cache of an earlier pass.
-        groups: [n] int64, of images that no split may part; None: any may be.
-        noun: what they are called: images or recordings.
+        cached: whether the features come from the cache.
+        groups: [n] int64, groups of images that splits keep together; None: none.
+        noun: "images" or "recordings".
     """
 
     tokens: dict[str, Tensor]
@@ -122,46 +122,46 @@ class ImageFeatures:
     noun: str = "images"
 
     def poolings(self) -> tuple[str, ...]:
-        """Values that `pooled` takes."""
+        """Return the values that `pooled` takes."""
         return poolings_of(self.tokens)
 
     def pooled(self, pooling: str) -> Tensor:
-        """[n d], or [n 2d] for "both", which concatenates class token and mean."""
+        """Return features [n d], or [n 2d] for "both", which concatenates class token and mean."""
         return select_pooling(pooling, self.tokens)
 
 
 def has_labels(source: Source | None) -> bool:
-    """Whether at least one image of a source has a label (-1 means none)."""
+    """Return whether at least one image of a source has a label (-1 means none)."""
     return source is not None and source.labels is not None and bool((source.labels >= 0).any())
 
 
 def count_classes(source: Source) -> int:
-    """Number of classes that occur among the labelled images of a source."""
+    """Return the number of classes that occur among the labelled images of a source."""
     return len(np.unique(known_labels(source)))
 
 
 def known_labels(source: Source) -> np.ndarray:
-    """Labels of the images of a source that have one, in their order."""
+    """Return the labels of the labelled images of a source, in order."""
     return np.empty(0, np.int64) if source.labels is None else source.labels[source.labels >= 0]
 
 
 def labels_of(source: Source, indices: Tensor | None = None) -> Tensor:
-    """Labels [n] int64 of a labelled source; with ``indices`` [m], those of these images [m]."""
+    """Return labels [n] int64 of a labelled source, or those of the images ``indices`` [m]."""
     assert source.labels is not None, f"{source.name} has no labels"
     return torch.from_numpy(source.labels if indices is None else source.labels[indices.numpy()])
 
 
 def groups_of(source: Source, indices: Tensor) -> Tensor | None:
-    """Groups [m] int64 of the images ``indices`` [m], which no split may part; None if any may be."""
+    """Return groups [m] int64 of the images ``indices`` [m], which splits keep together; None without groups."""
     return None if source.groups is None else torch.from_numpy(source.groups[indices.numpy()])
 
 
 def only_labelled(source: Source) -> Source:
-    """The images of a source that have a label."""
+    """Return the labelled images of a source."""
     if not has_labels(source):
         why = f"{source.no_labels}, so " if source.no_labels else ""
         raise PatchloomError(f"{source.name} has no labels: {why}{source.to_label}")
-    assert source.labels is not None  # as has_labels says
+    assert source.labels is not None  # by has_labels
     known = source.labels >= 0
     return source if known.all() else source.subset(np.flatnonzero(known))
 
@@ -179,16 +179,17 @@ def extract(
     layers: bool = False,
     what: str = "",
 ) -> ImageFeatures:
-    """Features of every labelled image, in one pass.
+    """Compute features of every labelled image in one pass.
 
-    These are the class token, the mean of the patch tokens, that of class token and registers, and the instance
-    representation, after the encoder's last norm; with ``layers`` instead the mean of the patch tokens in every layer
+    These are the class token, the mean of the patch tokens, the mean of class token and registers, and the instance
+    representation, after the encoder's last norm; ``layers`` gives instead the mean of the patch tokens in every layer
+    of `layer_names`.
     of `layer_names`.
     """
     device, patches = torch.device(device), patch_count(vit)
 
     def layer_means(images: Tensor) -> dict[str, Tensor]:
-        assert not is_hierarchical(vit)  # which `layers` refuses
+        assert not is_hierarchical(vit)  # refused by `layers`
         each = attend_each(vit, embed(vit, all_patches(images, patches)))
         means = (tokens[:, prefix_count(vit) :].float().mean(1) for tokens in each)
         return dict(zip(layer_names(vit), means, strict=True))
@@ -200,14 +201,14 @@ def extract(
 
 
 def runs_in_bfloat16(device: torch.device, precision: Precision) -> bool:
-    """Whether products are taken in bfloat16; auto takes them where a CUDA device has that type."""
+    """Return whether products are computed in bfloat16; auto chooses it on CUDA devices that support it."""
     if precision == "auto":
         return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return precision == "bfloat16"
 
 
 def trains_in_bfloat16(device: torch.device, precision: Precision) -> bool:
-    """Whether products of a training are taken in bfloat16; auto takes them wherever that is faster."""
+    """Return whether products in training are computed in bfloat16; auto chooses it if it is faster."""
     if precision == "auto" and device.type == "cpu":
         return bfloat16_pays()[0]
     return runs_in_bfloat16(device, precision)
@@ -226,7 +227,7 @@ def one_pass(
 ) -> ImageFeatures:
     """Apply ``pools``, from normalised images [b c h w] to features [b d] by name, to every image, labelled or not.
 
-    All else is as for `extract`.
+    Other arguments are those of `extract`.
     """
     found: dict[str, list[Tensor]] = {}
     indices: list[Tensor] = []
@@ -254,7 +255,7 @@ def pixel_features(
     whole: bool = False,
     labels: bool = True,
 ) -> ImageFeatures:
-    """Normalised pixels as features "pixels" [n c·h·w], the control without any encoder."""
+    """Return normalised pixels as features "pixels" [n c·h·w], the control without an encoder."""
     source = only_labelled(source) if labels else source
     pixels, indices, unreadable = [], [], []
     small = size if whole else raw_size(source.modality, size)
@@ -267,14 +268,14 @@ def pixel_features(
 
 
 def pixels_size(size: tuple[int, int]) -> tuple[int, int]:
-    """Height and width to which `pixel_features` reduces images of ``size``."""
+    """Return the height and width to which `pixel_features` reduces images of ``size``."""
     h, w = size
     shrink = min(1.0, _PIXELS_SIDE / max(h, w))
     return max(1, round(h * shrink)), max(1, round(w * shrink))
 
 
 def raw_size(modality: Modality, size: tuple[int, int]) -> tuple[int, int]:
-    """Height and width of the raw control where an encoder is given pictures of ``size``."""
+    """Return the height and width of the raw control for an encoder of ``size``."""
     return pixels_size(size) if modality.resizable else size
 
 
@@ -285,17 +286,17 @@ def _features(tokens: dict[str, Tensor], source: Source, indices: list[Tensor], 
     return ImageFeatures(tokens, labels, places, unreadable, groups=groups, noun=source.noun)
 
 
-# A cache of features on disc, so that ten probes of an encoder cost one pass over the images.
+# Cache of features on disc, so that ten probes of an encoder need one pass over the images.
 
 
-MAX_BYTES = 5 * 10**9  # of all files together; the least recently used are removed first
-# the first is to be raised with changes of the code that computes features
+MAX_BYTES = 5 * 10**9  # limit for all files; the least recently used are removed first
+# increase the first number if the code that computes features changes
 _PROGRAMS = ("features 2", __version__, *(version(name) for name in ("torch", "torchvision", "timm", "pillow")))
-_ABOUT = "patchloom-features"  # key of the metadata: the names in order, and a digest of the values
+_ABOUT = "patchloom-features"  # metadata key: the names in order and a digest of the values
 
 
 def cache_folder() -> Path:
-    """The folder of the cached features."""
+    """Return the folder of cached features."""
     return cache_root() / "features"
 
 
@@ -306,12 +307,12 @@ def about_encoder(
     head: InstanceHead | None = None,
     precision: Precision = "auto",
 ) -> tuple[str, ...]:
-    """Everything about an encoder, and how it runs, on which its features depend; arguments of `features.extract`."""
+    """Return all properties of an encoder and its device that affect its features; arguments of `features.extract`."""
     device = torch.device(device)
     return (
         digest_tensors(vit.state_dict()),
         "" if head is None else json.dumps(head.sizes, sort_keys=True) + digest_tensors(head.state_dict()),
-        # neither the number of heads nor other options of a timm model are seen in its weights
+        # the weights show neither the number of heads nor other options of a timm model
         json.dumps(card.timm_name if card.spec is None else asdict(card.spec), sort_keys=True),
         f"{vit} {attention_heads(vit)} heads, {input_size(vit)} pixels",
         json.dumps([one for one in (card.mean, card.std, card.modality.plain()) if one is not None]),
@@ -320,7 +321,7 @@ def about_encoder(
 
 
 def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, dtypes, shapes and values, in order."""
+    """Return the SHA-256 of names, dtypes, shapes and values, in order."""
     total = hashlib.sha256()
     for name, value in tensors.items():
         total.update(f"{name} {value.dtype} {tuple(value.shape)}\0".encode())
@@ -331,9 +332,9 @@ def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
 def load_or_extract(
     about: Sequence[str], source: Source, make: Callable[[Source], ImageFeatures], *, keep: bool = True
 ) -> ImageFeatures:
-    """``make(source)``, or its cached result for the same images.
+    """Return ``make(source)`` or its cached result for the same images.
 
-    Damaged files are ignored and replaced. Where nothing can be written, nothing is cached.
+    Damaged files are ignored and replaced. Without write access nothing is cached.
     """
     source = only_labelled(source)
     stamp = source.stamp() if keep else None
@@ -345,7 +346,7 @@ def load_or_extract(
     if found is not None:
         return found
     found = make(source)
-    if source.stamp() == stamp:  # otherwise the images changed while they were read
+    if source.stamp() == stamp:  # else the images changed during the pass
         _write(path, found)
     return found
 
@@ -359,7 +360,7 @@ def _read(path: Path, source: Source) -> ImageFeatures | None:
             return None
     except (OSError, SafetensorError, ValueError, LookupError, TypeError):  # missing or damaged
         return None
-    with contextlib.suppress(OSError):  # just removed, or of another user
+    with contextlib.suppress(OSError):  # just removed, or owned by another user
         os.utime(path)
     places = tensors.pop("indices")
     labels = labels_of(source, places)
@@ -374,13 +375,13 @@ def _write(path: Path, features: ImageFeatures) -> None:
     if sum(values.nbytes for values in tensors.values()) > MAX_BYTES:
         return
     about = {_ABOUT: json.dumps({"names": list(tensors), "digest": digest_tensors(tensors)})}
-    with contextlib.suppress(PatchloomError):  # a full or read-only disc only costs another pass
+    with contextlib.suppress(PatchloomError):  # with a full or read-only disc, features are computed again
         write_whole(path, save({name: values.contiguous() for name, values in tensors.items()}, metadata=about))
     _make_room(path.parent)
 
 
 def _make_room(folder: Path) -> None:
-    """Remove the least recently used files, half-written ones of dead processes too, down to `MAX_BYTES` in all."""
+    """Remove the least recently used files and partial files of dead processes until `MAX_BYTES` is met."""
     files = []
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         for file in found:

@@ -1,4 +1,4 @@
-"""What the protocols on frozen features share: an encoder is measured beside its untrained twin and raw pixels."""
+"""Shared code of protocols on frozen features, which compare an encoder with its untrained twin and raw pixels."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder, load_extra_module
 
-# for an encoder to which a protocol does not apply
+# suggestion for encoders that a protocol does not support
 INSTEAD = "take knn, linear, blocks, few-shot or finetune, and positions for a run of droppos"
 UNTRAINED, PIXELS, MAJORITY = "untrained", "raw pixels", "majority class"
 
-# features of test images -> settings of each row that the protocol gives, and [n] which images are classified correctly
+# features of test images -> settings of each row of the protocol, and [n] correctness of each image
 ScoreFunction = Callable[[ImageFeatures], list[tuple[dict[str, Any], Tensor]]]
-# features of training images, pooling, settings -> the function above; all that is chosen is chosen here
+# features of training images, pooling, settings -> the function above; all choices are made here
 FitFunction = Callable[[ImageFeatures, str, EvalSettings], ScoreFunction]
 
 
 class FeatureExtractor(NamedTuple):
-    """A name, a function from images to features, and the encoder behind it, which raw pixels lack."""
+    """Name, function from images to features, and encoder, which raw pixels lack."""
 
     name: str
     features_of: Callable[[Source], ImageFeatures]
@@ -50,18 +50,18 @@ class FeatureExtractor(NamedTuple):
 
 @dataclass(frozen=True)
 class FrozenProtocol:
-    """A protocol on frozen features, as `compare_frozen` runs it.
+    """Protocol on frozen features, run by `compare_frozen`.
 
-    `fit` runs for each encoder and pooling; its result runs once, on test features; `Row.of_images` makes the number.
+    `fit` runs for each encoder and pooling; its result runs once, on test features; `Row.of_images` gives the accuracy.
 
     Attributes:
-        name: in the rows.
-        fit: fits to features of training images; its result scores features of test images.
-        quoted: selects the one row of an encoder that is quoted, without using its value on the test images.
-        title: begins the headline, from the encoder's quoted row.
-        sentence: what was done, from the features of training and of test images.
-        drawn: whether chance moves the result of a given encoder, as where few labels are drawn.
-        across: the setting whose values are the columns of the table, as in `Report`.
+        name: name in the rows.
+        fit: function that fits features of training images; its result scores features of test images.
+        quoted: function that selects the quoted row of an encoder, without its value on the test images.
+        title: function from the encoder's quoted row to the start of the headline.
+        sentence: function from training and test features to a description of the method.
+        drawn: whether the result of a given encoder is random, such as with a draw of few labels.
+        across: setting whose values are the columns of the table, as in `Report`.
     """
 
     name: str
@@ -81,7 +81,7 @@ def measure_run(
     pooling: Pooling | Literal["all"],
     gallery: float = 1.0,
 ) -> Report:
-    """Evaluate a run by one protocol; ``gallery`` is the share of the training images that is used, stratified."""
+    """Evaluate a run by one protocol; ``gallery`` is the stratified fraction of the training images that is used."""
     vit, card = load_encoder(run, settings.model)
     parts = parts_of(data, settings, card=card, run=run)
     if gallery < 1:
@@ -103,9 +103,9 @@ def extractors(
     *,
     layers: bool = False,
 ) -> list[FeatureExtractor]:
-    """Extractors of an encoder, its untrained twin and raw pixels, with the cache."""
+    """Return the extractors of an encoder, its untrained twin and raw pixels, with the cache."""
     twin, fresh = untrained_twin(card, head, settings.seed)
-    # functions, so that the features of only one are in memory at a time
+    # functions, so that only one set of features is in memory at a time
     return [
         encoder_extractor(card.name, vit, card, settings, head, layers=layers),
         encoder_extractor(UNTRAINED, twin, card, settings, fresh, layers=layers),
@@ -122,7 +122,7 @@ def encoder_extractor(
     *,
     layers: bool = False,
 ) -> FeatureExtractor:
-    """Extractor of one encoder, with the cache: pooled features, or those of all layers, which no head changes."""
+    """Return the extractor of an encoder, with the cache; ``layers`` gives features of all layers, without a head."""
     device, head = settings.torch_device, None if layers else head
     about = ("layers" if layers else "pooled", *about_encoder(vit, card, device, head)) if settings.cache else ()
 
@@ -137,7 +137,7 @@ def encoder_extractor(
 
 
 def raw_extractor(vit: Encoder, card: EncoderCard, settings: EvalSettings) -> FeatureExtractor:
-    """Raw pixels of images, or the features of recordings, as ``vit`` is given them, with the cache."""
+    """Return the extractor of raw pixels, or of the raw features of recordings, at the input size of ``vit``."""
     size, name = input_size(vit), raw_name(card)
     about: tuple[str, ...] = "pixels", str(pixels_size(size)), str(card.mean), str(card.std)
     about += tuple(f"{name} {value}" for name, value in (card.modality.plain() or {}).items())
@@ -153,7 +153,7 @@ def raw_extractor(vit: Encoder, card: EncoderCard, settings: EvalSettings) -> Fe
 
 
 def raw_name(card: EncoderCard) -> str:
-    """What the control without an encoder is called: raw pixels, or raw features of recordings."""
+    """Return the name of the control without an encoder: raw pixels, or raw features of recordings."""
     return card.modality.raw
 
 
@@ -170,7 +170,7 @@ def compare_frozen(
     head: InstanceHead | None = None,
     pooling: Pooling | Literal["all"] = "all",
 ) -> list[Report]:
-    """Evaluate an encoder, its untrained twin and raw pixels by several protocols, which share their features."""
+    """Evaluate an encoder, its untrained twin and raw pixels by several protocols, sharing features."""
     if pooling != "all":
         check_pooling(pooling, tokens_of(vit, head))
     rows: dict[str, list[list[Row]]] = {protocol.name: [] for protocol in protocols}
@@ -192,7 +192,7 @@ def evaluate_extractor(
     settings: EvalSettings,
     pooling: Pooling | Literal["all"] = "all",
 ) -> tuple[dict[str, list[Row]], ImageFeatures, ImageFeatures]:
-    """The rows of one encoder, or of raw pixels, by each protocol's name; and its features of both parts."""
+    """Return the rows of an extractor by protocol name, and its features of both parts."""
     name, features_of, encoder = extractor
     train = features_of(parts.train)
     poolings = train.poolings() if pooling == "all" or encoder is None else (pooling,)
@@ -200,7 +200,7 @@ def evaluate_extractor(
     for protocol in protocols:
         for one in track_progress(poolings, len(poolings), f"{name}: {protocol.name}"):
             scores[protocol.name][one] = protocol.fit(train, one, settings)
-    # every choice has been made: now the test images are read
+    # all choices are made: read the test images
     test = features_of(parts.test)
     rows: dict[str, list[Row]] = {}
     for title, of_pooling in scores.items():
@@ -238,7 +238,7 @@ def _report(
         n_test=n_test,
         across=protocol.across,
         noun=parts.test.noun,
-    ).beside(protocol.drawn)
+    ).with_differences(protocol.drawn)
 
 
 def circumstances(
@@ -249,17 +249,17 @@ def circumstances(
     cached: Sequence[str],
     instance: bool = False,
 ) -> str:
-    """Sentences for any protocol on frozen features: origin of images and features, and what the controls are."""
+    """Return sentences on the origin of images and features and on the controls, for any protocol."""
     modality = parts.train.modality
     h, w = raw_size(modality, size)
     said = [parts.story, f"{modality.raw.capitalize()} are {modality.pictured} at {h}x{w}."]
     if instance:
-        said.append("Pooling instance is by the head that is beside the encoder; untrained has an untrained head.")
+        said.append("Pooling instance uses the head saved with the encoder; untrained has an untrained head.")
     if cached:
-        said.append(f"Features of an earlier pass were used for {', '.join(cached)}: --cache false takes them anew.")
+        said.append(f"Cached features were used for {', '.join(cached)}: --cache false computes them again.")
     return " ".join([*said, *note_unreadable(train.unreadable + test.unreadable, parts.train.noun)])
 
 
 def majority(protocol: str, train: Tensor, test: Tensor) -> Row:
-    """The row of a classifier that always predicts the most frequent of the labels ``train`` [n], on ``test`` [m]."""
+    """Return the row of a classifier that predicts the most frequent label of ``train`` [n], on ``test`` [m]."""
     return Row.of_images(MAJORITY, "-", protocol, {}, test == train.bincount().argmax())

@@ -1,6 +1,6 @@
-"""Measures of an encoder that need no labels, one file each, and `label_free_rows`, all of them of one encoder.
+"""Measures of an encoder without labels, and `label_free_rows`, which computes all of them.
 
-What they are worth was measured: `benchmarks/label_free.py` compares them with the ranking by labels.
+Their agreement with rankings by labels is measured in `benchmarks/label_free.py`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ from patchloom.patches.partition import random_partition, share_of
 from patchloom.questions.collapse import effective_rank
 from patchloom.withhold.encoder_input import all_patches, mask_patches
 
-# Whether an image is known again by another crop of it, among crops of many.
+# Retrieval of an image by another crop of it, among crops of many images.
 
 
 _AT_ONCE = 1024  # queries
 
 
 def own_crop_found(first: Tensor, second: Tensor) -> Tensor:
-    """Whether each image's first crop is nearest to its own second crop, [n] bool.
+    """Return whether each image's first crop is nearest to its own second crop, [n] bool.
 
-    Nearest is what has the largest cosine among the second crops of all n images; by chance it is the own one for 1/n
-    of them. What is retrieved is the image, no class of it: instance discrimination's question (Wu et al. 2018), asked
-    of an encoder as it is.
+    Nearest means the largest cosine among the second crops of all n images; chance is 1/n. The target is the image, not
+    a class: this is instance discrimination (Wu et al. 2018), applied to an encoder without further training.
 
     Args:
         first, second: [n d] features of two crops of each image.
@@ -52,16 +51,16 @@ def own_crop_found(first: Tensor, second: Tensor) -> Tensor:
 
 
 class AreaCrop:
-    """A part of an image at a random place, resized to ``size`` (h, w): a share ``area`` of its largest centre crop.
+    """Crop at a random place, with a fraction ``area`` of the image's largest centre crop, resized to ``size`` (h, w).
 
-    It has the shape of ``size`` and is not mirrored.
+    It has the aspect ratio of ``size`` and is not mirrored.
     """
 
     def __init__(self, size: tuple[int, int], area: float) -> None:
         self.size, self.area = size, area
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor]:
-        """One crop of an image [c h w], of the same dtype."""
+        """Return one crop of an image [c h w] with the same dtype."""
         top, left, height, width = centre_part(image.shape[-2], image.shape[-1], self.size[1] / self.size[0])
         side = math.sqrt(self.area)
         h, w = max(1, round(side * height)), max(1, round(side * width))
@@ -70,12 +69,12 @@ class AreaCrop:
 
 
 class CropsOf(Source):
-    """Crops of the images of a source, q of each, one image's after the other's.
+    """Crops of the images of a source, q consecutive ones per image.
 
     Args:
-        source: images; each is read once for its crops where they are read in order.
-        crops: [q] what cuts them, each another one.
-        seed: of the places; a crop's place depends on it, on its image's index and on its number alone.
+        source: images; reading in order reads each image once.
+        crops: [q] cropping functions.
+        seed: seed of the places; a crop's place depends only on the seed, the image's index and the crop's number.
     """
 
     def __init__(self, source: Source, crops: Sequence[Augment], seed: int) -> None:
@@ -99,26 +98,26 @@ class CropsOf(Source):
         return digest(["crops", str(len(self.crops)), str(self.seed), self.source.fingerprint()])
 
 
-# Whether an image's neighbours stay the same when only some of its patches are seen.
+# Overlap of nearest neighbours between the whole image and some of its patches.
 
-_TIED = 1e-6  # difference of two cosines below which float32 features cannot tell which is the nearer one
+_TIED = 1e-6  # cosines closer than this are equal within float32 precision
 
 
 def neighbour_overlap(whole: Tensor, partial: Tensor, k: int = 10) -> Tensor:
-    """The share of each image's k nearest others that are so for a part of its patches as well, [n] float64.
+    """Return the fraction of each image's k nearest neighbours that remain so for part of its patches, [n] float64.
 
-    Nearest by cosine; the others are seen whole both times. By chance it is k / (n - 1). Others whose cosines differ by
-    no more than float32 resolves are equally near, and share the places that are left among the k: what is counted is
-    the expected share if chance chooses among them. Of constant features it is chance.
+    Nearest is by cosine; only the query is seen in part. Chance is k / (n - 1). Neighbours whose cosines are equal
+    within float32 precision share the remaining places among the k: the result is the expected fraction if ties are
+    broken at random. Constant features give chance.
 
     Args:
         whole: [n d] features of all patches.
-        partial: [n d] those of some patches of the same images.
-        k: neighbours.
+        partial: [n d] features of some patches of the same images.
+        k: number of neighbours.
     """
     n = len(whole)
     if n - 1 <= k:
-        raise ValueError(f"of {n} images each has {n - 1} others: {k} nearest would be all of them")
+        raise ValueError(f"{n} images are too few for {k} nearest neighbours: all others would be neighbours")
     found = []
     for own in torch.arange(n).split(_AT_ONCE):
         before, after = (_chosen(queries[own], whole, own, k) for queries in (whole, partial))
@@ -127,13 +126,13 @@ def neighbour_overlap(whole: Tensor, partial: Tensor, k: int = 10) -> Tensor:
 
 
 def _chosen(queries: Tensor, others: Tensor, own: Tensor, k: int) -> Tensor:
-    """Return how probable it is that each other is among the k nearest, [q n] float64; the sum of each row is k.
+    """Return the probability that each other image is among the k nearest, [q n] float64; each row sums to k.
 
     Args:
-        queries: [q d].
-        others: [n d].
-        own: [q] the place of each query among the others, where it is not looked for.
-        k: neighbours.
+        queries: [q d] features.
+        others: [n d] features.
+        own: [q] index of each query among the others, which is excluded.
+        k: number of neighbours.
     """
     near = F.normalize(queries.double(), dim=1) @ F.normalize(others.double(), dim=1).T
     near[torch.arange(len(own)), own] = -torch.inf
@@ -144,13 +143,13 @@ def _chosen(queries: Tensor, others: Tensor, own: Tensor, k: int) -> Tensor:
 
 
 def partial_means(vit: Encoder, images: Tensor, order: Tensor, shares: Sequence[float]) -> dict[float, Tensor]:
-    """Means [b d] of the patch tokens where only a share of the patches enters, by the shares.
+    """Return means [b d] of the patch tokens if only a fraction of the patches enters, by fraction.
 
     Args:
-        vit: a plain ViT: of a Swin no patches can be left out as these are.
+        vit: plain ViT; a Swin cannot leave out patches.
         images: [b c h w] normalised.
-        order: [b n] all patches of each image in a random order; the first ones enter, at least one.
-        shares: of the patches.
+        order: [b n] random order of each image's patches; the first ones enter, at least one.
+        shares: fractions of the patches.
     """
     n = patch_count(vit)
     given, found = all_patches(images, n), {}
@@ -160,19 +159,19 @@ def partial_means(vit: Encoder, images: Tensor, order: Tensor, shares: Sequence[
     return found
 
 
-# LiDAR: in how many directions images differ more than crops of one image do.
+# LiDAR: number of directions in which images differ more than crops of one image.
 
 
-DELTA = 1e-4  # of the paper
+DELTA = 1e-4  # as in the paper
 
 
 def lidar(features: Tensor, delta: float = DELTA) -> float:
-    """LiDAR of features [n q d], of q augmented crops of each of n images (Thilak et al., ICLR 2024).
+    """Return LiDAR of features [n q d] of q augmented crops of each of n images (Thilak et al., ICLR 2024).
 
-    The effective rank, as of RankMe, of the matrix of linear discriminant analysis whose classes are the images:
+    LiDAR is the effective rank, as in RankMe, of the matrix of linear discriminant analysis with images as classes:
     Σ_w^-1/2 Σ_b Σ_w^-1/2 [d d]. Σ_b is the covariance of the images' means, Σ_w that of crops about their image's mean
-    plus ``delta`` on the diagonal. From 1 to min(n - 1, d); directions in which crops of one image differ as much as
-    images do count for little. Means are over n and over n·q, without a correction for small numbers.
+    plus ``delta`` on the diagonal. It lies between 1 and min(n - 1, d); directions in which crops of one image vary as
+    much as images do contribute little. Means are over n and over n·q, without a correction for small numbers.
     """
     n, q, d = features.shape
     if n < 2 or q < 2:
@@ -184,39 +183,39 @@ def lidar(features: Tensor, delta: float = DELTA) -> float:
     scatter = within.T @ within / (n * q) + delta * torch.eye(d, dtype=torch.float64)
     values, vectors = torch.linalg.eigh(scatter)
     whitened = apart @ (vectors * values.rsqrt()) @ vectors.T
-    # the matrix is symmetric and has no negative eigenvalue: its singular values are its eigenvalues
+    # the matrix is symmetric and positive semidefinite: its singular values are its eigenvalues
     return effective_rank(whitened.T @ whitened / n)
 
 
-# What the spectrum of an encoder's features tells: how many directions they use, and how fast the others fade.
+# Spectrum of an encoder's features: number of directions in use, and decay of the eigenvalues.
 
 
-FIRST = 5  # the first eigenvalue of the fit, counted from 1: those before it follow no power law
-LEAST_WIDTH = 16  # of r, so that at least four eigenvalues are fitted
-_ROUNDING = 1e-10  # of the largest eigenvalue: what is below came from features in float32
+FIRST = 5  # first eigenvalue of the fit, counted from 1: earlier ones follow no power law
+LEAST_WIDTH = 16  # smallest r, so that at least four eigenvalues are fitted
+_ROUNDING = 1e-10  # relative to the largest eigenvalue: smaller ones are float32 noise
 
 
 def rankme(features: Tensor) -> float:
-    """RankMe of features [n d] (Garrido et al., ICML 2023, Eq. 1-2): their effective rank, from 1 to min(n, d).
+    """Return RankMe of features [n d] (Garrido et al., ICML 2023, Eq. 1-2): the effective rank, from 1 to min(n, d).
 
-    As in the paper the features are neither centred nor scaled. It grows with n until n is many times d, so that only
-    ranks of equally many images and equal widths can be compared.
+    As in the paper, features are neither centred nor scaled. It grows with n until n is many times d, so only values
+    of equal n and equal d can be compared.
     """
     return effective_rank(features)
 
 
 def alpha_req(features: Tensor) -> float:
-    """α-ReQ of features [n d] (Agrawal et al., NeurIPS 2022): the exponent α of their eigenspectrum, λ_j ∝ j^-α.
+    """Return α-ReQ of features [n d] (Agrawal et al., NeurIPS 2022): the exponent α of the eigenspectrum, λ_j ∝ j^-α.
 
-    α is the slope of a line through log λ_j over log j, where λ_j is the j-th largest eigenvalue of the covariance, for
-    j from 5 to r/2. The paper leaves out the first eigenvalues and the tail as well, and leaves the range open. The
-    line is that of least squares with weights 1/j, by which each octave of j counts the same (Stringer et al. 2019).
-    Near 1 is best by the paper; a larger α means that few directions hold almost all variance. Few images raise it:
-    of 300 features of 192 numbers that were drawn with 0.5, it was 0.56.
+    α is the negative slope of log λ_j over log j, where λ_j is the j-th largest eigenvalue of the covariance, for
+    j from 5 to r/2. The paper also leaves out the first eigenvalues and the tail, but does not state the range. The
+    line is a least-squares fit with weights 1/j, so that each octave of j counts the same (Stringer et al. 2019).
+    According to the paper, values near 1 are best; a larger α means that few directions hold almost all variance. Few
+    images raise it: 300 features of 192 numbers drawn with α = 0.5 gave 0.56.
     """
     values = eigenvalues(features)
     if len(values) < LEAST_WIDTH:
-        raise ValueError(f"a power law through {len(values)} eigenvalues tells nothing: {LEAST_WIDTH} are needed")
+        raise ValueError(f"a power law cannot be fitted to {len(values)} eigenvalues: {LEAST_WIDTH} are needed")
     j = torch.arange(FIRST, len(values) // 2 + 1, dtype=torch.float64)
     fitted = values[FIRST - 1 : len(values) // 2]
     if not fitted[-1] > _ROUNDING * values[0]:
@@ -227,20 +226,20 @@ def alpha_req(features: Tensor) -> float:
 
 
 def eigenvalues(features: Tensor) -> Tensor:
-    """The r largest eigenvalues of the covariance of features [n d], descending, float64 [r]."""
+    """Return the r largest eigenvalues of the covariance of features [n d], descending, float64 [r]."""
     n, d = features.shape
     centred = features.double().cpu()
     centred = centred - centred.mean(0)
     return (torch.linalg.svdvals(centred).square() / n)[: min(n - 1, d)]
 
 
-# What the measures are taken of: an encoder's features of whole images, of some of their patches, and of crops.
+# Inputs of the measures: features of whole images, of some of their patches, and of crops.
 
 
-AREAS = (0.9, 0.5, 0.25)  # of two crops of an image, as shares of its largest centre crop
-SHARES = (0.5, 0.25, 0.1)  # of the patches that enter
-CROPS_PER_IMAGE = 10  # of an image for LiDAR
-MIN_LABEL_FREE_IMAGES = 32  # images: of fewer, ten neighbours would be a third
+AREAS = (0.9, 0.5, 0.25)  # of two crops, as fractions of the largest centre crop
+SHARES = (0.5, 0.25, 0.1)  # of the patches
+CROPS_PER_IMAGE = 10  # for LiDAR
+MIN_LABEL_FREE_IMAGES = 32  # with fewer, ten neighbours would be a third of all
 WHOLE = "whole"
 
 
@@ -249,11 +248,11 @@ class LabelFreeFeatures:
     """Features of n images, float32 on the CPU: means of patch tokens, or raw pixels.
 
     Attributes:
-        n: images that could be read.
-        whole: [n d] of whole images; None of raw pixels.
-        parts: [n d] where a share of the patches enters, by share; empty of raw pixels, and of a Swin.
-        pairs: [n d] twice, of two crops, by their area; empty of recordings.
-        many: [n q d] of crops as pre-training takes them; None of raw pixels and of recordings.
+        n: number of readable images.
+        whole: [n d] features of whole images; None for raw pixels.
+        parts: [n d] features of part of the patches, by fraction; empty for raw pixels and a Swin.
+        pairs: [n d] features of two crops, by their area; empty for recordings.
+        many: [n q d] features of pre-training's crops; None for raw pixels and recordings.
         unreadable: names of images that could not be read.
     """
 
@@ -266,7 +265,7 @@ class LabelFreeFeatures:
 
 
 def drawn_images(source: Source, images: int, seed: int) -> Source:
-    """At most so many ``images`` of a source, drawn with the seed, in their order."""
+    """Draw at most ``images`` images of a source, and keep their order."""
     _check_count(min(len(source), images), source)
     if len(source) <= images:
         return source
@@ -276,17 +275,16 @@ def drawn_images(source: Source, images: int, seed: int) -> Source:
 def _check_count(n: int, source: Source) -> None:
     if n < MIN_LABEL_FREE_IMAGES:
         raise PatchloomError(
-            f"{n} test {source.noun} of {source.name} are too few to measure neighbours among: "
-            f"{MIN_LABEL_FREE_IMAGES} or more that "
-            "can be read are needed (of a folder without a test part, a fifth is for testing: "
-            f"give {5 * MIN_LABEL_FREE_IMAGES} or more)"
+            f"{n} test {source.noun} of {source.name} are too few to measure neighbours among: give "
+            f"{MIN_LABEL_FREE_IMAGES} or more readable ones, or {5 * MIN_LABEL_FREE_IMAGES} or more if the data has no "
+            "test part (a fifth is split off)"
         )
 
 
 def extract_label_free(
     name: str, vit: Encoder, card: EncoderCard, source: Source, settings: EvalSettings
 ) -> LabelFreeFeatures:
-    """All features of an encoder that the measures need, in two passes over the images."""
+    """Compute all features of an encoder that the measures need, in two passes over the images."""
     n, drawn, done = patch_count(vit), torch.Generator().manual_seed(settings.seed), 0
     (order,) = random_partition(len(source), n, (n,), drawn)
 
@@ -313,7 +311,7 @@ def extract_label_free(
         return {WHOLE: pooled_tokens(vit, images)["mean"]}
 
     cut = one_pass(vit, card, crops, means, settings.torch_device, **_reading(crops, name, settings)).tokens[WHOLE]
-    each = cut.unflatten(0, (-1, len(crops.crops)))  # an image that cannot be read has no crop at all
+    each = cut.unflatten(0, (-1, len(crops.crops)))  # an unreadable image has no crops
     many = each[:, -CROPS_PER_IMAGE:]
     return LabelFreeFeatures(len(whole), whole, parts, _by_area(each), many, tuple(wholes.unreadable))
 
@@ -321,7 +319,7 @@ def extract_label_free(
 def extract_label_free_pixels(
     name: str, size: tuple[int, int], card: EncoderCard, source: Source, settings: EvalSettings
 ) -> LabelFreeFeatures:
-    """The same crops as raw pixels, of images as an encoder for ``size`` (h, w) is given them, at most 32 a side."""
+    """Return the same crops as raw pixels, at the input ``size`` (h, w) of an encoder, at most 32 a side."""
     small = pixels_size(size)
     crops = CropsOf(source, _pairs(small), settings.seed)
     found = pixel_features(crops, small, card.mean, card.std, **_reading(crops, name, settings), labels=False)
@@ -334,7 +332,7 @@ def _pairs(size: tuple[int, int]) -> list[Augment]:
 
 
 def _by_area(each: Tensor) -> dict[float, tuple[Tensor, Tensor]]:
-    """Two crops of each area, from features [n crops d] in the order of `_pairs`."""
+    """Group features [n crops d], in the order of `_pairs`, into two crops of each area."""
     return {area: (each[:, 2 * i], each[:, 2 * i + 1]) for i, area in enumerate(AREAS)}
 
 
@@ -355,12 +353,12 @@ _DIMENSIONS = "dimensions"
 
 
 def own_crop(area: float) -> str:
-    """The name of the measure of two crops of an ``area``."""
+    """Return the name of the measure for two crops of an ``area``."""
     return f"own crop {100 * area:g} %"
 
 
 def overlap_measure(share: float) -> str:
-    """The name of the measure where a ``share`` of the patches enters."""
+    """Return the name of the measure for a ``share`` of the patches."""
     return f"neighbours at {100 * share:g} %"
 
 
@@ -376,14 +374,12 @@ def label_free_rows(
     *,
     images: int = DEFAULT_IMAGES,
 ) -> list[Row]:
-    """All measures of an encoder that need no labels, a row each, with the names of `MEASURES` as setting "measure".
+    """Return all measures of an encoder without labels, a row each, named as in `MEASURES` by the setting "measure".
 
-    What is drawn depends on the seed of the settings alone, and is the same for every encoder of one size and grid: the
-    images, their crops, and which patches enter. Rows of shares have an interval over images, and those of crops each
-    image's result (``right``) for `compare_rows`. RankMe, α-ReQ and LiDAR are one number of all images. Recordings
-    have no
-    rows of crops, nor of LiDAR, which is of crops; a Swin has none of patches; features of fewer than 16 numbers have
-    no α-ReQ.
+    All random draws (images, crops and patches) depend only on the seed of the settings, and are the same for every
+    encoder of one size and grid. Rows of fractions have an interval over images, and those of crops also have each
+    image's result (``right``) for `compare_rows`. RankMe, α-ReQ and LiDAR are single numbers for all images. Recordings
+    have no rows of crops or LiDAR; a Swin has none of patches; features of fewer than 16 numbers have no α-ReQ.
     """
     return rows_from_features(
         name, extract_label_free(name, vit, card, drawn_images(source, images, settings.seed), settings)
@@ -391,7 +387,7 @@ def label_free_rows(
 
 
 def rows_from_features(name: str, found: LabelFreeFeatures) -> list[Row]:
-    """The rows of what an encoder made of the images; of raw pixels those of crops."""
+    """Return the rows for features of the images; raw pixels have those of crops only."""
     rows: list[Row] = []
     if found.whole is not None:
         rows.append(_exact(name, RANKME, rankme(found.whole), _DIMENSIONS))
@@ -409,7 +405,7 @@ def rows_from_features(name: str, found: LabelFreeFeatures) -> list[Row]:
 
 
 def chance_rows(found: LabelFreeFeatures) -> list[Row]:
-    """What guessing gives where a measure is a share; the same for every encoder of the images."""
+    """Return the chance level of each measure that is a fraction; the same for every encoder."""
     rows = [_exact(CHANCE, own_crop(area), 1 / found.n) for area in found.pairs]
     return rows + [_exact(CHANCE, overlap_measure(share), NEIGHBOUR_COUNT / (found.n - 1)) for share in found.parts]
 

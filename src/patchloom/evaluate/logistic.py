@@ -1,10 +1,9 @@
 """Linear probe: multinomial logistic regression on frozen features.
 
-The objective is scikit-learn's: mean cross-entropy + strength / 2 · ‖weights‖², biases not penalised, so that its ``C``
-is 1 / (n · strength). It is solved here because warm starts along the grid of strengths, in principal axes, are many
+The objective is scikit-learn's: mean cross-entropy + strength / 2 · ‖weights‖², with biases not penalised; its ``C``
+is 1 / (n · strength). This solver uses warm starts along the grid of strengths, in principal axes, and is many
 times faster than separate fits of `sklearn.linear_model.LogisticRegression`; tests compare the two.
-
-Test images take no part in any choice: `choose_strength` and `linear_probe` are never given any.
+Test images take no part in any choice: `choose_strength` and `linear_probe` never receive them.
 Letters: n images, d feature width, c classes.
 """
 
@@ -25,19 +24,19 @@ from patchloom.errors import PatchloomError
 L2_STRENGTHS: tuple[float, ...] = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 CHOICE_VALIDATION_SHARE = 0.2
 
-_SCORES = 2**26  # logits in memory at once; large, since every product has an overhead
+_SCORES = 2**26  # logits in memory at once; large, since each product has overhead
 _ITERATIONS = 200
-# Below so many multiplications per step, threads on busy cores wait for one another: at 50,000 x 384 x 10 two threads
-# took four times as long as one, at 1,800 x 64 x 10 fifty times.
+# Below this number of multiplications per step, threads on busy cores wait for one another: at 50,000 x 384 x 10 two
+# threads took four times as long as one, at 1,800 x 64 x 10 fifty times.
 _ONE_THREAD = 2**28
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A fitted linear classifier.
+    """Fitted linear classifier.
 
     Attributes:
-        mean, scale: [d] for the standardisation, from the training images.
+        mean, scale: [d] standardisation from the training images.
         weights: [d c] for standardised features.
         biases: [c].
         classes: [c] label of each column.
@@ -50,8 +49,8 @@ class Probe:
     classes: Tensor
 
     def predict(self, features: Tensor) -> Tensor:
-        """Labels [m] of features [m d], on the CPU."""
-        # the standardisation is folded into weights and biases, so that the features are not copied
+        """Predict labels [m] of features [m d], on the CPU."""
+        # the standardisation is folded into weights and biases to avoid a copy of the features
         weights = self.weights / self.scale[:, None]
         biases = self.biases - self.mean @ weights
         rows = _rows_for(len(biases))
@@ -59,22 +58,22 @@ class Probe:
         return self.classes.cpu()[torch.cat(best).cpu()]
 
     def accuracy(self, features: Tensor, labels: Tensor) -> float:
-        """Top-1 accuracy on features [m d] with labels [m]; a class without training images counts as an error."""
+        """Return top-1 accuracy on features [m d] with labels [m]; classes without training images count as errors."""
         return self.right(features, labels).double().mean().item()
 
     def right(self, features: Tensor, labels: Tensor) -> Tensor:
-        """[m] whether features [m d] are given their labels [m]."""
+        """Return whether features [m d] are classified as their labels [m]."""
         return self.predict(features) == labels
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen L2 strength.
+    """Chosen L2 strength.
 
     Attributes:
-        strength: of the regularisation.
-        accuracy: its accuracy on held-out training images.
-        held_out: number of these images.
+        strength: strength of the regularisation.
+        accuracy: accuracy on held-out training images.
+        held_out: number of held-out images.
     """
 
     strength: float
@@ -85,13 +84,13 @@ class Choice:
 def fit_path(
     features: Tensor, labels: Tensor, strengths: Sequence[float], device: torch.device | str = "cpu"
 ) -> list[Probe]:
-    """Fit one probe for each strength, each initialised with the previous one.
+    """Fit one probe for each strength, initialised with the previous one.
 
     Args:
         features: [n d] float32.
         labels: [n] int64.
         strengths: positive; descending order is fastest.
-        device: where the products are computed.
+        device: device for the products.
     """
     with _few_threads(features.numel() * len(labels.unique())):
         return _path(features.to(device), labels.to(device), strengths)
@@ -131,18 +130,18 @@ def choose_strength(
 ) -> Choice:
     """Choose the strength with the best accuracy on a stratified fifth of the training images, held out from the fit.
 
-    Of equally good ones the strongest is chosen. The only image of a class is not held out.
+    Ties go to the strongest. The only image of a class is not held out.
 
     Args:
-        features: [n d] of training images only.
-        labels: [n].
-        seed: of the held-out draw.
-        strengths: the grid.
-        device: where the products are computed.
-        groups: [n] int64, of images that the draw does not part.
+        features: [n d] features of training images only.
+        labels: [n] int64.
+        seed: seed of the held-out draw.
+        strengths: grid of strengths.
+        device: device for the products.
+        groups: [n] int64, groups of images that the draw keeps together.
     """
     if len(labels.unique()) < 2:
-        raise PatchloomError("a linear probe needs training images of at least two classes: add another class's images")
+        raise PatchloomError("a linear probe needs training images of two classes: add images of another class")
     rest, held = hold_out_for_choice(labels, seed, groups)
     ordered = sorted(strengths, reverse=True)
     probes = fit_path(features[rest], labels[rest], ordered, device)
@@ -152,9 +151,9 @@ def choose_strength(
 
 
 def hold_out_for_choice(labels: Tensor, seed: int, groups: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Indices of (the other, the held-out) training images, the latter a stratified fifth; ``labels`` [n], n >= 2.
+    """Return indices of the kept and of the held-out training images, a stratified fifth; ``labels`` [n], n >= 2.
 
-    Whole groups are held out where ``groups`` [n] has two or more, and the other images are of two classes or more.
+    Whole groups are held out if ``groups`` [n] has two or more groups and the kept images have two classes or more.
     """
     n = len(labels)
     count = min(max(1, round(CHOICE_VALIDATION_SHARE * n)), n - 1)
@@ -175,7 +174,7 @@ def linear_probe(
     device: torch.device | str = "cpu",
     groups: Tensor | None = None,
 ) -> tuple[Probe, Choice]:
-    """Choose the strength on held-out training images, then fit on all of them; arguments as in `choose_strength`."""
+    """Choose the strength on held-out training images, then fit on all; arguments as in `choose_strength`."""
     choice = choose_strength(features, labels, seed=seed, device=device, groups=groups)
     path = [strength for strength in L2_STRENGTHS if strength >= choice.strength]
     return fit_path(features, labels, path, device)[-1], choice
@@ -186,7 +185,7 @@ def _rows_for(numbers: int) -> int:
 
 
 def _standardization(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation [d] of features [n d]; 1 instead of 0 for constant features."""
+    """Return mean and standard deviation [d] of features [n d]; 1 instead of 0 for constant features."""
     mean = features.mean(0, dtype=torch.float64)
     # in blocks, since float64 doubles the memory
     parts = features.split(_rows_for(features.shape[1]))
@@ -213,10 +212,10 @@ def _principal(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _descend(features: Tensor, targets: Tensor, moments: Tensor, strength: float, start: Tensor) -> Tensor:
-    """Minimise with L-BFGS from ``start`` [d+1 c], whose last row are the biases; features [n d] in principal axes.
+    """Minimise by L-BFGS from ``start`` [d+1 c], whose last row holds the biases; features [n d] in principal axes.
 
     A rotation does not change the penalty, and along principal axes the curvature at zero weights is known: variance /
-    c + strength. Scaling by its square root preconditions the problem, so that few iterations are enough.
+    c + strength. Scaling by its square root preconditions the problem, so few iterations suffice.
     """
     n, c = len(features), start.shape[1]
     rows = _rows_for(c)

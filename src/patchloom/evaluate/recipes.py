@@ -1,4 +1,4 @@
-"""What a recipe is: the values by which a classifier or a linear probe is trained, each of them an option."""
+"""Recipes: hyper-parameters for training classifiers and linear probes, each of them an option."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from patchloom.system.distributed import refused_by_all, world
 
 Auto = Literal["auto"]
 
-# Updates of a training whose epochs are auto: minutes on a CPU, an hour on a GPU. A small set needs as many as a larger
-# one to move the weights as far, so it has more epochs; a large one is still seen so many times.
+# Number of updates if the epochs are auto: minutes on a CPU, an hour on a GPU. Small sets get more epochs, since the
+# weights need a certain number of updates; large sets get a minimal number of epochs.
 _UPDATES = {"cpu": 1_000, "gpu": 20_000}
 _EPOCHS = (10, 300)
 _VALIDATION_SHARE = 0.15
-_LEAST_VALIDATION = 20  # images: with fewer, an image more or less is over 5 points, and chance would choose
+_LEAST_VALIDATION = 20  # images: with fewer, one image changes the accuracy by over 5 points
 
-# options that act on one kind of data alone, by the noun of a source
+# options for one kind of data only, by the noun of a source
 ONLY_FOR = {
     "images": ("cutmix", "randaugment", "randaugment_std", "erasing", "crop_scale", "flip"),
     "recordings": ("shift", "noise_share", "noise_volume"),
 }
-_AT_ONCE = 256  # images that a frozen encoder takes
+_AT_ONCE = 256  # images per batch of a frozen encoder
 
 
 @dataclass(frozen=True)
@@ -37,44 +37,44 @@ class Recipe:
     """Hyper-parameters of a training; the field names are options of the protocols that train.
 
     Attributes:
-        epochs: passes over the training images; auto gives 1,000 updates on a CPU and 20,000 on a GPU, in 10 to 300
+        epochs: number of epochs; auto gives 1,000 updates on a CPU and 20,000 on a GPU, in 10 to 300
             epochs.
-        warmup_epochs: epochs in which the learning rate rises; auto is a tenth of the epochs. Scaled in proportion
-            where only the epochs are changed.
-        updates: so many updates instead of epochs; 0 goes by the epochs.
-        warmup_updates: updates of the warm-up, where these are counted. Scaled in proportion, as halve_every is, where
-            only the updates are changed.
-        halve_every: updates after which the learning rate is halved, again and again, after a warm-up at a tenth of
-            the peak (MP3's speech models); 0 lets it rise in the warm-up, and fall to 0 as a cosine.
-        batch: images per step, repeats included; auto follows from the number of training images.
+        warmup_epochs: epochs of learning-rate warm-up; auto is a tenth of the epochs. Scaled in proportion if only
+            the epochs are changed.
+        updates: number of updates, instead of epochs; 0 uses the epochs.
+        warmup_updates: updates of warm-up, with --updates. Scaled in proportion, like halve_every, if only the
+            updates are changed.
+        halve_every: updates between halvings of the learning rate, after a warm-up at a tenth of the peak (MP3's
+            speech models); 0 gives a linear warm-up and a cosine decay to 0.
+        batch: images per step, counting repeats; auto depends on the number of training images.
         blr: base learning rate; the peak is blr · batch / 256.
-        lr: the peak itself, whatever the batch, instead of a base learning rate; 0 goes by blr.
-        weight_decay: of AdamW, for weights of two and more dimensions.
-        betas: of AdamW.
-        layer_decay: ratio of the learning rates of a block and the next one; 1 switches it off.
-        drop_path: rate of stochastic depth in the last block; it grows linearly from 0.
-        dropout: rate of dropout in the encoder: of the tokens that enter the blocks, and of the outputs of attention
-            and of both layers of each MLP.
+        lr: peak learning rate for any batch, instead of blr; 0 uses blr.
+        weight_decay: weight decay of AdamW, for weights of two and more dimensions.
+        betas: betas of AdamW.
+        layer_decay: ratio of the learning rates of a block and the next one; 1 disables it.
+        drop_path: rate of stochastic depth in the last block, growing linearly from 0.
+        dropout: dropout rate in the encoder, for the input tokens of the blocks and the outputs of attention and of
+            both layers of each MLP.
         smoothing: label smoothing.
-        mixup: alpha of mixup; 0 switches it off. With cutmix too, each batch gets one of them at random.
-        cutmix: alpha of cutmix; 0 switches it off.
-        randaugment: magnitude of RandAugment, up to 10; 0 switches it off.
+        mixup: alpha of mixup; 0 disables it. With both mixup and cutmix, each batch gets one at random.
+        cutmix: alpha of cutmix; 0 disables it.
+        randaugment: magnitude of RandAugment, up to 10; 0 disables it.
         randaugment_std: standard deviation of that magnitude.
         erasing: probability of random erasing.
         repeats: views of each image in a step (repeated augmentation).
-        crop_scale: smallest area of a random crop, as a share of the image's; the largest is 1.
-        flip: mirror half of the images. Switch it off where left and right differ in meaning.
-        pooling: input of the head: class token, which is added where there is none, or mean of the patch tokens.
-        ema: decay of a moving average of the weights, which is then tested instead of them; 0 switches it off.
-        clip: maximal norm of the gradient; 0 switches it off.
-        validation: share of the training images that is not trained on but decides which epoch's weights are tested;
-            auto is 0.15, at most 2,000 images, and 0 where that is below 20 images; 0 trains on all and tests the last.
-        patience: share of the epochs; so many without a higher accuracy on the validation images end the training. 1
-            switches it off.
-        shift: of a recording: the largest shift to either side, in seconds.
-        noise_share: of the recordings to which background noise is added, where the data brings some.
-        noise_volume: the largest factor of that noise; each is drawn evenly from 0.
-        recordings: whether they are trained on, so that what cuts and recolours images does not act; no option.
+        crop_scale: smallest area of a random crop, as a fraction of the image's; the largest is 1.
+        flip: mirroring of half of the images; disable it if left and right differ in meaning.
+        pooling: input of the head: class token (added to encoders without one) or mean of the patch tokens.
+        ema: decay of a moving average of the weights, which is then tested; 0 disables it.
+        clip: maximal norm of the gradient; 0 disables clipping.
+        validation: fraction of the training images held out to choose the tested epoch; auto is 0.15, at most 2,000
+            images, and 0 if that is below 20 images; 0 trains on all images and tests the last epoch.
+        patience: early stopping after this fraction of the epochs without a higher validation accuracy; 1 disables
+            it.
+        shift: largest shift of a recording to either side, in seconds.
+        noise_share: fraction of the recordings to which background noise is added, if the data has some.
+        noise_volume: largest factor of that noise; each is drawn uniformly from 0.
+        recordings: whether the data are recordings, which disables image augmentation; not an option.
     """
 
     epochs: int | Auto = 100
@@ -111,7 +111,7 @@ class Recipe:
 
     @property
     def mixes(self) -> bool:
-        """Whether mixup or cutmix is on."""
+        """Whether mixup or cutmix is enabled."""
         return self.mixup > 0 or self.cutmix > 0
 
     def check(self) -> None:
@@ -132,19 +132,19 @@ class Recipe:
             )
 
     def acting_on(self, source: Source) -> Recipe:
-        """The recipe as it acts on what a source holds."""
-        return self.heard(bool(source.noise)) if source.noun == "recordings" else self
+        """Return the recipe with only the values that apply to the data of a source."""
+        return self.for_recordings(bool(source.noise)) if source.noun == "recordings" else self
 
-    def heard(self, noise: bool) -> Recipe:
-        """The recipe for recordings, which are shifted and mixed with noise, if there is any, instead of cut as images.
+    def for_recordings(self, noise: bool) -> Recipe:
+        """Return the recipe for recordings: shifts and noise, if there is any, replace image augmentation.
 
-        Mixup is of whole pictures, so it acts on those of recordings, too.
+        Mixup applies to whole pictures, including those of recordings.
         """
         unlike: dict[str, Any] = {"cutmix": 0.0, "randaugment": 0.0, "erasing": 0.0, "crop_scale": 1.0, "flip": False}
         return replace(self, **unlike, recordings=True, noise_share=self.noise_share if noise else 0.0)
 
     def settled(self, n: int, device: str, own_validation: bool = False) -> ResolvedRecipe:
-        """The recipe with every ``auto`` resolved."""
+        """Return the recipe with every ``auto`` resolved."""
         kind = "cpu" if device == "cpu" else "gpu"
         batch, epochs, warmup, validation = self.batch, self.epochs, self.warmup_epochs, self.validation
         if validation == "auto":
@@ -166,26 +166,26 @@ class Recipe:
         return ResolvedRecipe(**vars(self) | chosen)
 
     def unit(self, accumulate: int = 1) -> int:
-        """Images that a step must have a multiple of: each process, and each part of its share, takes as many.
+        """Return a divisor of the batch size: every process and every accumulated part gets the same number of images.
 
         Mixup and cutmix pair the views that are computed together.
         """
         return world() * accumulate * (2 if self.mixes and self.repeats % 2 else 1)
 
     def peak(self, batch: int) -> float:
-        """The highest learning rate, where a step has ``batch`` images."""
+        """Return the peak learning rate for a step of ``batch`` images."""
         return self.lr or self.blr * batch / 256
 
     def rate_option(self) -> str:
-        """The option that says what the learning rate is, with its value."""
+        """Return the learning-rate option with its value."""
         return f"--lr (now {self.lr:g})" if self.lr else f"--blr (now {self.blr:g})"
 
     def parts(self, images: int) -> int:
-        """Of how many batches that are read and encoded one after the other a step of ``images`` is made."""
+        """Return the number of batches into which a step of ``images`` is split for reading and encoding."""
         return 1
 
     def plain(self) -> dict[str, Any]:
-        """As a dict for JSON, without what does not act."""
+        """Return values for JSON, without those that have no effect."""
         idle = {"recordings", *ONLY_FOR["images" if self.recordings else "recordings"]}
         idle |= {"epochs", "warmup_epochs"} if self.updates else {"updates", "warmup_updates"}
         idle |= {name for name in ("halve_every", "dropout") if not getattr(self, name)}
@@ -197,10 +197,10 @@ class Recipe:
 class ProbeRecipe(Recipe):
     """Hyper-parameters of the papers' linear probe on a frozen encoder, trained by LARS on random crops.
 
-    What else a `Recipe` has is switched off in it.
+    The other fields of `Recipe` are disabled.
 
     Attributes:
-        momentum: of LARS.
+        momentum: momentum of LARS.
     """
 
     epochs: int | Auto = 90
@@ -214,22 +214,22 @@ class ProbeRecipe(Recipe):
     mixup: float = 0.0
     cutmix: float = 0.0
     randaugment: float = 0.0
-    pooling: Literal["class", "mean", "instance"] = "class"  # type: ignore[assignment]  # a probe reads one more
+    pooling: Literal["class", "mean", "instance"] = "class"  # type: ignore[assignment]  # a probe has one more value
     noise_share: float = 0.0
     momentum: float = 0.9
 
     def check(self) -> None:
-        """See `Recipe`; a batch norm needs two images."""
+        """Validate the values; batch norm needs two images."""
         super().check()
         if self.batch == 1:
-            raise PatchloomError("the linear probe norms over the images of a batch: use --batch_size 2 or more")
+            raise PatchloomError("the linear probe has a batch norm: use --batch_size 2 or more")
 
     def parts(self, images: int) -> int:
-        """See `Recipe`: a step has thousands of images, and only features of them have to be in memory."""
+        """Return the number of batches of a step, whose thousands of images are held in memory as features only."""
         return math.ceil(images / _AT_ONCE)
 
     def plain(self) -> dict[str, Any]:
-        """As a dict for JSON, without what is switched off."""
+        """Return values for JSON, without those that are disabled."""
         own = "shift" if self.recordings else "crop_scale flip"
         told = f"epochs warmup_epochs batch blr lr weight_decay momentum {own} pooling"
         return {"optimizer": "LARS", **{name: getattr(self, name) for name in told.split()}}
@@ -240,7 +240,7 @@ class ProbeRecipe(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRecipe(Recipe):
-    """`Recipe` without ``auto``, as `Recipe.settled` makes it: a training takes no other."""
+    """`Recipe` without ``auto``, returned by `Recipe.settled` and required for training."""
 
     epochs: int
     warmup_epochs: float
@@ -257,7 +257,7 @@ class ResolvedProbeRecipe(ResolvedRecipe, ProbeRecipe):
 
 
 def refuse_auto(recipe: Any, but: str = "") -> None:
-    """Refuse a resolved recipe in which a value is still ``auto``, ``but`` for one."""
+    """Refuse a resolved recipe with a value that is still ``auto``, except for ``but``."""
     if left := [name for name, value in vars(recipe).items() if value == "auto" and name != but]:
         raise ValueError(f"{left[0]} is auto in a resolved recipe")
 
@@ -293,26 +293,26 @@ def check_values(recipe: Any, ranges: Mapping[str, tuple[float, float]], positiv
 
 
 def validation_images(share: float, n: int) -> int:
-    """How many of ``n`` training images are held out to choose the epoch, where that is a ``share`` of them."""
+    """Return the number of the ``n`` training images that are held out to choose the epoch."""
     return min(max(1, round(share * n)), MAX_HELD_OUT, n - 1) if share else 0
 
 
 def images_per_step(recipe: ResolvedRecipe, n: int, accumulate: int = 1) -> tuple[int, int]:
-    """(Distinct images, images with repeats) per step of all processes, with ``n`` images that are trained on."""
+    """Return (distinct images, images with repeats) per step of all processes, with ``n`` training images."""
     images = min(max(1, recipe.batch // recipe.repeats), n)
     images -= images % (unit := recipe.unit(accumulate))
-    # fewer images may be of fewer parts, which divide them no more
+    # a smaller batch may be in fewer parts and no longer divisible
     while images and (left := images % (recipe.parts(images) * unit)):
         images -= left
     if not images and unit > 2:
-        raise refused_by_all(f"{n:,} images are too few for steps of {unit}, which processes and --accumulate share")
+        raise refused_by_all(f"{n:,} images are too few for steps of {unit}, shared by processes and --accumulate")
     if not images:
         raise PatchloomError("mixup and cutmix need 2 images in a batch: use --mixup 0 --cutmix 0")
     return images, images * recipe.repeats
 
 
 def check_shares(recipe: ResolvedRecipe, accumulate: int) -> None:
-    """Refuse a batch that the processes cannot share evenly, or not in so many parts."""
+    """Refuse a batch that cannot be divided evenly among processes and accumulated parts."""
     images, unit = max(1, recipe.batch // recipe.repeats), recipe.unit(accumulate)
     if world() * accumulate == 1 or images % unit == 0:
         return
@@ -325,15 +325,15 @@ def check_shares(recipe: ResolvedRecipe, accumulate: int) -> None:
     )
 
 
-# The recipes by name: the papers', and one for small data.
+# Recipes by name: those of the papers, and one for small data.
 
 
-# the recipe of ViT-B, which is the default, and changes for other sizes
+# the default is the recipe of ViT-B; other sizes change it
 Sized = tuple[Recipe, dict[str, dict[str, Any]]]
 
-# MAE, Table 9; the other papers start from it, and it supplies the values that they do not state
+# MAE, Table 9; the other papers build on it, and it supplies values that they do not state
 _MAE = Recipe()
-# for small data: light, since the papers' full augmentation would need many times their epochs
+# for small data: light augmentation, since the papers' full one would need many times their epochs
 _SMALL = Recipe(
     epochs="auto",
     warmup_epochs="auto",
@@ -347,13 +347,13 @@ _SMALL = Recipe(
     validation="auto",
     patience=0.3,
 )
-# SimMIM's, which LUT takes over where it stands on SimMIM (LUT, appendix B.1); its rate is 1.25e-3 for 512 images
+# SimMIM's, which LUT uses when it builds on SimMIM (LUT, appendix B.1); its rate is 1.25e-3 for 512 images
 _SIMMIM = Recipe(warmup_epochs=20, batch=2048, blr=6.25e-4, layer_decay=0.65, erasing=0.25, clip=5.0)
-# DeiT, Table 9, on which MP3 builds, with the batch of MP3 on ImageNet; DeiT states its rate as 5e-4 for 512 images
+# DeiT, Table 9, the basis of MP3, with MP3's batch on ImageNet; DeiT states its rate as 5e-4 for 512 images
 _MP3 = Recipe(epochs=150, batch=2048, blr=2.5e-4, layer_decay=1.0, erasing=0.25, repeats=3, pooling="class")
-# as long as MP3 trains from scratch on small sets, of which it states the batch, too
+# MP3's schedule and batch for training from scratch on small sets
 _MP3_SMALL = replace(_MP3, epochs=400)
-# MP3 on speech, section 4.3. The text at hand lacks both learning rates, and states no patience: these are ours
+# MP3 on speech, section 4.3; learning rates and patience are ours, since the available text does not state them
 _MP3_SPEECH = Recipe(
     updates=30_000,
     warmup_updates=500,
@@ -371,7 +371,7 @@ _MP3_SPEECH = Recipe(
     validation="auto",
     patience=0.5,
 )
-# ExtreMA; 1e-3 with 0.75 is for encoders of ImageNet-1k, 5e-4 with 0.65 for those of ImageNet-22k
+# ExtreMA; 1e-3 with 0.75 for encoders of ImageNet-1k, 5e-4 with 0.65 for those of ImageNet-22k
 _EXTREMA_S = {"S": {"epochs": 200}}
 
 RECIPES: dict[str, Sized] = {
@@ -386,7 +386,7 @@ RECIPES: dict[str, Sized] = {
     "simmim": (_SIMMIM, {}),
     "extrema": (_MAE, _EXTREMA_S),
     "extrema-22k": (replace(_MAE, blr=5e-4, layer_decay=0.65), _EXTREMA_S),
-    # 1 % and 10 % of the labels, at a rate that no batch scales
+    # 1 % and 10 % of the labels, with a fixed learning rate for any batch
     "extrema-few": (replace(_MAE, epochs=1000, lr=5e-6), {}),
     "lut": (
         replace(_MAE, blr=2.5e-4, layer_decay=0.65),
@@ -402,7 +402,7 @@ PROBES: dict[str, Sized] = {
 
 
 def size_of(vit: Encoder) -> str:
-    """XS (narrower than ViT-S), S, B or L, by width and depth; of a Swin B up to Swin-B, whose last stage is 1024."""
+    """Return XS (narrower than ViT-S), S, B or L by width and depth; Swin up to Swin-B is B."""
     d = width(vit)
     if d > 1024 or (not is_hierarchical(vit) and (d == 1024 or len(vit.feature_info) >= 24)):
         return "L"
@@ -410,24 +410,24 @@ def size_of(vit: Encoder) -> str:
 
 
 def published_recipe(name: str, vit: Encoder, known: Mapping[str, Sized] = RECIPES) -> Recipe:
-    """The recipe of that name for an encoder of this size, as it stands."""
+    """Return the unmodified recipe of that name for an encoder of this size."""
     if name not in known:
         raise PatchloomError(f"there is no recipe {name}: choose one of {', '.join(known)}")
     base, sizes = known[name]
     size = size_of(vit)
-    if size not in sizes and size == "XS":  # the smallest size in the papers
+    if size not in sizes and size == "XS":  # the smallest size in the papers is S
         size = "S"
     return replace(base, **sizes.get(size, {}))
 
 
 def recipe_for(name: str, vit: Encoder, changes: Mapping[str, Any], known: Mapping[str, Sized] = RECIPES) -> Recipe:
-    """The recipe of that name for an encoder of this size, with ``changes``, in which None means no change."""
+    """Return the recipe of that name for an encoder of this size with ``changes``, in which None means no change."""
     recipe = published_recipe(name, vit, known)
     given = {key: value for key, value in changes.items() if value is not None}
     if "betas" in given:
         given["betas"] = tuple(given["betas"])
     if given.get("lr") and "blr" in given:
-        raise PatchloomError("--lr and --blr both say what the learning rate is: give one of them")
+        raise PatchloomError("--lr and --blr both set the learning rate: give one of them")
     if "blr" in given:
         given["lr"] = 0.0
     recipe = replace(recipe, **given, **_in_proportion(recipe, given))
@@ -436,14 +436,14 @@ def recipe_for(name: str, vit: Encoder, changes: Mapping[str, Any], known: Mappi
 
 
 def _in_proportion(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a recipe that change with its length, if they are not ``given``."""
+    """Scale values of a recipe that depend on its length, unless they are ``given``."""
     epochs, updates = given.get("epochs"), given.get("updates", recipe.updates)
     in_epochs = [name for name in ("epochs", "warmup_epochs") if name in given]
     if updates and in_epochs:
-        why = f"--updates {updates:,}" if "updates" in given else f"this recipe, which makes {updates:,} updates"
+        why = f"--updates {updates:,}" if "updates" in given else f"this recipe, which has {updates:,} updates"
         raise PatchloomError(f"--{in_epochs[0]} does not go with {why}: give --updates and --warmup_updates")
     if not updates and given.get("warmup_updates"):
-        raise PatchloomError("--warmup_updates is for a training whose --updates are counted: give --warmup_epochs")
+        raise PatchloomError("--warmup_updates needs --updates: give that too, or --warmup_epochs")
     was, warmup = recipe.epochs, recipe.warmup_epochs
     scaled: dict[str, Any] = {}
     if updates and recipe.updates:

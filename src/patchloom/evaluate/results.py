@@ -1,4 +1,4 @@
-"""Results of a protocol beside its controls, their confidence intervals, and their table on the screen."""
+"""Results of a protocol and its controls, with confidence intervals, and their table on the screen."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from patchloom.display import Displayable, TextTable, Verbatim
 from patchloom.errors import PatchloomError
 from patchloom.system.files import write_whole
 
-# The table of a report, in several forms, of which one fits the terminal.
+# The table of a report, in several forms to fit the terminal.
 
 
 def choose_fitting_table(forms: Sequence[TextTable], width: int) -> TextTable:
-    """The first of some forms of a table that fits into ``width`` characters; else the last one, by names.
+    """Return the first form of a table that fits into ``width`` characters; else the last one, by names.
 
-    Then each name stands on a line of its own, above its rows.
+    The last form has each name on a separate line above its rows.
     """
     for form in forms:
         if form.least() <= width:
@@ -39,14 +39,14 @@ def choose_fitting_table(forms: Sequence[TextTable], width: int) -> TextTable:
 def across_settings(
     rows: Sequence[Row], across: str, *, down: bool, short: bool, symbols: Mapping[str, str]
 ) -> list[TextTable]:
-    """The table with a column per value of a setting, intervals beside the values, and below them."""
+    """Return the table with a column per value of a setting, with intervals beside and below the values."""
     if down:
         return [_down(rows, across, gap) for gap in (" ", "\n")]
     return [_across(rows, across, short, symbols, gap) for gap in (" ", "\n")]
 
 
 def by_row(rows: Sequence[Row]) -> TextTable:
-    """A line per row, and a column for every setting that differs between rows."""
+    """Return a table with a line per row, and a column for every setting that differs between rows."""
     names, first = _varying(rows), _names(rows)
     lines = [(row.encoder, row.pooling)[: len(first)] + tuple(_setting(row, name) for name in names) for row in rows]
     texts = tuple((*line, row.text()) for line, row in zip(lines, rows, strict=True))
@@ -55,7 +55,7 @@ def by_row(rows: Sequence[Row]) -> TextTable:
 
 
 def _names_above(table: TextTable) -> TextTable:
-    """The same with the first column on lines of its own."""
+    """Return the table with the first column on separate lines."""
     rows: list[tuple[str, ...]] = []
     ends, before = set(), None
     for number, (name, *others) in enumerate(table.rows):
@@ -69,7 +69,7 @@ def _names_above(table: TextTable) -> TextTable:
 
 
 def _across(rows: Sequence[Row], across: str, short: bool, symbols: Mapping[str, str], gap: str) -> TextTable:
-    """A line per encoder, pooling and other settings, and a column per value of ``across``."""
+    """Return a table with a line per encoder, pooling and other settings, and a column per value of ``across``."""
     columns = list(dict.fromkeys(row.settings[across] for row in rows if across in row.settings))
     names = [name for name in _varying(rows) if name != across]
     called = {name: symbols.get(name, name.replace("_", " ")) for name in (across, *names)}
@@ -78,7 +78,7 @@ def _across(rows: Sequence[Row], across: str, short: bool, symbols: Mapping[str,
     lines: dict[tuple[str, ...], dict[Any, str]] = {}
     for row in rows:
         line = (row.encoder, row.pooling)[: len(first)] + tuple(_setting(row, name) for name in names)
-        # a value that does not depend on the setting is in every column
+        # a value that does not depend on the setting is repeated in every column
         under = [row.settings[across]] if across in row.settings else columns
         shown = row.amount(row.value) if short else row.text(gap)
         lines.setdefault(line, {}).update(dict.fromkeys(under, shown))
@@ -88,7 +88,7 @@ def _across(rows: Sequence[Row], across: str, short: bool, symbols: Mapping[str,
 
 
 def _down(rows: Sequence[Row], across: str, gap: str) -> TextTable:
-    """A line per value of ``across`` and a column per encoder, then a line per row without ``across``."""
+    """Return a table with a line per value of ``across``, a column per encoder, and a line per other row."""
     encoders = list(dict.fromkeys(row.encoder for row in rows if across in row.settings))
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
@@ -97,18 +97,18 @@ def _down(rows: Sequence[Row], across: str, gap: str) -> TextTable:
     lines = [(value, *(found.get(encoder, "") for encoder in encoders)) for value, found in cells.items()]
     last = frozenset({len(lines) - 1})
     for row in rows:
-        if across not in row.settings:  # it is in every column
+        if across not in row.settings:  # it appears in every column
             lines.append((row.encoder, *[row.text(gap)] * len(encoders)))
     return TextTable((across, *encoders), tuple(lines), names=frozenset({0}), ends=last)
 
 
 def _ends(names: Sequence[str]) -> frozenset[int]:
-    """Numbers of the lines after which another name begins."""
+    """Return the numbers of the last lines of each name."""
     return frozenset(i for i, pair in enumerate(zip(names, names[1:], strict=False)) if pair[0] != pair[1])
 
 
 def _varying(rows: Sequence[Row]) -> list[str]:
-    """Names of settings that differ between the rows that have them."""
+    """Return the names of settings that differ between the rows that have them."""
     values = {
         name: [row.settings[name] for row in rows if name in row.settings] for row in rows for name in row.settings
     }
@@ -129,18 +129,18 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One result.
+    """Result of one evaluation.
 
     Attributes:
-        encoder: its name, or that of a control.
-        pooling: of the features, "-" if that has no meaning.
-        protocol: its name.
-        settings: of the protocol.
-        value: a share in [0, 1] if the unit is %.
-        low, high: the 95 % interval of the value; equal to it if the value is exact, or has none.
-        unit: of the value, "" if it has none.
-        right: [n] whether each test image was classified rightly, to compare two rows by; None where that is unknown.
-        pseudo: [n] jackknife pseudo-values of test images, or of groups of them, for a value that is no mean over
+        encoder: name of the encoder or control.
+        pooling: pooling of the features, "-" if not applicable.
+        protocol: name of the protocol.
+        settings: settings of the protocol.
+        value: result; a fraction in [0, 1] if the unit is %.
+        low, high: 95 % interval of the value; equal to it if the value is exact or has no interval.
+        unit: unit of the value, "" if it has none.
+        right: [n] whether each test image was classified correctly, for comparisons of rows; None if unknown.
+        pseudo: [n] jackknife pseudo-values of test images or groups of them, for a value that is not a mean over
             images; else None.
     """
 
@@ -157,12 +157,12 @@ class Row:
 
     @staticmethod
     def of(encoder: str, pooling: str, protocol: str, settings: dict[str, Any], value: float, n: int) -> Row:
-        """A row whose interval is Wilson's for ``n`` test images."""
+        """Create a row with Wilson's interval for ``n`` test images."""
         return Row(encoder, pooling, protocol, settings, value, *wilson(value, n))
 
     @staticmethod
     def of_images(encoder: str, pooling: str, protocol: str, settings: dict[str, Any], right: Tensor) -> Row:
-        """The accuracy where ``right`` [n] says which test images are classified rightly, with Wilson's interval."""
+        """Create a row of accuracy from the correctness ``right`` [n] of test images, with Wilson's interval."""
         row = Row.of(encoder, pooling, protocol, settings, right.double().mean().item(), len(right))
         return replace(row, right=right.cpu())
 
@@ -170,7 +170,7 @@ class Row:
     def of_means(
         encoder: str, protocol: str, settings: dict[str, Any], values: Sequence[float], unit: str = "%"
     ) -> Row:
-        """A mean over images with its normal interval; ``values`` [n], one per image, since patches are dependent."""
+        """Create a row of a mean over images (``values`` [n]; patches are dependent) with a normal interval."""
         n = len(values)
         mean = sum(values) / n
         spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1)) if n > 1 else math.inf
@@ -179,35 +179,35 @@ class Row:
 
     @staticmethod
     def exact(encoder: str, protocol: str, settings: dict[str, Any], value: float, unit: str = "%") -> Row:
-        """A computed value, without an interval."""
+        """Create a row of a computed value without an interval."""
         return Row(encoder, "-", protocol, settings, value, value, value, unit)
 
     def plain(self) -> dict[str, Any]:
-        """As values for JSON."""
+        """Return values for JSON."""
         names = ("encoder", "pooling", "protocol", "settings", "value", "low", "high", "unit")
         return {name: getattr(self, name) for name in names}
 
     def number(self, value: float | None = None) -> str:
-        """Formatted as "61.2 %"; of another value with the same unit, if one is given."""
+        """Return text such as "61.2 %"; for another value with the same unit, if given."""
         return f"{self.amount(self.value if value is None else value)} {self.unit}".rstrip()
 
     def amount(self, value: float) -> str:
-        """A number in the unit of the row, without its name."""
+        """Return a number in the unit of the row, without its name."""
         return f"{100 * value:.1f}" if self.unit == "%" else f"{value:.2f}"
 
     def interval(self) -> str:
-        """Formatted as "[59.0, 63.3]"; "" of what is exact."""
+        """Return text such as "[59.0, 63.3]"; "" for exact values."""
         return "" if self.low == self.high else f"[{self.amount(self.low)}, {self.amount(self.high)}]"
 
     def text(self, gap: str = " ") -> str:
-        """Formatted with its interval, as "61.2 % [59.0, 63.3]", with ``gap`` between the two."""
+        """Return text with the interval, such as "61.2 % [59.0, 63.3]", with ``gap`` between the two."""
         return gap.join(filter(None, (self.number(), self.interval())))
 
 
 def compare_rows(
     ours: Sequence[Row], theirs: Sequence[Row], trained: bool, n: int | None = None, noun: str = "images"
 ) -> Difference:
-    """Difference between the results of an encoder and of a control, one row a seed, all tested on the same images."""
+    """Compare the results of an encoder and of a control on the same images, one row per seed."""
     control, value = theirs[-1].encoder, _mean(ours) - _mean(theirs)
     own = [row.right if row.pseudo is None else row.pseudo for row in ours]
     other = [row.right if row.pseudo is None else row.pseudo for row in theirs]
@@ -226,12 +226,12 @@ def _mean(rows: Sequence[Row]) -> float:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture that `protocols.evaluate` is to draw.
+    """Picture that `protocols.evaluate` draws.
 
     Attributes:
-        function: path of the function that draws it: this package imports none.
-        out: the file.
-        content: its other arguments.
+        function: import path of the drawing function, which this package does not import.
+        out: output file.
+        content: other arguments of the function.
     """
 
     function: str
@@ -240,7 +240,7 @@ class Drawing:
 
 
 def note_unreadable(unreadable: Sequence[str], what: str = "images") -> list[str]:
-    """A list with the sentence on ``unreadable`` images; empty if there are none."""
+    """Return a list with a sentence on ``unreadable`` images; empty if there are none."""
     if not unreadable:
         return []
     return [f"{len(unreadable):,} {what} could not be read and were left out, such as {unreadable[0]}."]
@@ -248,26 +248,26 @@ def note_unreadable(unreadable: Sequence[str], what: str = "images") -> list[str
 
 @dataclass(frozen=True, repr=False)
 class Report(Displayable):
-    """All rows of one evaluation and what they have in common.
+    """All rows of one evaluation and their common properties.
 
     Attributes:
-        rows: the encoder's, then its controls'.
-        protocol: sentences on what was done.
-        headline: one sentence with the numbers to quote; `conclusion` says what they mean.
+        rows: rows of the encoder, then of its controls.
+        protocol: description of the method in sentences.
+        headline: sentence with the numbers to quote; `conclusion` interprets them.
         quoted: their rows: the encoder's, then its controls'.
-        against: the encoder's differences from controls; with ``others``, over all seeds.
-        pairs: places in ``quoted`` of the two rows of each difference.
+        against: differences between the encoder and its controls; with ``others``, over all seeds.
+        pairs: indices in ``quoted`` of the two rows of each difference.
         data, fingerprint: name of the test images, and 16 hex digits of their content.
-        seed: of every split and of the untrained encoder.
-        n_test: test images that could be read.
+        seed: random seed of splits and of the untrained encoder.
+        n_test: number of readable test images.
         date: ISO 8601, UTC.
-        others: reports with other seeds, each with its own differences.
-        across: the setting whose values are the columns of the table; "": each row has a line.
-        down: its values are the lines instead, and the encoders the columns.
-        symbols: names of settings in the table, where they differ.
-        short: leave intervals and units out of a large table.
-        drawings: pictures to be drawn.
-        noun: what was tested: images or recordings.
+        others: reports of other seeds, each with its own differences.
+        across: setting whose values are the columns of the table; "": each row has a line.
+        down: use its values as lines and the encoders as columns.
+        symbols: names of settings in the table, if they differ.
+        short: omit intervals and units in a large table.
+        drawings: pictures to draw.
+        noun: "images" or "recordings".
     """
 
     rows: list[Row]
@@ -312,17 +312,17 @@ class Report(Displayable):
         }
 
     def conclusion(self) -> str:
-        """Sentences on whether the encoder is better than its controls; "" if it has none."""
+        """Return sentences on whether the encoder is better than its controls; "" without controls."""
         return " ".join(one.sentence() for one in self.against)
 
-    def beside(self, trained: bool, *pairs: tuple[int, int]) -> Report:
-        """The report with the differences between quoted rows."""
+    def with_differences(self, trained: bool, *pairs: tuple[int, int]) -> Report:
+        """Return the report with the differences between quoted rows."""
         pairs = pairs or tuple((0, i) for i in range(1, len(self.quoted)))
         found = [compare_rows([self.quoted[i]], [self.quoted[j]], trained, self.n_test, self.noun) for i, j in pairs]
         return replace(self, against=tuple(found), pairs=pairs)
 
     def over_seeds(self, others: Sequence[Report]) -> Report:
-        """The report as the last one of several seeds, with its differences over all of them."""
+        """Return the report of the last of several seeds, with differences over all of them."""
         reports, found = (*others, self), []
         same = len({report.fingerprint for report in reports}) == 1
         for (i, j), one in zip(self.pairs, self.against, strict=True):
@@ -337,26 +337,26 @@ class Report(Displayable):
         return replace(self, others=tuple(others), against=tuple(found))
 
     def table(self, width: int) -> TextTable:
-        """All rows, in the form that fits into ``width`` characters."""
+        """Return all rows as a table that fits into ``width`` characters."""
         if not any(self.across in row.settings for row in self.rows):
             return choose_fitting_table([by_row(self.rows)], width)
         wide = across_settings(self.rows, self.across, down=self.down, short=self.short, symbols=self.symbols)
         return choose_fitting_table([*wide, by_row(self.rows)], width)
 
     def caution(self) -> str:
-        """A sentence, if the test images are too few for the number that is quoted first; else nothing."""
+        """Return a sentence if the test images are too few for the first quoted number; else ""."""
         if not self.quoted or self.quoted[0].unit != "%":
             return ""
         first = self.quoted[0]
         if not is_wide(first.value, first.low, first.high):
             return ""
         return (
-            f"The {self.n_test:,} test {self.noun} are few: others could have given {first.number(first.low)} as well "
-            f"as {first.number(first.high)}."
+            f"Only {self.n_test:,} test {self.noun}: others could have given anything from "
+            f"{first.number(first.low)} to {first.number(first.high)}."
         )
 
     def spread(self) -> str:
-        """A sentence with mean and range over the seeds of the quoted numbers."""
+        """Return a sentence with mean and range of the quoted numbers over seeds."""
         reports = (*self.others, self)
         # an encoder may be quoted several times, and the quoted setting may differ between seeds
         where = [
@@ -373,48 +373,48 @@ class Report(Displayable):
         return f"Over {len(reports)} seeds, mean and range: {'; '.join(said)}."
 
 
-# Results as rows of a results.csv.
+# Results as rows of results.csv.
 
 
 _FIRST = (
     *("date", "protocol", "encoder", "pooling", "settings", "data", "data_fingerprint", "seed"),
     *("value", "low", "high", "n_test", "quoted"),
 )
-_YEAR = 4  # digits: what is as long is the beginning of a date, and no number
-COLUMNS = (*_FIRST, "against", "unit")  # files of older versions end with quoted or against
-NO_UNIT = "-"  # in the column ``unit``, of a value that has none; an older version's row has an empty cell
+_YEAR = 4  # digits: a cell of this length begins a date and is not a number
+COLUMNS = (*_FIRST, "against", "unit")  # files of older versions end with "quoted" or "against"
+NO_UNIT = "-"  # column ``unit`` of a value without one; rows of older versions have an empty cell
 
 
 def differences_of(cell: str | None) -> tuple[Difference, ...]:
-    """The differences in a cell of the column ``against``; () for an empty one, or a file without that column."""
+    """Return the differences in a cell of the column ``against``; () if the cell is empty or missing."""
     found = json.loads(cell) if cell else []
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise ValueError("no list of differences")
+        raise ValueError("not a list of differences")
     return tuple(map(Difference.of, found))
 
 
 def check_rows(path: Path) -> bytes:
-    """Content of a CSV of `COLUMNS`, empty if there is none; to be checked before a long evaluation.
+    """Return the content of a CSV of `COLUMNS`, empty if there is none; call it before a long evaluation.
 
-    The rows of a file without the last columns get empty ones.
+    Missing last columns are filled with empty cells.
     """
     try:
         before = path.read_bytes() if path.exists() else b""
     except OSError as problem:
-        raise PatchloomError(f"{path} could not be read ({problem.strerror}): move it out of the way") from problem
+        raise PatchloomError(f"{path} could not be read ({problem.strerror}): move it away") from problem
     heading = before.split(b"\n", 1)[0].rstrip(b"\r").decode(errors="replace")
     for count in range(len(_FIRST), len(COLUMNS)):
         if heading == ",".join(COLUMNS[:count]):
             return b"".join(_widened(line, count) for line in before.splitlines(keepends=True))
     if before and heading != ",".join(COLUMNS):
-        raise PatchloomError(f"{path} has other columns than patchloom writes: move it out of the way")
+        raise PatchloomError(f"{path} was not written by patchloom (other columns): move it away")
     return before
 
 
 def append_rows(path: Path, report: Report, once: bool = False) -> None:
     """Append a report's rows to a CSV of `COLUMNS`; a new file begins with the header.
 
-    The rows are appended in a single write, so that those of two simultaneous evaluations do not mix.
+    A single write appends all rows, so that simultaneous evaluations do not mix theirs.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -422,12 +422,12 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         before = check_rows(path)
         if before and before != path.read_bytes():
-            write_whole(path, before)  # it had the columns of before
+            write_whole(path, before)  # it had the columns of an older version
         there = set(map(_undated, before.decode("utf-8", "replace").splitlines())) if once else set()
         if not before:
             writer.writerow(COLUMNS)
         elif not before.endswith(b"\n"):
-            text.write("\n")  # the previous write was cut off
+            text.write("\n")  # the previous write was incomplete
         against = _against(report)
         for row in report.rows:
             about = (report.date, row.protocol, row.encoder, row.pooling, json.dumps(row.settings, sort_keys=True))
@@ -447,7 +447,7 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
 
 
 def forget_rows(path: Path, which: str) -> int:
-    """Take the rows of evaluations out of a CSV of `COLUMNS`; all other rows stay as they are."""
+    """Remove the rows of evaluations from a CSV of `COLUMNS`; other rows stay unchanged."""
     text = check_rows(path).decode("utf-8", "surrogateescape")
     heading, *rows = [*csv.reader(io.StringIO(text, newline=""))] or [[]]
     dates = list(dict.fromkeys(row[0] for row in rows if row))
@@ -467,7 +467,7 @@ def forget_rows(path: Path, which: str) -> int:
 
 
 def _against(report: Report) -> dict[int, str]:
-    """The cells of the column ``against``, by the id of their row."""
+    """Return the cells of the column ``against`` by the id of their row."""
     cells: dict[int, list[dict[str, Any]]] = {}
     for (i, _), one in zip(report.pairs, report.against, strict=True):
         for row in report.rows:
@@ -478,7 +478,7 @@ def _against(report: Report) -> dict[int, str]:
 
 
 def _widened(line: bytes, count: int) -> bytes:
-    """A line of a file with the first ``count`` columns with all of them; a damaged one as it is."""
+    """Return a line of a file with the first ``count`` columns extended to all; damaged lines are kept unchanged."""
     text = line.rstrip(b"\r\n")
     cells = _cells(text.decode("utf-8", "replace"))
     if len(cells) != count:
@@ -488,7 +488,7 @@ def _widened(line: bytes, count: int) -> bytes:
 
 
 def _undated(line: str) -> tuple[str, ...]:
-    """The cells of a line without the date and the last columns; () for a damaged line, which is kept."""
+    """Return the cells of a line without the date and the last columns; () for a damaged line, which is kept."""
     return tuple(_cells(line)[1 : len(_FIRST)])
 
 

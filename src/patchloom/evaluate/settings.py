@@ -1,4 +1,4 @@
-"""Settings common to all protocols, and the training and test images of an evaluation."""
+"""Common settings of all protocols, and the training and test images of an evaluation."""
 
 from __future__ import annotations
 
@@ -29,31 +29,33 @@ from patchloom.runs.held_out import seen_in_pretraining
 from patchloom.system.distributed import first_decides, launch_once, launched_processes, processes_here, world
 from patchloom.system.hardware import Cores, choose_workers, cores, usable_device
 
-_AT_ONCE = 256  # images, where the encoder stays frozen
-_FEW_BATCHES = 8  # on a CPU: for fewer, starting processes costs more than it saves (seconds where they are not forked)
+_AT_ONCE = 256  # images per batch of a frozen encoder
+_FEW_BATCHES = (
+    8  # on a CPU: below this number, starting processes costs more than it saves (seconds if they are spawned)
+)
 
-_told: ContextVar[set[str] | None] = ContextVar("told", default=None)  # notes on the data
+_printed: ContextVar[set[str] | None] = ContextVar("told", default=None)  # printed notes on the data
 
 
 @dataclass(frozen=True)
 class EvalSettings:
-    """Settings of any protocol.
+    """Common settings of all protocols.
 
     Attributes:
-        seed: of splits, training and the untrained encoder.
-        seeds: repeat with so many seeds, counted up from ``seed``, and report mean and range.
-        device: what computes: auto (a GPU where there is one), cpu, cuda, or another name that torch has for it.
-        batch_size: images a step of training, repeats included; auto is the recipe's. Where nothing is trained, images
-            at once; auto is 256.
-        accumulate: parts in which a step of training is computed, one after the other, in less memory.
-        devices: processes on each machine that train together, with a device each; auto is what torchrun or SLURM
-            started, or 1.
-        workers: processes that read images; auto depends on the device, and is 0 where starting them does not pay.
-        max_train: train on a stratified subset of at most so many images, for a quick look.
-        cache: cache features on disc, and use those of an earlier pass over the same images.
-        group: which images no split may part, as in pretrain: parent (their folder), a column, or a pattern.
-        model: timm's name of the model, where the encoder is a file of weights alone; not needed for what the papers'
-            own programs saved.
+        seed: random seed of splits, training and the untrained encoder.
+        seeds: number of seeds, counted up from ``seed``; results are mean and range.
+        device: device: auto (a GPU if available), cpu, cuda or another torch device.
+        batch_size: images per training step, counting repeats; auto uses the recipe. Without training, images per
+            batch; auto is 256.
+        accumulate: number of parts into which a training step is split to save memory.
+        devices: number of training processes per machine, with one device each; auto is the number that torchrun
+            or SLURM started, or 1.
+        workers: data-loading processes; auto depends on the device, and is 0 if starting them does not pay.
+        max_train: maximal number of training images, a stratified subset, for a quick look.
+        cache: cache of features on disc, reused for the same images.
+        group: images that splits keep together, as in pretrain: parent (their folder), a column, or a pattern.
+        model: timm's name of the model if the encoder is a file of weights only; not needed for checkpoints of
+            the papers' own code.
     """
 
     seed: int = 0
@@ -87,23 +89,23 @@ class EvalSettings:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device."""
+        """Return the device."""
         return usable_device(self.device)
 
     @property
     def readers(self) -> tuple[int, str]:
-        """Largest number of processes that read images, and the reason for it."""
+        """Return the maximal number of data-loading processes and the reason for it."""
         return (
             choose_workers(self.torch_device.type, Cores(cores(), processes_here()))
             if self.workers == "auto"
-            else (self.workers, "as you said")
+            else (self.workers, "as requested")
         )
 
     def workers_for(self, source: Source, batches: int, trained: bool = False) -> int:
-        """Number of processes that read ``batches`` batches of ``source``, for one pass over it or for training.
+        """Return the number of processes that read ``batches`` batches of ``source`` for one pass or for training.
 
-        No result depends on it. auto is at most ``batches`` - 1, the number that can be read while another batch is
-        processed; images in memory are worth a process only where random crops are made.
+        Results do not depend on it. auto is at most ``batches`` - 1, the number that can be read while another batch is
+        processed; images in memory are worth a process only with random crops.
         """
         if self.workers != "auto":
             return self.workers
@@ -111,27 +113,27 @@ class EvalSettings:
         return 0 if few or (source.in_memory and not trained) else min(self.readers[0], batches - 1)
 
     def reading(self, source: Source) -> dict[str, Any]:
-        """Keyword arguments of functions that read every image of ``source`` once."""
+        """Return keyword arguments of functions that read every image of ``source`` once."""
         return {"batch_size": self.at_once, "workers": self.workers_for(source, self.batches(source))}
 
     @property
     def at_once(self) -> int:
-        """Images of a batch where nothing is trained."""
+        """Return the number of images per batch without training."""
         return _AT_ONCE if self.batch_size == "auto" else self.batch_size
 
     def batches(self, source: Source) -> int:
-        """Batches in which every image of ``source`` is read once."""
+        """Return the number of batches in one pass over ``source``."""
         return -(-len(source) // self.at_once)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Training and test images, and sentences on their origin.
+    """Training and test images, and a description of their origin.
 
     Attributes:
-        train, test: the images.
-        story: the sentences.
-        validation: images that the data brings for choices; None: training images are held out for them.
+        train, test: images of each part.
+        story: description in sentences.
+        validation: validation images of the data; None: training images are held out instead.
     """
 
     train: Source
@@ -142,41 +144,41 @@ class Parts:
 
 @contextmanager
 def print_notes_once() -> Iterator[None]:
-    """Inside, what is to be known of the data is printed when it is opened, and once, however many seeds open it."""
-    before = _told.set(set())
+    """Print notes on opened data inside this context, each once for all seeds."""
+    before = _printed.set(set())
     try:
         yield
     finally:
-        _told.reset(before)
+        _printed.reset(before)
 
 
 def share_steps(settings: EvalSettings) -> None:
-    """Start or join the processes that train together."""
+    """Start or join the training processes."""
     launch_once(settings.torch_device.type, settings.devices)
 
 
 def share_nothing(settings: EvalSettings, what: str) -> None:
-    """Refuse several processes, and parts of a step, for ``what`` trains nothing by steps."""
+    """Refuse several processes and accumulation, since ``what`` has no training steps."""
     if launched_processes() > 1:
         raise PatchloomError(f"{what} is for one process: start it without torchrun")
     if settings.devices not in ("auto", 1):
         raise PatchloomError(f"{what} is for one process: leave out --devices {settings.devices}")
     if settings.accumulate != 1:
-        raise PatchloomError(f"{what} trains nothing by steps: leave out --accumulate {settings.accumulate}")
+        raise PatchloomError(f"{what} has no training steps: leave out --accumulate {settings.accumulate}")
 
 
 T = TypeVar("T")
 
 
 def open_together(opened: Callable[[], T]) -> T:
-    """What ``opened`` gives in each process; what is wrong with the data is said once, by the first."""
+    """Return the result of ``opened`` in each process; errors in the data are reported once, by the first."""
     if world() > 1:
         first_decides(lambda: opened() and None)
     return opened()
 
 
 def open_with_notes(data: DataLike, group: str | None = None) -> Data:
-    """Open images; where `print_notes_once` is asked for, print what of them was left out or taken otherwise."""
+    """Open images; inside `print_notes_once`, print what was left out or read differently."""
     with StatusMessage("listing the images"):
         opened = open_together(lambda: open_data(data, group=group))
     print_notes(opened.notes)
@@ -184,8 +186,8 @@ def open_with_notes(data: DataLike, group: str | None = None) -> Data:
 
 
 def print_notes(notes: Sequence[str]) -> None:
-    """Where `print_notes_once` is asked for, print those of the notes that were not yet."""
-    told = _told.get()
+    """Print notes that are new, inside `print_notes_once`."""
+    told = _printed.get()
     if told is None:
         return
     for note in notes:
@@ -201,10 +203,10 @@ def parts_of(
     card: EncoderCard | None = None,
     run: str | Path | None = None,
 ) -> Parts:
-    """The training and test images of ``data``; without test images, a stratified fifth is split off.
+    """Return the training and test images of ``data``; without test images, split off a stratified fifth.
 
-    Exact copies of test images that are split off are in neither part. Where the data's own test images are copies of
-    training images, or were in the pre-training of ``run``, the story says how many.
+    Exact copies of test images that are split off are removed from both parts. If the data's own test images are copies
+    of training images, or were in the pre-training of ``run``, the story gives their number.
     """
     opened = open_with_notes(data, settings.group)
     if card is not None:
@@ -213,23 +215,22 @@ def parts_of(
         parts = _parted(opened, settings, labels, "" if card is None else card.note, run)
     if card is not None:
         tell_colours(parts.train, card)
-    tell_leaks(parts.train, parts.test, own=opened.test is not None)
+    print_leak_notes(parts.train, parts.test, own=opened.test is not None)
     return parts
 
 
 def tell_colours(source: Source, card: EncoderCard) -> None:
-    """Where `print_notes_once` is asked for, print that an encoder of grey images drops colours, if there are some."""
-    if _told.get() is not None and (said := dropped_colours(source, len(card.mean))):
+    """Print that an encoder of grey images drops colours, if there are any, inside `print_notes_once`."""
+    if _printed.get() is not None and (said := dropped_colours(source, len(card.mean))):
         print_notes([said])
 
 
-def tell_leaks(train: Source, test: Source, own: bool) -> None:
-    """Where `print_notes_once` is asked for, print why test images may not be new: one patient's on both sides, near
-    copies.
+def print_leak_notes(train: Source, test: Source, own: bool) -> None:
+    """Print why test images may not be independent (patients in both parts, near copies), inside `print_notes_once`.
 
-    No test image is read, which is for the end.
+    No test image is read here.
     """
-    if _told.get() is None or train.groups is not None:
+    if _printed.get() is None or train.groups is not None:
         return
     said = parted_wholes(train, test, "split the data by them" if own else "")
     if not said and not own and (close := near_copies(train)) is not None:
@@ -254,12 +255,12 @@ def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str, run: 
             f"(seed {settings.seed}): pre-training may have seen those {noun}{unseen}."
         )
         if copies := len(whole) - len(train) - len(test):
-            story += f" Nothing was trained on {copies:,} exact copies of test {noun}."
+            story += f" {copies:,} exact copies of test {noun} were left out of training."
     return limit_training_images(Data(train, test), f"{note} {story}".strip(), settings, looked=own is None)
 
 
 def limit_training_images(opened: Data, story: str, settings: EvalSettings, looked: bool = False) -> Parts:
-    """The parts of labelled data that brings its own, with at most as many training images as the settings say."""
+    """Limit the number of training images of labelled data with its own parts, as the settings say."""
     train, test = opened.train, opened.test
     assert test is not None
     n, noun = len(train), train.noun
@@ -271,29 +272,29 @@ def limit_training_images(opened: Data, story: str, settings: EvalSettings, look
 
 
 def note_copies(train: Source, test: Source, looked: bool) -> str:
-    """Return the sentence on test images that are exact copies of training images, after a space, or ""."""
+    """Return a sentence on test images that are exact copies of training images, after a space, or ""."""
     if (contents := train.contents()) is None:
         return f" Exact copies among the {train.noun} were not looked for."
     return "" if looked else copies_sentence(test, contents)
 
 
 def stratified_subset(source: Source, count: int, seed: int) -> Source:
-    """A stratified subset of ``count`` images; without labels a uniform one. A rare class keeps at least one image."""
+    """Return a stratified subset of ``count`` images, uniform without labels; a rare class keeps at least one image."""
     n = len(source)
     labels = np.zeros(n, np.int64) if source.labels is None else source.labels
-    # the complement of a draw, which spares the last image of each class
+    # the complement of a draw that spares the last image of each class
     return source.subset(np.setdiff1d(np.arange(n), pick(labels, n - count, seed)))
 
 
-# Where files of an evaluation lie in a run.
+# Paths of evaluation files in a run.
 
 
 def place_in_run(
     run: str | Path, data: DataLike, label: str, seed: int, folder: str, suffix: str, what: str = ""
 ) -> Path | None:
-    """The file ``folder``/WHATDATA-LABEL-SEEDSUFFIX in a run; None where that is no folder or file of the user's.
+    """Return ``folder``/WHATDATA-LABEL-SEEDSUFFIX in a run; None without a run folder or file.
 
-    Several names of data stand one behind another.
+    Several names of data are joined.
     """
     if str(run).startswith("timm:"):
         return None

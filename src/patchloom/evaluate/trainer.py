@@ -1,11 +1,11 @@
-"""A training of an evaluation, step by step: the same whether it is stopped and gone on with or not.
+"""Training loop of an evaluation, with the same result whether or not it is interrupted and resumed.
 
-What is trained, and on what, is said by those that build on it: `patchloom.evaluate.training.Training` for classifiers
-and `patchloom.dense.training.DenseTraining` for maps and boxes.
+Subclasses define model and data: `patchloom.evaluate.training.Training` for classifiers and
+`patchloom.dense.training.DenseTraining` for label maps and boxes.
 
-Several processes share every step, each with its part of the batch: gradients are averaged, validation and test images
-are shared. Which images a step holds and how they are cropped is the same for any number of processes. What is drawn
-beyond that (mixup, erasing, stochastic depth, dropout) follows from step and rank, so it differs with their number.
+Several processes share every step, each with its part of the batch: gradients are averaged, and validation and test
+images are shared. The images of a step and their crops are the same for any number of processes. Other random draws
+(mixup, erasing, stochastic depth, dropout) depend on step and rank, and so on the number of processes.
 """
 
 from __future__ import annotations
@@ -62,27 +62,27 @@ from patchloom.system.files import cache_root
 from patchloom.system.signals import Stop
 from patchloom.version import __version__
 
-# Which epoch's weights are tested: the best one on validation images, which are training images held out from it.
+# Choice of the epoch to test by validation images, which are held out from the training images.
 
 
-_TIMES = 30  # that a training is validated at most
+_TIMES = 30  # maximal number of validations of a training
 
 
 class EpochScore(NamedTuple):
-    """How good an epoch is: by its accuracy and, of equal ones, by its loss, or what else decides between them."""
+    """Score of an epoch: accuracy and, for ties, the loss or another criterion."""
 
     accuracy: float
     negative_loss: float
 
 
 class BestEpoch:
-    """The weights that were best so far.
+    """Best weights so far.
 
     Args:
-        images: validation images; 0: there are none, and the last weights are the ones to test.
-        steps, per_epoch: of the training, and of an epoch.
-        patience: share of the training; so much without a higher accuracy ends it. 1: never.
-        every: steps between two validations; where it is not said, whole epochs, at most 30 times.
+        images: number of validation images; 0: there are none, and the last weights are tested.
+        steps, per_epoch: steps of the training and of an epoch.
+        patience: fraction of the training without a higher accuracy after which it ends; 1: never.
+        every: steps between two validations; by default whole epochs, at most 30 times.
     """
 
     def __init__(self, images: int, steps: int, per_epoch: int, patience: float, every: int | None = None):
@@ -90,15 +90,15 @@ class BestEpoch:
         self.every = every or math.ceil(steps / per_epoch / _TIMES) * per_epoch
         self.score: EpochScore | None = None
         self.latest: EpochScore | None = None
-        self.step = self.risen = 0  # of the best weights, and where the accuracy was last raised
+        self.step = self.risen = 0  # of the best weights, and of the last rise in accuracy
         self.weights: dict[str, Tensor] = {}
 
     def due(self, step: int) -> bool:
-        """Whether the weights after ``step`` steps are to be validated."""
+        """Return whether to validate the weights after ``step`` steps."""
         return bool(self.images) and (step % self.every == 0 or step == self.steps)
 
     def compare(self, step: int, score: EpochScore, model: nn.Module) -> None:
-        """Keep a model's weights after ``step`` steps, if they are better than all before."""
+        """Keep a model's weights after ``step`` steps if they are the best so far."""
         self.latest = score
         if self.score is None or score.accuracy > self.score.accuracy:
             self.risen = step
@@ -107,11 +107,11 @@ class BestEpoch:
             self.weights = whole_weights(model)
 
     def hopeless(self, step: int) -> bool:
-        """Whether the accuracy has not risen for so long that it will not: the loss alone may fall for ever."""
+        """Return whether the accuracy has not risen for the patience; the loss alone may fall indefinitely."""
         return self.patience < 1 and self.score is not None and step - self.risen >= self.patience * self.steps
 
     def choose(self, model: nn.Module) -> dict[str, Any]:
-        """Give a model the best weights; what to write beside its result."""
+        """Load the best weights into a model; return values for its result."""
         if self.score is None:
             return {}
         model.load_state_dict(self.weights)
@@ -119,11 +119,11 @@ class BestEpoch:
         return {"best_epoch": epoch, "validation_accuracy": self.score.accuracy, "validation_images": self.images}
 
     def plain(self) -> dict[str, Any]:
-        """All but the weights, for a checkpoint."""
+        """Return everything but the weights, for a checkpoint."""
         return {"step": self.step, "risen": self.risen, "score": self.score, "latest": self.latest}
 
     def restore(self, about: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        """What `plain` gave, and the weights."""
+        """Restore the values of `plain` and the weights."""
         self.step, self.risen, self.weights = about["step"], about["risen"], weights
         self.score, self.latest = (
             None if one is None else EpochScore(*one) for one in (about["score"], about["latest"])
@@ -131,23 +131,23 @@ class BestEpoch:
 
 
 def score_of(logits: Tensor, labels: Tensor) -> EpochScore:
-    """Of logits [n c] for images with ``labels`` [n]."""
+    """Score logits [n c] of images with ``labels`` [n]."""
     accuracy = (logits.argmax(1) == labels).double().mean().item()
     return EpochScore(accuracy, -torch.nn.functional.cross_entropy(logits.double(), labels).item())
 
 
-# Trainings of an evaluation that were stopped or killed, kept on disc until the same command goes on with them.
+# Checkpoints of interrupted trainings, kept on disc until the same command resumes them.
 
 
 _SAVE_EVERY = 30.0  # seconds
-_FORGOTTEN = 30 * 86_400  # seconds after which nobody will go on
+_FORGOTTEN = 30 * 86_400  # seconds after which checkpoints are removed
 
 _OPENED: ContextVar[list[Path] | None] = ContextVar("_OPENED", default=None)
 
 
 @contextmanager
 def keep_until_done() -> Iterator[None]:
-    """While entered, trainings are kept; on leaving without an error those that were kept are removed."""
+    """Keep checkpoints of trainings inside this context; remove them on leaving without an error."""
     opened: list[Path] = []
     token = _OPENED.set(opened)
     try:
@@ -159,16 +159,16 @@ def keep_until_done() -> Iterator[None]:
 
 
 class TrainingCheckpoints:
-    """The checkpoints of one training.
+    """Checkpoints of one training.
 
     Args:
-        about: all that decides the training, as JSON has it; None keeps nothing.
+        about: JSON values that identify the training; None keeps nothing.
     """
 
     def __init__(self, about: Any):
         opened = _OPENED.get()
         self._checkpoints: Checkpoints | None = None
-        if about is None or opened is None:  # nobody would remove what was kept
+        if about is None or opened is None:  # checkpoints would never be removed
             return
         name = hashlib.sha256(json.dumps(about, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()[:32]
         folder = cache_root() / "trainings" / name
@@ -179,11 +179,11 @@ class TrainingCheckpoints:
         self._kept = False
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The tensors and plain values that were saved last; None if there are none that are sound."""
+        """Return the last saved tensors and JSON values; None without a valid checkpoint."""
         if self._checkpoints is None or not self._checkpoints.there():
             return None
         self._checkpoints.clean()
-        with contextlib.suppress(PatchloomError):  # it begins again
+        with contextlib.suppress(PatchloomError):  # the training starts again
             tensors, about, _ = self._checkpoints.read()
             self._kept = True
             return tensors, about
@@ -191,18 +191,18 @@ class TrainingCheckpoints:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to save."""
+        """Return whether it is time to save."""
         return self._checkpoints is not None and self._timer.due
 
     @property
     def worth(self) -> bool:
-        """Whether a training that has ended is to be kept for the one that follows: it has taken a while."""
+        """Return whether a finished training took long enough to be kept for the next one."""
         return self._checkpoints is not None and (self._kept or self.due)
 
     def save(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> bool:
-        """Keep the state of the training; whether it could be: a disc without room costs nothing but that.
+        """Save the state of the training; return whether it was saved. A full disc is no error.
 
-        Of several processes, the first of each machine writes.
+        With several processes, the first one of each machine writes.
         """
         if self._checkpoints is None:
             return False
@@ -222,49 +222,49 @@ def _forget_old(home: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-_CHECKED = 50  # times in a training that a GPU is waited for, to look at the loss
-_MEASURED = 3  # steps of which the time is taken, after one that does not count
-# to be raised with changes of the code after which a training that was stopped cannot go on
+_CHECKED = 50  # number of checks of the loss in a training, for each of which a GPU is waited for
+_MEASURED = 3  # timed steps, after one warm-up step
+# increase the first number if trainings interrupted under older code cannot be resumed
 _PROGRAMS = ("training 2", __version__, torch.__version__)
-_AVERAGE = "average."  # in the names of a checkpoint
+_AVERAGE = "average."  # prefix of names in a checkpoint
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model, and what was chosen on validation images: nothing, if there were none."""
+    """Trained model, and the choices made on validation images, if any."""
 
     model: Any
     chosen: dict[str, Any]
 
 
 class _Progress(StatusMessage):
-    """The line of a training: the time left of all trainings first, since a narrow terminal cuts the end."""
+    """Progress line of a training, with the total time left first, since a narrow terminal cuts the end."""
 
     def __init__(self, name: str, left: TimeLeft):
         super().__init__(name)
         self.left, self.text = left, "the first step"
 
     def line(self) -> str:
-        """See `StatusMessage`."""
+        """Return the line."""
         return f"{self.left} · {self.what} · {self.text}"
 
 
 class Loop(ABC):
-    """A model, its optimiser, and how far they are. Several processes may train together: each has its own batches.
+    """Training state: model, optimiser and step. Several processes may train together, each with its own batches.
 
     Attributes:
-        model: is trained in place.
-        parallel: calls the model, and averages its gradients over the processes.
-        source: the images to train on.
-        settings: of the evaluation.
-        average: the moving average of its weights, if that is what will be tested.
-        device, seed: of the training.
-        clip: maximal norm of the gradient; 0 switches it off.
-        steps, step: how many there are, and have been made.
+        model: trained in place.
+        parallel: wrapper of the model that averages gradients over processes.
+        source: training images.
+        settings: settings of the evaluation.
+        average: moving average of the weights, if it is tested.
+        device, seed: device and random seed of the training.
+        clip: maximal norm of the gradient; 0 disables clipping.
+        steps, step: total and finished number of steps.
         per_epoch: steps of an epoch.
-        best: which weights are best on validation images.
-        about: all that decides the training, as JSON has it; None keeps nothing of one that is stopped.
-        unreadable: names of images.
+        best: best weights on validation images.
+        about: JSON values that identify the training; None keeps no checkpoints.
+        unreadable: names of unreadable images.
     """
 
     model: nn.Module
@@ -286,58 +286,58 @@ class Loop(ABC):
 
     @abstractmethod
     def _batches(self, steps: int, workers: int) -> Any:
-        """The batches from this step up to ``steps``."""
+        """Return the batches from this step up to ``steps``."""
 
     @abstractmethod
     def _loss(self, batch: Batch) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
 
     @abstractmethod
     def _validated(self) -> EpochScore:
-        """How good the model is on the validation images."""
+        """Score the model on the validation images."""
 
     @abstractmethod
     def _position(self) -> str:
-        """How far the training is, as "epoch 2.0 of 10"."""
+        """Return the progress, such as "epoch 2.0 of 10"."""
 
     @abstractmethod
-    def _told(self, loss: float) -> str:
-        """What the line of progress says."""
+    def _progress_text(self, loss: float) -> str:
+        """Return the text of the progress line."""
 
     @abstractmethod
     def _outcome(self, chosen: dict[str, Any]) -> str:
-        """What is said at the end."""
+        """Return the closing message."""
 
     @abstractmethod
     def _rate_option(self) -> str:
-        """The option that says what the learning rate is, with its value."""
+        """Return the learning-rate option with its value."""
 
     def _share(self) -> None:
-        """Let the processes train the model together."""
+        """Set up the model for training by all processes together."""
         if world() > 1:
             self.model = share_batch_norms(self.model)
         self.parallel = DistributedDataParallel(self.model) if world() > 1 else self.model
 
     def _workers(self) -> int:
-        """Processes that read them."""
+        """Return the number of data-loading processes."""
         return self.settings.workers_for(self.source, self.steps - self.step, trained=True)
 
     def _chosen(self) -> dict[str, Any]:
-        """Take the best weights; what to write beside the result."""
+        """Load the best weights; return values for the result."""
         return self.best.choose(self.tested)
 
     @property
     def tested(self) -> Any:
-        """The model whose predictions count."""
+        """Model whose predictions are tested."""
         return self.average.module if self.average else self.model
 
     def seconds_of_step(self) -> float:
-        """Seconds of a step, the reading of its images included, from a few steps."""
+        """Measure the seconds of a step from a few steps, including data loading."""
         steps, batches = count(), self._batches(1 + _MEASURED, workers=0)
         return typical_seconds(time_steps(lambda: self.update(next(steps), next(batches)).item(), least=_MEASURED))
 
     def run(self, name: str, left: TimeLeft) -> Trained:
-        """Train to the end; arguments and errors as of `patchloom.evaluate.training.train_classifier`."""
+        """Train to the end; arguments and errors as in `patchloom.evaluate.training.train_classifier`."""
         kept, losses, begun = TrainingCheckpoints(self.about), list[Tensor](), time.perf_counter()
         ended = self._restored(kept, name, left)
         left.begin()
@@ -356,14 +356,14 @@ class Loop(ABC):
                     self.best.compare(self.step, self._validated(), self.tested)
                 ended = self.step == self.steps or self.best.hopeless(self.step)
                 if ended or self.device.type == "cpu" or self.step % max(1, self.steps // _CHECKED) == 0:
-                    progress.text = self._told(self._mean(losses))
+                    progress.text = self._progress_text(self._mean(losses))
                     losses = losses[-self.per_epoch :]
                 asked, saved = any_process(stop.asked), False
                 if asked or any_process(kept.worth if ended else kept.due):
                     saved = kept.save(*self._state(ended))
                 if asked:
                     after = f"stopped at {self._position()} of {name}"
-                    raise Stopped(f"{after}: the same command goes on from there" if saved else after)
+                    raise Stopped(f"{after}: run the same command to resume" if saved else after)
         left.skip(self.steps - self.step)
         chosen = self._chosen()
         if is_first():
@@ -377,11 +377,11 @@ class Loop(ABC):
 
     @property
     def epoch(self) -> float:
-        """How many have been trained."""
+        """Number of finished epochs."""
         return self.step / self.per_epoch
 
     def update(self, step: int, batch: Batch) -> Tensor:
-        """Update the weights once by a batch; the loss before that."""
+        """Update the weights once by a batch; return the loss before the update."""
         self.schedule.step_update(step + 1)
         loss = self._backward(batch)
         if self.clip:
@@ -393,11 +393,11 @@ class Loop(ABC):
         return loss
 
     def _backward(self, batch: Batch) -> Tensor:
-        """Compute the gradients of a batch, in ``--accumulate`` parts one after the other; its loss."""
+        """Compute the gradients of a batch, in ``--accumulate`` parts; return its loss."""
         parts, losses = batch.split(self.settings.accumulate), list[Tensor]()
         for number, part in enumerate(parts, 1):
             shared = self.parallel if isinstance(self.parallel, DistributedDataParallel) else None
-            # the last one shares the sum of all
+            # gradients are shared with the last part
             with nullcontext() if shared is None or number == len(parts) else shared.no_sync():
                 one = self._loss(part)
                 if len(parts) > 1:
@@ -423,10 +423,10 @@ class Loop(ABC):
         return tensors, about
 
     def _restored(self, kept: TrainingCheckpoints, name: str, left: TimeLeft) -> bool:
-        """Go to where an earlier process was; whether it had reached the end."""
+        """Restore an earlier process's checkpoint; return whether that training had ended."""
         found = kept.read()
         step = -1 if found is None else int(found[1]["step"])
-        # where processes have caches of their own, what one has kept is of no use to the others: all begin again
+        # if processes have separate caches, a checkpoint in one is of no use to the others: all start again
         if any_process(step != smallest(step)) or found is None:
             return False
         tensors, about = found
@@ -439,18 +439,18 @@ class Loop(ABC):
         self.step, self.unreadable = about["step"], set(about["unreadable"])
         left.skip(self.step)
         if not about["ended"] and is_first():
-            print(f"  {name} goes on at {self._position()}.", flush=True)
+            print(f"  {name} resumes at {self._position()}.", flush=True)
         return bool(about["ended"])
 
 
 def training_identity(
     model: nn.Module, recipe: Mapping[str, Any], numbers: Sequence[Any], device: Sequence[Any], accumulate: int
 ) -> dict[str, Any]:
-    """What decides a training besides its images, as JSON has it."""
+    """Return JSON values that identify a training apart from its images."""
     return {
         "programs": _PROGRAMS,
         "weights": digest_tensors(model.state_dict()),
-        # what is frozen is not seen in the weights
+        # the weights do not show which of them are frozen
         "model": [str(model), [name for name, weight in model.named_parameters() if weight.requires_grad]],
         "recipe": recipe,
         "numbers": numbers,

@@ -1,4 +1,4 @@
-"""The training of a classifier by a recipe."""
+"""Training of a classifier by a recipe."""
 
 from __future__ import annotations
 
@@ -63,26 +63,26 @@ from patchloom.system.distributed import collected, gathered, rank, refused_by_a
 from patchloom.system.hardware import keep_freed_memory
 from patchloom.withhold.encoder_input import all_patches
 
-# The learning rate of a training, as a function of the update alone.
+# Learning rate of a training as a function of the update.
 
 
 def schedule_of(optimizer: torch.optim.Optimizer, recipe: ResolvedRecipe, steps: int, per_epoch: int) -> Scheduler:
-    """The schedule of a recipe."""
+    """Return the schedule of a recipe."""
     own = recipe.warmup_updates if recipe.updates else round(recipe.warmup_epochs * per_epoch)
     warmup = min(own, steps - 1)
     if recipe.halve_every:
         return Halving(optimizer, warmup, recipe.halve_every)
-    # one more than there are steps, so that the learning rate of the last one is above 0
+    # one more than the number of steps, so that the last learning rate is above 0
     return CosineLRScheduler(optimizer, steps - warmup + 1, warmup_t=warmup, warmup_prefix=True, t_in_epochs=False)
 
 
 class Halving(Scheduler):
-    """The schedule of MP3 on speech, as `patchloom.schedules.halving_rate` has it.
+    """Schedule of MP3 on speech, `patchloom.schedules.halving_rate`.
 
     Args:
-        optimizer: has the highest rates.
-        warmup: updates of the warm-up.
-        every: updates between two halvings.
+        optimizer: optimizer with the peak rates.
+        warmup: updates of warm-up.
+        every: updates between halvings.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, warmup: int, every: int) -> None:
@@ -90,23 +90,23 @@ class Halving(Scheduler):
         self.warmup, self.every = warmup, every
 
     def _get_lr(self, t: int) -> list[float]:
-        """The rate of each group in update ``t``, counted from 1, before its scale."""
+        """Return the rate of each group in update ``t``, counted from 1, before its scale."""
         return [halving_rate(t - 1, self.warmup, peak, self.every) for peak in self.base_values]
 
 
-# Random views of training images by a recipe.
+# Random views of training images according to a recipe.
 
 
 class Views:
-    """Random crops of an image with RandAugment, or what a source cuts in their place.
+    """Random crops of an image with RandAugment, or the excerpts that a source cuts instead.
 
-    There are as many as the recipe repeats. Calls depend only on ``rng``.
+    Their number is the recipe's ``repeats``. Calls depend only on ``rng``.
 
     Args:
-        size: (h, w) of the crops.
-        recipe: how they are changed.
-        mean: of the channels, with which RandAugment fills gaps.
-        source: what is cut.
+        size: size (h, w) of the crops.
+        recipe: recipe with the augmentation.
+        mean: mean of the channels, used by RandAugment to fill gaps.
+        source: source of the images.
     """
 
     def __init__(self, size: tuple[int, int], recipe: Recipe, mean: tuple[float, ...], source: Source) -> None:
@@ -118,7 +118,7 @@ class Views:
         self.repeats = recipe.repeats
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """Views of an image [c h w], of the same dtype and resized to ``size``."""
+        """Return views of an image [c h w] with the same dtype, resized to ``size``."""
         return tuple(view for _ in range(self.repeats) for view in self.crop(image, rng))
 
 
@@ -141,7 +141,7 @@ class ClassPredictions:
 
     @property
     def right(self) -> Tensor:
-        """[n] whether the label is the class that is named."""
+        """Correctness of the predictions, [n]."""
         return self.logits.argmax(1) == self.labels
 
     def accuracy(self) -> float:
@@ -157,7 +157,7 @@ def predict_classes(
     precision: Precision = "auto",
     name: str = "",
 ) -> ClassPredictions:
-    """Predictions for every image of ``source``, centre-cropped."""
+    """Predict the class of every image of ``source``, centre-cropped."""
     what = name and f"  {name}: predictions for {source.name}"
     logits, indices, unreadable = predictions(model, source, card.mean, card.std, settings, precision, what)
     return ClassPredictions(logits, labels_of(source, indices), unreadable)
@@ -173,9 +173,9 @@ def predictions(
     precision: Precision,
     what: str = "",
 ) -> tuple[Tensor, Tensor, list[str]]:
-    """Logits [n c] for the images of these indices [n], and names of the unreadable ones; as `predict_classes`.
+    """Return logits [n c], indices [n] of the images, and names of unreadable ones; as `predict_classes`.
 
-    Several processes share the batches, and all must ask.
+    Several processes share the batches, and all must call this.
     """
     device = settings.torch_device
     model.to(device).eval()
@@ -200,20 +200,20 @@ def predictions(
 
 
 class Training(Loop):
-    """The training of a classifier.
+    """Training of a classifier.
 
-    Several processes compute what one does, within rounding, but for what is drawn in each: mixup and cutmix pair the
-    images of a process with one another, and have factors of its own, as erasing has places.
+    Several processes give the same result as one within rounding, except for random draws of each process: mixup and
+    cutmix pair images within a process and have factors per process, as erasing has places.
 
     Args:
-        model: is trained in place.
+        model: classifier, trained in place.
         source: labelled images.
-        recipe: its values.
-        mean, std: normalise the images.
+        recipe: values of the recipe.
+        mean, std: normalisation of the images.
         settings: seed, device and workers.
-        half: take matrix products in bfloat16.
+        half: compute matrix products in bfloat16.
         kernels: torch or native.
-        validation: images that the data brings for it; None: the recipe's share of ``source``.
+        validation: validation images of the data; None: the recipe's fraction of ``source``.
     """
 
     def __init__(
@@ -279,14 +279,14 @@ class Training(Loop):
         return f"epoch {self.epoch:.1f} of {self.recipe.epochs}"
 
     def _loss(self, batch: Batch) -> Tensor:
-        logits, labels = self._answered(batch)
+        logits, labels = self._logits_and_targets(batch)
         return self.loss(logits.float(), labels)
 
-    def _answered(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits, and the labels, or shares of all classes, that they are compared with."""
+    def _logits_and_targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return logits, and the labels or class shares to compare them with."""
         images = torch.cat(batch.views)
         labels = self.labels[batch.indices].repeat(len(batch.views)).to(self.device, non_blocking=True)
-        if self.mix and len(images) % 2:  # unreadable images left an odd batch
+        if self.mix and len(images) % 2:  # unreadable images made the batch odd
             images, labels = images[:-1], labels[:-1]
         images = self.erase(normalize(images, self.mean, self.std))
         if self.mix:
@@ -295,13 +295,13 @@ class Training(Loop):
             return self.parallel(images), labels
 
     def _validated(self) -> EpochScore:
-        assert self.held is not None  # called where there are validation images
+        assert self.held is not None  # called with validation images only
         precision: Precision = "bfloat16" if self.half else "float32"
         logits, indices, _ = predictions(self.tested, self.held, self.mean, self.std, self.settings, precision)
         self.model.train()
         return score_of(logits, labels_of(self.held, indices))
 
-    def _told(self, loss: float) -> str:
+    def _progress_text(self, loss: float) -> str:
         found = self.best.latest
         validated = "" if found is None else f" · validation {found.accuracy:.1%}"
         done = f"epoch {self.epoch:.1f}/{self.recipe.epochs}"
@@ -325,11 +325,11 @@ class Training(Loop):
         numbers, device = [self.mean, self.std, self.seed], [self.device.type, self.half, kernels != "torch"]
         return {
             **training_identity(model, self.recipe.plain(), numbers, device, self.settings.accumulate),
-            # neither heads nor pixels are seen in the weights, nor in the layers
+            # the weights show neither heads nor image size
             "sizes": [attention_heads(model.encoder), model.size],
             "images": source.fingerprint(),
             "labels": digest_tensors({"labels": labels_of(source)}),
-            # by which the images for validation are drawn
+            # groups affect the draw of validation images
             "groups": None if source.groups is None else digest_tensors({"groups": torch.from_numpy(source.groups)}),
             "sound": source.modality.plain(),
             "noise": digest_tensors({str(number): wave for number, wave in enumerate(source.noise)}),
@@ -337,23 +337,23 @@ class Training(Loop):
         }
 
 
-# The papers' linear probe: a batch norm and a linear layer on a frozen encoder, trained by LARS on random crops.
+# The papers' linear probe: batch norm and a linear layer on a frozen encoder, trained by LARS on random crops.
 
 
 class LinearClassifier(Classifier):
-    """A linear layer on the features of a frozen encoder, normed over the batch without learnt scale and shift.
+    """Linear layer on the features of a frozen encoder, with a batch norm without scale and shift.
 
     Args:
-        encoder: is not copied, and its weights get no gradients.
+        encoder: encoder, not copied; its weights get no gradients.
         classes: number of classes.
         pooling: the class token or the mean of the patch tokens, after the encoder's last norm, or the instance
             representation.
-        instance: gives that, and is not copied either; left out for the others.
+        instance: instance head for that pooling, not copied.
     """
 
     def __init__(self, encoder: Encoder, classes: int, pooling: Pool, instance: InstanceHead | None = None) -> None:
         super().__init__(encoder, classes, pooling, instance=instance if pooling == "instance" else None)
-        # the encoder is frozen, so that all batches count alike in the mean and variance by which is tested
+        # the encoder is frozen, so all batches have equal weight in the mean and variance for testing
         self.norm = nn.BatchNorm1d(width(encoder), eps=1e-6, momentum=None, affine=False)
         nn.init.trunc_normal_(self.head.weight, std=0.01)
         for net in self._frozen():
@@ -363,7 +363,7 @@ class LinearClassifier(Classifier):
         return [net for net in (self.encoder, self.instance) if net is not None]
 
     def train(self, mode: bool = True) -> LinearClassifier:
-        """Set the mode; what is frozen stays in eval mode."""
+        """Set the mode; frozen parts stay in eval mode."""
         super().train(mode)
         for net in self._frozen():
             net.eval()
@@ -371,49 +371,49 @@ class LinearClassifier(Classifier):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """[b d] float32 of normalised images [b channels h w], without gradients."""
+        """Return features [b d] float32 of normalised images [b channels h w], without gradients."""
         vit = self.encoder
         tokens = encode(vit, all_patches(images, patch_count(vit)), norm=self.pooling != "instance")
         if self.pooling == "instance":
-            assert self.instance is not None  # is given with this pooling
+            assert self.instance is not None  # required for this pooling
             return represent(vit, self.instance, tokens).float()
         pooled = tokens[:, 0] if self.pooling == "class" else tokens[:, prefix_count(vit) :].float().mean(1)
         return pooled_norm(vit, pooled).float()
 
-    def answered(self, features: Tensor) -> Tensor:
-        """Logits [b c] of features [b d], in float32 also amid half precision: here alone are gradients."""
+    def classify(self, features: Tensor) -> Tensor:
+        """Return logits [b c] of features [b d], in float32 even in mixed precision; only this part has gradients."""
         with torch.autocast(features.device.type, enabled=False):
-            assert self.norm is not None  # of every linear classifier
+            assert self.norm is not None  # set in every linear classifier
             return self.head(self.norm(features))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [b c] of normalised images [b channels h w]."""
-        return self.answered(self.features(images))
+        """Return logits [b c] of normalised images [b channels h w]."""
+        return self.classify(self.features(images))
 
 
 class ProbeTraining(Training):
-    """The training of a `LinearClassifier` by LARS. A step has the features of many parts, each taken as it arrives.
+    """Training of a `LinearClassifier` by LARS. A step consists of many parts, each encoded as it arrives.
 
-    Of several processes each encodes its images of every part; then all have the features of the whole step, over which
-    the batch norm goes, and make the same update. Arguments are those of `Training`.
+    Each of several processes encodes its images of every part; then all have the features of the whole step, which the
+    batch norm needs, and make the same update. Arguments are those of `Training`.
     """
 
     model: LinearClassifier
     recipe: ResolvedProbeRecipe
 
     def _share(self) -> None:
-        """No gradients are averaged: all processes have the same ones."""
+        """Do not average gradients: all processes have the same ones."""
         self.parallel = self.model
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """LARS, whose rate follows the weights' norm, but not for the bias, as in MAE's program."""
+        """Return LARS, which scales rates by the norm of the weights except for the bias, as in MAE's code."""
         head = self.model.head
         adapted = {"params": [head.weight], "weight_decay": self.recipe.weight_decay, "always_adapt": True}
         plain = {"params": [head.bias], "weight_decay": 0.0, "always_adapt": False}
         return Lars([adapted, plain], lr=self.recipe.peak(self.batch), momentum=self.recipe.momentum)
 
     def _batches(self, steps: int, workers: int) -> Any:
-        """Batches that have features [b d] for views."""
+        """Return batches with features [b d] instead of views."""
         parts = self.recipe.parts(self.images)
         reading = self.seed, self.step * parts, steps * parts, workers, self.model.channels, rank(), world()
         size = self.images // parts // world()
@@ -434,12 +434,12 @@ class ProbeTraining(Training):
         whole = gathered(batch.indices.to(self.device)).cpu() if world() > 1 else batch.indices
         return batch._replace(views=(gathered(batch.views[0]),), indices=whole)
 
-    def _answered(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _logits_and_targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         labels = self.labels[batch.indices].to(self.device, non_blocking=True)
-        return self.model.answered(batch.views[0]), labels
+        return self.model.classify(batch.views[0]), labels
 
     def seconds_of_step(self) -> float:
-        """See `Training`; from steps of one part each."""
+        """Measure steps of one part each; see `Training`."""
         images, parts = self.images, self.recipe.parts(self.images)
         self.images //= parts
         try:
@@ -448,23 +448,23 @@ class ProbeTraining(Training):
             self.images = images
 
 
-# How a classifier is to be trained, and its training from the first step or from where it was stopped.
+# Plan of a classifier's training, and the training from the first step or from a checkpoint.
 
 
 @dataclass(frozen=True)
 class FitPlan:
-    """How the encoder and its controls are trained.
+    """Training plan of the encoder and its controls.
 
     Attributes:
-        name: of the recipe.
-        recipe: its values.
+        name: name of the recipe.
+        recipe: values of the recipe.
         rates: base learning rates to choose from.
-        card: its mean and std normalise the images.
+        card: provides mean and std to normalise images.
         settings: seed, device and workers.
-        precision: of matrix products, as it was asked for; weights are float32.
-        half: matrix products of the training are in bfloat16.
-        kernels: torch or native, of the training.
-        validation: images that the data brings for it; None: a share of those to train on.
+        precision: requested precision of matrix products; weights are float32.
+        half: compute matrix products of the training in bfloat16.
+        kernels: torch or native.
+        validation: validation images of the data; None: a fraction of the training images.
     """
 
     name: str
@@ -478,27 +478,27 @@ class FitPlan:
     validation: Source | None = None
 
     def at(self, rate: float) -> FitPlan:
-        """The same with another base learning rate."""
+        """Return the plan with another base learning rate."""
         return replace(self, recipe=replace(self.recipe, blr=rate))
 
     def batch(self, n: int) -> int:
-        """Images of a step, repeats included, of a training on ``n`` images."""
+        """Return images per step, counting repeats, for ``n`` training images."""
         return images_per_step(self.recipe, self._trained_on(n), self.settings.accumulate)[1]
 
     def peak(self, n: int) -> float:
-        """The highest learning rate of a training on ``n`` images."""
+        """Return the peak learning rate for ``n`` training images."""
         return self.recipe.peak(self.batch(n))
 
     def steps(self, n: int) -> int:
-        """Updates of a training on ``n`` images, unless its patience ends it before."""
+        """Return the number of updates for ``n`` training images without early stopping."""
         return self.recipe.updates or self.recipe.epochs * self.per_epoch(n)
 
     def per_epoch(self, n: int) -> int:
-        """Updates of an epoch of ``n`` images."""
+        """Return updates per epoch for ``n`` images."""
         return max(1, self._trained_on(n) // self.batch(n))
 
     def values(self) -> dict[str, Any]:
-        """Those of the recipe that act, as JSON has them."""
+        """Return the values of the recipe that have an effect, as JSON values."""
         own = self.recipe.plain()
         return own if self.validation is None else {name: own[name] for name in own if name != "validation"}
 
@@ -506,7 +506,7 @@ class FitPlan:
         return n if self.validation is not None else n - validation_images(self.recipe.validation, n)
 
     def begin(self, model: Classifier, source: Source) -> Training:
-        """A training of ``model`` on ``source``, before its first step."""
+        """Create the training of ``model`` on ``source`` before its first step."""
         settings = self.settings
         numbers = self.recipe, self.card.mean, self.card.std
         kind = ProbeTraining if isinstance(model, LinearClassifier) else Training
@@ -516,7 +516,7 @@ class FitPlan:
 
 @contextmanager
 def temporary_seed(seed: int) -> Iterator[None]:
-    """Seed all random generators inside the context, and restore their states after it."""
+    """Seed all random generators inside this context and restore their states afterwards."""
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         random_seed(seed % 2**32)
@@ -530,9 +530,9 @@ def temporary_seed(seed: int) -> Iterator[None]:
 def train_classifier(
     model: Classifier, source: Source, plan: FitPlan, name: str, left: TimeLeft | None = None
 ) -> Trained:
-    """Train on images whose labels are 0 ... c-1: all of ``source``, but for the recipe's share for validation.
+    """Train on images with labels 0 ... c-1: all of ``source`` except for the recipe's validation images.
 
-    Ctrl-C and SIGTERM end it after a step; inside `keep_until_done` the same training then goes on from there.
+    Ctrl-C and SIGTERM stop it after a step; inside `keep_until_done` the same training resumes from there.
     """
     with temporary_seed(plan.settings.seed), _enough_memory(plan, source):
         training = plan.begin(model, source)
@@ -540,7 +540,7 @@ def train_classifier(
 
 
 def seconds_of_step(model: Classifier, source: Source, plan: FitPlan) -> float:
-    """Seconds of an update, the reading of its images included, from a few, by which ``model`` is changed."""
+    """Measure the seconds of an update, including data loading, from a few updates that change ``model``."""
     with temporary_seed(plan.settings.seed), _enough_memory(plan, source):
         return plan.begin(model, source).seconds_of_step()
 
@@ -557,26 +557,26 @@ def _enough_memory(plan: FitPlan, source: Source) -> Iterator[None]:
         ) from problem
 
 
-# What the protocols that train share: the choice of a base learning rate, controls that are trained in the same way,
-# and test images that are read once, at the end.
+# Shared by protocols that train: choice of a base learning rate, controls that are trained in the same way, and test
+# images that are read once, at the end.
 
 
 SCRATCH = "from scratch"
 _RATE_VALIDATION_SHARE = 0.1
-_MEASURED_FROM = 100  # steps: fewer are made sooner than told about
+_MEASURED_FROM = 100  # steps: shorter trainings are not announced
 
 Build = Callable[[Recipe], Classifier]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model to be trained and tested: the encoder or a control.
+    """Model to be trained and tested: the encoder or a control.
 
     Attributes:
-        name: in the report.
-        build: makes a classifier; random values come from torch's global generator.
-        settings: its own, for the row.
-        save: is called once with the trained classifier and all settings, before any test image is read.
+        name: name in the report.
+        build: function that builds a classifier; random values come from torch's global generator.
+        settings: additional settings for the row.
+        save: function called with the trained classifier and all settings, before test images are read.
     """
 
     name: str
@@ -596,9 +596,9 @@ def plan_for(
     known: Mapping[str, Sized] = RECIPES,
     validation: Source | None = None,
 ) -> FitPlan:
-    """The plan for an encoder and training images; ``changes`` of the recipe may have a list of values for ``blr``.
+    """Return the plan for an encoder and training images; ``changes`` may have a list of values for ``blr``.
 
-    The recipe is one of those that are ``known``; ``validation`` is as `FitPlan` has it.
+    The recipe is one of ``known``; ``validation`` is as in `FitPlan`.
     """
     if settings.batch_size != "auto":
         changes = {**changes, "batch": settings.batch_size}
@@ -632,7 +632,7 @@ def plan_for(
 
 
 def _refuse_idle(changes: Mapping[str, Any], train_on: Source) -> None:
-    """Refuse options that would not act."""
+    """Refuse options without effect."""
     given = [name for name, value in changes.items() if value is not None]
     for name in given:
         if any(name in options for noun, options in ONLY_FOR.items() if noun != train_on.noun):
@@ -648,7 +648,7 @@ def fit(
 ) -> tuple[Classifier, dict[str, Any]]:
     """Train a candidate, with the base learning rate chosen on a held-out, stratified tenth of the images.
 
-    Of equally good rates the lowest is chosen.
+    Ties go to the lowest rate.
     """
     chosen = {}
     if len(plan.rates) > 1:
@@ -673,8 +673,8 @@ def _fitted(candidate: Candidate, plan: FitPlan, source: Source, name: str, left
     return train_classifier(model, source, plan, name, left)
 
 
-def _announced(candidates: Sequence[Candidate], plan: FitPlan, source: Source) -> TimeLeft:
-    """Say what will be trained, and how long all of it takes, from a few steps."""
+def _announce(candidates: Sequence[Candidate], plan: FitPlan, source: Source) -> TimeLeft:
+    """Print the planned trainings and their duration, estimated from a few steps."""
     n, rates = len(source), len(plan.rates)
     each = plan.steps(n)
     tried = plan.steps(n - max(1, round(_RATE_VALIDATION_SHARE * n))) * rates if rates > 1 else 0
@@ -685,7 +685,7 @@ def _announced(candidates: Sequence[Candidate], plan: FitPlan, source: Source) -
         model = candidates[0].build(plan.recipe)
         left.seconds = seconds_of_step(model, source, plan)
     names = ", then ".join(candidate.name for candidate in candidates)
-    sooner = ", or less where the accuracy rises no more" if plan.recipe.validation and plan.recipe.patience < 1 else ""
+    sooner = ", or less with early stopping" if plan.recipe.validation and plan.recipe.patience < 1 else ""
     choosing = f", and {rates} rates to choose from" if rates > 1 else ""
     length = f"{plan.recipe.epochs:,} epochs of {plan.per_epoch(n):,} steps"
     if plan.recipe.updates:
@@ -693,32 +693,32 @@ def _announced(candidates: Sequence[Candidate], plan: FitPlan, source: Source) -
     whole = duration(left.steps * left.seconds)
     by = f" by {world()} processes" if world() > 1 else ""
     if is_first():
-        print(f"Training {names}{by}: {length} each{choosing}. All of it takes about {whole}{sooner}.", flush=True)
+        print(f"Training {names}{by}: {length} each{choosing}. This takes about {whole} in total{sooner}.", flush=True)
     return left
 
 
 def train_and_test(
     protocol: str, title: str, done: str, candidates: Sequence[Candidate], plan: FitPlan, parts: Parts
 ) -> Report:
-    """Train every candidate, then test each on the test images, which are not read before."""
+    """Train every candidate, then test each on the test images, which are not read earlier."""
     rows, found = train_and_predict(protocol, candidates, plan, parts)
     said = [done, recipe_sentence(plan, parts, rows[0].settings)]
-    return training_report(protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.settings, found[-1]).beside(
-        True
-    )
+    return training_report(
+        protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.settings, found[-1]
+    ).with_differences(True)
 
 
 def train_and_predict(
     protocol: str, candidates: Sequence[Candidate], plan: FitPlan, parts: Parts
 ) -> tuple[list[Row], list[ClassPredictions]]:
-    """The row of each candidate, and its predictions for the test images; arguments as of `train_and_test`."""
-    fitted, left = [], _announced(candidates, plan, parts.train)
+    """Return the row of each candidate and its predictions for the test images; arguments as in `train_and_test`."""
+    fitted, left = [], _announce(candidates, plan, parts.train)
     for candidate in candidates:
         model, row_settings = fit(candidate, plan, parts.train, left)
         if candidate.save is not None and is_first():
             candidate.save(model, row_settings)
         fitted.append((candidate, model.cpu(), row_settings))
-    # every choice has been made: now the test images are read
+    # all choices are made: read the test images
     rows, found = [], []
     for candidate, model, row_settings in fitted:
         found.append(predict_classes(model, parts.test, plan.card, plan.settings, plan.precision, candidate.name))
@@ -736,7 +736,7 @@ def training_report(
     settings: EvalSettings,
     found: ClassPredictions,
 ) -> Report:
-    """A report in which every row is quoted, beside the majority class."""
+    """Return a report that quotes every row, with the majority class as a control."""
     n = len(found.labels)
     chance = majority(protocol, labels_of(parts.train), found.labels)
     said = [*said, parts.story, *note_unreadable(found.unreadable, f"test {parts.test.noun}")]
@@ -757,41 +757,41 @@ def training_report(
 
 
 def recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any]) -> str:
-    """How everything was trained, and on what, from the settings of any row."""
+    """Describe training and data in a sentence, from the settings of any row."""
     values = {name: row_settings[name] for name in (*plan.values(), "precision")}
-    values["batch"] = plan.batch(len(parts.train))  # of which there may be fewer than the recipe's
+    values["batch"] = plan.batch(len(parts.train))  # may be fewer than the recipe's
     values["blr"] = " or ".join(f"{rate:g}" for rate in plan.rates)
-    if plan.recipe.lr:  # no base learning rate has had a say
+    if plan.recipe.lr:  # the base learning rate is not used
         del values["blr"]
     recipe = ", ".join(f"{name.replace('_', ' ')} {format_recipe_value(value)}" for name, value in values.items())
     noun, chosen = parts.train.noun, ""
     if plan.recipe.recordings:
         noise = "" if parts.train.noise else "; no noise was added"
-        chosen = f" What recipes do to images (crops, mirroring, RandAugment, erasing, cutmix) does not act{noise}."
+        chosen = f" Image augmentation (crops, mirroring, RandAugment, erasing, cutmix) does not apply{noise}."
     if len(plan.rates) > 1:
         chosen += (
-            " The base learning rate was chosen, for each model by itself, on a stratified "
-            f"{_RATE_VALIDATION_SHARE:.0%} of the training {noun}, then all of them were trained on."
+            " The base learning rate was chosen for each model separately on a stratified "
+            f"{_RATE_VALIDATION_SHARE:.0%} of the training {noun}; the final training used all of them."
         )
     if plan.recipe.validation:
         held, patience = row_settings["validation_images"], plan.recipe.patience
         unit, units = ("update", "updates") if plan.recipe.updates else ("epoch", "epochs")
-        ended = f"; {patience:.0%} of the {units} without a higher accuracy end the training" if patience < 1 else ""
+        ended = f"; early stopping after {patience:.0%} of {units} without improvement" if patience < 1 else ""
         of = (
-            f"{held:,} of them, which were not trained on"
+            f"{held:,} of them, held out from training"
             if plan.validation is None
-            else f"the data's own {held:,} {noun} for validation"
+            else f"the data's own {held:,} validation {noun}"
         )
-        chosen += f" The {unit} that is tested was chosen on {of}{ended}."
+        chosen += f" The tested {unit} was chosen on {of}{ended}."
     by = f" by {world()} processes" if world() > 1 else ""
     return (
-        f"Trained on {len(parts.train):,} {noun}{by} by the recipe {plan.name}: {recipe}.{chosen} Tested once, on "
+        f"Trained on {len(parts.train):,} {noun}{by} with the recipe {plan.name}: {recipe}.{chosen} Tested once, on "
         f"{len(parts.test):,} others."
     )
 
 
 def format_recipe_value(value: Any) -> str:
-    """A recipe's value, as a sentence has it."""
+    """Format a recipe's value for a sentence."""
     if isinstance(value, float):
         return f"{value:g}"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""The protocols, one file each, and the function that runs any of them by its name."""
+"""Evaluation protocols, one file each, and a function that runs any of them by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from patchloom.evaluate.trainer import keep_until_done
 from patchloom.nets.checkpoints.load import check_model
 from patchloom.system.distributed import explain_peer_death
 
-# paths of functions: a protocol is imported when it is needed
+# import paths of functions: a protocol is imported on demand
 PROTOCOLS: dict[str, str] = {
     "knn": "patchloom.evaluate.protocols.knn.knn",
     "linear": "patchloom.evaluate.protocols.linear.linear",
@@ -36,11 +36,19 @@ PROTOCOLS: dict[str, str] = {
     "segment": "patchloom.dense.segment.segment",
     "detect": "patchloom.dense.detect.detect",
 }
-_TRAIN = ("finetune", "linear", "blocks", "few-shot", "keywords", "segment", "detect")  # by steps, which can be shared
+_TRAIN = (
+    "finetune",
+    "linear",
+    "blocks",
+    "few-shot",
+    "keywords",
+    "segment",
+    "detect",
+)  # protocols with training steps, which processes can share
 
 
 def protocol_of(name: str) -> tuple[Callable[..., Report], dict[str, Any]]:
-    """The function of a protocol, and arguments from its name: ``blocks:2`` is blocks with count=2."""
+    """Return the function of a protocol, and arguments from its name: ``blocks:2`` means blocks with count=2."""
     plain, _, number = name.partition(":")
     if plain not in PROTOCOLS or (number and (plain != "blocks" or not number.isdigit())):
         raise PatchloomError(f"there is no protocol {name}{suggestion(plain, PROTOCOLS)} Choose {listing(PROTOCOLS)}.")
@@ -54,7 +62,7 @@ def import_path(path: str) -> Callable[..., Any]:
 
 
 def _with_readers(report: Report, settings: EvalSettings) -> Report:
-    """The report with a sentence on the value of ``--workers auto``."""
+    """Return the report with a sentence on the value of ``--workers auto``."""
     number, why = settings.readers
     by = f"up to {number} process{'es' * (number > 1)}" if number else "the main process"
     return replace(
@@ -66,22 +74,22 @@ def _with_readers(report: Report, settings: EvalSettings) -> Report:
 
 @validate_arguments
 def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Report:
-    """Evaluate an encoder by one protocol, beside its controls.
+    """Evaluate an encoder by one protocol, with its controls.
 
-    The rows are appended to ``results.csv`` if ``run`` is a run's folder. Pictures are of the last seed.
+    The rows are appended to ``results.csv`` if ``run`` is a run's folder. Pictures show the last seed.
 
     Args:
         protocol: one of `PROTOCOLS`.
-        run: a run's folder, also of one that was stopped; an encoder's ``.safetensors`` file; ``timm:NAME``; or, with
-            ``model=NAME``, a file of weights alone by timm's names.
-        data: labelled images, as `patchloom.data.sources.open.open_data` takes them.
-        options: the fields of `EvalSettings`, such as ``seeds=3``, and the protocol's own.
+        run: folder of a finished or interrupted run; an encoder's ``.safetensors`` file; ``timm:NAME``; or, with
+            ``model=NAME``, a file of weights only with timm's names.
+        data: labelled images, as for `patchloom.data.sources.open.open_data`.
+        options: fields of `EvalSettings`, such as ``seeds=3``, and options of the protocol.
 
     Returns:
-        The report of the last seed, which holds those of the others, and the differences over all seeds.
+        The report of the last seed, which includes those of the others and the differences over all seeds.
 
     Raises:
-        PatchloomError: no such protocol, option, encoder or data, or values that the protocol refuses.
+        PatchloomError: unknown protocol, option, encoder or data, or invalid values.
     """
     function, given = protocol_of(protocol)
     common = {field.name for field in fields(EvalSettings)}

@@ -1,4 +1,4 @@
-"""The non-linear probe of Beyond Masking: new transformer blocks and a linear head on a frozen encoder's tokens."""
+"""Non-linear probe of Beyond Masking: new transformer blocks and a linear head on a frozen encoder's tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNUSED = {
     "layer_decay": 1.0,
     "drop_path": 0.0,
     "dropout": 0.0,
-}  # values of a recipe without effect on a frozen encoder
+}  # values of a recipe that do not affect a frozen encoder
 
 
 @partial(takes_recipe, kind=Recipe)
@@ -41,26 +41,26 @@ def blocks(
     precision: Precision = "auto",
     **changes: Any,
 ) -> Report:
-    """Train new transformer blocks on the frozen encoder's tokens (blocks:2, blocks:4), beside an untrained encoder.
+    """Train new transformer blocks on the frozen encoder's tokens (blocks:2, blocks:4), with an untrained control.
 
     Args:
         run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
         count: number of blocks.
-        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
-            restore, simmim, extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
-        control: do the same on an untrained encoder, too.
-        precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
-        changes: values of the recipe.
+        recipe: small (ours), or from a paper: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
+            restore, simmim, extrema, extrema-22k, extrema-few or lut; options below override it.
+        control: control training on an untrained encoder.
+        precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.
+        changes: overrides of the recipe's values.
 
     Raises:
-        PatchloomError: as `finetune`; or no blocks, or a pooling that the encoder lacks.
+        PatchloomError: as for `finetune`; no blocks, or a pooling that the encoder lacks.
     """
     check_options(blocks, locals())
     if count < 1:
-        raise PatchloomError(f"blocks:{count} trains no block: use blocks:2, or linear")
+        raise PatchloomError(f"blocks:{count} trains no blocks: use blocks:2 or linear")
     for name in _UNUSED:
         if changes.get(name) is not None:
-            raise PatchloomError(f"--{name} changes nothing in blocks:{count}: the encoder is frozen")
+            raise PatchloomError(f"--{name} has no effect in blocks:{count}, where the encoder is frozen: leave it out")
     share_steps(settings)
     vit, card = load_encoder(run, settings.model)
     parts = parts_of(data, settings, card=card, run=run)
@@ -73,8 +73,8 @@ def blocks(
         candidates.append(Candidate(UNTRAINED, _builder(twin, card, count, classes), {"blocks": count}))
     title = f"{count} block{'s'[: count > 1]}"
     done = (
-        f"Non-linear probe: {title} of a transformer, a norm and a linear head, all fresh, were trained on the tokens "
-        "of the frozen encoder."
+        f"Non-linear probe: {title} of a transformer, a norm and a linear head, newly initialised, were trained on the "
+        "tokens of the frozen encoder."
     )
     return train_and_test(f"blocks:{count}", f"Probe of {title}", done, candidates, plan, parts)
 

@@ -1,4 +1,4 @@
-"""An ensemble of fine-tuned classifiers whose encoders were pre-trained by different tasks (MP3 section 4.2.3)."""
+"""Ensemble of fine-tuned classifiers whose encoders were pre-trained by different tasks (MP3 section 4.2.3)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENSEMBLE = "ensemble"
 
 @dataclass(frozen=True)
 class Member:
-    """One classifier and its name."""
+    """Classifier of an ensemble, with its name."""
 
     name: str
     model: Classifier
@@ -42,25 +42,27 @@ def ensemble(
     """Average the softmax outputs of two or more fine-tuned classifiers.
 
     Args:
-        run: a classifier saved by finetune, or a run's folder with one of this data and seed.
-        data: labelled images, those on which the classifiers were fine-tuned.
-        settings: common to all protocols; the seed must be that of fine-tuning where the data has no test images.
+        run: classifier saved by finetune, or folder of a run that has one for this data and seed.
+        data: labelled images on which the classifiers were fine-tuned.
+        settings: common settings of all protocols; without test images the seed must be that of fine-tuning.
         others: further classifiers or folders, separated by commas.
-        precision: float32, or bfloat16 products; auto is bfloat16 where a CUDA device has it.
+        precision: precision of products: float32 or bfloat16; auto is bfloat16 on CUDA devices that support it.
 
     Raises:
-        PatchloomError: fewer than two classifiers, or one with other classes or another split of the data.
+        PatchloomError: fewer than two classifiers, or classifiers with other classes or another split.
     """
     check_options(ensemble, locals())
     paths = [str(run), *(others.split(",") if isinstance(others, str) else others)]
     paths = [path.strip() for path in paths if path.strip()]
     if len(paths) < 2:
-        raise PatchloomError("an ensemble needs two classifiers or more: give the others as --others A,B")
+        raise PatchloomError("an ensemble needs two or more classifiers: add others as --others A,B")
     parts = parts_of(data, settings)
     fingerprint = parts.test.fingerprint()
     members = [_member(path, parts.test, fingerprint, settings) for path in paths]
     said = [
-        predict_classes(member.model, _heard(parts.test, member), member.card.encoder, settings, precision, member.name)
+        predict_classes(
+            member.model, _with_sound(parts.test, member), member.card.encoder, settings, precision, member.name
+        )
         for member in members
     ]
     mean, agreement = average(said), agreement_of(said)
@@ -71,25 +73,25 @@ def ensemble(
         rows.append(Row.of_images(member.name, member.model.pooling, "ensemble", {}, found.right))
     done = (
         f"Ensemble: the mean of the softmax outputs of {len(members)} fine-tuned classifiers; nothing was trained or "
-        f"chosen. Two of them name the same class for {agreement:.1%} of the test {parts.test.noun}"
+        f"chosen. Two of them predict the same class for {agreement:.1%} of the test {parts.test.noun}"
         f"{' on average' if len(members) > 2 else ''}."
     )
     return training_report("ensemble", f"Ensemble of {len(members)}: ", [done], rows, parts, settings, mean)
 
 
-def _heard(test: Source, member: Member) -> Source:
+def _with_sound(test: Source, member: Member) -> Source:
     card = member.card.encoder
     return with_encoder_sound(Data(test, None), card.sound, card.name).train
 
 
 def average(said: Sequence[ClassPredictions]) -> ClassPredictions:
-    """Predictions whose logits are the logarithms of the mean softmax outputs."""
+    """Average predictions: the logits are the logarithms of the mean softmax outputs."""
     mean = torch.stack([found.logits.double().softmax(1) for found in said]).mean(0)
     return ClassPredictions(mean.log(), said[0].labels, said[0].unreadable)
 
 
 def agreement_of(said: Sequence[ClassPredictions]) -> float:
-    """Share of the images for which two classifiers predict the same class, averaged over all pairs."""
+    """Return the fraction of images for which two classifiers predict the same class, averaged over all pairs."""
     named = [found.logits.argmax(1) for found in said]
     shares = [(one == other).double().mean().item() for one, other in combinations(named, 2)]
     return sum(shares) / len(shares)
@@ -103,11 +105,11 @@ def _member(place: str, test: Source, fingerprint: str, settings: EvalSettings) 
     names = class_names(test)
     if len(card.classes) != len(names):
         raise PatchloomError(
-            f"{path} tells {len(card.classes)} classes of {card.data} apart, and {test.name} has {len(names)}: "
-            "ensembles are of classifiers of the same data"
+            f"{path} has {len(card.classes)} classes of {card.data}, and {test.name} has {len(names)}: "
+            "give classifiers of the same data"
         )
     if card.classes != names:
-        raise PatchloomError(f"{path} was fine-tuned on {card.data}, whose classes have other names than {test.name}'s")
+        raise PatchloomError(f"{path} was fine-tuned on {card.data}, with other class names than {test.name}")
     if card.test != fingerprint:
         raise PatchloomError(
             f"{path} was fine-tuned with another split (data {card.data}, seed {card.seed}), so it may have been "
@@ -123,7 +125,7 @@ def _only(folder: Path, data: str, seed: int) -> Path:
         found += [path] * (card.data == data and card.seed == seed)
     if not found:
         raise PatchloomError(
-            f"{folder} has no classifier of {data} and seed {seed}: patchloom evaluate finetune writes one"
+            f"{folder} has no classifier of {data} and seed {seed}: create one by patchloom evaluate finetune"
         )
     if len(found) > 1:
         names = ", ".join(path.name for path in found)

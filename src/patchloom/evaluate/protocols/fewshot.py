@@ -53,20 +53,20 @@ def fewshot(
 
     Args:
         run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        labels: share of the training images that is used, stratified, such as 0.01; 0.1, if neither this nor
-            per_class is given.
-        per_class: number of images per class, instead of a share.
-        method: finetune or linear; the options from recipe on are for finetune.
-        head_on: put the head on the features, or on the first layer of the run's projection, as ExtreMA does.
-        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
-            restore, simmim, extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
-        positions: keep, fixed, learned, relative or none, as in finetune.
-        control: train from scratch, too.
-        precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
-        changes: values of the recipe.
+        labels: stratified fraction of the training images to use, such as 0.01; default 0.1 without
+            per_class.
+        per_class: number of images per class, instead of a fraction.
+        method: finetune or linear; recipe and the following options are for finetune.
+        head_on: input of the head: features, or the first layer of the run's projection, as in ExtreMA.
+        recipe: small (ours), or from a paper: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
+            restore, simmim, extrema, extrema-22k, extrema-few or lut; options below override it.
+        positions: position embeddings: keep, fixed, learned, relative or none, as in finetune.
+        control: control training from scratch.
+        precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.
+        changes: overrides of the recipe's values.
 
     Raises:
-        PatchloomError: as `finetune`; or fewer images than classes, or a run without a projection.
+        PatchloomError: as for `finetune`; fewer images than classes, or a run without a projection.
     """
     check_options(fewshot, locals())
     if method == "linear":
@@ -79,7 +79,7 @@ def fewshot(
         usual = {"head_on": (head_on, "features"), "recipe": (recipe, "small"), "positions": (positions, "auto")}
         idle += [name for name, (value, default) in usual.items() if value != default]
         if idle:
-            raise PatchloomError(f"--{idle[0]} is for --method finetune: the linear probe has no such choice")
+            raise PatchloomError(f"--{idle[0]} applies to --method finetune only: leave it out")
         return _linear(run, vit, card, parts, settings, what)
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
     variant, classes = variant_of(positions, vit), len(class_names(parts.train))
@@ -89,7 +89,7 @@ def fewshot(
     on = "a linear head"
     if head_on == "projection":
         if "pooling" in idle:
-            raise PatchloomError("--pooling changes nothing with --head_on projection, which has a pooling of its own")
+            raise PatchloomError("--head_on projection has a fixed pooling: leave --pooling out")
         more, fresh = projections(run, card, settings.seed)
         row_settings["pooling"] = more["pooling"]
         on = f"the projection's first layer and a linear head on the {more['pooling']} representation"
@@ -100,25 +100,25 @@ def fewshot(
         )
     done = f"Few labels: the encoder and {on} were trained together, positions: {variant}."
     if control:
-        done += f" {SCRATCH.capitalize()} is the same with fresh weights."
+        done += f" {SCRATCH.capitalize()} is the same with newly initialised weights."
     return train_and_test("few-shot", f"Fine-tuning with {len(parts.train):,} labels", done, candidates, plan, parts)
 
 
 def subsample_training(
     parts: Parts, share: float | None, per_class: int | None, seed: int
 ) -> tuple[Parts, dict[str, Any]]:
-    """Parts with a subset of the training images, and its description for the rows."""
+    """Return parts with a subset of the training images, and its description for the rows."""
     train = parts.train
     n, classes = len(train), count_classes(train)
     what: dict[str, Any]
     if share is not None and per_class is not None:
-        raise PatchloomError("--labels and --per_class exclude each other: give one of them")
+        raise PatchloomError("--labels and --per_class both set the number of labels: give one of them")
     if per_class is not None:
         some, what = _of_each(train, per_class, seed), {"per_class": per_class}
     else:
         share = _DEFAULT_SHARE if share is None else share
         if not 0 < share <= 1:
-            raise PatchloomError(f"--labels must be a share above 0 and up to 1, such as 0.01, not {share:g}")
+            raise PatchloomError(f"--labels must be a fraction above 0 and up to 1, such as 0.01, not {share:g}")
         count = round(share * n)
         if count < classes:
             raise PatchloomError(
@@ -126,7 +126,7 @@ def subsample_training(
                 f"{classes / n:.2g} or more, or --per_class 1"
             )
         some, what = stratified_subset(train, count, seed), {"labels": share}
-    story = f"{parts.story} Of {n:,} training {train.noun} a stratified {len(some):,} were used (seed {seed})."
+    story = f"{parts.story} A stratified {len(some):,} of {n:,} training {train.noun} were used (seed {seed})."
     return replace(parts, train=some, story=story), {**what, "labelled": len(some)}
 
 
@@ -153,7 +153,7 @@ def _linear(
     settings: EvalSettings,
     what: dict[str, Any],
 ) -> Report:
-    """The linear probe, with rows of this protocol."""
+    """Run the linear probe, with rows of this protocol."""
     (report,) = compare_frozen(
         (replace(LINEAR, drawn=True),), vit, card, parts, settings, load_extra_module(run, "pooling")
     )
@@ -171,25 +171,23 @@ def _linear(
 
 
 def projections(run: str | Path, card: EncoderCard, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `classifier_builder` needs to put a head on the first layer of a run's projection; and the same with fresh
-    weights.
+    """Return arguments of `classifier_builder` for a head on a run's projection, and the same with new weights.
 
-    The run's card says which module that is, and the module on which representation it stands.
+    The head is on the projection's first layer. The run's card names the projection and the module of its input.
 
     Raises:
-        PatchloomError: there is no such module beside the encoder, or a damaged one.
+        PatchloomError: the module is missing or damaged.
     """
     head = load_extra_module(run, "pooling")
     _, fresh = untrained_twin(card, head, seed)
     stem = load_extra_module(run, "stem")
     if not isinstance(stem, Stem):
         raise PatchloomError(
-            f"the task {card.task} has left no projection beside the encoder of {run}: use --head_on features"
+            f"the task {card.task} saved no projection with the encoder of {run}: use --head_on features"
         )
     if stem.pooling == "instance" and head is None:
         raise PatchloomError(
-            f"the projection beside the encoder of {run} is on its instance representation, and the instance head is "
-            "missing there: copy it, too"
+            f"the projection of {run} needs the instance head, which is missing there: copy it from the run as well"
         )
     blank = Stem.fresh(**stem.sizes)
     same = {"pooling": stem.pooling, "width": stem.sizes["hidden"]}

@@ -1,4 +1,4 @@
-"""Fine-tuning of the whole encoder, beside training from scratch."""
+"""Fine-tuning of the whole encoder, with training from scratch as control."""
 
 from __future__ import annotations
 
@@ -48,26 +48,26 @@ def finetune(
     out: str | None = None,
     **changes: Any,
 ) -> Report:
-    """Train the whole encoder and a linear head on labelled images, beside the same from scratch.
+    """Train the whole encoder and a linear head on labelled images, with training from scratch as control.
 
     Args:
         run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
-            restore, simmim, extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
-        positions: keep the encoder's, fixed sine-cosine, learned, relative (a bias in each attention), or none; auto
-            is keep, or learned for an encoder without positions.
-        control: train from scratch, too.
-        from_scratch: only train from scratch.
-        precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
-        out: file of the fine-tuned classifier; by default finetuned/DATA-RECIPE-SEED.safetensors in the run.
-        changes: values of the recipe.
+        recipe: small (ours), or from a paper: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
+            restore, simmim, extrema, extrema-22k, extrema-few or lut; options below override it.
+        positions: position embeddings: keep, fixed (sine-cosine), learned, relative (attention bias) or none; auto is
+            keep, or learned for an encoder without positions.
+        control: control training from scratch.
+        from_scratch: training from scratch only.
+        precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.
+        out: output file of the classifier; by default finetuned/DATA-RECIPE-SEED.safetensors in the run.
+        changes: overrides of the recipe's values.
 
     Raises:
-        PatchloomError: no such encoder, data or recipe, data without labels, or values that do not fit.
+        PatchloomError: unknown encoder, data or recipe, data without labels, or invalid values.
     """
     check_options(finetune, locals())
     if from_scratch and out is not None:
-        raise PatchloomError("--from_scratch saves no classifier: leave --out away")
+        raise PatchloomError("--from_scratch saves no classifier: remove --out")
     share_steps(settings)
     vit, card = load_encoder(run, settings.model)
     parts = parts_of(data, settings, card=card, run=run)
@@ -79,7 +79,7 @@ def finetune(
         candidates.append(scratch_candidate(card, positions, len(classes), settings))
     done = f"Fine-tuning: the encoder and a linear head were trained together, positions: {variant}."
     if len(candidates) > 1:
-        done += f" {SCRATCH.capitalize()} is the same with fresh weights."
+        done += f" {SCRATCH.capitalize()} is the same with newly initialised weights."
     return train_and_test("finetune", "Fine-tuning", done, candidates, plan, parts)
 
 
@@ -92,12 +92,12 @@ def pretrained_candidate(
     place: Path | None,
     more: Mapping[str, Any] | None = None,
 ) -> Candidate:
-    """The encoder, whose classifier is saved when it is trained."""
+    """Return the encoder as a candidate whose classifier is saved after training."""
     variant, classes = variant_of(positions, vit), class_names(parts.train)
 
     def save(model: Classifier, all_settings: dict[str, Any]) -> None:
         if place is None:
-            print(f"  {card.name} is no file of yours, so its classifier is not saved: --out FILE saves it")
+            print(f"  {card.name} is not a local file, so its classifier was not saved: use --out FILE")
             return
         trained_on = parts.train.name, parts.test.fingerprint(), settings.seed
         save_classifier(model, ClassifierCard(card, variant, model.pooling, classes, *trained_on, all_settings), place)
@@ -111,14 +111,14 @@ def pretrained_candidate(
 def scratch_candidate(
     card: EncoderCard, positions: PositionChoice, classes: int, settings: EvalSettings, **more: Any
 ) -> Candidate:
-    """The control: the same architecture with new weights."""
+    """Return the control: the same architecture with new weights."""
     twin, _ = untrained_twin(card, seed=settings.seed)
     variant = variant_of(positions, twin)
     return Candidate(SCRATCH, classifier_builder(twin, card, positions, classes, **more), {"positions": variant})
 
 
 class OwnParts(TypedDict, total=False):
-    """What a classifier may have besides its encoder and its head, as `Classifier` takes it."""
+    """Optional parts of a classifier besides encoder and head, as arguments of `Classifier`."""
 
     instance: InstanceHead | None
     body: nn.Module | None
@@ -134,7 +134,7 @@ def classifier_builder(
     pooling: Pool | None = None,
     **parts: Unpack[OwnParts],
 ) -> Build:
-    """A function that builds a classifier on a copy of an encoder."""
+    """Return a function that builds a classifier on a copy of an encoder."""
 
     def build(recipe: Recipe) -> Classifier:
         pool = pooling or recipe.pooling
@@ -147,15 +147,15 @@ def classifier_builder(
 def classifier_path(
     run: str | Path, data: DataLike, label: str, settings: EvalSettings, out: str | None, what: str = ""
 ) -> Path | None:
-    """Path of the saved classifier, by the recipe or what else tells it apart; None if it is not saved.
+    """Return the path of the saved classifier, by the recipe or another label; None if it is not saved.
 
     Its name begins with ``what``.
 
     Raises:
-        PatchloomError: one file for several seeds.
+        PatchloomError: a single file for several seeds.
     """
     if out is not None:
         if settings.seeds > 1:
-            raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} gives several: leave --out away")
+            raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} writes several: remove --out")
         return Path(out)
     return place_in_run(run, data, label, settings.seed, "finetuned", ".safetensors", what)

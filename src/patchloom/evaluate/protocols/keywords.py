@@ -1,4 +1,4 @@
-"""Keyword spotting: fine-tuning on recordings of words, beside training from scratch and raw features (MP3, 4.3)."""
+"""Keyword spotting: fine-tuning on recordings of words, with controls from scratch and by raw features (MP3, 4.3)."""
 
 from __future__ import annotations
 
@@ -67,26 +67,26 @@ def keywords(
     out: str | None = None,
     **changes: Any,
 ) -> Report:
-    """Fine-tune on recordings of words, to tell these from one another, from silence and from other words.
+    """Fine-tune on recordings of words, to classify keywords, silence and other words.
 
     Args:
-        run, settings: as in `patchloom.evaluate.protocols.evaluate`; the run is of recordings.
-        data: as `patchloom.audio.keywords.open_keywords` takes it: Speech Commands' layout, or a folder with a
-            folder for each word.
-        words: to be told apart, separated by commas; the ten of Speech Commands, or all classes of other data.
-        labels: share of the training recordings that is used, stratified, such as 0.1.
-        recipe: small (ours), or a paper's: mp3-speech for recordings; mae, droppos, mp3, mp3-cifar100,
-            mp3-tiny-imagenet, restore, simmim, extrema, extrema-22k, extrema-few or lut for images; each value below
-            replaces one of its own.
-        positions: keep, fixed, learned, relative or none, as in finetune.
-        control: train from scratch, too.
-        precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
-        out: file of the fine-tuned classifier; by default finetuned/keywords-DATA-RECIPE-SEED.safetensors in the
+        run, settings: as in `patchloom.evaluate.protocols.evaluate`; a run on recordings.
+        data: data for `patchloom.audio.keywords.open_keywords`: Speech Commands' layout, or a folder with one
+            folder per word.
+        words: keywords, separated by commas (default: the ten of Speech Commands, or all classes of other data).
+        labels: stratified fraction of the training recordings to use, such as 0.1.
+        recipe: small (ours), or from a paper: mp3-speech for recordings; mae, droppos, mp3, mp3-cifar100,
+            mp3-tiny-imagenet, restore, simmim, extrema, extrema-22k, extrema-few or lut for images; options
+            below override it.
+        positions: position embeddings: keep, fixed, learned, relative or none, as in finetune.
+        control: control training from scratch.
+        precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.
+        out: output file of the classifier; by default finetuned/keywords-DATA-RECIPE-SEED.safetensors in the
             run.
-        changes: values of the recipe.
+        changes: overrides of the recipe's values.
 
     Raises:
-        PatchloomError: as `finetune`; or an encoder of images, or words that are not there.
+        PatchloomError: as for `finetune`; an encoder of images, or words that the data lacks.
     """
     check_options(keywords, locals())
     share_steps(settings)
@@ -96,11 +96,11 @@ def keywords(
     what: dict[str, Any] = {}
     if labels != 1:
         parts, what = subsample_training(parts, labels, None, settings.seed)
-        parts = replace(parts, story=f"{parts.story} All recordings for validation were used.")
+        parts = replace(parts, story=f"{parts.story} All validation recordings were used.")
         label = f"{recipe}-{labels:g}"
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision, validation=parts.validation)
     variant, classes = variant_of(positions, vit), class_names(parts.train)
-    place = classifier_path(run, data, label, settings, out, f"{_NAME}-")  # finetune on the same has other classes
+    place = classifier_path(run, data, label, settings, out, f"{_NAME}-")  # finetune on the same data has other classes
     candidates = [pretrained_candidate(vit, card, positions, parts, settings, place, what)]
     if control:
         candidates.append(
@@ -109,28 +109,28 @@ def keywords(
     raw_features: Any = _raw_features(vit, card, parts, settings, what) if rank() == 0 else None
     rows, found = train_and_predict(_NAME, candidates, plan, parts)
     rows.append(first_decides(raw_features))
-    beside = f" {SCRATCH.capitalize()} is the same with fresh weights." if control else ""
+    beside = f" {SCRATCH.capitalize()} is the same with newly initialised weights." if control else ""
     h, w = input_size(vit)
     done = (
         f"Keyword spotting: the encoder and a linear head were trained together, positions: {variant}.{beside} "
-        f"{rows[-1].encoder.capitalize()} are a logistic regression on the pictures themselves, {h}x{w} numbers each; "
+        f"{rows[-1].encoder.capitalize()} are a logistic regression on the spectrograms, {h}x{w} numbers each; "
         f"its L2 strength was chosen on a stratified {100 * CHOICE_VALIDATION_SHARE:.0f} % of the training recordings. "
         f"There are {len(classes)} classes: {listing(classes, 'and')}."
     )
     said = [done, recipe_sentence(plan, parts, rows[0].settings)]
     report = training_report(_NAME, f"Keyword spotting ({label}): ", said, rows, parts, settings, found[-1])
     picture = place_in_run(run, data, label, settings.seed, "pictures", ".png", f"{_NAME}-")
-    return replace(report.beside(True), drawings=_drawings(picture, found[0], rows[0], classes, parts))
+    return replace(report.with_differences(True), drawings=_drawings(picture, found[0], rows[0], classes, parts))
 
 
 def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, settings: EvalSettings) -> KeywordParts:
-    """The recordings, as the encoder hears them."""
+    """Open the recordings with the settings of the encoder."""
     if card.sound is None:
         raise PatchloomError(
-            f"{card.name} is an encoder of images: keywords needs one that pretrain made of recordings"
+            f"{card.name} is an encoder of images: keywords needs one that was pre-trained on recordings"
         )
     if settings.group is not None:
-        raise PatchloomError("keywords takes the parts that the data has: leave --group away")
+        raise PatchloomError("keywords uses the parts of the data: remove --group")
     named = words.split(",") if isinstance(words, str) else words
     with StatusMessage("listing the recordings"):
         chosen = None if named is None else [word.strip() for word in named]
@@ -140,10 +140,10 @@ def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, se
 
 
 def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings, run: str | Path) -> Parts:
-    """Return the recordings that have a label, and sentences on their origin."""
+    """Return the labelled recordings and a description of their origin."""
     train, validation, test = map(only_labelled, (opened.train, opened.validation, opened.test))
-    counts = f"{len(train):,} recordings for training, {len(validation):,} for validation"
-    story = " ".join([card.note, f"The data has {counts}, and {len(test):,} for the test."]).strip()
+    counts = f"{len(train):,} recordings for training, {len(validation):,} for validation "
+    story = " ".join([card.note, f"The data has {counts}and {len(test):,} for testing."]).strip()
     with StatusMessage("looking for copies among the recordings"):
         parts = limit_training_images(Data(train, test), story + seen_in_pretraining(run, test), settings)
     return replace(parts, validation=validation)
@@ -152,7 +152,7 @@ def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings, run:
 def _raw_features(
     vit: Encoder, card: EncoderCard, parts: Parts, settings: EvalSettings, what: dict[str, Any]
 ) -> Callable[[], Row]:
-    """Fit a logistic regression to the pictures of the training recordings; its row, which reads the test, is asked."""
+    """Fit a logistic regression on the training recordings; return a function that tests it."""
     name, features_of, _ = raw_extractor(vit, card, settings)
     train = features_of(parts.train)
     probe, choice = linear_probe(
@@ -170,7 +170,7 @@ def _raw_features(
 def _drawings(
     place: Path | None, found: ClassPredictions, row: Row, classes: tuple[str, ...], parts: Parts
 ) -> tuple[Drawing, ...]:
-    """The confusion matrix of the encoder that was fine-tuned."""
+    """Return the confusion matrix of the fine-tuned encoder."""
     if place is None:
         return ()
     c, n = len(classes), len(found.labels)
@@ -179,6 +179,6 @@ def _drawings(
         "counts": torch.bincount(pairs, minlength=c * c).view(c, c).numpy(),
         "classes": classes,
         "title": f"{row.encoder}, fine-tuned: {row.text()} of {n:,} recordings of {Path(parts.test.name).name}",
-        "caption": "Each cell: how many recordings, and their share of the row. Blue: right; red: wrong.",
+        "caption": "Each cell: number of recordings and fraction of the row. Blue: correct; red: wrong.",
     }
     return (Drawing(_DRAWN, place, content),)

@@ -33,7 +33,7 @@ def knn_accuracies(
     temperature: float = TEMPERATURE,
     chunk: int | None = None,
 ) -> dict[int, float]:
-    """Top-1 accuracy of weighted k-nearest-neighbour classification by cosine similarity.
+    """Return top-1 accuracy of weighted k-nearest-neighbour classification by cosine similarity.
 
     A neighbour's vote has the weight exp(similarity / temperature), as in instance discrimination (Wu et al. 2018,
     section 3.4) and DINO (Caron et al. 2021, section 4.1; facebookresearch/dino ``eval_knn.py``), both with 0.07. A tie
@@ -42,12 +42,12 @@ def knn_accuracies(
     Args:
         gallery: [n d] features, on any device.
         gallery_labels: [n] int64, at least 0.
-        queries: [m d].
-        query_labels: [m]; a label that is not in the gallery counts as an error.
-        ks: numbers of neighbours; those larger than the gallery are dropped.
-        weighted: False gives every vote the weight 1.
-        temperature: of the weights.
-        chunk: queries per block; by default so many that about 100 MB are needed.
+        queries: [m d] features.
+        query_labels: [m] int64; labels missing in the gallery count as errors.
+        ks: numbers of neighbours; those above the gallery's size are dropped.
+        weighted: False gives every vote weight 1.
+        temperature: temperature of the weights.
+        chunk: queries per block; by default about 100 MB.
     """
     options: dict[str, Any] = {"weighted": weighted, "temperature": temperature, "chunk": chunk}
     found = knn_right(gallery, gallery_labels, queries, query_labels, ks, **options)
@@ -66,7 +66,7 @@ def knn_right(
     temperature: float = TEMPERATURE,
     chunk: int | None = None,
 ) -> dict[int, Tensor]:
-    """Return which queries are classified correctly [m], by k in ascending order; else as `knn_accuracies`."""
+    """Return which queries are classified correctly [m], by k in ascending order; arguments as in `knn_accuracies`."""
     n = len(gallery)
     counts = sorted({k for k in ks if k <= n})
     if not counts or counts[0] < 1:
@@ -105,25 +105,25 @@ def knn(
 
     Args:
         run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        pooling: "class", "mean", "prefix" (mean of class token and registers), "instance" (with an instance head),
-            "both" class and mean, or "all" that exist.
-        ks: numbers of neighbours.
-        gallery: share of the training images that is searched, stratified.
+        pooling: feature pooling: "class", "mean", "prefix" (mean of class token and registers), "instance" (with an
+            instance head), "both" (class and mean), or "all".
+        ks: numbers of neighbours k.
+        gallery: stratified fraction of the training images to search.
 
     Raises:
-        PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
+        PatchloomError: unknown encoder or data, data without labels, or a pooling that the encoder lacks.
     """
     if any(k < 1 for k in ks):
         raise PatchloomError(f"--ks must be 1 or more, not {min(ks)}")
     if not 0 < gallery <= 1:
-        raise PatchloomError(f"--gallery must be a share above 0 and up to 1, such as 0.1, not {gallery:g}")
+        raise PatchloomError(f"--gallery must be a fraction above 0 and up to 1, such as 0.1, not {gallery:g}")
     return measure_run(knn_with(tuple(ks), gallery), run, data, settings, pooling, gallery)
 
 
 def knn_with(ks: Sequence[int], gallery: float = 1.0) -> FrozenProtocol:
-    """The protocol for these k; quoted is the row of the mean patch token whose k is nearest to 20.
+    """Return the protocol for these k; it quotes the mean patch token with the k nearest to 20.
 
-    Rows name the share of the training images that is searched where it is not all of them.
+    Rows name the fraction of the training images that is searched if it is below 1.
     """
     fit, sentence = partial(_fit, ks=ks, gallery=gallery), partial(_sentence, ks=ks)
     return FrozenProtocol("knn", fit, _quoted, _title, sentence, across="k")
@@ -156,7 +156,7 @@ def _sentence(train: ImageFeatures, test: ImageFeatures, *, ks: Sequence[int]) -
     return (
         f"kNN: for each of {m:,} test {test.noun} the k most similar of {n:,} training {train.noun} vote (cosine "
         f"similarity of frozen features, votes weighted by exp(similarity / {TEMPERATURE})); nothing was trained or "
-        "chosen." + (f" Left out, since more than there are: {large}." if large else "")
+        "chosen." + (f" Left out, since larger than the gallery: {large}." if large else "")
     )
 
 

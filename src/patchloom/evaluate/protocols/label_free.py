@@ -1,4 +1,4 @@
-"""Measures that need no labels: how many directions features use, and whether crops and parts find their image."""
+"""Measures without labels: effective dimension of the features, and retrieval of an image by crops and parts of it."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from patchloom.nets.encode import input_size
 from patchloom.nets.swin import is_hierarchical
 from patchloom.runs.encoder import load_encoder
 
-# by benchmarks/label_free.py
+# results of benchmarks/label_free.py
 _WORTH = (
-    "None of these numbers is a verdict. Among tasks trained equally long, RankMe went with the accuracy of kNN on two "
-    "data sets (Spearman's ρ 0.5 to 0.6), with that of a linear probe not clearly; no other one has been shown to on "
-    "both, and an untrained encoder has a high RankMe, too. To choose between encoders, label a few hundred and take "
-    "knn."
+    "None of these numbers is a verdict. Among equally long trainings, RankMe correlated with the accuracy of kNN on "
+    "two data sets (Spearman's ρ 0.5 to 0.6), but not clearly with that of a linear probe; no other measure did so on "
+    "both, and an untrained encoder also has a high RankMe. To choose between encoders, label a few hundred images and "
+    "use knn."
 )
 
 
 def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, images: int = DEFAULT_IMAGES) -> Report:
-    """Measure an encoder without labels: ranks of its features, and whether crops and few patches find their image.
+    """Measure an encoder without labels: rank of its features, and retrieval of images by crops and by few patches.
 
     Args:
         run, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        data: images, as `patchloom.data.sources.open.open_data` takes them; labels are not needed.
-        images: measure on at most so many test images.
+        data: images, as for `patchloom.data.sources.open.open_data`; labels are not needed.
+        images: maximal number of test images.
 
     Raises:
-        PatchloomError: no such encoder or data, or fewer than 32 images.
+        PatchloomError: unknown encoder or data, or fewer than 32 images.
     """
     vit, card = load_encoder(run, settings.model)
     parts = parts_of(data, settings, labels=False, card=card, run=run)
     source, story = drawn_images(parts.test, images, settings.seed), parts.story
     if len(source) < len(parts.test):
-        story += f" {len(source):,} of {len(parts.test):,} test {source.noun} were drawn for it (seed {settings.seed})."
+        story += f" {len(source):,} of {len(parts.test):,} test {source.noun} were drawn (seed {settings.seed})."
     size, cropped = input_size(vit), source.modality.resizable
     twin, _ = untrained_twin(card, seed=settings.seed)
     ours, fresh = (
@@ -87,34 +87,36 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
         across="measure",
         down=True,
     )
-    return report if quoted[0].right is None else report.beside(False)
+    return report if quoted[0].right is None else report.with_differences(False)
 
 
 def _sentences(found: LabelFreeFeatures, noun: str, cropped: bool, swin: bool) -> list[str]:
-    """What each number is, in plain words."""
+    """Describe each measure in plain words."""
     assert found.whole is not None
     n, d = found.whole.shape
     said = [
-        f"Label-free: of the mean of the patch tokens of {n:,} {noun}, without any label. RankMe: how many directions "
-        f"the {d} numbers of a feature use, at most {min(n, d)}. α-ReQ: how steeply the variance falls from one "
-        "direction to the next, as j^-α; large where few directions hold almost all."
+        f"Label-free: mean patch tokens of {n:,} {noun}, without labels. RankMe: effective number of directions "
+        f"that the {d} numbers of a feature use, at most {min(n, d)}. α-ReQ: decay of the variance over directions, as "
+        "j^-α; large if few directions hold almost all variance."
     ]
     if not cropped:
-        said.append(f"LiDAR and own crops are left out: a crop of a {noun.removesuffix('s')} would be another sound.")
+        said.append(
+            f"LiDAR and own crops are left out: a crop of a {noun.removesuffix('s')} would be a different sound."
+        )
     else:
         areas = _listed(AREAS)
         said.append(
-            f"LiDAR: in how many directions images differ more than {CROPS_PER_IMAGE} random crops of one image (δ "
-            f"{DELTA:g}). "
-            f"Own crop: two crops of each image are cut at random, each of {areas} of its area, and the share is that "
-            f"of the images whose first crop is nearest, among the second crops of all {n:,}, to its own."
+            f"LiDAR: effective number of directions in which images differ more than {CROPS_PER_IMAGE} random crops of "
+            f"one image (δ {DELTA:g}). "
+            f"Own crop: two random crops of each image, each of {areas} of its area; the fraction of the images whose "
+            f"first crop is nearest to its own second crop among those of all {n:,}."
         )
     if swin:
         said.append("Neighbours kept is left out: a Swin cannot leave out any of its patches.")
     else:
         said.append(
-            f"Neighbours kept: the share of the {NEIGHBOUR_COUNT} nearest others that are still so where only "
-            f"{_listed(SHARES)} of the patches, drawn at random, are seen. Nearest is by cosine."
+            f"Neighbours kept: fraction of the {NEIGHBOUR_COUNT} nearest neighbours (by cosine) that remain so if only "
+            f"{_listed(SHARES)} of the patches, drawn at random, are seen."
         )
     return [*said, "Nothing was trained or chosen.", _WORTH]
 

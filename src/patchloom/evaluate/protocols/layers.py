@@ -1,4 +1,4 @@
-"""kNN accuracy of every layer's mean patch token (MP3's layer-wise evaluation)."""
+"""kNN accuracy of the mean patch token of every layer (MP3's layer-wise evaluation)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from patchloom.runs.encoder import load_encoder
 def layers(
     run: str | Path, data: DataLike, settings: EvalSettings, *, k: int = 20, out: str | Path | None = None
 ) -> Report:
-    """Classify by the nearest neighbours among training images, for the features of every layer.
+    """Classify by the nearest neighbours among training images, with the features of every layer.
 
     Args:
         run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
         k: number of neighbours.
-        out: picture of the accuracies by layer; by default ``RUN/pictures/layers.png`` if ``run`` is a folder.
+        out: output file of the plot; by default ``RUN/pictures/layers.png`` if ``run`` is a folder.
 
     Raises:
-        PatchloomError: no such encoder or data, data without labels, or a k that does not fit them.
+        PatchloomError: unknown encoder or data, data without labels, or an invalid k.
     """
     if k < 1:
         raise PatchloomError(f"--k must be 1 or more, not {k}")
@@ -43,7 +43,7 @@ def layers(
     for name, features_of, encoder in extractors(vit, card, settings, layers=True):
         train = features_of(parts.train)
         row_settings = [{}] if encoder is None else _held_out(train, k, settings)
-        # the best layer has been chosen: now the test images are read
+        # the best layer is chosen: read the test images
         test = features_of(parts.test)
         pooling, found = "pixels" if encoder is None else "mean", []
         for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
@@ -70,17 +70,17 @@ def layers(
         across="layer",
         down=True,
         drawings=_drawings(run, out, ours, twins, [pixels, guessed]),
-    ).beside(False, (0, 2))  # in the last layer
+    ).with_differences(False, (0, 2))  # in the last layer
 
 
 def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, settings: EvalSettings) -> Tensor:
-    """[m] whether each query is classified rightly."""
+    """Return whether each query [m] is classified correctly."""
     device = settings.torch_device
     return knn_right(gallery.to(device), labels.to(device), queries.to(device), truth.to(device), (k,))[k]
 
 
 def _held_out(train: ImageFeatures, k: int, settings: EvalSettings) -> list[dict[str, Any]]:
-    """Each layer's name and its kNN accuracy on held-out training images, with the other ones as the gallery."""
+    """Return each layer's name and kNN accuracy on held-out training images, with the others as the gallery."""
     if len(train.labels) < 2:
         raise PatchloomError("the best layer is chosen on held-out training images: add a second training image")
     rest, held = hold_out_for_choice(train.labels, settings.seed, train.groups)
@@ -100,25 +100,25 @@ def _share(right: Tensor) -> float:
 
 
 def _best(rows: list[Row]) -> Row:
-    """The layer with the best accuracy on held-out training images; of equally good ones the first."""
+    """Return the layer with the best accuracy on held-out training images; ties go to the first."""
     return max(rows, key=lambda row: row.settings["held_out_accuracy"])
 
 
 def _sentences(blocks: int, k: int, train: ImageFeatures, test: ImageFeatures) -> str:
     return (
-        f"Layers: the mean of the patch tokens as they enter the blocks, after each of {blocks} blocks and after the "
-        f"final norm, all of one pass; in each layer the {k} most similar of {len(train.labels):,} training "
+        f"Layers: mean of the patch tokens before the blocks, after each of {blocks} blocks and after the final norm, "
+        f"in one pass; in each layer the {k} most similar of {len(train.labels):,} training "
         f"{train.noun} vote for each of {len(test.labels):,} test {test.noun} (kNN by cosine similarity, votes "
         f"weighted by exp(similarity / {TEMPERATURE})). The best layer was chosen by the same vote on a stratified "
-        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, for which the rest of them voted; the "
-        "test took no part."
+        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, with votes of the rest, without the "
+        "test images."
     )
 
 
 def _headline(last: Row, best: Row, twin: Row, twins_best: Row, raw: Row, n_test: int, noun: str) -> str:
     return (
-        f"Layers (kNN, k={last.settings['k']}, mean): the last is {last.text()} against {twin.number()} untrained; the "
-        f"best by held-out training {noun}, {best.settings['layer']}, is {best.text()} against {twins_best.number()} "
+        f"Layers (kNN, k={last.settings['k']}, mean): last layer {last.text()} against {twin.number()} untrained; best "
+        f"layer by held-out training {noun}, {best.settings['layer']}, {best.text()} against {twins_best.number()} "
         f"untrained ({twins_best.settings['layer']}); {raw.encoder} {raw.number()}; on {n_test:,} test {noun}."
     )
 

@@ -1,4 +1,4 @@
-"""Linear probe: a logistic regression on frozen features, or the papers' probe by LARS on random crops."""
+"""Linear probe: logistic regression on frozen features, or the papers' probe by LARS on random crops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder, load_extra_module
 
 _LOGISTIC = "logistic"
-_LEAST = 0.5 * 50_000 * 90 * 0.1  # images · epochs · base rate, in which the layer moves by some four times its norm
+_LEAST = 0.5 * 50_000 * 90 * 0.1  # images · epochs · base rate: the layer moves by about four times its norm
 _PAPERS = {"mae": "MAE (Table 10)", "extrema": "ExtreMA (Table 14)"}
 
 
@@ -58,18 +58,17 @@ def linear(
 
     Args:
         run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        pooling: "class", "mean", "instance" (with an instance head), "prefix" (mean of class token and registers),
-            "both" class and mean, or "all" that exist. With a paper's recipe one of the first three; "all" is then the
-            paper's.
-        recipe: logistic (ours: a regression on features of each image's centre, in a minute), or a paper's, mae or
-            extrema, which sees random crops for 90 epochs; the options from control on are for these, and each value
-            below replaces one of the recipe's own.
-        control: do the same on an untrained encoder, too.
-        precision: of the frozen encoder: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
-        changes: values of the recipe.
+        pooling: feature pooling: "class", "mean", "instance" (with an instance head), "prefix" (mean of class token
+            and registers), "both" (class and mean), or "all". A paper's recipe takes one of the first three, and
+            "all" means the paper's.
+        recipe: logistic (ours: regression on features of centre crops, in a minute), or a paper's, mae or extrema
+            (90 epochs of random crops), whose values the options below override.
+        control: control training on an untrained encoder.
+        precision: precision of the frozen encoder: float32 or bfloat16 products; auto is bfloat16 if clearly faster.
+        changes: overrides of the recipe's values.
 
     Raises:
-        PatchloomError: no such encoder, data or recipe; data without labels; or a pooling that the encoder lacks.
+        PatchloomError: unknown encoder, data or recipe, data without labels, or a pooling that the encoder lacks.
     """
     check_options(linear, locals())
     if recipe == _LOGISTIC:
@@ -77,17 +76,18 @@ def linear(
         idle = [name for name, value in changes.items() if value is not None]
         if idle := idle + [name for name, (value, default) in usual.items() if value != default]:
             raise PatchloomError(
-                f"--{idle[0]} is for --recipe {' or '.join(PROBES)}: the regression of --recipe logistic has no such "
-                "choice"
+                f"--{idle[0]} applies to --recipe {' or '.join(PROBES)} only, not to logistic: leave it out"
             )
         share_nothing(settings, "linear --recipe logistic")
         return measure_run(LINEAR, run, data, settings, pooling)
     if recipe not in PROBES:
         raise PatchloomError(f"there is no recipe {recipe}: choose one of {', '.join((_LOGISTIC, *PROBES))}")
     if pooling in ("both", "prefix"):
-        raise PatchloomError(f"--pooling {pooling} is for --recipe logistic: choose class, mean or instance")
+        raise PatchloomError(f"--pooling {pooling} applies to --recipe logistic only: choose class, mean or instance")
     if settings.accumulate != 1:
-        raise PatchloomError("--accumulate changes nothing here: a step is read and encoded 256 images at a time")
+        raise PatchloomError(
+            "--accumulate has no effect here, since steps are encoded 256 images at a time: leave it out"
+        )
     share_steps(settings)
     vit, card = load_encoder(run, settings.model)
     head = load_extra_module(run, "pooling")
@@ -115,7 +115,7 @@ def _builder(vit: Encoder, card: EncoderCard, head: InstanceHead | None, classes
 
 
 def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
-    """What was trained, and in what it is not as the paper has it."""
+    """Describe the training and its differences from the paper."""
     batch, own = plan.batch(n), paper.plain()
     said = (
         f"The linear probe of {_PAPERS[plan.name]}: a batch norm without scale and shift, then a linear layer, trained "
@@ -124,7 +124,7 @@ def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
     )
     now, epochs = {**plan.recipe.plain(), "blr": _or(plan.rates)}, plan.recipe.epochs
     own = {**own, "warmup_epochs": round(own["warmup_epochs"] * epochs / own["epochs"], 2)}
-    # what does not act on recordings is said with the recipe
+    # values that do not apply to recordings are described with the recipe
     changed = [name for name in now if now[name] != own.get(name, now[name]) and name not in ("batch", "pooling")]
     differs = [
         f"{name.replace('_', ' ')} {format_recipe_value(now[name])}, not {format_recipe_value(own[name])}"
@@ -136,11 +136,11 @@ def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
     if plan.recipe.pooling != own["pooling"]:
         why = " (there is no class token)" if stands_in else ""
         differs.append(f"pooling {plan.recipe.pooling}, not {own['pooling']}{why}")
-    said += f" Other than in the paper: {'; '.join(differs)}." if differs else " All values are the paper's."
+    said += f" Differences from the paper: {'; '.join(differs)}." if differs else " All values are the paper's."
     if n * epochs * plan.recipe.blr < _LEAST:
         said += (
-            " LARS moves the layer by a small share of its norm in each step, and these are too few steps to leave its "
-            "random start behind: take --recipe logistic for so few, or raise --blr or --epochs."
+            " LARS moves the layer by a small fraction of its norm per step, and these are too few steps to leave the "
+            "random initialisation behind: use --recipe logistic, or raise --blr or --epochs."
         )
     return said
 
@@ -168,8 +168,8 @@ def _sentence(train: ImageFeatures, test: ImageFeatures) -> str:
     return (
         f"Linear probe: a logistic regression on the frozen, standardised features of {len(train.labels):,} training "
         f"{train.noun}, tested on {len(test.labels):,} others; its L2 strength (of {len(L2_STRENGTHS)} from "
-        f"{min(L2_STRENGTHS):g} to {max(L2_STRENGTHS):g}) and the pooling that is quoted were chosen on a stratified "
-        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, then all of them were fitted again."
+        f"{min(L2_STRENGTHS):g} to {max(L2_STRENGTHS):g}) and the quoted pooling were chosen on a stratified "
+        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}; the final fit used all of them."
     )
 
 

@@ -38,15 +38,15 @@ def order(
     pooling: Literal["class", "mean", "both"] = "mean",
     k: int = 20,
 ) -> Report:
-    """Test probes of normal images on images with shuffled patches, and with the position embeddings set to zero.
+    """Test probes of normal images on shuffled patches, and with position embeddings set to zero.
 
     Args:
         run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        pooling: "class", "mean", or "both".
-        k: number of neighbours.
+        pooling: feature pooling: "class", "mean" or "both".
+        k: number of neighbours of the kNN probe.
 
     Raises:
-        PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
+        PatchloomError: unknown encoder or data, data without labels, or a pooling that the encoder lacks.
     """
     vit, card = load_encoder(run, settings.model)
     refuse_hierarchical(vit, "order", INSTEAD)
@@ -59,7 +59,7 @@ def order(
         train = features_of(parts.train)
         pooled = "pixels" if net is None else pooling
         probes = _probes(train, pooled, k, settings)
-        # every choice has been made: now the test images are read
+        # all choices are made: read the test images
         tests = {AS_THEY_ARE: features_of(parts.test), SHUFFLED: features_of(shuffled)}
         if net is not None and patch_positions(net) is not None:
             tests[ZEROED] = extractors(without_positions(net), card, settings)[0].features_of(parts.test)
@@ -87,13 +87,13 @@ def order(
 
 
 class ShuffledPatches(Source):
-    """The images of a source, centre-cropped, or the pictures of its recordings, with their patches in a random order.
+    """Centre-cropped images of a source, or pictures of its recordings, with patches in random order.
 
     Args:
-        source: images or recordings; what is read are images.
-        size: (h, w) of the crop, or of the pictures, in pixels.
-        p: rows and columns of pixels of a patch.
-        seed: of the orders; an image's order depends only on the seed and its index.
+        source: images or recordings; reading gives images.
+        size: size (h, w) of the crop or the pictures in pixels.
+        p: rows and columns of pixels per patch.
+        seed: seed of the orders; an image's order depends only on the seed and its index.
     """
 
     def __init__(self, source: Source, size: Sides, p: Sides, seed: int) -> None:
@@ -126,11 +126,11 @@ class ShuffledPatches(Source):
 
 
 def without_positions(vit: Encoder) -> Encoder:
-    """A copy of an encoder with zero position embeddings for its patches; class and register tokens keep theirs."""
+    """Return a copy of an encoder with zero position embeddings for patches; class and register tokens keep theirs."""
     copy = deepcopy(vit)
     with torch.no_grad():
         table = patch_positions(copy)
-        assert table is not None  # which is asked for before
+        assert table is not None  # checked by the caller
         table.zero_()
     return copy
 
@@ -138,7 +138,7 @@ def without_positions(vit: Encoder) -> Encoder:
 def _probes(
     train: ImageFeatures, pooled: str, k: int, settings: EvalSettings
 ) -> dict[str, Callable[[ImageFeatures], Tensor]]:
-    """Probes fitted to training features, by name: functions that say which test features are classified rightly."""
+    """Return probes fitted to training features, by name: functions from test features to correctness."""
     features, labels = train.pooled(pooled), train.labels
     probe, _ = linear_probe(features, labels, seed=settings.seed, device=settings.torch_device)
     return {
@@ -150,12 +150,12 @@ def _probes(
 def _sentences(vit: Encoder, n: int, n_test: int, k: int, noun: str) -> str:
     zeroed = "and with the position embeddings of the patches set to zero. "
     if patch_positions(vit) is None:
-        zeroed = "while the encoder has no position embeddings that could be taken away. "
+        zeroed = "while the encoder has no position embeddings to remove. "
     return (
         f"Order: a linear probe (its L2 strength chosen on a stratified fifth) and the {k} nearest neighbours (votes "
         f"weighted by exp(similarity / {TEMPERATURE})) learn from the frozen features of {n:,} normal training {noun}. "
-        f"They are asked of {n_test:,} test {noun} as they are, with their patches in a random order, another for each "
-        f"of them, {zeroed}"
+        f"They are tested on {n_test:,} test {noun} as they are, with their patches in a random order for each, "
+        f"{zeroed}"
     )
 
 

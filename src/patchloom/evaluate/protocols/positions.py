@@ -1,4 +1,4 @@
-"""How well a run's own task finds positions, with more and with less withheld than in its training."""
+"""Accuracy of a run's own task in predicting positions, over ratios of withheld patches and positions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from patchloom.runs.held_out import note_test_overlap, stored_held_out
 from patchloom.runs.settings import TaskLike
 from patchloom.runs.task import LoadedTask, load_task
 
-# Patches that tell how an encoder answers where they were: of those it is sure of, and of those it is not.
+# Example patches for the picture of predicted positions, certain and uncertain ones.
 
 
 _EACH = 4  # of a kind
@@ -42,19 +42,19 @@ _EACH = 4  # of a kind
 def choose_examples(
     placed: PositionPrediction, pictures: Tensor, grid: tuple[int, int], each: int = _EACH
 ) -> list[tuple[str, list[Example]]]:
-    """Some patches of each kind, by its name: sure and right, between two places, sure and wrong.
+    """Return some patches of each kind by name: sure and right, between two places, sure and wrong.
 
     Args:
-        placed: what was answered.
-        pictures: [b h w 3] of the images, colours uint8.
+        placed: predicted positions.
+        pictures: [b h w 3] uint8 images.
         grid: rows and columns of patches.
-        each: at most so many of a kind, of different images.
+        each: maximal number per kind, each of a different image.
     """
     likely = placed.logits.detach().float().softmax(-1).cpu()
     visible, dropped = placed.visible.cpu(), placed.dropped.cpu()
     (best, second), guess = _two_best(likely)
     right = guess == visible
-    # large for the patches that are shown of a kind
+    # large for the patches to show of each kind
     kinds = {
         "sure, and right": torch.where(right, best, -1.0),
         "between two places": second,
@@ -74,12 +74,12 @@ def choose_examples(
 
 
 def _two_best(likely: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Probabilities [b k] of the likeliest and of the next place, and the likeliest place [b k]."""
+    """Return probabilities [b k] of the likeliest and of the second place, and the likeliest place [b k]."""
     top = likely.topk(min(2, likely.shape[-1]), dim=-1)
     return (top.values[..., 0], top.values[..., -1]), top.indices[..., 0]
 
 
-# Accuracy and distance of predicted patch positions, by the shares that are withheld, beside chance.
+# Accuracy and distance of predicted patch positions by withheld fractions, with chance level.
 
 
 UNITS = {"top-1": "%", "top-5": "%", "distance": "patches"}  # by measure
@@ -88,33 +88,33 @@ _AVERAGE = "average"
 
 
 def describe_measures(noun: str) -> str:
-    """What the measures mean, in sentences on images or recordings."""
+    """Describe the measures in sentences on images or recordings."""
     of = "image" if noun == "images" else "picture"
     return (
-        "Distance is that of the likeliest place from the true one. Chance is exact: a guesser who knows nothing of a "
-        f"patch, but never names a position that was given. A second guesser always names the centre of the {of}: only "
-        f"a distance below both means something. Intervals are normal, of the means of {noun}, since the patches of "
-        "one are not independent."
+        "Distance is measured from the likeliest place to the true one. Chance is exact, for uniform guesses among the "
+        f"positions that were not given. A second baseline always predicts the centre of the {of}: only a distance "
+        f"below both is meaningful. Intervals are normal, over means of {noun}, since the patches of one are not "
+        "independent."
     )
 
 
 class PositionPredictor(Protocol):
-    """Predicts the positions of patches of normalised images [b c h w], with the shares ``ratios`` withheld."""
+    """Function that predicts patch positions of normalised images [b c h w], with fractions ``ratios`` withheld."""
 
     def __call__(self, images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction: ...
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Results for one combination of withheld shares.
+    """Results for one combination of withheld fractions.
 
     Attributes:
-        ratios: the shares, by name.
-        values: [m] by measure of `UNITS`: means over each image's patches without position.
-        chance: by measure, exact.
-        found, asked: [n] by position of the grid: patches that were placed correctly, and all that were asked for.
-        offsets: [2 rows - 1, 2 columns - 1] how many patches were put so far from their own place, found ones in the
-            middle.
+        ratios: withheld fractions by name.
+        values: [m] by measure of `UNITS`: mean over the patches without position of each image.
+        chance: exact chance level by measure.
+        found, asked: [n] by position of the grid: numbers of correctly placed and of all predicted patches.
+        offsets: [2 rows - 1, 2 columns - 1] number of patches by offset of the predicted from the true place, with
+            correct ones in the centre.
     """
 
     ratios: dict[str, float]
@@ -125,7 +125,7 @@ class Cell:
     offsets: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def map(self, grid: tuple[int, int]) -> Tensor:
-        """[rows columns] accuracy by position of the grid; nan where no patch was asked for."""
+        """Return accuracy [rows columns] by position of the grid; nan without predicted patches."""
         return (self.found / self.asked).view(grid)
 
     @property
@@ -135,7 +135,7 @@ class Cell:
 
 
 def offsets_of(placed: PositionPrediction, grid: tuple[int, int]) -> Tensor:
-    """How many patches were put so far off, as `Cell` has them: [2 rows - 1, 2 columns - 1] float64."""
+    """Count patches by offset, as in `Cell`: [2 rows - 1, 2 columns - 1] float64."""
     rows, columns = grid
     guess, own = placed.places().cpu(), placed.visible.cpu()
     down = guess // columns - own // columns + rows - 1
@@ -145,7 +145,7 @@ def offsets_of(placed: PositionPrediction, grid: tuple[int, int]) -> Tensor:
 
 
 def chance(grid: tuple[int, int], given: int) -> dict[str, float]:
-    """Expected scores of uniform guessing among the positions that are not ``given``."""
+    """Return expected scores of uniform guessing among the positions that are not ``given``."""
     n = grid[0] * grid[1]
     others = distances(grid).double().sum().item() / (n * (n - 1))  # between two patches
     hit = chance_accuracy(n, given)
@@ -153,7 +153,7 @@ def chance(grid: tuple[int, int], given: int) -> dict[str, float]:
 
 
 def centre_distance(grid: tuple[int, int]) -> float:
-    """Expected distance, in patches, when the position with the smallest mean distance is always predicted."""
+    """Return the expected distance, in patches, if the position with the smallest mean distance is always predicted."""
     return distances(grid).double().mean(0).min().item()
 
 
@@ -172,14 +172,14 @@ def measure_positions(
     batches: Iterable[Tensor],
     seed: int,
 ) -> list[Cell]:
-    """Predict the positions of the patches of all images, once for every combination of the ratios.
+    """Predict the positions of the patches of all images, once for each combination of ratios.
 
     Args:
-        place: predicts positions.
+        place: function that predicts positions.
         axes: ratios by name; the last one varies fastest.
         grid: rows and columns of patches.
         batches: normalised images [b c h w].
-        seed: of what is withheld, the same for every combination.
+        seed: seed of withheld patches, the same for every combination.
     """
     settings = [dict(zip(axes, ratios, strict=True)) for ratios in product(*axes.values())]
     generators = [torch.Generator().manual_seed(seed) for _ in settings]
@@ -193,11 +193,11 @@ def measure_positions(
             placed = place(images, generator, **ratios)
             if placed.visible.shape[1] < 2:
                 raise PatchloomError(
-                    f"of {n} patches only one would be visible ({_said(ratios)}), with nothing to be placed by: "
+                    f"only one of {n} patches would be visible ({_format_ratios(ratios)}), without context to place it: "
                     "train a run with smaller patches or larger images"
                 )
             dropped = placed.dropped.cpu()
-            # float64 from here on, which not every device has
+            # float64 from here on, which not every device supports
             each = {name: score.cpu().double() * dropped for name, score in scores(placed, grid).items()}
             for name, score in each.items():
                 values[i][name].append(score.sum(1) / dropped.sum(1))
@@ -213,7 +213,7 @@ def measure_positions(
 
 
 def position_rows(protocol: str, cells_of: Mapping[str, Sequence[Cell]], grid: tuple[int, int]) -> list[Row]:
-    """Rows of every measure: for each encoder its cells, and their average if there are several; then for guessing."""
+    """Return rows of every measure: for each encoder its cells and, if several, their average; then for guessing."""
     rows = []
     for name, unit in UNITS.items():
         for encoder, cells in cells_of.items():
@@ -229,40 +229,40 @@ def position_rows(protocol: str, cells_of: Mapping[str, Sequence[Cell]], grid: t
 
 
 def _with_average(cells: Sequence[Cell], values: list[Tensor]) -> list[tuple[dict[str, Any], Tensor]]:
-    """The ratios of each cell with its values [m] or []; with several cells also their average per image."""
+    """Return the ratios of each cell with its values [m] or []; several cells also have their average per image."""
     found: list[tuple[dict[str, Any], Tensor]] = [(c.ratios, v) for c, v in zip(cells, values, strict=True)]
     if len(cells) > 1:
         found.append((dict.fromkeys(cells[0].ratios, _AVERAGE), torch.stack(values).mean(0)))
     return found
 
 
-def _said(ratios: Mapping[str, float]) -> str:
+def _format_ratios(ratios: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {ratio:g}" for name, ratio in ratios.items())
 
 
 _SYMBOLS = {"mask_ratio": "γ", "position_mask_ratio": "γ_pos", "context_mask_ratio": "η"}
-_PICTURED = 64  # images among which patches are chosen for the picture
+_PICTURED = 64  # number of images with candidate patches for the picture
 _WITHHELD = {
-    "mask_ratio": "a share γ of the patches was removed",
-    "position_mask_ratio": "a share γ_pos of the visible patches lost its position",
-    "context_mask_ratio": "a share η of the patches was barred from keys and values",
+    "mask_ratio": "a fraction γ of the patches was removed",
+    "position_mask_ratio": "a fraction γ_pos of the visible patches lost its position",
+    "context_mask_ratio": "a fraction η of the patches was excluded from keys and values",
 }
 
 
 def positions(
     run: str | Path, data: DataLike, settings: EvalSettings, *, images: int = 1000, task: TaskLike | None = None
 ) -> Report:
-    """Ask a run's own task where patches were, with more and with less withheld than in its training.
+    """Measure how well a run's own task predicts positions, with more and less withheld than in training.
 
     Args:
-        run: the folder of a run that asked for positions: droppos, mp3, or a mixture.
-        data: images, as `patchloom.data.sources.open.open_data` takes them; labels are not needed.
-        settings: common to all protocols.
-        images: measure on at most so many test images.
-        task: FILE.py:CLASS, or the class, of a task of your own that the run does not find again, or that has changed.
+        run: folder of a run whose task predicts positions: droppos, mp3 or a mixture.
+        data: images, as for `patchloom.data.sources.open.open_data`; labels are not needed.
+        settings: common settings of all protocols.
+        images: maximal number of test images.
+        task: FILE.py:CLASS, or the class, of a custom task that has moved or changed since the run.
 
     Raises:
-        PatchloomError: no such run or data, or a run that asked for no positions.
+        PatchloomError: unknown run or data, or a run whose task does not predict positions.
     """
     if images < 1:
         raise PatchloomError(f"--images must be 1 or more, not {images}")
@@ -271,8 +271,8 @@ def positions(
     question = next((one for one in pretext.questions.values() if isinstance(one, Positions)), None)
     if question is None:
         raise PatchloomError(
-            f"{folder.path} was trained by {loaded.card.task}, which asks for no positions, so none can be "
-            "measured: give a run of droppos or mp3, or measure its encoder with position-sensitivity"
+            f"{folder.path} was trained by {loaded.card.task}, which does not predict positions: give a run "
+            "of droppos or mp3, or measure its encoder by position-sensitivity"
         )
 
     def predict(images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction:
@@ -280,14 +280,14 @@ def positions(
 
     axes, grid = question.ratios, pretext.geometry.grid
     if empty := [name for name, ratios in axes.items() if not ratios]:
-        raise PatchloomError(f"the task of {folder.path} has no ratio for {empty[0]}: give its Positions at least one")
+        raise PatchloomError(f"the task of {folder.path} has no ratio for {empty[0]}: give its Positions one or more")
     source, story = _test_images(loaded, data)
     some = np.random.default_rng(settings.seed).permutation(len(source))[:images]
     if len(some) < len(source):
         story += f" {len(some):,} of {len(source):,} {source.noun} were drawn (seed {settings.seed})."
         source = source.subset(np.sort(some))
     unreadable: list[str] = []
-    # larger than the encoder's where a task sees a part of its images
+    # larger than the encoder's size if the task sees part of its images
     h, w = pretext.augment.size
     channels = pretext.geometry.channels
     native = cuts_natively(pretext.augment)
@@ -303,7 +303,7 @@ def positions(
     found = [row for row in rows if row.settings["measure"] == "top-1"]
     quoted = tuple(row for row in found if len(cells) == 1 or _AVERAGE in row.settings.values())
     n_test, n = len(cells[0].values["top-1"]), pretext.geometry.n
-    withheld = ", ".join(_WITHHELD.get(name, f"the share {_symbol(name)} varied") for name in axes)
+    withheld = ", ".join(_WITHHELD.get(name, f"the fraction {_symbol(name)} varied") for name in axes)
     out = folder.pictures / f"position_map-{data_slug(data)}.png"
     pictured, ratios = source.subset(np.arange(min(_PICTURED, len(source)))), _plainest(axes)
     drawn = plain_batches(pictured, (h, w), _PICTURED, channels=channels, device=settings.torch_device, native=native)
@@ -318,8 +318,8 @@ def positions(
         "examples": choose_examples(placed, pictures, grid),
         "title": f"{card.name}: {quoted[0].number()} of positions found, chance {quoted[1].number()}",
         "caption": (
-            f"Left: {n_test:,} test {source.noun}, all ratios together; grey: too few to tell. Right"
-            f"{_at(ratios)}: a patch at its own place (blue), and how likely each other place is held to be it "
+            f"Left: {n_test:,} test {source.noun}, all ratios together; grey: too few patches. Right"
+            f"{_at(ratios)}: a patch at its true place (blue), and the predicted probability of each place "
             "(orange; framed: the likeliest)."
         ),
     }
@@ -328,8 +328,8 @@ def positions(
         f"among {n}, on {n_test:,} test {source.noun}."
     )
     table = (
-        "The table has accuracies in % and distances in patches; their intervals are in the rows of results.csv. Where "
-        f"in the picture positions are found, and where patches are put instead, is drawn in {out}."
+        "The table has accuracies in % and distances in patches; their intervals are in results.csv. A map of "
+        f"correct and wrong positions is drawn in {out}."
     )
     return Report(
         rows=rows,
@@ -361,7 +361,7 @@ def positions(
 
 
 def _test_images(loaded: LoadedTask, data: DataLike) -> tuple[Source, str]:
-    """The images to measure on, and in words whether they were trained on."""
+    """Return the images to measure on, and a sentence on whether they were trained on."""
     opened = with_encoder_sound(open_with_notes(data), loaded.card.sound, loaded.card.name)
     if opened.test is not None:
         doubt = note_test_overlap(loaded.folder, loaded.settings, opened.test)
@@ -388,16 +388,16 @@ def _headline(cells: Sequence[Cell], ours: Row, guessed: Row, tested: str) -> st
 
 
 def _at(ratios: Mapping[str, float]) -> str:
-    """Where a number was measured; "" for a task without ratios."""
+    """Format the ratios of a number; "" for a task without ratios."""
     said = ", ".join(f"{_symbol(name)} {ratio:g}" for name, ratio in ratios.items())
     return f" at {said}" if said else ""
 
 
 def _symbol(name: str) -> str:
-    """The paper's letter of a ratio, or the name that a task of one's own gives."""
+    """Return the paper's symbol of a ratio, or its name for a custom task."""
     return _SYMBOLS.get(name, name.replace("_", " "))
 
 
 def _plainest(axes: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Ratios with which examples are easiest to read: nothing masked, and hardly a position given."""
+    """Return the ratios at which examples are easiest to read: nothing masked, and few positions given."""
     return {name: (max if name == "position_mask_ratio" else min)(ratios) for name, ratios in axes.items()}

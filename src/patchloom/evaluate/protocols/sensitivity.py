@@ -1,4 +1,4 @@
-"""Position sensitivity: positions predicted from frozen features, most position embeddings masked (DropPos Table 7)."""
+"""Position sensitivity: prediction of positions with most position embeddings masked (DropPos Table 7)."""
 
 from __future__ import annotations
 
@@ -54,25 +54,25 @@ def position_sensitivity(
     standardize: bool = False,
     steps: int = 1000,
 ) -> Report:
-    """Mask most position embeddings of a frozen encoder, and predict positions from its features by a linear layer.
+    """Mask most position embeddings of a frozen encoder, and predict positions by a linear layer.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: images, as `patchloom.data.sources.open.open_data` takes them; labels are not needed.
-        settings: common to all protocols.
-        finetuned: file of a classifier or encoder fine-tuned from it, which is evaluated too.
-        ratio: share of the position embeddings that is masked.
-        placeholder: for masked embeddings: zeros, so that a linear layer alone is trained, or a learned vector.
-        standardize: give the linear layer features of mean 0 and deviation 1, which makes encoders of unlike scales
-            learn alike.
-        steps: of training the linear layer, with 64 images each.
+        run: folder of a run, an encoder's ``.safetensors`` file, or ``timm:NAME``.
+        data: images, as for `patchloom.data.sources.open.open_data`; labels are not needed.
+        settings: common settings of all protocols.
+        finetuned: file of a classifier or encoder fine-tuned from it, to evaluate as well.
+        ratio: fraction of the position embeddings to mask.
+        placeholder: replacement of masked embeddings: zeros (only a linear layer is trained) or learned.
+        standardize: features with mean 0 and deviation 1 for the linear layer, so that encoders of different scales
+            learn equally fast.
+        steps: training steps of the linear layer, with 64 images each.
 
     Raises:
-        PatchloomError: no such encoder or data, or an encoder without position embeddings.
+        PatchloomError: unknown encoder or data, or an encoder without position embeddings.
     """
     check_type("placeholder", placeholder, PositionPlaceholder)
     if not 0 < ratio <= 1:
-        raise PatchloomError(f"--ratio is the share of position embeddings to mask, above 0 and up to 1, not {ratio:g}")
+        raise PatchloomError(f"--ratio must be a fraction above 0 and up to 1, not {ratio:g}")
     if steps < 1:
         raise PatchloomError(f"--steps must be 1 or more, not {steps}")
     vit, card = load_encoder(run, settings.model)
@@ -82,11 +82,11 @@ def position_sensitivity(
     for name, (one, _) in encoders.items():
         if patch_positions(one) is None:
             raise PatchloomError(
-                f"{name} has no position embeddings of which a share could be masked: for a run that asked for "
-                "positions there is `patchloom evaluate positions`"
+                f"{name} has no position embeddings to mask: if its task predicts positions, use "
+                "`patchloom evaluate positions`"
             )
         if grid_size(one) != grid_size(vit):
-            raise PatchloomError(f"{name} has another patch grid than {card.name}, so the two cannot be compared")
+            raise PatchloomError(f"{name} has another patch grid than {card.name}: give encoders of the same grid")
     encoders[UNTRAINED] = untrained_twin(card, seed=settings.seed)[0], card
     parts, grid = parts_of(data, settings, labels=False, card=card, run=run), grid_size(vit)
     unreadable: dict[str, None] = {}
@@ -131,16 +131,16 @@ def _sentences(
         stand_in, trained = "a learned vector", "that vector and a linear layer"
     features = "standardised features" if standardize else "features"
     return (
-        f"Position sensitivity: {100 * ratio:g} % of the position embeddings were replaced by {stand_in}. To tell in "
-        f"which of {grid[0] * grid[1]} places the patches are that lost theirs, {trained} on their {features} "
-        f"were trained on {n:,} {noun}, in {steps:,} steps of {_BATCH}, of each the centre (Adam, rate "
-        f"{_RATE:g} with a cosine to 0), and tested on {n_test:,} others. The encoders stayed frozen, and "
+        f"Position sensitivity: {100 * ratio:g} % of the position embeddings were replaced by {stand_in}. The "
+        f"places of these patches, among {grid[0] * grid[1]}, were predicted from their {features} by {trained}, "
+        f"trained on centre crops of {n:,} {noun} in {steps:,} steps of {_BATCH} (Adam, rate {_RATE:g} with cosine "
+        f"decay to 0) and tested on {n_test:,} others. The encoders stayed frozen, and "
         "nothing was chosen."
     )
 
 
 def _load_finetuned(path: str | Path) -> tuple[Encoder, EncoderCard]:
-    """The encoder in the file of a classifier or of an encoder."""
+    """Load the encoder from the file of a classifier or of an encoder."""
     try:
         model, card = load_classifier(path)
     except PatchloomError:
@@ -149,12 +149,12 @@ def _load_finetuned(path: str | Path) -> tuple[Encoder, EncoderCard]:
 
 
 class PositionProbe(nn.Module):
-    """A frozen encoder, a vector in place of masked position embeddings, and a linear layer on its features.
+    """Frozen encoder, a vector that replaces masked position embeddings, and a linear layer on the features.
 
     Args:
-        vit: the encoder, which is frozen and set to eval mode.
-        placeholder: whether the vector is learned; it is initialised with zeros.
-        standardize: whether the linear layer is given features of mean 0 and deviation 1.
+        vit: encoder, which is frozen and set to eval mode.
+        placeholder: whether the vector is learned; initialised with zeros.
+        standardize: whether to scale features to mean 0 and deviation 1.
     """
 
     def __init__(self, vit: Encoder, placeholder: PositionPlaceholder, standardize: bool = False) -> None:
@@ -168,19 +168,19 @@ class PositionProbe(nn.Module):
             nn.init.zeros_(weight)
 
     def place(self, images: Tensor, generator: torch.Generator, ratio: float) -> PositionPrediction:
-        """Predict the positions of patches of images [b c h w], with the share ``ratio`` of the embeddings masked."""
+        """Predict positions of patches of images [b c h w] with a fraction ``ratio`` of the embeddings masked."""
         dropped = random_dropped(len(images), self.n, ratio, generator, images.device)
         given = drop_positions(all_patches(images, self.n), dropped)
         tokens = encode(self.vit, given, position_token=self.token)[:, prefix_count(self.vit) :]
         features = self.standardize(tokens.flatten(0, 1)).view_as(tokens)
-        assert given.dropped is not None  # as `drop_positions` leaves it
+        assert given.dropped is not None  # set by `drop_positions`
         return PositionPrediction(given.visible, given.dropped, self.layer(features))
 
 
 def train_probe(
     probe: PositionProbe, batches: Iterable[Tensor], ratio: float, generator: torch.Generator, steps: int
 ) -> PositionProbe:
-    """Train the parts that are not frozen on ``steps`` batches of normalised images [b c h w]; sets eval mode."""
+    """Train the parts that are not frozen on ``steps`` batches of normalised images [b c h w], then set eval mode."""
     optimizer = torch.optim.Adam([weight for weight in probe.parameters() if weight.requires_grad], lr=_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     probe.standardize.train()
@@ -205,7 +205,7 @@ def _measure(
     ratio: float,
     steps: int,
 ) -> tuple[list[Cell], list[str]]:
-    """Train and test one encoder: results on the test images, and names of unreadable images."""
+    """Train and test one encoder; return results on the test images and names of unreadable images."""
     size, channels = input_size(vit), input_channels(vit)
     unreadable: list[str] = []
     probe = PositionProbe(vit, placeholder, standardize).to(settings.torch_device)
