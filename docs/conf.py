@@ -1,13 +1,14 @@
-"""The documentation as a site: the Markdown of this repository as it is, and a page for every public module.
+"""Sphinx configuration: the Markdown pages of this repository, and a page for every public module.
 
-``sphinx-build -W -c docs . site`` builds it, and fails on a link or a reference to nowhere. No page lists modules or
-pages by hand: those of the modules are written here from the tree, and the order of the others is docs/README.md's.
+``sphinx-build -W -c docs . site`` builds the site and fails on a broken link or reference. The pages of the modules are
+written from the source tree; the pages under docs/ are found by their folder and ordered as in docs/README.md.
 """
 
 import ast
 import importlib
 import inspect
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -15,6 +16,13 @@ from sphinx.util import logging
 
 ROOT = Path(__file__).parents[1]
 API = ROOT / "docs" / "api"  # not in git
+KINDS = {
+    "tutorials/": "Tutorials",
+    "how-to/": "How-to",
+    "explanation/": "Explanation",
+    "reference/": "Reference",
+    "": "Results",
+}  # folders of docs/ in the order of the sidebar; "" is docs/ itself
 
 project = "patchloom"
 project_copyright = "the patchloom authors"
@@ -23,10 +31,10 @@ root_doc = "README"
 include_patterns = ["*.md", "docs/**", "benchmarks/*.md"]
 exclude_patterns = [".*", "runs", "site", "src", "tests"]
 myst_heading_anchors = 4
-html_theme = "furo"  # with fonts of the reader's machine: the site needs nothing from others
+html_theme = "furo"  # uses fonts of the reader's machine: the site loads nothing from other hosts
 html_title = "patchloom"
 html_copy_source = False
-html_extra_path = ["redirect"]  # index.html, which every host opens first
+html_extra_path = ["redirect"]  # index.html, the page that a host opens first
 
 default_role = "py:obj"  # `Name` in a docstring is a link
 add_module_names = False
@@ -43,7 +51,7 @@ suppress_warnings = ["ref.python"]  # two classes of one name: the link goes to 
 
 
 def public_modules() -> dict[str, Path]:
-    """The file of every module without a leading underscore, by its dotted name."""
+    """Return the file of every module without a leading underscore, by dotted name."""
     found = {}
     for path in sorted((ROOT / "src" / "patchloom").rglob("*.py")):
         parts = path.relative_to(ROOT / "src").with_suffix("").parts
@@ -54,7 +62,7 @@ def public_modules() -> dict[str, Path]:
 
 
 def home_of(dotted: str) -> str | None:
-    """Where what ``dotted`` names is defined: a package may pass on names of its modules. None: there is no such."""
+    """Return the dotted name where ``dotted`` is defined, as a package may re-export names; None if there is none."""
     module, parts = dotted, []
     while module:
         try:
@@ -67,19 +75,19 @@ def home_of(dotted: str) -> str | None:
         except AttributeError:
             return None
         else:
-            verb = inspect.unwrap(found)  # which a module of the same name may stand for
+            verb = inspect.unwrap(found)  # a module of the same name may stand for its function
             here, name = getattr(verb, "__module__", None), getattr(verb, "__qualname__", None)
             return f"{here}.{name}" if (parts or verb is not found) and here and name else dotted
     return None
 
 
 def page_of(name: str, modules: dict[str, Path]) -> str:
-    """The page of one module, with those beneath it."""
+    """Return the page of one module, with a list of its submodules."""
     lines = [name, "=" * len(name), "", f".. automodule:: {name}", ""]
     beneath = {one: one.rpartition(".")[2] for one in modules if one.rpartition(".")[0] == name}
     exported = getattr(importlib.import_module(name), "__all__", ()) if beneath else ()
     if exported:
-        lines += ["To be imported from here:", ""]
+        lines += ["Exported names:", ""]
         lines += [f"- :py:obj:`{one} <{home_of(f'{name}.{one}')}>`" for one in exported] + [""]
     for full, short in beneath.items():
         about = ast.get_docstring(ast.parse(modules[full].read_text())) or ""
@@ -89,7 +97,7 @@ def page_of(name: str, modules: dict[str, Path]) -> str:
 
 
 def write_pages(app: Sphinx) -> None:
-    """Bring docs/api/ up to date with the tree."""
+    """Bring docs/api/ up to date with the source tree."""
     API.mkdir(exist_ok=True)
     modules = public_modules()
     wanted = {API / f"{name}.rst": page_of(name, modules) for name in modules}
@@ -101,18 +109,37 @@ def write_pages(app: Sphinx) -> None:
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Hidden tables of contents for the sidebar; on GitHub they would be shown as code."""
+    """Append hidden tables of contents for the sidebar; GitHub would show them as code."""
     if page == "README":
-        pages = ["docs/README", "Modules <docs/api/patchloom>", "benchmarks/README", "CONTRIBUTING", "CHANGELOG"]
-    elif page in ("docs/README", "benchmarks/README"):
-        pages = dict.fromkeys(re.findall(r"\[[^\]]*\]\((\w+)\.md\)", source[0]))
-    else:
-        return
-    source[0] += "\n".join(["", "```{toctree}", ":hidden:", "", *pages, "```", ""])
+        source[0] += contents("", ["docs/README"])
+        index = (ROOT / "docs" / "README.md").read_text()
+        for folder, caption in KINDS.items():
+            if pages := pages_in(folder, index):
+                source[0] += contents(caption, pages)
+        source[0] += contents("Project", ["benchmarks/README", "CONTRIBUTING", "CHANGELOG"])
+        source[0] += contents("Modules", ["patchloom <docs/api/patchloom>"])
+    elif page == "benchmarks/README":
+        source[0] += contents("", dict.fromkeys(re.findall(r"\[[^\]]*\]\((\w+)\.md\)", source[0])))
+
+
+def pages_in(folder: str, index: str) -> list[str]:
+    """Return the pages of one folder of docs/, those that the index links first and in its order."""
+    linked = dict.fromkeys(re.findall(r"\]\(([\w./-]+)\.md[#)]", index))
+    found = [
+        path.relative_to(ROOT).with_suffix("").as_posix() for path in sorted((ROOT / "docs").glob(f"{folder}*.md"))
+    ]
+    ordered = [page for page in (f"docs/{one}" for one in linked) if page in found]
+    return [page for page in dict.fromkeys([*ordered, *found]) if page != "docs/README"]
+
+
+def contents(caption: str, pages: Iterable[str]) -> str:
+    """Return a hidden toctree."""
+    head = ["", "```{toctree}", ":hidden:", *([f":caption: {caption}"] if caption else []), ""]
+    return "\n".join([*head, *pages, "```", ""])
 
 
 def find_elsewhere(app: Sphinx, env, node, content):
-    """Link `Name` of another module, if one thing alone has that name; refuse `patchloom.x.y` that does not exist."""
+    """Link `Name` of another module if the name is unique; warn of a `patchloom.x.y` that does not exist."""
     if node.get("refdomain") != "py" or node.get("reftype") != "obj":
         return None
     domain, target = env.get_domain("py"), node["reftarget"]
@@ -129,7 +156,7 @@ def find_elsewhere(app: Sphinx, env, node, content):
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Called by Sphinx."""
+    """Register the hooks; Sphinx calls this."""
     app.connect("builder-inited", write_pages)
     app.connect("source-read", add_contents)
     app.connect("missing-reference", find_elsewhere)

@@ -1,4 +1,4 @@
-"""Write options.md, a page for people, from signatures and docstrings; a test refuses it when it is out of date.
+"""Write reference/command-line.md from signatures and docstrings; a test fails if the page is out of date.
 
 python docs/make_options.py
 """
@@ -13,23 +13,25 @@ from patchloom.cli import format_default, format_kind
 from patchloom.options import SIGNATURES, evaluate_spec, pretrain_spec, protocols, task_spec, verb_spec
 from patchloom.tasks import TASKS, usual_task
 
-PAGE = Path(__file__).with_name("options.md")
+PAGE = Path(__file__).parent / "reference" / "command-line.md"
 _ABOUT = """\
-# Options
+# Command line
 
-Every option of every verb, with what it takes and its default. This page is written by `python docs/make_options.py`
-from the signatures and docstrings, which `--help` shows, too; a test refuses it when it is out of date. How to put
-the tasks' options to use is in [Variants](variants.md), what `auto` becomes in [Pre-train](pretrain.md#auto).
+Every option of every verb, with its type and its default. `python docs/make_options.py` writes this page from the
+signatures and docstrings, which `--help` shows as well; a test fails if it is out of date. [Task
+options](task-options.md) has examples of the tasks' options, and [auto](auto.md) the value that each `auto` becomes.
 
-In Python, an option has the same name without dashes; `--task.NAME` and `--model.NAME` are keys beside `name` in the
-dicts `task` and `model`, and so they are in a YAML file for `--config`. A name may have hyphens, `--img-size`, and
-true-or-false options need no value: `--checkpointing` is `--checkpointing true`. With any verb, `--debug` shows the
-traceback of an error, and `--json` prints the result as [one JSON document](json.md).
+- In Python an option has the same name without dashes; `--task.NAME` and `--model.NAME` are keys beside `name` in the
+  dicts `task` and `model`, as in a YAML file for `--config`.
+- A name may have hyphens: `--img-size`. True-or-false options need no value: `--checkpointing` is `--checkpointing
+  true`.
+- With any verb, `--debug` shows the traceback of an error, and `--json` prints the result as [one JSON
+  document](json.md).
 """
 
 
 def page() -> str:
-    """The whole of options.md."""
+    """Return the text of the page."""
     first = pretrain_spec(usual_task(None)[0])
     shared = [option for option in first.options if option.name == "task.name" or option.name[:5] != "task."]
     sections = [_ABOUT, _section("pretrain", first, shared)]

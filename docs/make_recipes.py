@@ -1,8 +1,8 @@
-"""Write the papers' part of recipes.md from the recipes in the package.
+"""Write the papers' part of reference/recipes.md from the recipes in the package; a test fails if it is out of date.
 
 python docs/make_recipes.py
 
-What people wrote stands before and behind it. A test refuses the page when it is out of date.
+The text before and after that part is written by hand.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 
 from patchloom.recipes import PretrainRecipe, recipe_named, recipe_names
 
-PAGE = Path(__file__).with_name("recipes.md")
+PAGE = Path(__file__).parent / "reference" / "recipes.md"
 BEGIN, END = "<!-- made by docs/make_recipes.py -->\n", "<!-- until here -->\n"
 _HEADING = ["recipe", "row", "table", "epochs (effective)", "crops", "fine-tuned", "linear", "here"]
 
 
 def page() -> str:
-    """The whole of recipes.md."""
+    """Return the text of the page."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
-    assert end, f"{PAGE} has no place for them"
+    assert end, f"{PAGE} lacks the line {END.strip()}"
     return "\n".join([before + BEGIN, *_papers(), END + after])
 
 
@@ -50,7 +50,7 @@ def _table(recipes: list[PretrainRecipe]) -> list[str]:
 
 
 def _remarks(recipes: list[PretrainRecipe]) -> list[str]:
-    """What does not fit a table: fine-tuning, cost and notes, each once with the recipes that share it."""
+    """Return fine-tuning commands, costs and notes as a list, each once with the recipes that share it."""
     said: dict[str, list[str]] = {}
     for remark in (lambda one: f"Fine-tuned by `{one.evaluation()}`", lambda one: one.cost, lambda one: one.note):
         for one in recipes:

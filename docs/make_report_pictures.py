@@ -1,10 +1,10 @@
-"""Take the screenshots of report.md and compare.md from the page of a real run.
+"""Take the screenshots of how-to/report.md and how-to/compare.md from the page of a real run.
 
     patchloom pretrain shapes && patchloom report runs/shapes-droppos
     python docs/make_report_pictures.py runs/shapes-droppos/report.html
 
-The page of a run gives docs/report-head.png, report-map.png and report-phone.png; that of a comparison gives
-compare-page.png.
+The page of a run gives report-head.png, report-map.png and report-phone.png in docs/_pictures; the page of a
+comparison gives compare-page.png.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.append(str(HERE.parent / "tests" / "support"))
 
 
 def take(started: Any, page: Path) -> None:
-    """All screenshots of one page."""
+    """Save all screenshots of one page."""
     tab = _opened(started, page, 1280, 940, "light")
     if tab.title().startswith("Comparison"):
         _save(tab.screenshot(), "compare-page")
@@ -49,21 +49,21 @@ def _opened(started: Any, page: Path, width: int, height: int, scheme: str) -> A
 
 
 def _choose(tab: Any) -> None:
-    """An image of the map, by keyboard: its neighbours are listed, and it stays shown."""
+    """Choose an image of the map by keyboard, so that its neighbours are listed."""
     tab.locator(".map .field").first.focus()
     for key in ("ArrowRight", "ArrowUp", "ArrowRight", "Enter"):
         tab.keyboard.press(key)
 
 
 def _save(picture: bytes, name: str) -> None:
-    """With 256 colours, which nobody misses here, so that it stays below 200 kB."""
-    path = HERE / f"{name}.png"
+    """Save a screenshot with 256 colours, which keeps the file below 200 kB."""
+    path = HERE / "_pictures" / f"{name}.png"
     Image.open(io.BytesIO(picture)).convert("RGB").quantize(256).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 
 def main() -> None:
-    """Take the screenshots of the page that is named."""
+    """Take the screenshots of the page named on the command line."""
     from browsing import browser, missing
 
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():

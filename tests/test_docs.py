@@ -1,4 +1,4 @@
-"""The documentation is true: marked blocks run, every command parses, no option is made up, and none is left out."""
+"""Documentation: marked blocks run, commands parse, options and link targets exist, and no option is missing."""
 
 import inspect
 import multiprocessing
@@ -42,9 +42,10 @@ from patchloom.tasks import TASKS, task_class
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+REFERENCE = ROOT / "docs" / "reference"
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ROW = re.compile(r"^\| `--([\w.]+)` \| ([^|]+) \|", re.MULTILINE)
 CALLS = {
     "look": look,
     "look curves": draw_run_curves,
@@ -60,12 +61,12 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def quick_pages() -> Iterator[None]:
-    """The set digits has fewer images, and what measures memory is forked from a process with all that it needs."""
+    """Give the set digits fewer images, and fork the processes that measure memory from one with all modules loaded."""
     whole, opened, context = datasets.load_digits(), builtin._open_digits, multiprocessing.get_context
-    server()  # it starts here: where it is asked for, signals are blocked, and stay so in all that it forks
+    server()  # started here: later, signals would be blocked in it and in all that it forks
 
     def few() -> Data:
-        with pytest.MonkeyPatch.context() as patch:  # the pages that load them themselves have all of them
+        with pytest.MonkeyPatch.context() as patch:  # pages that call load_digits themselves get all images
             patch.setattr(datasets, "load_digits", lambda: Bunch(images=whole.images[:600], target=whole.target[:600]))
             return opened()
 
@@ -89,15 +90,15 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def commands_of(text: str) -> list[list[str]]:
-    """The words of each ``patchloom`` command of a shell block."""
+    """Return the words of each ``patchloom`` command of a shell block."""
     lines = (shlex.split(line, comments=True) for line in text.replace("\\\n", " ").splitlines())
     return [[*takewhile(lambda word: word != "|", words[1:])] for words in lines if words[:1] == ["patchloom"]]
 
 
 def parse(words: list[str]) -> None:
-    """Refuse what the command line would refuse."""
+    """Fail where the command line would refuse the command."""
     assert words, "patchloom without a verb"
-    words = [word for word in words if word != "--json"]  # which stands beside the options
+    words = [word for word in words if word != "--json"]  # not among the options of a verb
     if words[0] == "pretrain":
         parse_pretrain(words[1:])
     elif words[0] == "evaluate":
@@ -110,15 +111,15 @@ def parse(words: list[str]) -> None:
         assert words[0] in VERBS or words[0].startswith("-"), f"no verb {words[0]}"
 
 
-def spoken(page: Path) -> list[list[str]]:
-    """Commands in the text itself, as `patchloom verb ...`, that are complete."""
+def inline_commands(page: Path) -> list[list[str]]:
+    """Return the complete commands in the prose, such as `patchloom verb ...`."""
     prose = FENCE.sub("", page.read_text())
     found = re.findall(r"`patchloom ([^`\n]+)`", prose)
     return [shlex.split(text) for text in found if "..." not in text and "NAME" not in text and "--help" not in text]
 
 
 def test_commands_of_the_readme_can_be_typed_one_after_the_other():
-    """No two of them train different runs in one folder, which the second would be refused for."""
+    """Commands of the README train no two different runs in one folder, since the second would be refused."""
     words = [
         words for info, text, _ in blocks_of(ROOT / "README.md") if info == ["bash"] for words in commands_of(text)
     ]
@@ -130,9 +131,9 @@ def test_commands_of_the_readme_can_be_typed_one_after_the_other():
     assert len(folders) > 6 and len(set(folders)) == len(folders), sorted(folders)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}")
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_blocks(page, quick_pages, tmp_path, monkeypatch):
-    """In order, in one folder: ``file NAME`` is written, ``run`` is run, and every other command is parsed."""
+    """Blocks work in order, in one folder: ``file NAME`` is written, ``run`` is run, other commands are parsed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -154,14 +155,14 @@ def test_blocks(page, quick_pages, tmp_path, monkeypatch):
             elif marks == ["run"]:
                 assert language == "bash", f"{page.name}:{line} cannot be run"
                 for one in text.replace("\\\n", " ").splitlines():
-                    if (ours := commands_of(one)) and not set("|<>&;$") & set(one):  # no need to start anew
+                    if (ours := commands_of(one)) and not set("|<>&;$") & set(one):  # no new process needed
                         assert main(*ours) == 0, f"{page.name}:{line} {one}"
                         continue
                     done = subprocess.run(["bash", "-euo", "pipefail", "-c", one], capture_output=True, text=True)
                     assert done.returncode == 0, f"{page.name}:{line} {one}\n{done.stdout}\n{done.stderr}"
             else:
                 assert not marks, f"{page.name}:{line} has an unknown mark {' '.join(marks)}"
-        for words in spoken(page):
+        for words in inline_commands(page):
             parse(words)
     finally:
         TASKS.clear()
@@ -169,7 +170,7 @@ def test_blocks(page, quick_pages, tmp_path, monkeypatch):
 
 
 def options_of_pretrain() -> dict[str, str]:
-    """Default by option, as the tables write it."""
+    """Return the default of each option, as the page writes it."""
     found = {}
     for field in fields(Settings):
         if field.name not in ("data", "task", "model"):
@@ -184,35 +185,45 @@ def options_of_task(name: str) -> dict[str, str]:
 
 
 def _written(default) -> str:
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
+def section_of(title: str) -> str:
+    """Return a section of the page of all options."""
+    sections = re.split(r"^## ", (REFERENCE / "command-line.md").read_text(), flags=re.MULTILINE)
+    return next((text for text in sections if text.startswith(f"{title}\n")), "")
+
+
+def options_in(section: str) -> dict[str, str]:
+    """Return the default of each option that a section describes."""
+    item = re.compile(r"^- `--([\w.]+)` \([^);]*(?:; default ([^)]+))?\): \w", re.MULTILINE)
+    return {option: default or "None" for option, default in item.findall(section.replace("\n  ", " "))}
+
+
 def test_every_setting_is_explained_with_its_default():
-    table = dict(ROW.findall((ROOT / "docs" / "pretrain.md").read_text()))
-    wanted = options_of_pretrain()
-    assert {name: table.get(name, "missing").strip() for name in wanted} == wanted
+    table, wanted = options_in(section_of("pretrain")), options_of_pretrain()
+    wanted["from"] = wanted.pop("from_run")  # `from` is a keyword of Python
+    assert {name: table.get(name, "missing") for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_option_of_a_task_is_explained_with_its_default(name):
-    sections = re.split(r"^## ", (ROOT / "docs" / "options.md").read_text(), flags=re.MULTILINE)
-    section = next((text for text in sections if text.startswith(f"Options of {name}\n")), "")
-    item = re.compile(r"^- `--([\w.]+)` \([^);]*(?:; default ([^)]+))?\): \w", re.MULTILINE)
-    found = {option: default or "None" for option, default in item.findall(section.replace("\n  ", " "))}
-    assert found == options_of_task(name)
+    assert options_in(section_of(f"Options of {name}")) == options_of_task(name)
 
 
-def test_the_page_of_options_is_what_the_signatures_say():
+def test_the_page_of_options_matches_the_signatures():
     renew = runpy.run_path(str(ROOT / "docs" / "make_options.py"))
-    assert (ROOT / "docs" / "options.md").read_text() == renew["page"](), "renew it: python docs/make_options.py"
+    assert (REFERENCE / "command-line.md").read_text() == renew["page"](), "renew it: python docs/make_options.py"
 
 
-def test_the_papers_part_of_the_recipes_is_what_their_files_say():
+def test_the_papers_part_of_the_recipes_matches_their_files():
     renew = runpy.run_path(str(ROOT / "docs" / "make_recipes.py"))
-    assert (ROOT / "docs" / "recipes.md").read_text() == renew["page"](), "renew it: python docs/make_recipes.py"
+    assert (REFERENCE / "recipes.md").read_text() == renew["page"](), "renew it: python docs/make_recipes.py"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}")
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_options_links_and_lines(page):
     text = page.read_text()
     known = {
@@ -234,15 +245,18 @@ def test_options_links_and_lines(page):
     known |= {
         option for call in (*CALLS.values(), EvalSettings, *protocols) for option in inspect.signature(call).parameters
     }
-    # of a task that the page makes, of other programs, and of older versions
+    # options of a task that the page defines, of other programs, and of older versions
     others = {
         "extend.md": {"task.share"},
+        "compare-and-extend.md": {"task.share"},
         "pretrain.md": {"lr"},
-        "devices.md": {"rdzv_conf", "kill_on_bad_exit", "signal"},
+        "slurm.md": {"rdzv_conf", "kill_on_bad_exit", "signal"},
+        "install.md": {"index_url"},
+        "troubleshooting.md": {"index_url", "shm_size"},
         "CHANGELOG.md": {"batch", "lr", "nodes", "taks"},
         "CONTRIBUTING.md": {"strict", "build_arg"},
         "README.md": {"spec"} if page.parent == ROOT else set(),
-        "containers.md": {
+        "kubernetes.md": {
             *("build_arg", "cpus", "gpus", "index_url", "shm_size", "time", "user", "userns", "volume"),
         },
     }
@@ -250,19 +264,20 @@ def test_options_links_and_lines(page):
     unknown = {name.replace("-", "_") for name in named} - known - others.get(page.name, set())
     assert not unknown, f"options that do not exist: {unknown}"
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (page.parent / target).exists(), f"a link to nowhere: {target}"
+        assert (page.parent / target).exists(), f"broken link: {target}"
     long = [number for number, line in enumerate(text.splitlines(), 1) if len(line) > 120]
     assert not long, f"lines of more than 120 characters: {long}"
 
 
-def test_the_index_names_every_page():
-    index = (ROOT / "docs" / "README.md").read_text()
-    pages = [page.name for page in PAGES if page.parent != ROOT and page.name != "README.md"]
-    assert all(f"({name})" in index for name in pages)
+def test_the_index_links_every_page():
+    docs = ROOT / "docs"
+    index = (docs / "README.md").read_text()
+    pages = [page.relative_to(docs).as_posix() for page in PAGES if page.is_relative_to(docs)]
+    assert not [page for page in pages if f"({page})" not in index and page != "README.md"]
 
 
 def test_contributing_names_what_there_is():
-    """The map and the recipes name files and folders; those with NAME in them are to be made."""
+    """The files and folders that the page names exist, except those with NAME in them."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`((?:src|tests|docs|benchmarks)/[^`]*)`", text)
     named += [f"src/patchloom/{folder}" for folder in re.findall(r"^\| `(\w+/)`", text, re.MULTILINE)]
@@ -272,4 +287,4 @@ def test_contributing_names_what_there_is():
 
 def test_forms_and_workflows_are_yaml():
     pages = [ROOT / "CITATION.cff", *(ROOT / ".github").rglob("*.yml")]
-    assert len(pages) == 6 and all(isinstance(yaml.safe_load(page.read_text()), dict) for page in pages)
+    assert len(pages) == 7 and all(isinstance(yaml.safe_load(page.read_text()), dict) for page in pages)
