@@ -218,6 +218,12 @@ def test_the_page_of_options_matches_the_signatures():
     assert (REFERENCE / "command-line.md").read_text() == renew["page"](), "renew it: python docs/make_options.py"
 
 
+def test_the_diagrams_match_their_script():
+    renew = runpy.run_path(str(ROOT / "docs" / "make_diagrams.py"))
+    for name, text in renew["diagrams"]().items():
+        assert (ROOT / "docs" / "_pictures" / name).read_text() == text, "renew it: python docs/make_diagrams.py"
+
+
 def test_the_papers_part_of_the_recipes_matches_their_files():
     renew = runpy.run_path(str(ROOT / "docs" / "make_recipes.py"))
     assert (REFERENCE / "recipes.md").read_text() == renew["page"](), "renew it: python docs/make_recipes.py"
