@@ -257,13 +257,13 @@ def test_options_links_and_lines(page):
         "extend-question.md": {"task.share"},
         "compare-and-extend.md": {"task.share"},
         "pretrain.md": {"lr"},
-        "slurm.md": {"rdzv_conf", "kill_on_bad_exit", "signal"},
+        "slurm.md": {"rdzv_conf", "kill_on_bad_exit", "requeue", "signal"},
         "install.md": {"index_url"},
         "troubleshooting.md": {"index_url", "shm_size"},
         "CHANGELOG.md": {"batch", "lr", "nodes", "taks"},
         "CONTRIBUTING.md": {"strict", "build_arg"},
         "README.md": {"spec"} if page.parent == ROOT else set(),
-        "kubernetes.md": {
+        "docker.md": {
             *("build_arg", "cpus", "gpus", "index_url", "shm_size", "time", "user", "userns", "volume"),
         },
     }
