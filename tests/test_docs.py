@@ -283,6 +283,17 @@ def test_the_index_links_every_page():
     assert not [page for page in pages if f"({page})" not in index and page != "README.md"]
 
 
+def test_pages_that_the_source_names_exist():
+    """Messages, comments and other pages name files of docs/ by their path from the root."""
+    sources = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.[pm][yd]")]
+    named = {
+        (name, path.name)
+        for path in [*sources, *ROOT.glob("*.md"), ROOT / "Dockerfile"]
+        for name in re.findall(r"docs/[\w/-]+\.(?:md|json|py|png|jpg)", path.read_text("utf-8"))
+    }
+    assert named and not sorted(one for one in named if not (ROOT / one[0]).exists())
+
+
 def test_contributing_names_what_there_is():
     """The files and folders that the page names exist, except those with NAME in them."""
     text = (ROOT / "CONTRIBUTING.md").read_text()

@@ -41,7 +41,7 @@ from patchloom.train.resolve import LARGE, measure_data, resolve
 
 
 _STEPS = 5  # that are timed
-_KEPT = 1.25  # pixels to keep of an image, over those that are trained on (docs/reference/data-sources.md)
+_KEPT = 1.25  # pixels to keep of an image, over those that are trained on (docs/data.md)
 
 
 @dataclass(frozen=True)

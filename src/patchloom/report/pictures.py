@@ -37,7 +37,7 @@ class Caption(NamedTuple):
     text: str
 
 
-# by the beginning of the file's name, the longest first that fits; docs/how-to/look.md tells more of each
+# by the beginning of the file's name, the longest first that fits; docs/look.md tells more of each
 _CAPTIONS = {
     "recovered": Caption(
         "What was withheld, and what came back",

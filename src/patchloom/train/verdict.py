@@ -1,7 +1,7 @@
 """The verdict on a run: the first of a few rules that has something to say, the figure that says so, and what to try.
 
-docs/explanation/verdict.md has a table of the rules, with the reasons for their thresholds. They need what a run knows
-at each of its measures, and nothing of the time, so that a run that was stopped comes to the same verdict.
+The rules, with the reasons of their thresholds, are a table in docs/pretrain.md. They need what a run knows at each of
+its measures, and nothing of the time, so that a run that was stopped comes to the same verdict.
 """
 
 from __future__ import annotations
