@@ -1,7 +1,7 @@
 """Sphinx configuration: the Markdown pages of this repository, and a page for every public module.
 
 ``sphinx-build -W -c docs . site`` builds the site and fails on a broken link or reference. The pages of the modules are
-written from the source tree; the pages under docs/ are found by their folder and ordered as in docs/README.md.
+file writes the pages of the modules from the tree, and docs/README.md defines the order of the others.
 """
 
 import ast
@@ -31,10 +31,10 @@ root_doc = "README"
 include_patterns = ["*.md", "docs/**", "benchmarks/*.md"]
 exclude_patterns = [".*", "runs", "site", "src", "tests"]
 myst_heading_anchors = 4
-html_theme = "furo"  # uses fonts of the reader's machine: the site loads nothing from other hosts
+html_theme = "furo"  # with the reader's fonts, so that the site loads nothing from other hosts
 html_title = "patchloom"
 html_copy_source = False
-html_extra_path = ["redirect"]  # index.html, the page that a host opens first
+html_extra_path = ["redirect"]  # index.html, the page that hosts open first
 
 default_role = "py:obj"  # `Name` in a docstring is a link
 add_module_names = False
@@ -51,7 +51,7 @@ suppress_warnings = ["ref.python"]  # two classes of one name: the link goes to 
 
 
 def public_modules() -> dict[str, Path]:
-    """Return the file of every module without a leading underscore, by dotted name."""
+    """Return the file of every module without a leading underscore, by its dotted name."""
     found = {}
     for path in sorted((ROOT / "src" / "patchloom").rglob("*.py")):
         parts = path.relative_to(ROOT / "src").with_suffix("").parts
@@ -62,7 +62,7 @@ def public_modules() -> dict[str, Path]:
 
 
 def home_of(dotted: str) -> str | None:
-    """Return the dotted name where ``dotted`` is defined, as a package may re-export names; None if there is none."""
+    """Return the module that defines ``dotted``, since packages re-export names; None if it does not exist."""
     module, parts = dotted, []
     while module:
         try:
@@ -75,14 +75,14 @@ def home_of(dotted: str) -> str | None:
         except AttributeError:
             return None
         else:
-            verb = inspect.unwrap(found)  # a module of the same name may stand for its function
+            verb = inspect.unwrap(found)  # a module of the same name may replace it
             here, name = getattr(verb, "__module__", None), getattr(verb, "__qualname__", None)
             return f"{here}.{name}" if (parts or verb is not found) and here and name else dotted
     return None
 
 
 def page_of(name: str, modules: dict[str, Path]) -> str:
-    """Return the page of one module, with a list of its submodules."""
+    """Return the page of one module, with links to its submodules."""
     lines = [name, "=" * len(name), "", f".. automodule:: {name}", ""]
     beneath = {one: one.rpartition(".")[2] for one in modules if one.rpartition(".")[0] == name}
     exported = getattr(importlib.import_module(name), "__all__", ()) if beneath else ()
@@ -97,7 +97,7 @@ def page_of(name: str, modules: dict[str, Path]) -> str:
 
 
 def write_pages(app: Sphinx) -> None:
-    """Bring docs/api/ up to date with the source tree."""
+    """Write docs/api/ from the tree."""
     API.mkdir(exist_ok=True)
     modules = public_modules()
     wanted = {API / f"{name}.rst": page_of(name, modules) for name in modules}
@@ -109,7 +109,7 @@ def write_pages(app: Sphinx) -> None:
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Append hidden tables of contents for the sidebar; GitHub would show them as code."""
+    """Add hidden tables of contents for the sidebar; GitHub would show them as code."""
     if page == "README":
         source[0] += contents("", ["docs/README"])
         index = (ROOT / "docs" / "README.md").read_text()
@@ -139,7 +139,7 @@ def contents(caption: str, pages: Iterable[str]) -> str:
 
 
 def find_elsewhere(app: Sphinx, env, node, content):
-    """Link `Name` of another module if the name is unique; warn of a `patchloom.x.y` that does not exist."""
+    """Link `Name` in another module if the name is unique; raise for a `patchloom.x.y` that does not exist."""
     if node.get("refdomain") != "py" or node.get("reftype") != "obj":
         return None
     domain, target = env.get_domain("py"), node["reftarget"]
@@ -156,7 +156,7 @@ def find_elsewhere(app: Sphinx, env, node, content):
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the hooks; Sphinx calls this."""
+    """Connect the functions above to Sphinx, which calls this one."""
     app.connect("builder-inited", write_pages)
     app.connect("source-read", add_contents)
     app.connect("missing-reference", find_elsewhere)

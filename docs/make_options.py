@@ -17,9 +17,9 @@ PAGE = Path(__file__).parent / "reference" / "command-line.md"
 _ABOUT = """\
 # Command line
 
-Every option of every verb, with its type and its default. `python docs/make_options.py` writes this page from the
-signatures and docstrings, which `--help` shows as well; a test fails if it is out of date. [Task
-options](task-options.md) has examples of the tasks' options, and [auto](auto.md) the value that each `auto` becomes.
+Every option of every verb, with its type and default. `python docs/make_options.py` writes this page from the same
+signatures and docstrings as `--help`; a test fails if it is out of date. [Variants](variants.md) explains how to use
+the tasks' options, and [Pre-train](pretrain.md#auto) how `auto` is resolved.
 
 - In Python an option has the same name without dashes; `--task.NAME` and `--model.NAME` are keys beside `name` in the
   dicts `task` and `model`, as in a YAML file for `--config`.
@@ -31,7 +31,7 @@ options](task-options.md) has examples of the tasks' options, and [auto](auto.md
 
 
 def page() -> str:
-    """Return the text of the page."""
+    """Return the text of options.md."""
     first = pretrain_spec(usual_task(None)[0])
     shared = [option for option in first.options if option.name == "task.name" or option.name[:5] != "task."]
     sections = [_ABOUT, _section("pretrain", first, shared)]

@@ -2,7 +2,7 @@
 
 python docs/make_recipes.py
 
-The text before and after that part is written by hand.
+The text before and after this part is kept. A test fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HEADING = ["recipe", "row", "table", "epochs (effective)", "crops", "fine-tuned
 
 
 def page() -> str:
-    """Return the text of the page."""
+    """Return the text of recipes.md."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     assert end, f"{PAGE} lacks the line {END.strip()}"
@@ -50,7 +50,7 @@ def _table(recipes: list[PretrainRecipe]) -> list[str]:
 
 
 def _remarks(recipes: list[PretrainRecipe]) -> list[str]:
-    """Return fine-tuning commands, costs and notes as a list, each once with the recipes that share it."""
+    """Return remarks on fine-tuning, cost and notes, each once with the recipes that share it."""
     said: dict[str, list[str]] = {}
     for remark in (lambda one: f"Fine-tuned by `{one.evaluation()}`", lambda one: one.cost, lambda one: one.note):
         for one in recipes:

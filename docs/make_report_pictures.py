@@ -21,7 +21,7 @@ sys.path.append(str(HERE.parent / "tests" / "support"))
 
 
 def take(started: Any, page: Path) -> None:
-    """Save all screenshots of one page."""
+    """Take all screenshots of a page."""
     tab = _opened(started, page, 1280, 940, "light")
     if tab.title().startswith("Comparison"):
         _save(tab.screenshot(), "compare-page")
@@ -49,21 +49,21 @@ def _opened(started: Any, page: Path, width: int, height: int, scheme: str) -> A
 
 
 def _choose(tab: Any) -> None:
-    """Choose an image of the map by keyboard, so that its neighbours are listed."""
+    """Select an image of the map by keyboard, so that it stays shown and its neighbours are listed."""
     tab.locator(".map .field").first.focus()
     for key in ("ArrowRight", "ArrowUp", "ArrowRight", "Enter"):
         tab.keyboard.press(key)
 
 
 def _save(picture: bytes, name: str) -> None:
-    """Save a screenshot with 256 colours, which keeps the file below 200 kB."""
+    """Save a screenshot with 256 colours, which are enough here, to stay below 200 kB."""
     path = HERE / "_pictures" / f"{name}.png"
     Image.open(io.BytesIO(picture)).convert("RGB").quantize(256).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 
 def main() -> None:
-    """Take the screenshots of the page named on the command line."""
+    """Take the screenshots of the given page."""
     from browsing import browser, missing
 
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():

@@ -1,4 +1,4 @@
-"""Documentation: marked blocks run, commands parse, options and link targets exist, and no option is missing."""
+"""Documentation: marked blocks run, every command parses, and every option is documented and exists."""
 
 import inspect
 import multiprocessing
@@ -96,7 +96,7 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def parse(words: list[str]) -> None:
-    """Fail where the command line would refuse the command."""
+    """Parse a command as the command line does."""
     assert words, "patchloom without a verb"
     words = [word for word in words if word != "--json"]  # not among the options of a verb
     if words[0] == "pretrain":
@@ -112,14 +112,14 @@ def parse(words: list[str]) -> None:
 
 
 def inline_commands(page: Path) -> list[list[str]]:
-    """Return the complete commands in the prose, such as `patchloom verb ...`."""
+    """Yield the complete commands in running text, such as `patchloom verb ...`."""
     prose = FENCE.sub("", page.read_text())
     found = re.findall(r"`patchloom ([^`\n]+)`", prose)
     return [shlex.split(text) for text in found if "..." not in text and "NAME" not in text and "--help" not in text]
 
 
 def test_commands_of_the_readme_can_be_typed_one_after_the_other():
-    """Commands of the README train no two different runs in one folder, since the second would be refused."""
+    """No two of them train different runs in the same folder, where the second would fail."""
     words = [
         words for info, text, _ in blocks_of(ROOT / "README.md") if info == ["bash"] for words in commands_of(text)
     ]
@@ -170,7 +170,7 @@ def test_blocks(page, quick_pages, tmp_path, monkeypatch):
 
 
 def options_of_pretrain() -> dict[str, str]:
-    """Return the default of each option, as the page writes it."""
+    """Return the defaults by option, as the tables write them."""
     found = {}
     for field in fields(Settings):
         if field.name not in ("data", "task", "model"):
@@ -295,7 +295,7 @@ def test_pages_that_the_source_names_exist():
 
 
 def test_contributing_names_what_there_is():
-    """The files and folders that the page names exist, except those with NAME in them."""
+    """The map and the recipes name existing files and folders, except those with NAME in them."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`((?:src|tests|docs|benchmarks)/[^`]*)`", text)
     named += [f"src/patchloom/{folder}" for folder in re.findall(r"^\| `(\w+/)`", text, re.MULTILINE)]
