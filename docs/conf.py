@@ -1,6 +1,6 @@
-"""Sphinx configuration: the Markdown pages of this repository, and a page for every public module.
+"""Sphinx configuration: a site of the Markdown files of this repository, and of a page for every public module.
 
-``sphinx-build -W -c docs . site`` builds the site and fails on a broken link or reference. The pages of the modules are
+``sphinx-build -W -c docs . site`` builds it, and fails on broken links and references. Nothing is listed by hand: this
 file writes the pages of the modules from the tree, and docs/README.md defines the order of the others.
 """
 
@@ -139,7 +139,7 @@ def contents(caption: str, pages: Iterable[str]) -> str:
 
 
 def find_elsewhere(app: Sphinx, env, node, content):
-    """Link `Name` in another module if the name is unique; raise for a `patchloom.x.y` that does not exist."""
+    """Link `Name` in another module if the name is unique; warn of a `patchloom.x.y` that does not exist."""
     if node.get("refdomain") != "py" or node.get("reftype") != "obj":
         return None
     domain, target = env.get_domain("py"), node["reftarget"]

@@ -1,4 +1,4 @@
-"""Write reference/command-line.md from signatures and docstrings; a test fails if the page is out of date.
+"""Generator of reference/command-line.md from signatures and docstrings; a test fails if the page is out of date.
 
 python docs/make_options.py
 """
@@ -18,15 +18,13 @@ _ABOUT = """\
 # Command line
 
 Every option of every verb, with its type and default. `python docs/make_options.py` writes this page from the same
-signatures and docstrings as `--help`; a test fails if it is out of date. [Variants](variants.md) explains how to use
-the tasks' options, and [Pre-train](pretrain.md#auto) how `auto` is resolved.
+signatures and docstrings as `--help`; a test fails if it is out of date. [Task options](task-options.md) explains the
+tasks' options with examples, and [auto](auto.md) how `auto` is resolved.
 
-- In Python an option has the same name without dashes; `--task.NAME` and `--model.NAME` are keys beside `name` in the
-  dicts `task` and `model`, as in a YAML file for `--config`.
-- A name may have hyphens: `--img-size`. True-or-false options need no value: `--checkpointing` is `--checkpointing
-  true`.
-- With any verb, `--debug` shows the traceback of an error, and `--json` prints the result as [one JSON
-  document](json.md).
+In Python, an option has the same name without dashes. `--task.NAME` and `--model.NAME` are keys beside `name` in the
+dicts `task` and `model`, and in a YAML file for `--config`. Names may have hyphens, as in `--img-size`. True-or-false
+options need no value: `--checkpointing` is `--checkpointing true`. With any verb, `--debug` shows the traceback of an
+error, and `--json` prints the result as [one JSON document](json.md).
 """
 
 
@@ -67,12 +65,13 @@ def page() -> str:
 
 def _section(title: str, found: CommandSpec, options) -> str:
     entries = [_line(option) for option in options]
-    return "\n".join([f"## {title}", "", _filled(found.about), "", *(entries or ["It has no options of its own."]), ""])
+    return "\n".join([f"## {title}", "", _filled(found.about), "", *(entries or ["It has no further options."]), ""])
 
 
 def _line(option: Option) -> str:
     name = option.name.upper() if option.positional else shorten_options(f"--{option.name}")
-    default = "" if option.default in (None, "") else f"; default {format_default(option.default)}"
+    shown = format_default(option.default)
+    default = "" if shown in ("", "None") else f"; default {shown}"
     about = f": {option.about}" if option.about else ""
     return _filled(f"- `{name}` ({format_kind(option)}{default}){about}" + "." * (not about.endswith(".")), "  ")
 

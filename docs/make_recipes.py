@@ -1,6 +1,6 @@
-"""Write the papers' part of reference/recipes.md from the recipes in the package; a test fails if it is out of date.
+"""Generator of the papers' part of reference/recipes.md, from the recipes in the package.
 
-python docs/make_recipes.py
+    python docs/make_recipes.py
 
 The text before and after this part is kept. A test fails if the page is out of date.
 """

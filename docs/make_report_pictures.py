@@ -1,4 +1,4 @@
-"""Take the screenshots of how-to/report.md and how-to/compare.md from the page of a real run.
+"""Screenshots of how-to/report.md and how-to/compare.md, from the page of a real run.
 
     patchloom pretrain shapes && patchloom report runs/shapes-droppos
     python docs/make_report_pictures.py runs/shapes-droppos/report.html
