@@ -123,8 +123,8 @@ def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def pages_in(folder: str, index: str) -> list[str]:
-    """Return the pages of one folder of docs/, those that the index links first and in its order."""
-    linked = dict.fromkeys(re.findall(r"\]\(([\w./-]+)\.md[#)]", index))
+    """Return the pages of a folder of docs/, in the order of the index's lists; pages that it lacks come last."""
+    linked = dict.fromkeys(re.findall(r"^- \[[^\]]*\]\(([\w./-]+)\.md\)", index, re.MULTILINE))
     found = [
         path.relative_to(ROOT).with_suffix("").as_posix() for path in sorted((ROOT / "docs").glob(f"{folder}*.md"))
     ]
