@@ -7,6 +7,7 @@ The text before and after this part is kept. A test fails if the page is out of 
 
 from __future__ import annotations
 
+import re
 import textwrap
 from itertools import groupby
 from pathlib import Path
@@ -64,7 +65,9 @@ def _remarks(recipes: list[PretrainRecipe]) -> list[str]:
 
 
 def _filled(text: str) -> list[str]:
-    return textwrap.wrap(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    text = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\0"), text)  # no code over two lines
+    lines = textwrap.wrap(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 if __name__ == "__main__":
