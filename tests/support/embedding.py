@@ -33,7 +33,7 @@ class Read(NamedTuple):
 
 
 def read(path: Path) -> Read:
-    """By pyarrow, numpy or safetensors, as docs/how-to/embed.md shows it."""
+    """By pyarrow, numpy or safetensors, as docs/embed.md shows it."""
     if path.suffix == ".parquet":
         table = pyarrow.parquet.read_table(path)
         card = json.loads(table.schema.metadata[KEY.encode()])
