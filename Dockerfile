@@ -1,4 +1,4 @@
-# An image of patchloom, without root's rights: docs/containers.md says how it is built, for a CPU or for a GPU, and used.
+# Container image of patchloom without root's rights; docs/how-to/docker.md has the commands for CPU and GPU.
 FROM python:3.12-slim AS build
 
 # The address that torch comes from. Left empty it is the registry's usual one, whose torch is for CUDA.

@@ -8,6 +8,7 @@ import ast
 import importlib
 import inspect
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -15,6 +16,13 @@ from sphinx.util import logging
 
 ROOT = Path(__file__).parents[1]
 API = ROOT / "docs" / "api"  # not in git
+KINDS = {
+    "tutorials/": "Tutorials",
+    "how-to/": "How-to",
+    "explanation/": "Explanation",
+    "reference/": "Reference",
+    "": "Results",
+}  # folders of docs/ in the order of the sidebar; "" is docs/ itself
 
 project = "patchloom"
 project_copyright = "the patchloom authors"
@@ -79,7 +87,7 @@ def page_of(name: str, modules: dict[str, Path]) -> str:
     beneath = {one: one.rpartition(".")[2] for one in modules if one.rpartition(".")[0] == name}
     exported = getattr(importlib.import_module(name), "__all__", ()) if beneath else ()
     if exported:
-        lines += ["To be imported from here:", ""]
+        lines += ["Exported names:", ""]
         lines += [f"- :py:obj:`{one} <{home_of(f'{name}.{one}')}>`" for one in exported] + [""]
     for full, short in beneath.items():
         about = ast.get_docstring(ast.parse(modules[full].read_text())) or ""
@@ -103,16 +111,35 @@ def write_pages(app: Sphinx) -> None:
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
     """Add hidden tables of contents for the sidebar; GitHub would show them as code."""
     if page == "README":
-        pages = ["docs/README", "Modules <docs/api/patchloom>", "benchmarks/README", "CONTRIBUTING", "CHANGELOG"]
-    elif page in ("docs/README", "benchmarks/README"):
-        pages = dict.fromkeys(re.findall(r"\[[^\]]*\]\((\w+)\.md\)", source[0]))
-    else:
-        return
-    source[0] += "\n".join(["", "```{toctree}", ":hidden:", "", *pages, "```", ""])
+        source[0] += contents("", ["docs/README"])
+        index = (ROOT / "docs" / "README.md").read_text()
+        for folder, caption in KINDS.items():
+            if pages := pages_in(folder, index):
+                source[0] += contents(caption, pages)
+        source[0] += contents("Project", ["benchmarks/README", "CONTRIBUTING", "CHANGELOG"])
+        source[0] += contents("Modules", ["patchloom <docs/api/patchloom>"])
+    elif page == "benchmarks/README":
+        source[0] += contents("", dict.fromkeys(re.findall(r"\[[^\]]*\]\((\w+)\.md\)", source[0])))
+
+
+def pages_in(folder: str, index: str) -> list[str]:
+    """Return the pages of a folder of docs/, in the order of the index's lists; pages that it lacks come last."""
+    linked = dict.fromkeys(re.findall(r"^- \[[^\]]*\]\(([\w./-]+)\.md\)", index, re.MULTILINE))
+    found = [
+        path.relative_to(ROOT).with_suffix("").as_posix() for path in sorted((ROOT / "docs").glob(f"{folder}*.md"))
+    ]
+    ordered = [page for page in (f"docs/{one}" for one in linked) if page in found]
+    return [page for page in dict.fromkeys([*ordered, *found]) if page != "docs/README"]
+
+
+def contents(caption: str, pages: Iterable[str]) -> str:
+    """Return a hidden toctree."""
+    head = ["", "```{toctree}", ":hidden:", *([f":caption: {caption}"] if caption else []), ""]
+    return "\n".join([*head, *pages, "```", ""])
 
 
 def find_elsewhere(app: Sphinx, env, node, content):
-    """Link `Name` in another module if the name is unique; raise for a `patchloom.x.y` that does not exist."""
+    """Link `Name` in another module if the name is unique; warn of a `patchloom.x.y` that does not exist."""
     if node.get("refdomain") != "py" or node.get("reftype") != "obj":
         return None
     domain, target = env.get_domain("py"), node["reftarget"]

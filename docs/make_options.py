@@ -1,4 +1,4 @@
-"""Generator of options.md from signatures and docstrings; a test fails if the page is out of date.
+"""Generator of reference/command-line.md from signatures and docstrings; a test fails if the page is out of date.
 
 python docs/make_options.py
 """
@@ -13,13 +13,13 @@ from patchloom.cli import format_default, format_kind
 from patchloom.options import SIGNATURES, evaluate_spec, pretrain_spec, protocols, task_spec, verb_spec
 from patchloom.tasks import TASKS, usual_task
 
-PAGE = Path(__file__).with_name("options.md")
+PAGE = Path(__file__).parent / "reference" / "command-line.md"
 _ABOUT = """\
-# Options
+# Command line
 
 Every option of every verb, with its type and default. `python docs/make_options.py` writes this page from the same
-signatures and docstrings as `--help`; a test fails if it is out of date. [Variants](variants.md) explains how to use
-the tasks' options, and [Pre-train](pretrain.md#auto) how `auto` is resolved.
+signatures and docstrings as `--help`; a test fails if it is out of date. [Task options](task-options.md) explains the
+tasks' options with examples, and [auto](auto.md) how `auto` is resolved.
 
 In Python, an option has the same name without dashes. `--task.NAME` and `--model.NAME` are keys beside `name` in the
 dicts `task` and `model`, and in a YAML file for `--config`. Names may have hyphens, as in `--img-size`. True-or-false

@@ -1,4 +1,4 @@
-"""Generator of the papers' part of recipes.md, from the recipes in the package.
+"""Generator of the papers' part of reference/recipes.md, from the recipes in the package.
 
     python docs/make_recipes.py
 
@@ -7,13 +7,14 @@ The text before and after this part is kept. A test fails if the page is out of 
 
 from __future__ import annotations
 
+import re
 import textwrap
 from itertools import groupby
 from pathlib import Path
 
 from patchloom.recipes import PretrainRecipe, recipe_named, recipe_names
 
-PAGE = Path(__file__).with_name("recipes.md")
+PAGE = Path(__file__).parent / "reference" / "recipes.md"
 BEGIN, END = "<!-- made by docs/make_recipes.py -->\n", "<!-- until here -->\n"
 _HEADING = ["recipe", "row", "table", "epochs (effective)", "crops", "fine-tuned", "linear", "here"]
 
@@ -22,7 +23,7 @@ def page() -> str:
     """Return the text of recipes.md."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
-    assert end, f"{PAGE} has no place for them"
+    assert end, f"{PAGE} lacks the line {END.strip()}"
     return "\n".join([before + BEGIN, *_papers(), END + after])
 
 
@@ -64,7 +65,9 @@ def _remarks(recipes: list[PretrainRecipe]) -> list[str]:
 
 
 def _filled(text: str) -> list[str]:
-    return textwrap.wrap(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    text = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\0"), text)  # no code over two lines
+    lines = textwrap.wrap(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Screenshots of report.md and compare.md, from the page of a real run.
+"""Screenshots of how-to/report.md and how-to/compare.md, from the page of a real run.
 
     patchloom pretrain shapes && patchloom report runs/shapes-droppos
     python docs/make_report_pictures.py runs/shapes-droppos/report.html
 
-The page of a run gives docs/report-head.png, report-map.png and report-phone.png; that of a comparison gives
-compare-page.png.
+The page of a run gives report-head.png, report-map.png and report-phone.png in docs/_pictures; the page of a
+comparison gives compare-page.png.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _choose(tab: Any) -> None:
 
 def _save(picture: bytes, name: str) -> None:
     """Save a screenshot with 256 colours, which are enough here, to stay below 200 kB."""
-    path = HERE / f"{name}.png"
+    path = HERE / "_pictures" / f"{name}.png"
     Image.open(io.BytesIO(picture)).convert("RGB").quantize(256).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 

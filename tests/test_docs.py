@@ -42,9 +42,10 @@ from patchloom.tasks import TASKS, task_class
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+REFERENCE = ROOT / "docs" / "reference"
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ROW = re.compile(r"^\| `--([\w.]+)` \| ([^|]+) \|", re.MULTILINE)
 CALLS = {
     "look": look,
     "look curves": draw_run_curves,
@@ -60,12 +61,12 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def quick_pages() -> Iterator[None]:
-    """The set digits has fewer images, and what measures memory is forked from a process with all that it needs."""
+    """Give the set digits fewer images, and fork the processes that measure memory from one with all modules loaded."""
     whole, opened, context = datasets.load_digits(), builtin._open_digits, multiprocessing.get_context
-    server()  # it starts here: where it is asked for, signals are blocked, and stay so in all that it forks
+    server()  # started here: later, signals would be blocked in it and in all that it forks
 
     def few() -> Data:
-        with pytest.MonkeyPatch.context() as patch:  # the pages that load them themselves have all of them
+        with pytest.MonkeyPatch.context() as patch:  # pages that call load_digits themselves get all images
             patch.setattr(datasets, "load_digits", lambda: Bunch(images=whole.images[:600], target=whole.target[:600]))
             return opened()
 
@@ -89,7 +90,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def commands_of(text: str) -> list[list[str]]:
-    """The words of each ``patchloom`` command of a shell block."""
+    """Return the words of each ``patchloom`` command of a shell block."""
     lines = (shlex.split(line, comments=True) for line in text.replace("\\\n", " ").splitlines())
     return [[*takewhile(lambda word: word != "|", words[1:])] for words in lines if words[:1] == ["patchloom"]]
 
@@ -97,7 +98,7 @@ def commands_of(text: str) -> list[list[str]]:
 def parse(words: list[str]) -> None:
     """Parse a command as the command line does."""
     assert words, "patchloom without a verb"
-    words = [word for word in words if word != "--json"]  # which stands beside the options
+    words = [word for word in words if word != "--json"]  # not among the options of a verb
     if words[0] == "pretrain":
         parse_pretrain(words[1:])
     elif words[0] == "evaluate":
@@ -110,7 +111,7 @@ def parse(words: list[str]) -> None:
         assert words[0] in VERBS or words[0].startswith("-"), f"no verb {words[0]}"
 
 
-def spoken(page: Path) -> list[list[str]]:
+def inline_commands(page: Path) -> list[list[str]]:
     """Yield the complete commands in running text, such as `patchloom verb ...`."""
     prose = FENCE.sub("", page.read_text())
     found = re.findall(r"`patchloom ([^`\n]+)`", prose)
@@ -130,7 +131,7 @@ def test_commands_of_the_readme_can_be_typed_one_after_the_other():
     assert len(folders) > 6 and len(set(folders)) == len(folders), sorted(folders)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}")
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_blocks(page, quick_pages, tmp_path, monkeypatch):
     """Blocks work in order, in one folder: ``file NAME`` is written, ``run`` is run, other commands are parsed."""
     monkeypatch.chdir(tmp_path)
@@ -154,14 +155,14 @@ def test_blocks(page, quick_pages, tmp_path, monkeypatch):
             elif marks == ["run"]:
                 assert language == "bash", f"{page.name}:{line} cannot be run"
                 for one in text.replace("\\\n", " ").splitlines():
-                    if (ours := commands_of(one)) and not set("|<>&;$") & set(one):  # no need to start anew
+                    if (ours := commands_of(one)) and not set("|<>&;$") & set(one):  # no new process needed
                         assert main(*ours) == 0, f"{page.name}:{line} {one}"
                         continue
                     done = subprocess.run(["bash", "-euo", "pipefail", "-c", one], capture_output=True, text=True)
                     assert done.returncode == 0, f"{page.name}:{line} {one}\n{done.stdout}\n{done.stderr}"
             else:
                 assert not marks, f"{page.name}:{line} has an unknown mark {' '.join(marks)}"
-        for words in spoken(page):
+        for words in inline_commands(page):
             parse(words)
     finally:
         TASKS.clear()
@@ -184,35 +185,51 @@ def options_of_task(name: str) -> dict[str, str]:
 
 
 def _written(default) -> str:
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
+def section_of(title: str) -> str:
+    """Return a section of the page of all options."""
+    sections = re.split(r"^## ", (REFERENCE / "command-line.md").read_text(), flags=re.MULTILINE)
+    return next((text for text in sections if text.startswith(f"{title}\n")), "")
+
+
+def options_in(section: str) -> dict[str, str]:
+    """Return the default of each option that a section describes."""
+    item = re.compile(r"^- `--([\w.]+)` \([^);]*(?:; default ([^)]+))?\): \w", re.MULTILINE)
+    return {option: default or "None" for option, default in item.findall(section.replace("\n  ", " "))}
+
+
 def test_every_setting_is_explained_with_its_default():
-    table = dict(ROW.findall((ROOT / "docs" / "pretrain.md").read_text()))
-    wanted = options_of_pretrain()
-    assert {name: table.get(name, "missing").strip() for name in wanted} == wanted
+    table, wanted = options_in(section_of("pretrain")), options_of_pretrain()
+    wanted["from"] = wanted.pop("from_run")  # `from` is a keyword of Python
+    assert {name: table.get(name, "missing") for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_option_of_a_task_is_explained_with_its_default(name):
-    sections = re.split(r"^## ", (ROOT / "docs" / "options.md").read_text(), flags=re.MULTILINE)
-    section = next((text for text in sections if text.startswith(f"Options of {name}\n")), "")
-    item = re.compile(r"^- `--([\w.]+)` \([^);]*(?:; default ([^)]+))?\): \w", re.MULTILINE)
-    found = {option: default or "None" for option, default in item.findall(section.replace("\n  ", " "))}
-    assert found == options_of_task(name)
+    assert options_in(section_of(f"Options of {name}")) == options_of_task(name)
 
 
-def test_the_page_of_options_is_what_the_signatures_say():
+def test_the_page_of_options_matches_the_signatures():
     renew = runpy.run_path(str(ROOT / "docs" / "make_options.py"))
-    assert (ROOT / "docs" / "options.md").read_text() == renew["page"](), "renew it: python docs/make_options.py"
+    assert (REFERENCE / "command-line.md").read_text() == renew["page"](), "renew it: python docs/make_options.py"
 
 
-def test_the_papers_part_of_the_recipes_is_what_their_files_say():
+def test_the_diagrams_match_their_script():
+    renew = runpy.run_path(str(ROOT / "docs" / "make_diagrams.py"))
+    for name, text in renew["diagrams"]().items():
+        assert (ROOT / "docs" / "_pictures" / name).read_text() == text, "renew it: python docs/make_diagrams.py"
+
+
+def test_the_papers_part_of_the_recipes_matches_their_files():
     renew = runpy.run_path(str(ROOT / "docs" / "make_recipes.py"))
-    assert (ROOT / "docs" / "recipes.md").read_text() == renew["page"](), "renew it: python docs/make_recipes.py"
+    assert (REFERENCE / "recipes.md").read_text() == renew["page"](), "renew it: python docs/make_recipes.py"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}")
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_options_links_and_lines(page):
     text = page.read_text()
     known = {
@@ -234,15 +251,19 @@ def test_options_links_and_lines(page):
     known |= {
         option for call in (*CALLS.values(), EvalSettings, *protocols) for option in inspect.signature(call).parameters
     }
-    # of a task that the page makes, of other programs, and of older versions
+    # options of a task that the page defines, of other programs, and of older versions
     others = {
         "extend.md": {"task.share"},
+        "extend-question.md": {"task.share"},
+        "compare-and-extend.md": {"task.share"},
         "pretrain.md": {"lr"},
-        "devices.md": {"rdzv_conf", "kill_on_bad_exit", "signal"},
+        "slurm.md": {"rdzv_conf", "kill_on_bad_exit", "requeue", "signal"},
+        "install.md": {"index_url"},
+        "troubleshooting.md": {"index_url", "shm_size"},
         "CHANGELOG.md": {"batch", "lr", "nodes", "taks"},
         "CONTRIBUTING.md": {"strict", "build_arg"},
         "README.md": {"spec"} if page.parent == ROOT else set(),
-        "containers.md": {
+        "docker.md": {
             *("build_arg", "cpus", "gpus", "index_url", "shm_size", "time", "user", "userns", "volume"),
         },
     }
@@ -250,15 +271,27 @@ def test_options_links_and_lines(page):
     unknown = {name.replace("-", "_") for name in named} - known - others.get(page.name, set())
     assert not unknown, f"options that do not exist: {unknown}"
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (page.parent / target).exists(), f"a link to nowhere: {target}"
+        assert (page.parent / target).exists(), f"broken link: {target}"
     long = [number for number, line in enumerate(text.splitlines(), 1) if len(line) > 120]
     assert not long, f"lines of more than 120 characters: {long}"
 
 
-def test_the_index_names_every_page():
-    index = (ROOT / "docs" / "README.md").read_text()
-    pages = [page.name for page in PAGES if page.parent != ROOT and page.name != "README.md"]
-    assert all(f"({name})" in index for name in pages)
+def test_the_index_links_every_page():
+    docs = ROOT / "docs"
+    index = (docs / "README.md").read_text()
+    pages = [page.relative_to(docs).as_posix() for page in PAGES if page.is_relative_to(docs)]
+    assert not [page for page in pages if f"({page})" not in index and page != "README.md"]
+
+
+def test_pages_that_the_source_names_exist():
+    """Messages, comments and other pages name files of docs/ by their path from the root."""
+    sources = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.[pm][yd]")]
+    named = {
+        (name, path.name)
+        for path in [*sources, *ROOT.glob("*.md"), ROOT / "Dockerfile"]
+        for name in re.findall(r"docs/[\w/-]+\.(?:md|json|py|png|jpg)", path.read_text("utf-8"))
+    }
+    assert named and not sorted(one for one in named if not (ROOT / one[0]).exists())
 
 
 def test_contributing_names_existing_files():
@@ -272,4 +305,4 @@ def test_contributing_names_existing_files():
 
 def test_forms_and_workflows_are_yaml():
     pages = [ROOT / "CITATION.cff", *(ROOT / ".github").rglob("*.yml")]
-    assert len(pages) == 6 and all(isinstance(yaml.safe_load(page.read_text()), dict) for page in pages)
+    assert len(pages) == 7 and all(isinstance(yaml.safe_load(page.read_text()), dict) for page in pages)

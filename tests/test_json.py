@@ -1,4 +1,4 @@
-"""--json: one document on standard output, valid by docs/json.schema.json, with the values of the Python results."""
+"""Tests of --json: one document on standard output, valid by docs/reference/json.schema.json, with Python's values."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from patchloom.options import VERBS
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
-SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "json.schema.json").read_text("utf-8"))
+SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "reference" / "json.schema.json").read_text("utf-8"))
 MODEL = ["--model", "nano", "--model.embed_dim", "32", "--model.depth", "1"]
 SMALL = [*MODEL, "--task", "mae", "--epochs", "1", "--batch_size", "16"]
 TINY = ["--img_size", "16", "--patch_size", "8", "--batch_size", "16", "--threads", "1", "--workers", "0"]

@@ -63,7 +63,8 @@ _ELSEWHERE: dict[str, tuple[str, str]] = {
 _NEEDLESS = {
     **dict.fromkeys(("resume", "continue"), "the same command, with the same --out, resumes a run"),
     **dict.fromkeys(
-        ("nodes", "nnodes", "numnodes"), "start the processes of several machines by torchrun or srun (docs/devices.md)"
+        ("nodes", "nnodes", "numnodes"),
+        "start processes on several machines by torchrun or srun (docs/how-to/slurm.md)",
     ),
     **dict.fromkeys(("verbose", "quiet"), "the output is always the same"),
     **dict.fromkeys(("augment", "augmentation", "transforms"), "use --flip, --crop_scale and --randaugment"),

@@ -120,7 +120,7 @@ class Displayable:
 
     @abstractmethod
     def plain(self) -> dict[str, Any]:
-        """Return the values, as ``--json`` prints them: numbers unformatted, paths as text (docs/json.md)."""
+        """Return the values, as ``--json`` prints them: numbers unformatted, paths as text (docs/reference/json.md)."""
 
     def text(self, width: int | None = None) -> str:
         """Return the text in lines of ``width`` characters, by default those of the terminal."""
