@@ -41,7 +41,7 @@ from patchloom.train.resolve import LARGE, measure_data, resolve
 
 
 _STEPS = 5  # timed steps
-_KEPT = 1.25  # side of cached images over that of training crops (docs/data.md)
+_KEPT = 1.25  # side of cached images over that of training crops (docs/reference/data-sources.md)
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ def help_page(verb: str, words: Sequence[str]) -> str:
                 "", f"Options of a task: patchloom pretrain --task {usual_task(None)[0]} --help", _COLUMN, width
             )
         lines.append("")
-    lines += [*_row("  --json", "one JSON document (docs/json.md)", _COLUMN, width), ""]
+    lines += [*_row("  --json", "one JSON document (docs/reference/json.md)", _COLUMN, width), ""]
     if any("auto" in format_kind(option) for option in shown):
         lines += [*wrap_to_page("Options that take auto are chosen for you if you leave them out."), ""]
     rest = [shorten_options(f"--{option.name}") for option in named if option not in shown and not _of_task(option)]
@@ -509,7 +509,7 @@ def _run(words: list[str]) -> Any:
 
 
 def _print_document(verb: str, **content: Any) -> None:
-    """Print the document of ``--json``, which docs/json.schema.json describes."""
+    """Print the document of ``--json``, which docs/reference/json.schema.json describes."""
     from patchloom.version import __version__
 
     print(json.dumps({"verb": verb, "version": __version__, **content}, indent=2, allow_nan=False), flush=True)

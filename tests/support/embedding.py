@@ -33,7 +33,7 @@ class Read(NamedTuple):
 
 
 def read(path: Path) -> Read:
-    """Read a file with pyarrow, numpy or safetensors, as in docs/embed.md."""
+    """Read a file with pyarrow, numpy or safetensors, as in docs/how-to/embed.md."""
     if path.suffix == ".parquet":
         table = pyarrow.parquet.read_table(path)
         card = json.loads(table.schema.metadata[KEY.encode()])

@@ -131,7 +131,7 @@ REFUSED = {
     "imports.py:It": "cannot be run (ModuleNotFoundError in line 1: No module named 'nothing_of_that_name')",
     "none.py": "{folder}/none.py has no task: give one as FILE.py:CLASS",
     "two.py": "{folder}/two.py has the tasks A, B: give one as FILE.py:CLASS",
-    "net.py:Net": "Net is not a pretext task: derive its class from patchloom.tasks.task.Task, as docs/extend.md shows",
+    "net.py:Net": "Net is not a pretext task: derive its class from patchloom.tasks.task.Task",
     "abstract.py:It": "the task It has no method given",
     "first.py:It": "the first argument of the task It is vit: rename it to encoder",
     "needs.py:It": "the option share of the task It has no default: give it one",

@@ -37,7 +37,7 @@ class Caption(NamedTuple):
     text: str
 
 
-# by the beginning of the file's name, the longest match first; docs/look.md has the details
+# by the beginning of the file's name, the longest match first; docs/how-to/look.md has the details
 _CAPTIONS = {
     "recovered": Caption(
         "Masked patches and their reconstruction",

@@ -35,7 +35,7 @@ class Verdict(StrEnum):
 
 
 class Rule(StrEnum):
-    """Rule of a verdict; docs/pretrain.md has a table of them with their thresholds."""
+    """Rule of a verdict; docs/explanation/verdict.md has a table of them with their thresholds."""
 
     SAME_IMAGES = "same_images"
     NOT_FINITE = "not_finite"

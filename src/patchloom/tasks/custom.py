@@ -276,10 +276,11 @@ def _refuse_unfit(task: Any, name: str) -> None:
 
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise PatchloomError(
-            f"{name} is not a pretext task: derive its class from patchloom.tasks.task.Task, as docs/extend.md shows"
+            f"{name} is not a pretext task: derive its class from patchloom.tasks.task.Task, as "
+            "docs/how-to/extend.md shows"
         )
     if lacks := sorted(task.__abstractmethods__):
-        raise PatchloomError(f"the task {name} has no method {lacks[0]}: write it, as docs/extend.md shows")
+        raise PatchloomError(f"the task {name} has no method {lacks[0]}: write it, as docs/how-to/extend.md shows")
     first, *others = inspect.signature(task).parameters.values()
     if first.name != "encoder":
         raise PatchloomError(f"the first argument of the task {name} is {first.name}: rename it to encoder")

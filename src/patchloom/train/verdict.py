@@ -1,7 +1,7 @@
 """Verdict on a run: the first rule that applies, with its figures and the next actions; and the closing sentence.
 
-docs/pretrain.md has a table of the rules with the reasons for their thresholds. They depend on the results of a run
-only, not on time, so an interrupted run comes to the same verdict.
+docs/explanation/verdict.md has a table of the rules with the reasons for their thresholds. They depend on the results
+of a run only, not on time, so an interrupted run comes to the same verdict.
 """
 
 from __future__ import annotations

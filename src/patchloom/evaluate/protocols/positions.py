@@ -193,8 +193,8 @@ def measure_positions(
             placed = place(images, generator, **ratios)
             if placed.visible.shape[1] < 2:
                 raise PatchloomError(
-                    f"only one of {n} patches would be visible ({_format_ratios(ratios)}), without context to place it: "
-                    "train a run with smaller patches or larger images"
+                    f"only one of {n} patches would be visible ({_format_ratios(ratios)}), without context to place "
+                    "it: train a run with smaller patches or larger images"
                 )
             dropped = placed.dropped.cpu()
             # float64 from here on, which not every device supports
