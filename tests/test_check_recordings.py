@@ -37,7 +37,7 @@ def test_survey_of_recordings(mixed):
     found = survey(open_data(mixed).train, workers=0)
     assert len(found.rows) == 20 and [found.name(i) for i in found.flat] == [str(mixed / "yes" / "silent.wav")]
     ((broken, reason),) = found.broken
-    assert found.name(broken).endswith("broken.wav") and reason.startswith("it is no WAV")
+    assert found.name(broken).endswith("broken.wav") and reason.startswith("it is not a WAV")
     assert found.repeated == 2 and found.noticed.counts == {"resampled": 4}
     assert column_of(found) == {
         "files": "WAV 16 bits (16), FLAC 24 bits (3), OGG (1)",

@@ -212,7 +212,7 @@ def test_look_and_evaluate_run_it_if_it_is_named(run, copied, capfd):
     assert capfd.readouterr().err == ""
     patchloom.look(copied)  # it was named in this process
     forget()
-    with pytest.raises(PatchloomError, match="was trained by Half, which asks for no positions"):
+    with pytest.raises(PatchloomError, match="was trained by Half, which does not predict positions"):
         patchloom.evaluate("positions", copied, "digits", task=f"{run.parent}/half.py:Half")
     forget()
     assert main(["export", str(copied)]) == 0, "an encoder needs no task"

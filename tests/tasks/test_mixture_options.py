@@ -9,14 +9,14 @@ from patchloom.options import parse_pretrain
 from patchloom.tasks.mixture import Mixture
 
 REFUSED = [
-    ({"withhold": {"masks": 0.5}}, "--task.withhold knows no masks: choose among mask, blank"),
-    ({"ask": {"pixel": 1.0}}, "--task.ask knows no pixel: choose among pixels, positions, agreement, features"),
+    ({"withhold": {"masks": 0.5}}, "--task.withhold has no entry masks: choose among mask, blank"),
+    ({"ask": {"pixel": 1.0}}, "--task.ask has no entry pixel: choose among pixels, positions, agreement, features"),
     ({"teacher": "own"}, "--task.teacher cannot be own"),
     ({"ask": {}}, "--task.ask needs one question or more"),
     ({"ask": {"pixels": 0.0}}, "each with a weight above 0"),
     ({"ask": {"pixels": 1.0, "positions": -1.0}}, "each with a weight above 0"),
-    ({"withhold": {"mask": 1.0}, "ask": {"pixels": 1.0}}, "withhold mask is a share between 0 and 1, not 1.0"),
-    ({"withhold": {"blank": 0.0}, "ask": {"pixels": 1.0}}, "withhold blank is a share between 0 and 1, not 0.0"),
+    ({"withhold": {"mask": 1.0}, "ask": {"pixels": 1.0}}, "withhold mask must be a fraction between 0 and 1, not 1.0"),
+    ({"withhold": {"blank": 0.0}, "ask": {"pixels": 1.0}}, "withhold blank must be a fraction between 0 and 1, not 0.0"),
     ({"withhold": {"drop_positions": 1.5}}, "withhold drop_positions must be a fraction between 0 and 1, not 1.5"),
     ({"withhold": {"limit_context": -0.5}}, "withhold limit_context must be a fraction between 0 and 1"),
     ({"withhold": {"blur": 3, "fisheye": 0.2}, "ask": {"pixels": 1.0}}, "one degradation of the image at a time"),

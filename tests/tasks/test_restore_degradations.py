@@ -241,8 +241,8 @@ def test_images_of_other_channels(channels):
     ("options", "said"),
     [
         ({"degradation": "melt"}, "--task.degradation cannot be melt: it takes masked, zoom_in, "),
-        ({"scale": 0.0}, r"the scale of zoom_in must be shares of the side in \(0, 1\], not \[0.0\]"),
-        ({"degradation": "zoom_out", "scale": [0.5, 1.5]}, "the scale of zoom_out must be shares"),
+        ({"scale": 0.0}, r"the scale of zoom_in must be fractions of the side in \(0, 1\], not \[0.0\]"),
+        ({"degradation": "zoom_out", "scale": [0.5, 1.5]}, "the scale of zoom_out must be fractions"),
         ({"degradation": "zoom_out", "scale": []}, "the scale of zoom_out must be"),
         ({"degradation": "fisheye", "twist": -0.1}, "the twist of fisheye must be numbers in"),
         ({"degradation": "blur", "kernel": 4}, "the kernel of blur must be odd sides in pixels"),
@@ -270,7 +270,7 @@ def test_images_of_other_channels(channels):
             "--task.fill cannot be white: it takes mirror, black, images or none",
         ),
         ({"degradation": "zoom_out", "fill": "none", "scale": [0.5, 0.7]}, "fewer than 8x8 patches, not"),
-        ({"degradation": "zoom_out", "fill": "none", "scale": 0.99}, r"give --task.scale one number, .* not \[0.99\]"),
+        ({"degradation": "zoom_out", "fill": "none", "scale": 0.99}, r"give --task.scale one number .* not \[0.99\]"),
     ],
 )
 def test_impossible_options_are_refused(options, said):

@@ -158,7 +158,7 @@ def test_auto_for_a_swin():
     task = build("droppos")
     assert (task.mask_ratio, task.placeholder, task.position_token) == (0.75, "zeros", None)
     few, odd = build("droppos", size=(16, 16)), build("droppos", size=(36, 32))
-    assert few.mask_ratio == 0 and "would leave 4 patches visible" in few.chosen["mask_ratio"][1]
+    assert few.mask_ratio == 0 and "would leave only 4 patches visible" in few.chosen["mask_ratio"][1]
     assert odd.mask_ratio == 0 and "9x8 are not" in odd.chosen["mask_ratio"][1]
     assert odd.questions["positions"].ratios["mask_ratio"] == (0.0,)
     assert build("droppos", {"placeholder": "learned"}).position_token.shape == (8,)

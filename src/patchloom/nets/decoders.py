@@ -95,7 +95,7 @@ class MAEDecoder(Decoder):
         """Save the positions in the ``state_dict``, because they will differ from those given at construction."""
         self.register_buffer("positions", self.positions, persistent=True)
 
-    def forward(  # other arguments than Decoder's: no caller uses both
+    def forward(  # type: ignore[override]  # other arguments than Decoder's: no caller uses both
         self, tokens: Tensor, visible: Tensor, masked: Tensor
     ) -> Tensor:
         """Return predictions for the masked patches, and for the last ``visible_asked`` of the visible ones.

@@ -71,7 +71,7 @@ def fuse_attention(net: nn.Module, fused: bool) -> None:
     """
     for module in net.modules():
         if isinstance(module, Attention | ClassAttn | WindowAttention):
-            module.fused_attn = fused  # Final only for TorchScript
+            module.fused_attn = fused  # type: ignore[misc]  # Final only for TorchScript
 
 
 def use_kernels(net: nn.Module, kernels: str) -> None:

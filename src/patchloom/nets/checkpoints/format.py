@@ -433,7 +433,7 @@ def load_module_file(source: str | Path, use: Use) -> nn.Module | None:
     with expect_intact(path):
         card = checked_card(ModuleCard, about)
         builds = EXTRA_MODULES[card.kind]
-        made_by = builds.__init__ if isinstance(builds, type) else builds  # no subclass
+        made_by = builds.__init__ if isinstance(builds, type) else builds  # type: ignore[misc]  # no subclass
         check_arguments(card.sizes, get_type_hints(made_by), 2**16)
         if (depth := card.sizes.get("depth")) is not None and depth > len(weights):
             raise ValueError(f"it has fewer weights than {depth} blocks")
