@@ -209,7 +209,7 @@ def test_gradients_are_clipped_where_the_authors_programs_clip_them():
 def test_the_smaller_batch_that_it_names_makes_several_steps(name, capsys):
     assert main(["recipes", name]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    batch = int(re.search(r"--batch_size (\d+) makes several steps", said)[1])
+    batch = int(re.search(r"--batch_size (\d+) splits an update into several steps", said)[1])
     assert recipe_named(name).batch // batch > 1 and recipe_named(name).batch % batch == 0
 
 

@@ -169,7 +169,7 @@ def test_a_dry_run_trains_nothing_and_explains_its_estimate(compared, tmp_path, 
     words = ["compare", str(compared[0]), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "3", *SMALL, "--dry_run"]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert not (tmp_path / "out").exists() and "dry run" in said
+    assert not (tmp_path / "out").exists() and "Dry run" in said
     assert "6 runs" in said and "6 min 0 s of start-up" in said and "estimated" in said and "not timed" in said
     assert re.search(r"mp3 .* epochs of \d+ images .* s for a step of 16", said)
 

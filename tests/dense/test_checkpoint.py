@@ -44,7 +44,7 @@ def test_what_is_no_such_model_is_refused(tmp_path: Path) -> None:
     model, card = a_model("segment", (32, 32), **SEGMENTER)
     path = tmp_path / "encoder.safetensors"
     save_encoder(model.maps.encoder, card.encoder, path)
-    with pytest.raises(PatchloomError, match="but not a segmenter or detector"):
+    with pytest.raises(PatchloomError, match="but is not a segmenter or detector"):
         read_dense(path)
     save_dense(model, replace(card, classes=("a", "b")), tmp_path / "model.safetensors")
     with pytest.raises(PatchloomError, match="is not what patchloom wrote"):

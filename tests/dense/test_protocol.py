@@ -145,12 +145,12 @@ def test_an_evaluation_that_was_stopped_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr("patchloom.evaluate.trainer._SAVE_EVERY", 0.0)
         patch.setattr(Loop, "update", stopped)
-        with pytest.raises(Stopped, match="the same command goes on from there"):
+        with pytest.raises(Stopped, match="run the same command to resume"):
             evaluate(protocol, run / "encoder.safetensors", "data", **OPTIONS[protocol], **COMMON)
     capsys.readouterr()
     done[0] = -1000
     again = evaluate(protocol, run / "encoder.safetensors", "data", **OPTIONS[protocol], **COMMON)
-    assert "from scratch goes on at step 2 of 4." in capsys.readouterr().out
+    assert "from scratch resumes at step 2 of 4." in capsys.readouterr().out
     assert again.rows == whole.rows
 
 

@@ -63,7 +63,7 @@ def test_one_that_was_stopped_ends_as_one_that_was_not(stopped_at: int, monkeypa
 
     with keep_until_done():
         monkeypatch.setattr(SegmentTraining, "update", interrupted)
-        with pytest.raises(Stopped, match=f"stopped at step {stopped_at + 1} of 6 of tiny: the same command goes on"):
+        with pytest.raises(Stopped, match=f"stopped at step {stopped_at + 1} of 6 of tiny: run the same command"):
             begun(recipe()).run("tiny", TimeLeft(6))
         monkeypatch.setattr(SegmentTraining, "update", step)
         again = begun(recipe())

@@ -109,7 +109,7 @@ def test_class_token_and_registers_of_any_layer(tiny: Path, photos: Path, tmp_pa
     np.testing.assert_allclose(found.vectors[-1], whole.numpy(), atol=1e-5)
     first = made(tmp_path / "2", path, photos, pooling="prefix", layer=1)
     np.testing.assert_allclose(first.vectors[-1], half[0].mean(0).detach().numpy(), atol=1e-5)
-    with pytest.raises(PatchloomError, match="no register tokens to give prefix features"):
+    with pytest.raises(PatchloomError, match="no register tokens for prefix features"):
         made(tmp_path / "3", tiny, photos, pooling="prefix")
 
 
@@ -147,7 +147,7 @@ def test_an_instance_head(tiny: Path, photos: Path, tmp_path: Path):
     assert len(found.card["encoder"]["head_sha256"]) == 64
     with pytest.raises(PatchloomError, match="--pooling instance is only for the last layer"):
         made(tmp_path / "2", tmp_path / "encoder.safetensors", photos, pooling="instance", layer=1)
-    with pytest.raises(PatchloomError, match="no module beside it to give instance features"):
+    with pytest.raises(PatchloomError, match="no module beside it for instance features"):
         made(tmp_path / "3", tiny, photos, pooling="instance")
 
 

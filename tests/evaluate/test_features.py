@@ -43,7 +43,7 @@ def test_pooling_is_that_of_timm(options: dict) -> None:
         in_front = torch.cat([tokens[:, :1], tokens[:, 1:4]], dim=1).mean(1)  # class token, three registers
         torch.testing.assert_close(found.pooled("prefix"), in_front, atol=1e-5, rtol=1e-4)
     else:
-        with pytest.raises(PatchloomError, match="no register tokens to give prefix features: use --pooling mean"):
+        with pytest.raises(PatchloomError, match="no register tokens for prefix features: use --pooling mean"):
             found.pooled("prefix")
 
 

@@ -48,10 +48,10 @@ def test_probes_of_one_encoder_cost_one_pass(
     words = [str(tiny_encoder), "digits", "--device", "cpu"]
     assert main(["evaluate", "knn", *words]) == 0
     # each evaluation looks at some images for colours, which an encoder of grey images drops
-    assert len(record) == 3 * 180 + 8 and "earlier pass" not in capsys.readouterr().out
+    assert len(record) == 3 * 180 + 8 and "Cached features" not in capsys.readouterr().out
     assert main(["evaluate", "linear", *words, "--pooling", "mean"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "an earlier pass were used for tiny, untrained, raw pixels: --cache false takes them anew." in said
+    assert "Cached features were used for tiny, untrained, raw pixels: --cache false computes them again." in said
     assert main(["evaluate", "knn", *words, "--k", "5"]) == 2 and main(["evaluate", "knn", *words, "--ks", "5"]) == 0
     assert len(record) == 3 * 180 + 8 * 3  # a refusal looks at none, a cached pass reads no more
     assert main(["evaluate", "layers", *words]) == 0
@@ -287,4 +287,4 @@ def test_unreadable_images_are_named_again(tmp_path: Path, tiny_encoder: Path) -
     first, second = (evaluate("knn", tiny_encoder, tmp_path, device="cpu", ks=(3,)) for _ in range(2))
     lost = f"1 images could not be read and were left out, such as {tmp_path / 'train' / 'b' / '7.png'}."
     assert lost in first.protocol and lost in second.protocol
-    assert "earlier pass" in second.protocol and second.rows == first.rows
+    assert "Cached features" in second.protocol and second.rows == first.rows

@@ -236,7 +236,7 @@ def test_without_a_head_it_is_one_sentence(tmp_path: Path, photos: Path, capsys:
     save_encoder(build_encoder(spec), card, tmp_path / "encoder.safetensors")
     assert main(["evaluate", "knn", str(tmp_path), str(photos), "--pooling", "instance"]) == 2
     out, err = capsys.readouterr()
-    assert err == ("patchloom: this encoder has no module beside it to give instance features: use --pooling mean\n")
+    assert err == ("patchloom: this encoder has no module beside it for instance features: use --pooling mean\n")
     assert not out and not (tmp_path / "results.csv").exists()
 
 

@@ -32,7 +32,7 @@ def test_the_share_is_of_each_image() -> None:
 def test_an_image_is_never_its_own_neighbour() -> None:
     whole = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
     assert (neighbour_overlap(whole, whole, k=10) == 1).all()
-    with pytest.raises(ValueError, match="10 nearest would be all of them"):
+    with pytest.raises(ValueError, match="too few for 10 nearest neighbours"):
         neighbour_overlap(whole[:11], whole[:11], k=10)
 
 

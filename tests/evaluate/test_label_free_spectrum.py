@@ -57,5 +57,5 @@ def test_alpha_of_few_directions_is_infinite_and_of_few_numbers_refused() -> Non
     assert alpha_req(torch.ones(50, 20)) == math.inf
     assert math.isfinite(alpha_req(torch.randn(17, 16)))
     for n, d in ((300, 15), (16, 300)):
-        with pytest.raises(ValueError, match="through 15 eigenvalues"):
+        with pytest.raises(ValueError, match="to 15 eigenvalues"):
             alpha_req(torch.randn(n, d))

@@ -113,7 +113,7 @@ def test_few_labels_start_at_the_papers_rate_whatever_the_batch(batch: int) -> N
     assert planned(recipe).peak(80) == 5e-6 != planned(of_size("B", "extrema-few", batch=batch, blr=5e-6)).peak(80)
     assert of_size("B", "mae").peak(1024) == 4e-3 and of_size("B", "extrema").peak(1024) == 4e-3
     assert of_size("B", "simmim").peak(2048) == 5e-3 and of_size("B", "mp3").peak(512) == 5e-4
-    with pytest.raises(PatchloomError, match="--lr and --blr both say"):
+    with pytest.raises(PatchloomError, match="--lr and --blr both set"):
         of_size("B", "mae", lr=1e-4, blr=1e-3)
 
 
@@ -317,8 +317,8 @@ def test_a_length_in_updates_scales_the_rest() -> None:
     assert not {"epochs", "warmup_epochs", "halve_every", "dropout", "shift"} & set(mae.plain())
     assert not {"updates", "warmup_updates"} & set(of_size("B", "mae").plain())
     for change, said in (
-        ({"name": "mp3-speech", "epochs": 3}, "--epochs does not go with this recipe, which makes 30,000 updates"),
-        ({"warmup_updates": 3}, "--warmup_updates is for a training whose --updates are counted"),
+        ({"name": "mp3-speech", "epochs": 3}, "--epochs does not go with this recipe, which has 30,000 updates"),
+        ({"warmup_updates": 3}, "--warmup_updates needs --updates"),
         ({"updates": 3, "warmup_updates": 4}, "--warmup_updates 4 is more than --updates 3"),
         ({"dropout": 1.0}, "--dropout must be 0 to 0.99"),
     ):

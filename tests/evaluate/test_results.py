@@ -98,7 +98,7 @@ def test_a_report_begins_with_its_headline_and_conclusion() -> None:
 def test_few_test_images_are_said_to_be_few() -> None:
     few = Row.of_images("x", "-", "knn", {}, torch.ones(10, dtype=torch.bool))
     report = Report([few], "", "", (few,), "data", "f" * 16, 0, 10)
-    assert report.caution() == "The 10 test images are few: others could have given 72.2 % as well as 100.0 %."
+    assert report.caution() == "Only 10 test images: others could have given anything from 72.2 % to 100.0 %."
     assert report.caution() in " ".join(report.text(80).split())
     many = Row.of_images("x", "-", "knn", {}, _right(0.6, 1000))
     assert not Report([many], "", "", (many,), "data", "f" * 16, 0, 1000).caution()

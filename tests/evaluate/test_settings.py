@@ -44,7 +44,7 @@ def test_copies_are_on_one_side_of_a_split(labelled: Path, labels: bool) -> None
         parts = parts_of(labelled, EvalSettings(seed), labels=labels)
         assert not np.isin(parts.train.contents(), parts.test.contents()).any()
         count = 45 - len(parts.train) - len(parts.test)
-        assert (f"Nothing was trained on {count} exact copies of test images." in parts.story) == (count > 0)
+        assert (f"{count} exact copies of test images were left out of training." in parts.story) == (count > 0)
         left.add(count)
     assert max(left) > 0
 

@@ -119,7 +119,7 @@ def test_what_is_for_images_is_refused_and_what_does_not_act_is_said(run: Path, 
     with pytest.raises(PatchloomError, match="--noise_volume needs recordings of noise: evaluate keywords takes them"):
         evaluate("finetune", run, "tones", device="cpu", noise_volume=0.2)
     report = _finetuned(run, recipe="mae", shift=0.02, epochs=1, batch_size=8)
-    assert "What recipes do to images (crops, mirroring, RandAugment, erasing, cutmix) does not act" in report.protocol
+    assert "Image augmentation (crops, mirroring, RandAugment, erasing, cutmix) does not apply" in report.protocol
     assert "; no noise was added" in report.protocol and "shift 0.02" in report.protocol
     assert "mixup 0.8" in report.protocol
     acting = report.protocol.partition("by the recipe")[2].partition("What recipes")[0]

@@ -70,12 +70,12 @@ def test_ctrl_c_ends_it_after_a_step_and_the_same_command_goes_on(tiny_encoder, 
 
     with monkeypatch.context() as patch:
         patch.setattr(Training, "update", pressed)
-        with pytest.raises(Stopped, match=r"stopped at epoch 1\.6 of 3 of tiny: the same command goes on from there"):
+        with pytest.raises(Stopped, match=r"stopped at epoch 1\.6 of 3 of tiny: run the same command to resume"):
             evaluate("finetune", run, "digits", **OPTIONS)
     assert len(done) == 8 and not (run / "finetuned").exists()
     capsys.readouterr()
     again = evaluate("finetune", run, "digits", **OPTIONS)
-    assert "tiny goes on at epoch 1.6 of 3." in capsys.readouterr().out
+    assert "tiny resumes at epoch 1.6 of 3." in capsys.readouterr().out
     assert left(run, again) == whole
 
 
@@ -95,12 +95,12 @@ def test_another_training_does_not_go_on_with_it(tiny_encoder, tmp_path, monkeyp
             evaluate("finetune", run, "digits", **OPTIONS)
     for change in ({"blr": 0.01}, {"seed": 4}, {"max_train": 110}, {"positions": "learned"}):
         evaluate("finetune", run, "digits", **OPTIONS | {"control": False} | change)
-    assert "goes on" not in capsys.readouterr().out
+    assert "resumes" not in capsys.readouterr().out
     damaged = [path for path in (cache_root() / "trainings").rglob("*.safetensors")]
     for path in damaged:
         path.write_bytes(path.read_bytes()[:-1])
     evaluate("finetune", run, "digits", **OPTIONS | {"control": False})  # which begins again
-    assert "goes on" not in capsys.readouterr().out
+    assert "resumes" not in capsys.readouterr().out
 
 
 def test_heads_pixels_and_groups_decide_too() -> None:

@@ -62,7 +62,7 @@ def test_two_processes_train_what_one_does(
 ) -> None:
     one, two = (_run(tiny_encoder, tmp_path / name) for name in ("one", "two"))
     out = _compared(tmp_path, one, two, protocol, "digits", PLAIN | options)
-    assert "images by 2 processes by the recipe" in " ".join(out[0].split())
+    assert "images by 2 processes with the recipe" in " ".join(out[0].split())
 
 
 def test_two_processes_spot_keywords_as_one_does(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_killed_it_goes_on_as_if_it_had_not_been(tiny_encoder: Path, tmp_path: P
     assert err[0].count("another process has died") == 1 and err[0].count("\n") == 1, err[0]
     codes, out, err = evaluate_together("finetune", killed, "digits", 2, tmp_path / "cache", **options)
     assert codes == [0, 0], err
-    assert "tiny goes on at epoch 1.4 of 2." in out[0]
+    assert "tiny resumes at epoch 1.4 of 2." in out[0]
     saved = [(run / "finetuned" / "digits-small-3.safetensors").read_bytes() for run in (whole, killed)]
     assert saved[0] == saved[1] and _values(whole) == _values(killed)
 
@@ -113,10 +113,10 @@ def test_parts_of_a_step_are_the_step(tiny_encoder: Path, tmp_path: Path, monkey
     ("protocol", "options", "said"),
     [
         ("knn", {"devices": 2}, "knn is for one process: leave out --devices 2"),
-        ("knn", {"accumulate": 2}, "knn trains nothing by steps: leave out --accumulate 2"),
+        ("knn", {"accumulate": 2}, "knn has no training steps: leave out --accumulate 2"),
         ("linear", {"devices": 2}, "linear --recipe logistic is for one process: leave out --devices 2"),
         ("few-shot", {"method": "linear", "devices": 2}, "few-shot --method linear is for one process"),
-        ("linear", {"recipe": "mae", "accumulate": 2}, "--accumulate changes nothing here"),
+        ("linear", {"recipe": "mae", "accumulate": 2}, "--accumulate has no effect here"),
         ("finetune", {"devices": 0}, "--devices must be 1 or more, not 0"),
     ],
 )

@@ -84,7 +84,7 @@ def test_frames_stand_in_disorder_and_where_they_were_put():
     off = (16 * 2 + 2 * 18) / 19
     assert "19 of 20 frames" in sheet.caption and f"{1 / 19:.1%} are predicted correctly (top-1)" in sheet.caption
     assert "100.0% are among" in sheet.caption
-    assert f"{off:.1f} frames ({10 * off:.0f} ms) off." in sheet.caption
+    assert f"the mean distance is {off:.1f} frames ({10 * off:.0f} ms)." in sheet.caption
 
 
 @pytest.mark.parametrize(

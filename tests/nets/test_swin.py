@@ -208,7 +208,7 @@ def test_one_of_each_cell():
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        (spec_of((30, 32)), "units of 4 pixels, .* do not divide images of 30x32: .* best of 8"),
+        (spec_of((30, 32)), "units of 4 pixels, .* do not divide images of 30x32: .* preferably of 8"),
         (spec_of(embed_dim=6, num_heads=[1, 2]), "divisible by 4, not 6"),
         (EncoderSpec("swin-nano", (32, 32), 2), "leave out --positions sincos"),
         (EncoderSpec("swinv2_tiny_window8_256", (256, 256), 4, positions="none"), "SwinTransformerV2"),

@@ -18,7 +18,7 @@ def test_a_finished_run_tells_all_of_itself(run):
     assert found.finished and found.state() == "finished" and found.name == "mine" and found.epoch == 2
     assert (found.measure, found.percent) == ("position accuracy", True)
     assert found.asked["task"]["mask_ratio"] == "auto" and found.reasons["task.mask_ratio"]
-    assert found.reasons["channels"] == "what the images have" and "epochs" not in found.reasons
+    assert found.reasons["channels"] == "as the images" and "epochs" not in found.reasons
     last = [row["held_out"] for row in csv.DictReader((run / "metrics.csv").open()) if row["held_out"]][-1]
     assert f"{found.measured.value:.6g}" == last and found.measured.n == len(found.data["held_out"])
     assert not found.problems and found.health is not None and found.health.ended
@@ -40,7 +40,7 @@ def test_a_run_of_an_older_version_keeps_words_and_no_reasons(run):
 
 def test_reasons_are_no_comments_of_the_configuration(run):
     (run / "config.yaml").write_text("".join(line for line in open(run / "config.yaml") if not line.startswith("#")))
-    assert load_run(run).reasons["channels"] == "what the images have"
+    assert load_run(run).reasons["channels"] == "as the images"
     (run / "reasons.yaml").write_text("channels: [1]\n")
     found = load_run(run)
     assert found.reasons == {} and "reasons.yaml" in found.problems[0]

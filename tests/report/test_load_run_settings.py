@@ -21,7 +21,7 @@ def typed_again(command: str):
 
 def test_every_value_has_its_reason(run):
     found = {one.name: one for one in settings_of(load_run(run))}
-    assert found["channels"].value == "3" and found["channels"].reason == "what the images have"
+    assert found["channels"].value == "3" and found["channels"].reason == "as the images"
     assert found["task.mask_ratio"].reason not in ("", CHOSEN, DEFAULT)
     assert found["epochs"].value == "2" and found["epochs"].reason == ""
     assert found["model.embed_dim"].value == "32" and found["task.name"].reason == ""

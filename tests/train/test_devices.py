@@ -106,7 +106,7 @@ def test_a_process_that_dies_stops_the_others_and_any_number_goes_on(
 def test_a_signal_to_any_of_them_stops_all_with_one_checkpoint(number, ranks, images, single_process, tmp_path):
     out, options = tmp_path / "run", CASES["lut"] | PLAIN
     (first, other), _ = run_together(images, out, 2, options, Signal(ranks, 10, number))
-    said = "patchloom: stopped, and a checkpoint was written: the same command goes on from there\n"
+    said = "patchloom: stopped, and a checkpoint was written: run the same command to resume\n"
     assert (first.code, first.told, other.told) == (2, said, "")
     # what started them may end all when one has ended, so the other one waits until the checkpoint is whole
     assert other.seconds > first.seconds - SAVING / 2

@@ -17,7 +17,7 @@ from patchloom.data.sources.open import open_data
 from patchloom.questions.question import Measure
 from patchloom.runs.checksummed import write_checksummed
 from patchloom.runs.settings import Settings
-from patchloom.runs.verdict import Health, Verdict, read_health, write_health
+from patchloom.runs.verdict import Health, Rule, Verdict, read_health, write_health
 from patchloom.train.loop import pretrain
 from patchloom.train.verdict import ClassResult, VerdictInputs, health_of
 
@@ -299,7 +299,7 @@ def test_chance_alone_is_no_jump_back():
 
 def test_a_true_jump_back_is_more_than_chance():
     health = health_of(answered([0.25, 0.25, 0.6, 0.2]))
-    assert health.verdict == Verdict.NOT_LEARNING and "on the way" in health.why, health
+    assert health.verdict == Verdict.NOT_LEARNING and health.rule == Rule.JUMPED_BACK, health
 
 
 def test_a_run_of_an_older_version_has_no_columns_of_features():

@@ -201,7 +201,7 @@ IMAGES, ONE = torch.rand(2, 3, 8, 10), torch.ones(2)
         (lambda: blur(IMAGES, torch.ones(3, 3)), r"kernels must be \[2, 3, 3, 3\]"),
         (lambda: blur(IMAGES, torch.ones(2, 2, 3, 3)), r"kernels must be \[2, 3, 3, 3\]"),
         (lambda: blur(IMAGES, torch.ones(1, 1, 3, 3)), r"kernels must be \[2, 1, 3, 3\]"),
-        (lambda: decolorize(IMAGES[:, :1], ONE), "channels: 1, not 3"),
+        (lambda: decolorize(IMAGES[:, :1], ONE), "needs 3 channels"),
         (lambda: decolorize(IMAGES, ONE[:1]), r"saturation must be \[2\]"),
     ],
 )

@@ -347,7 +347,7 @@ def pretrain(
             return Run(folder.path, "")
         compile_blocks(pretext, enabled=False)  # the final evaluation uses each of its shapes only once
         if not ended:
-            raise Stopped("stopped, and a checkpoint was written: the same command goes on from there")
+            raise Stopped("stopped, and a checkpoint was written: run the same command to resume")
         if isinstance(pretext, FSDPModule):  # this process has only its shard; the last checkpoint has all weights
             validation.task = load_task(folder.path).task.to(fabric.device)
         elif state.best.chosen:

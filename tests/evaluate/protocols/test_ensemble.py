@@ -70,15 +70,15 @@ def test_wrong_pairs_are_refused_in_a_sentence(tmp_path: Path) -> None:
     good = saved(tmp_path / "good.safetensors", 1)
     hundred = tuple(f"c{i}" for i in range(100))
     for name, options, said in (
-        ("hundred", {"classes": hundred, "data": "cifar100"}, "100 classes of cifar100 apart, and digits has 10"),
-        ("letters", {"classes": tuple("abcdefghij"), "data": "letters"}, "letters, whose classes have other names"),
+        ("hundred", {"classes": hundred, "data": "cifar100"}, "has 100 classes of cifar100, and digits has 10"),
+        ("letters", {"classes": tuple("abcdefghij"), "data": "letters"}, "letters, with other class names"),
         ("split", {"test": "0" * 16, "seed": 3}, "another split .* use the same data and --seed 3"),
     ):
         other = saved(tmp_path / f"{name}.safetensors", 2, **options)
         with pytest.raises(PatchloomError, match=said):
             evaluate("ensemble", good, "digits", others=str(other), device="cpu")
     for run, others, said in (
-        (good, "", "needs two classifiers or more"),
+        (good, "", "needs two or more classifiers"),
         (good, "nowhere", "no classifier at nowhere"),
         (tmp_path, str(good), "has no classifier of digits and seed 0"),
     ):

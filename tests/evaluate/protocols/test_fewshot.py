@@ -51,7 +51,7 @@ def test_a_share_has_every_class(share: float | None, count: int) -> None:
     parts = parts_of("digits", EvalSettings())
     some, what = subsample_training(parts, share, None, 0)
     assert len(some.train) == what["labelled"] == count and set(some.train.labels) == set(range(10))
-    assert some.test is parts.test and f"a stratified {count} were used (seed 0)" in some.story
+    assert some.test is parts.test and f"A stratified {count} of 1,437 training images were used (seed 0)" in some.story
     assert not np.array_equal(subsample_training(parts, share, None, 1)[0].train.indices, some.train.indices)
 
 
@@ -64,10 +64,10 @@ def test_so_many_of_each_class() -> None:
     ("share", "per_class", "said"),
     [
         (0.005, None, "0.005 of 1,437 training images is 7, fewer than the 10 classes: use --labels 0.007 or more"),
-        (1.5, None, "--labels must be a share above 0"),
+        (1.5, None, "--labels must be a fraction above 0"),
         (None, 0, "--per_class must be 1 or more"),
         (None, 145, "training images: use --per_class 1"),
-        (0.1, 2, "exclude each other"),
+        (0.1, 2, "both set the number of labels"),
     ],
 )
 def test_refusals(share: float | None, per_class: int | None, said: str) -> None:
@@ -102,7 +102,7 @@ def test_the_linear_probe_is_that_of_frozen_features(tiny_encoder: Path) -> None
     assert report.headline.startswith("With 144 labels: Linear probe")
     assert report.rows[-2].encoder == "raw pixels" and report.rows[-2].value > 0.8
     for option in ({"epochs": 3}, {"head_on": "projection"}, {"recipe": "mae"}, {"positions": "none"}):
-        with pytest.raises(PatchloomError, match=f"--{next(iter(option))}.* is for --method finetune"):
+        with pytest.raises(PatchloomError, match=f"--{next(iter(option))}.* applies to --method finetune"):
             evaluate("few-shot", tiny_encoder, "digits", method="linear", device="cpu", **option)
 
 
@@ -134,7 +134,7 @@ def test_a_projection_without_its_instance_head_is_refused(tmp_path: Path) -> No
     run, _ = _extrema(tmp_path)
     (head,) = Path(run).rglob("instance_head.safetensors")
     head.unlink()
-    with pytest.raises(PatchloomError, match="the instance head is missing there: copy it, too"):
+    with pytest.raises(PatchloomError, match="needs the instance head, which is missing there"):
         evaluate("few-shot", run, "digits", per_class=2, head_on="projection", **QUICK)
 
 
@@ -146,13 +146,13 @@ def test_a_head_on_the_projection_end_to_end(tmp_path: Path) -> None:
     assert "the projection's first layer and a linear head on the instance representation" in report.protocol
 
     assert report.rows[0].settings["pooling"] == "instance"
-    with pytest.raises(PatchloomError, match="--pooling changes nothing with --head_on projection"):
+    with pytest.raises(PatchloomError, match="--head_on projection has a fixed pooling"):
         evaluate("few-shot", run, "digits", per_class=2, head_on="projection", pooling="class", **QUICK)
 
 
 def test_a_run_without_a_projection_is_refused(tmp_path: Path, tiny_encoder: Path) -> None:
-    with pytest.raises(PatchloomError, match="the task mae has left no projection beside the encoder of .*tiny"):
+    with pytest.raises(PatchloomError, match="the task mae saved no projection with the encoder of .*tiny"):
         evaluate("few-shot", tiny_encoder, "digits", head_on="projection", **QUICK)
     run = _run(tmp_path, LUT(build_encoder(SPEC), head_width=16, decoder_depth=1), SPEC, "lut")
-    with pytest.raises(PatchloomError, match="the task lut has left no projection beside the encoder of"):
+    with pytest.raises(PatchloomError, match="the task lut saved no projection with the encoder of"):
         evaluate("few-shot", run, "digits", head_on="projection", **QUICK)

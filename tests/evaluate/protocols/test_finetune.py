@@ -187,7 +187,7 @@ def test_the_rate_is_chosen_without_a_look_at_the_test_images(run: Path, record_
     assert record.count("test") == 60 and set(record[: record.index("test")]) == {"train"}
     assert set(record[record.index("test") :]) == {"test"}
     assert settings["held_out"] == 12 and 0 <= settings["held_out_accuracy"] <= 1
-    assert "for each model by itself, on a stratified 10%" in honest.protocol
+    assert "for each model separately on a stratified 10%" in honest.protocol
 
     record_reads(120, 60, np.random.default_rng(0).permutation(open_data("digits").test.labels[:60]))
     blind = _tuned(run, blr=[0.02, 1e-4])
@@ -278,7 +278,7 @@ def test_the_command_line_from_end_to_end(run: Path, capsys: pytest.CaptureFixtu
     for part in (
         *("small: trained for 1 epoch, ", "saved as", "positions: learned. From scratch is the same"),
         *(
-            "Trained on 40 images by the recipe small: epochs 1, warmup epochs 0.1, batch 8, blr 0.004,",
+            "Trained on 40 images with the recipe small: epochs 1, warmup epochs 0.1, batch 8, blr 0.004,",
             "majority class",
             "on 360 test images.",
         ),
@@ -332,7 +332,7 @@ def test_the_time_of_all_trainings_is_said_before_they_begin(run: Path, capsys: 
     _tuned(run, max_train=160, control=True, epochs=10)
     first, *others = capsys.readouterr().out.splitlines()
     # 136 images in steps of 16, the other 24 are for validation
-    said = r"Training small, then from scratch: 10 epochs of 8 steps each\. All of it takes about \d+ s, or less where "
+    said = r"Training small, then from scratch: 10 epochs of 8 steps each\. This takes about \d+ s"
     assert re.match(said, first) and "was best" in others[0] and "of 24 validation images" in others[0]
 
 

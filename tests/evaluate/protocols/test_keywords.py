@@ -57,8 +57,8 @@ def test_the_command_line_from_end_to_end(run: Path, commands: Path, capsys: pyt
         "There are 5 classes: yes, no, up, silence and unknown.",
         "updates 30, warmup updates 3, batch 8,",
         "shift 0.005, noise share 0.8, noise volume 0.1",
-        "The update that is tested was chosen on the data's own 10 recordings for validation",
-        "Raw features are a logistic regression on the pictures themselves, 8x9 numbers each",
+        "The tested update was chosen on the data's own 10 validation recordings",
+        "Raw features are a logistic regression on the spectrograms, 8x9 numbers each",
         "The data has 30 recordings for training, 10 for validation, and 15 for the test.",
         "What recipes do to images (crops, mirroring, RandAugment, erasing, cutmix) does not act. ",
         "on 15 test recordings.",
@@ -128,7 +128,7 @@ def test_the_conclusion_speaks_of_raw_features(run: Path, commands: Path) -> Non
 def test_a_share_of_the_labels(run: Path, commands: Path) -> None:
     report = evaluate("keywords", run, commands, **QUICK, labels=0.5, control=False)
     assert report.rows[0].settings["labelled"] == report.rows[1].settings["labelled"] == 15
-    assert "Of 30 training recordings a stratified 15 were used (seed 0). All recordings for validation" in (
+    assert "A stratified 15 of 30 training recordings were used (seed 0). All validation recordings" in (
         report.protocol
     )
     assert report.headline.startswith("Keyword spotting (small-0.5): ")
@@ -164,11 +164,11 @@ def test_stopped_it_goes_on_as_if_it_had_not_been(
 
     with monkeypatch.context() as patch:
         patch.setattr(Training, "update", pressed)
-        with pytest.raises(Stopped, match="stopped at update 3 of 4 of ear: the same command goes on from there"):
+        with pytest.raises(Stopped, match="stopped at update 3 of 4 of ear: run the same command to resume"):
             evaluate("keywords", run, commands, **paper)
     capsys.readouterr()
     again = evaluate("keywords", run, commands, **paper)
-    assert "ear goes on at update 3 of 4." in capsys.readouterr().out
+    assert "ear resumes at update 3 of 4." in capsys.readouterr().out
     assert _kept(run, again) == whole
 
 
@@ -188,8 +188,8 @@ def test_wrong_pairs_are_refused_in_a_sentence(run: Path, commands: Path, tiny_e
         ({"words": "yes,nope"}, "has no folder for the word nope"),
         ({"words": None}, "of the default ten words"),
         ({"flip": True}, "--flip is for images, and "),
-        ({"group": "parent"}, "keywords takes the parts that the data has: leave --group away"),
-        ({"labels": 0.0}, "--labels must be a share above 0"),
+        ({"group": "parent"}, "keywords uses the parts of the data: remove --group"),
+        ({"labels": 0.0}, "--labels must be a fraction above 0"),
         ({"epochs": 3}, "--epochs does not go with --updates 4"),
         ({"noise_share": 1.5}, "--noise_share must be 0 to 1"),
         ({"out": "here", "seeds": 2}, "--out names one file"),
@@ -225,7 +225,7 @@ def test_recordings_without_a_label_are_left_out_and_a_part_without_any_is_refus
     assert not trained
     report = evaluate("keywords", run, written({"train": 1, "test": 1}), **quick)
     assert report.n_test == 4 and "There are 2 classes" in report.protocol
-    assert "The data has 13 recordings for training, 1 for validation, and 4 for the test." in report.protocol
+    assert "The data has 13 recordings for training, 1 for validation and 4 for testing." in report.protocol
     assert "2 training recordings without a label" in capsys.readouterr().out
     blank = Tones(4, first=9)
     blank.labels[:] = -1

@@ -59,13 +59,13 @@ def test_extremas_protocol(tiny_encoder: Path) -> None:
     report = evaluate("knn", tiny_encoder, "digits", device="cpu", pooling="mean", ks=(20, 200), gallery=0.1)
     assert {row.settings["k"] for row in report.rows if row.settings} == {20}
     assert "the k most similar of 144 training images" in report.protocol
-    assert "Left out, since more than there are: k = 200." in report.protocol
+    assert "Left out, since larger than the gallery: k = 200." in report.protocol
     whole = evaluate("knn", tiny_encoder, "digits", device="cpu", pooling="mean", ks=(20, 200))
     assert {row.settings["k"] for row in whole.rows if row.settings} == {20, 200}
     assert "Left out" not in whole.protocol and "gallery" not in whole.protocol
     assert whole.quoted[0].value > report.quoted[0].value
     for share in (0.0, -0.1, 1.01):
-        with pytest.raises(PatchloomError, match="--gallery must be a share above 0"):
+        with pytest.raises(PatchloomError, match="--gallery must be a fraction above 0"):
             evaluate("knn", tiny_encoder, "digits", gallery=share)
 
 

@@ -117,7 +117,7 @@ def test_recordings_have_no_crops(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     assert tuple(values(report, "chance")) == tuple(map(overlap_measure, SHARES))
     said = " ".join(report.text(200).split())
-    assert "a crop of a recording would be another sound" in said and "on 36 test recordings" in said
+    assert "a crop of a recording would be a different sound" in said and "on 36 test recordings" in said
     assert not re.search(r"\bimages?\b|pixels", said), said
 
 

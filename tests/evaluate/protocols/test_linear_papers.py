@@ -165,8 +165,8 @@ def test_the_report_says_by_which_protocol_and_in_what_it_is_not_the_papers(tiny
     said = evaluate("linear", tiny_encoder, "digits", **QUICK, control=False).protocol
     assert said.startswith("The linear probe of MAE (Table 10): a batch norm without scale and shift, then a linear")
     assert (
-        "Other than in the paper: epochs 3, not 90; crop scale 1, not 0.08; flip false, not true; batch 60, not 16,384 "
-        "(there are 60 images), with the rate in proportion. LARS moves the layer"
+        "Differences from the paper: epochs 3, not 90; crop scale 1, not 0.08; flip false, not true; batch 60, not "
+        "16,384 (there are 60 images), with the rate in proportion. LARS moves the layer"
     ) in said
     assert "blr 0.1, lr 0.0234375, weight decay 0, momentum 0.9" in said.replace("\n", " ")
 
@@ -182,7 +182,7 @@ def test_a_mean_stands_in_for_a_class_token_that_is_not_there(tmp_path: Path) ->
     save_encoder(build_encoder(spec), replace(CARD, spec=spec), tmp_path / "e.safetensors")
     report = evaluate("linear", tmp_path / "e.safetensors", "digits", **QUICK)
     assert report.rows[0].pooling == "mean" and "pooling mean, not class (there is no class token)" in report.protocol
-    with pytest.raises(PatchloomError, match="no class token to give class features: use --pooling mean"):
+    with pytest.raises(PatchloomError, match="no class token for class features: use --pooling mean"):
         evaluate("linear", tmp_path / "e.safetensors", "digits", **QUICK, pooling="class")
 
 
@@ -195,7 +195,7 @@ def test_extremas_is_on_the_instance_representation(tmp_path: Path, tiny_encoder
     report = evaluate("linear", run, "digits", **QUICK | {"recipe": "extrema"})
     assert [row.pooling for row in report.rows] == ["instance", "instance", "-"]
     assert "batch 60, not 4,096" in report.protocol and "ExtreMA (Table 14)" in report.protocol
-    with pytest.raises(PatchloomError, match="no module beside it to give instance features"):
+    with pytest.raises(PatchloomError, match="no module beside it for instance features"):
         evaluate("linear", tiny_encoder, "digits", **QUICK | {"recipe": "extrema"})
 
 
@@ -218,22 +218,22 @@ def test_stopped_it_goes_on_and_ends_the_same(tiny_encoder: Path, monkeypatch, c
 
     with monkeypatch.context() as patch:
         patch.setattr(ProbeTraining, "update", stopped)
-        with pytest.raises(Stopped, match="the same command goes on from there"):
+        with pytest.raises(Stopped, match="run the same command to resume"):
             evaluate("linear", tiny_encoder, "digits", **asked)
     capsys.readouterr()
     again = evaluate("linear", tiny_encoder, "digits", **asked)
-    assert "tiny goes on at epoch 2.0 of 4." in capsys.readouterr().out
+    assert "tiny resumes at epoch 2.0 of 4." in capsys.readouterr().out
     assert [row.right.tolist() for row in again.rows] == [row.right.tolist() for row in whole.rows]
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"epochs": 5}, "--epochs is for --recipe mae or extrema: the regression of --recipe logistic has no such"),
-        ({"control": False}, "--control is for --recipe mae or extrema"),
+        ({"epochs": 5}, "--epochs applies to --recipe mae or extrema only, not to logistic"),
+        ({"control": False}, "--control applies to --recipe mae or extrema"),
         ({"recipe": "droppos"}, "there is no recipe droppos: choose one of logistic, mae, extrema"),
-        ({"recipe": "mae", "pooling": "both"}, "--pooling both is for --recipe logistic"),
-        ({"recipe": "mae", "pooling": "prefix"}, "--pooling prefix is for --recipe logistic"),
+        ({"recipe": "mae", "pooling": "both"}, "--pooling both applies to --recipe logistic"),
+        ({"recipe": "mae", "pooling": "prefix"}, "--pooling prefix applies to --recipe logistic"),
         ({"recipe": "mae", "momentum": 1.5}, "--momentum must be 0 to 0.9999"),
         ({"recipe": "mae", "mixup": 0.8}, "there is no option --mixup"),
         ({"recipe": "mae", "blr": 0.0}, "--blr must be above 0"),

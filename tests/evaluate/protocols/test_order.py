@@ -125,11 +125,11 @@ def test_the_report(positions: str, tmp_path: Path, record_reads) -> None:
             drop = found[name, probe, AS_THEY_ARE] - found[name, probe, SHUFFLED]
             assert drop == pytest.approx(0, abs=0.011) if positions == "none" else drop > 0.03, (name, probe)
     assert found["raw pixels", "linear", AS_THEY_ARE] > 0.7 > 0.3 > found["raw pixels", "linear", SHUFFLED]
-    assert ("no position embeddings that could be taken away" in report.protocol) == (positions == "none")
+    assert ("no position embeddings to remove" in report.protocol) == (positions == "none")
     assert [row.settings["test_images"] for row in report.quoted] == [*given, *given, AS_THEY_ARE, SHUFFLED]
     assert report.headline.startswith("Order (linear probe, mean): tiny ") and "patches shuffled" in report.headline
     again = evaluate("order", tmp_path / "e.safetensors", "digits", device="cpu", k=5)  # from the cache
-    assert again.rows == report.rows and "earlier pass" in again.protocol
+    assert again.rows == report.rows and "Cached features" in again.protocol
 
 
 def test_the_probe_is_that_of_normal_images(tmp_path: Path, record_reads) -> None:

@@ -294,7 +294,7 @@ def test_refusals(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -
     assert main(["pretrain", str(photos), "--task", "mae", "--out", str(run), *TINY]) == 0
     before = rows_in(run)
     for words, said in (
-        ([str(run)], "was trained by mae, which asks for no positions, so none can be measured"),
+        ([str(run)], "was trained by mae, which does not predict positions"),
         ([str(run / "encoder.safetensors")], "is not the folder of a run"),
         ([str(run), "--images", "0"], "--images must be 1 or more"),
     ):
@@ -307,5 +307,5 @@ def test_refusals(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -
 
 def test_a_grid_of_too_few_patches_is_refused() -> None:
     one = PositionPrediction(torch.zeros(2, 1).long(), torch.ones(2, 1).bool(), torch.zeros(2, 1, 4))
-    with pytest.raises(PatchloomError, match=r"of 4 patches only one would be visible \(mask ratio 0.75\)"):
+    with pytest.raises(PatchloomError, match=r"only one of 4 patches would be visible \(mask ratio 0.75\)"):
         measure_positions(lambda *_, **__: one, {"mask_ratio": (0.75,)}, (2, 2), [torch.zeros(2, 3, 8, 8)], 0)

@@ -69,7 +69,7 @@ def test_features_are_those_of_transformers(tmp_path, name, more):
     with torch.inference_mode():
         torch.testing.assert_close(vit.forward_features(images), features(model, images), rtol=0, atol=1e-5)
     assert (card.mean, card.std) == (tuple(PIXELS["image_mean"]), tuple(PIXELS["image_std"])) and not vit.training
-    assert vit.blocks[0].attn.num_heads == 4 and "4 attention heads are as its config.json says" in card.note
+    assert vit.blocks[0].attn.num_heads == 4 and "4 attention heads are those in its config.json" in card.note
     assert card.spec.img_size == (16, 16) and card.name == tmp_path.name and kind_of(tmp_path) == "hub"
     assert card.spec.positions == ("sincos" if "MAE" in name else "learned")
 

@@ -106,7 +106,7 @@ def test_nan_stays_nan(part):
 @here
 def test_unreadable_inputs_are_rejected():
     for wrong in (torch.randn(2, 9, 3, 2, 16), halves(2, 9, 3, 2, 8)):
-        with pytest.raises(ValueError, match="the kernel needs torch.bfloat16 of a width that 16 divides, not"):
+        with pytest.raises(ValueError, match="the kernel needs torch.bfloat16 of a width divisible by 16, not"):
             native.attention(wrong)
     for wrong in (halves(2, 9, 3, 16, 32).transpose(3, 4)[..., :16], halves(2, 9, 3, 2, 17)[..., :16]):
         with pytest.raises(ValueError, match="contiguous"):

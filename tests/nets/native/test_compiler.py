@@ -72,7 +72,7 @@ def test_a_changed_library_is_rejected_without_a_compiler(small, monkeypatch):
     content[len(content) // 2] ^= 1
     library_path(small).write_bytes(content)
     without_compiler(monkeypatch)
-    assert made.lacking() == "g++ was not found" == made.missing().rpartition("since ")[2]
+    assert made.lacking() == "g++ was not found" == made.missing().rpartition("because ")[2]
     with pytest.raises(PatchloomError, match="not available, because g.. was not found: use --kernels torch"):
         made.library()
 

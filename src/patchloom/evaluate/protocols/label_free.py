@@ -35,8 +35,8 @@ from patchloom.runs.encoder import load_encoder
 _WORTH = (
     "None of these numbers is a verdict. Among equally long trainings, RankMe correlated with the accuracy of kNN on "
     "two data sets (Spearman's ρ 0.5 to 0.6), but not clearly with that of a linear probe; no other measure did so on "
-    "both, and an untrained encoder also has a high RankMe. To choose between encoders, label a few hundred images and "
-    "use knn."
+    "both, and an untrained encoder also has a high RankMe. To choose between encoders, label a few hundred "
+    "items and use knn."
 )
 
 

@@ -110,8 +110,8 @@ def _sentences(blocks: int, k: int, train: ImageFeatures, test: ImageFeatures) -
         f"in one pass; in each layer the {k} most similar of {len(train.labels):,} training "
         f"{train.noun} vote for each of {len(test.labels):,} test {test.noun} (kNN by cosine similarity, votes "
         f"weighted by exp(similarity / {TEMPERATURE})). The best layer was chosen by the same vote on a stratified "
-        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, with votes of the rest, without the "
-        "test images."
+        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, with votes of the rest, "
+        f"without the test {test.noun}."
     )
 
 
