@@ -164,7 +164,7 @@ def test_an_evaluation_that_was_stopped_goes_on(
         ),
         ("segment", {"head": "linear", "from_scratch": True}, "nothing is trained from scratch"),
         ("segment", {"head": "linear", "layer_decay": 0.5}, "--layer_decay has no effect with --head linear"),
-        ("segment", {"head": "linear", "positions": "learned"}, "leaves the encoder as it is: leave out --positions"),
+        ("segment", {"head": "linear", "positions": "learned"}, "does not train the encoder: leave out --positions"),
         ("segment", {"out": "model.pt"}, "its name ends in .safetensors, which model.pt does not"),
         ("segment", {"save": True, "from_scratch": True}, "--from_scratch saves no model"),
         ("detect", {"out": "a.safetensors", "seeds": 2}, "--out names one file, but --seeds 2 gives several"),

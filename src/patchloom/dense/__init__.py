@@ -1,1 +1,1 @@
-"""What segmentation and detection share."""
+"""Segmentation and detection: annotated data, models, training, scores and predictions."""

@@ -100,7 +100,7 @@ class PhotometricDistortion(v2.RandomPhotometricDistort):
 
 
 def cut(length: int, factor: float, size: int) -> tuple[int, int]:
-    """How many pixels of a side are taken, and how many they become: at most ``size``."""
+    """Return the number of pixels to take along a side, and the number that they become, at most ``size``."""
     becomes = min(size, max(1, round(length * factor)))
     return (length if becomes < size else min(length, max(1, round(size / factor)))), becomes
 
@@ -125,11 +125,11 @@ _CUT = 0.01  # pixels of the image by which a box is cut, if it is by more than 
 
 
 class BoxTarget(NamedTuple):
-    """What is known of a canvas.
+    """Target of a canvas.
 
     Attributes:
-        objects: in pixels of the canvas.
-        size: (h, w) of the part that shows the image, at the top left; the rest is padding.
+        objects: objects in pixels of the canvas.
+        size: (h, w) of the image at the top left; the rest is padding.
     """
 
     objects: Objects
@@ -139,13 +139,13 @@ class BoxTarget(NamedTuple):
 class BoxAugment:
     """Large-scale jitter (Ghiasi et al. 2021, arXiv 2012.07177): a random scale, then a random crop or padding.
 
-    The image is resized so that it would just fit into the canvas, times a factor that is drawn evenly from ``scale``.
-    What is larger than the canvas is cropped at random, what is smaller is padded with 0 to the right and below. ViTDet
-    (Li et al. 2022, arXiv 2203.16527) has a canvas of 1024 pixels and a scale of 0.1 to 2.
+    The image is resized to fit into the canvas, times a factor drawn uniformly from ``scale``. Larger images are
+    cropped at random, smaller ones are padded with 0 to the right and below. ViTDet (Li et al. 2022, arXiv 2203.16527)
+    has a canvas of 1024 pixels and a scale of 0.1 to 2.
 
     Args:
-        size: of the canvas in pixels, (h, w) or both.
-        scale: range of the factor; (1, 1) without ``flip`` is what `fit_for_test` does.
+        size: size of the canvas in pixels, (h, w) or one number for both.
+        scale: range of the factor; (1, 1) without ``flip`` equals `fit_for_test`.
         flip: whether to mirror, with probability 0.5.
         color: whether to change brightness, contrast, saturation and hue, each with probability 0.5, where there are 3
             channels.
@@ -165,10 +165,10 @@ class BoxAugment:
         self.distort = PhotometricDistortion() if color else None
 
     def __call__(self, image: Tensor, truth: Objects, rng: np.random.Generator) -> tuple[tuple[Tensor, ...], BoxTarget]:
-        """A canvas of an image [c h w], of the same dtype, and its objects.
+        """Return a canvas of an image [c h w], of the same dtype, and its objects.
 
-        Objects out of the crop are dropped, and those of which less than a pixel is left. Of an object that is cut, the
-        box is that of the mask that is left, where there are masks.
+        Objects outside the crop, or with less than a pixel inside, are dropped. The box of a cut object is that of the
+        remaining mask, if there are masks.
         """
         height, width = image.shape[-2:]
         if self.sides is None:
@@ -194,10 +194,10 @@ class BoxAugment:
 def fit_for_test(
     image: Tensor, size: int | tuple[int, int], sides: tuple[int, int] | None = None
 ) -> tuple[Tensor, float, tuple[int, int]]:
-    """An image [c h w] resized to fit just into a canvas, at its top left, with zeros around.
+    """Resize an image [c h w] to fit into a canvas, at its top left, padded with zeros.
 
     Returns:
-        The canvas [c h w]; by how much the image was resized, for `to_original`; and (h, w) of what is not padding.
+        The canvas [c h w]; the resize factors, for `to_original`; and (h, w) without the padding.
     """
     canvas = _both(size)
     height, width = image.shape[-2:]

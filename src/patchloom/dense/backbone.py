@@ -40,7 +40,7 @@ _LARGER = 1.5  # so much longer a grid's side may be than in pre-training, befor
 
 
 def window_for(grid: tuple[int, int], pretrained_grid: tuple[int, int]) -> int | None:
-    """Side of windows, in patches, for an encoder that was pre-trained on another grid."""
+    """Return the side of windows, in patches, for an encoder that was pre-trained on another grid."""
     side = math.sqrt(math.prod(pretrained_grid))
     if math.sqrt(math.prod(grid)) <= _LARGER * side:
         return None
@@ -54,16 +54,16 @@ def window_for(grid: tuple[int, int], pretrained_grid: tuple[int, int]) -> int |
 
 
 class Windows(nn.Module):
-    """Runs a block in windows of patches, none of which is padded: where ``side`` does not divide, sizes differ by one.
+    """Attention of a block in windows of patches without padding: if ``side`` does not divide, sizes differ by one.
 
-    So a side of 37 patches in windows of 16 is cut in 19 and 18, and windows of one size run as one batch. Each window
-    gets a copy of the prefix tokens, which then are the mean over the windows. Stochastic depth is drawn for each
-    window by itself.
+    A side of 37 patches in windows of 16 is cut into 19 and 18; windows of the same size run as one batch. Each window
+    gets a copy of the prefix tokens; their mean over the windows is the result. Stochastic depth is drawn separately
+    for each window.
 
     Args:
         grid: rows and columns of patches.
-        side: of a window, in patches.
-        prefix: class and register tokens in front.
+        side: side of a window, in patches.
+        prefix: number of class and register tokens.
     """
 
     order: Tensor
@@ -84,7 +84,7 @@ class Windows(nn.Module):
         self.register_buffer("back", order.argsort(), persistent=False)
 
     def forward(self, run: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
-        """What ``run``, a block over tokens [b t d], makes of tokens [b prefix+n d], window by window."""
+        """Apply ``run``, a block over tokens [b t d], to tokens [b prefix+n d], window by window."""
         b, p = len(tokens), self.prefix
         front, patches = tokens[:, :p], tokens[:, p:][:, self.order]
         fronts, made = [], []
@@ -98,7 +98,7 @@ class Windows(nn.Module):
 
 
 def _parts(length: int, side: int) -> list[int]:
-    """Lengths, nearly equal, into which a side of the grid is cut."""
+    """Return nearly equal lengths of the parts of a side of the grid."""
     count = max(1, round(length / side))
     return [length // count + (i < length % count) for i in range(count)]
 
@@ -107,16 +107,16 @@ def _parts(length: int, side: int) -> list[int]:
 
 
 def even_blocks(depth: int) -> tuple[int, int, int, int]:
-    """Numbers, from 1, of four evenly spaced blocks, the last one among them: depth/4, depth/2, 3/4 depth, depth.
+    """Return the numbers, from 1, of four evenly spaced blocks: depth/4, depth/2, 3/4 depth and depth, rounded up.
 
-    Rounded up, and of fewer than four blocks some more than once.
+    With fewer than four blocks, some occur more than once.
     """
     first, second, third, last = (-(-quarter * depth // 4) for quarter in (1, 2, 3, 4))
     return first, second, third, last
 
 
 def has_relative_positions(vit: Encoder) -> bool:
-    """Whether the blocks of a ViT have tables of biases between the patches of its whole grid."""
+    """Return whether the blocks of a ViT have bias tables between the patches of the whole grid."""
     if isinstance(vit, SwinTransformer):
         return False
     return any(hasattr(block.attn, "rel_pos") for block in blocks_of(vit))
@@ -125,7 +125,7 @@ def has_relative_positions(vit: Encoder) -> bool:
 def tokens_after(
     vit: VisionTransformer, tokens: Tensor, numbers: Sequence[int], windows: Windows | None = None
 ) -> dict[int, Tensor]:
-    """Tokens [b prefix+n d] after the blocks ``numbers``, from 1; later blocks do not run."""
+    """Return tokens [b prefix+n d] after the blocks ``numbers``, from 1; later blocks do not run."""
     last, kept = max(numbers), vit.grad_checkpointing
     whole = set(range(1, last + 1) if windows is None else even_blocks(len(vit.blocks)))
     found, done = {}, 0
@@ -142,7 +142,7 @@ def tokens_after(
 
 
 def stages_after(swin: SwinTransformer, images: Tensor, numbers: Sequence[int]) -> dict[int, Tensor]:
-    """What timm's stages make of images [b c h w], after those of ``numbers``, from 1: [b rows columns d] each."""
+    """Return the features [b rows columns d] of images [b c h w] after timm's stages ``numbers``, from 1."""
     embedding = patch_embedding(swin)
     tokens = embedding(images)
     kept, found = embedding.proj.weight.dtype, {}
@@ -159,9 +159,9 @@ _TARGETS = (4, 8, 16, 32)  # strides that heads want, in pixels
 
 
 def four_levels(encoder: Encoder) -> tuple[int, ...]:
-    """Numbers of four blocks, or stages of a Swin, for maps of strides 4, 8, 16 and 32.
+    """Return the numbers of four blocks, or stages of a Swin, for maps of strides 4, 8, 16 and 32.
 
-    Of a ViT four evenly spaced ones; of a Swin those of the nearest strides, its last one again where it has too few.
+    A ViT has four evenly spaced ones, a Swin those of the nearest strides; its last one is repeated if it has too few.
     """
     count = level_count(encoder)
     if not is_hierarchical(encoder):
@@ -171,28 +171,28 @@ def four_levels(encoder: Encoder) -> tuple[int, ...]:
 
 
 def _stage_stride(encoder: Encoder, number: int) -> int:
-    """Pixels along which a token of a Swin's stage stands."""
+    """Return the stride, in pixels, of the tokens of a Swin's stage."""
     return patch_side(encoder) >> (level_count(encoder) - number)
 
 
 class FeatureMaps(nn.Module):
-    """Maps of an encoder's features at places of its patches, from all of an image; no class or register token.
+    """Feature maps of an encoder for whole images, without class and register tokens.
 
-    Parameters of the encoder that take no part, such as its final norm where blocks are asked for, and blocks after
-    those, are frozen: they would get no gradient.
+    Unused parameters of the encoder, such as its final norm and later blocks if ``blocks`` are given, are frozen,
+    because they would get no gradient.
 
     Args:
-        encoder: at the images' size; it is not copied.
-        blocks: numbers, from 1, of blocks after which a map is taken as it is, or of a Swin's stages, after each of
-            which a norm of its own follows, as in the authors' segmentation. None: the last one with the final norm.
-        window: side of windows in patches in which all blocks attend but the last of each quarter (ViTDet); None: all
-            attend to all.
+        encoder: encoder at the size of the images; it is not copied.
+        blocks: numbers, from 1, of the blocks whose output is a map, or of a Swin's stages, each followed by a separate
+            norm, as in the authors' segmentation. None: the last one with the final norm.
+        window: side in patches of the attention windows of all blocks except the last of each quarter (ViTDet); None:
+            global attention.
 
     Attributes:
-        strides: of each map, in pixels.
-        widths: of each map.
+        strides: stride of each map, in pixels.
+        widths: number of channels of each map.
         grids: rows and columns of each map.
-        unused: names of the encoder's parameters that were frozen, since they take no part.
+        unused: names of the frozen parameters of the encoder.
     """
 
     def __init__(self, encoder: Encoder, blocks: Sequence[int] | None = None, window: int | None = None) -> None:
@@ -227,7 +227,7 @@ class FeatureMaps(nn.Module):
         return name.startswith(("head.", "attn_pool.", *(() if self.final else ("norm.", "fc_norm."))))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Maps [b d rows columns] of normalised images [b c h w], in the order of the blocks asked for."""
+        """Return maps [b d rows columns] of normalised images [b c h w], in the order of ``blocks``."""
         vit = self.encoder
         if is_hierarchical(vit):
             found = stages_after(vit, images, self.numbers)
@@ -244,7 +244,7 @@ class FeatureMaps(nn.Module):
 
 
 def window_of(encoder: Encoder, pretrained_grid: tuple[int, int]) -> int | None:
-    """What `window_for` gives for an encoder at its size; None too where it can have no windows."""
+    """Return `window_for` for an encoder at its size; None also if it cannot have windows."""
     if is_hierarchical(encoder) or has_relative_positions(encoder):
         return None
     return window_for(grid_size(encoder), pretrained_grid)
@@ -252,7 +252,7 @@ def window_of(encoder: Encoder, pretrained_grid: tuple[int, int]) -> int | None:
 
 def _windows(encoder: Encoder, window: int) -> Windows:
     if is_hierarchical(encoder):
-        raise PatchloomError("a Swin attends in windows of its own: leave out windows of another size")
+        raise PatchloomError("a Swin has fixed attention windows: leave out windows of another size")
     if has_relative_positions(encoder):
         raise PatchloomError(
             "relative positions are between the patches of a whole image, so windows cannot have them: use --positions "
@@ -265,12 +265,12 @@ def _windows(encoder: Encoder, window: int) -> Windows:
 
 
 class _Pyramid(nn.Module):
-    """Levels of the strides wanted, each of its own map, or all of the only one.
+    """Levels at given strides, each from a separate map, or all from the only map.
 
     Attributes:
-        strides: of each level in pixels.
+        strides: stride of each level in pixels.
         grids: rows and columns of each level.
-        widths: channels of each level.
+        widths: number of channels of each level.
     """
 
     widths: tuple[int, ...]
@@ -292,7 +292,7 @@ class _Pyramid(nn.Module):
         self.levels = nn.ModuleList()
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        """Levels [b width rows columns], the finest first, of the maps [b d rows columns]."""
+        """Return levels [b width rows columns], the finest first, from the maps [b d rows columns]."""
         return [level(maps[source]) for level, source in zip(self.levels, self.sources, strict=True)]
 
 
@@ -301,7 +301,7 @@ def _scaled(side: int, doublings: int) -> int:
 
 
 def _scaling(widths: list[int], norm: Callable[[int], nn.Module]) -> list[nn.Module]:
-    """Transposed convolutions from each width to the next, each of which doubles; between them norm and GELU."""
+    """Return transposed convolutions from each width to the next, each with stride 2; between them norm and GELU."""
     layers: list[nn.Module] = []
     for narrow, wide in zip(widths[1:], widths, strict=False):
         if layers:
@@ -315,14 +315,14 @@ def _pooling(doublings: int) -> list[nn.Module]:
 
 
 class SimpleFeaturePyramid(_Pyramid):
-    """ViTDet's pyramid (arXiv 2203.16527, section 3 and appendix A.2): every level is made of the last map.
+    """ViTDet's pyramid (arXiv 2203.16527, section 3 and appendix A.2): every level comes from the last map.
 
     Transposed convolutions, which halve the width, with LayerNorm and GELU between them, or max pooling; then 1x1 and
-    3x3 convolution, a LayerNorm after each. Of a Swin, each stage gives the level of its stride.
+    3x3 convolutions, each followed by a LayerNorm. Each stage of a Swin gives the level of its stride.
 
     Args:
         maps: one map, or one for each level.
-        width: channels of every level.
+        width: number of channels of every level.
     """
 
     def __init__(self, maps: FeatureMaps, width: int = 256) -> None:
@@ -338,9 +338,9 @@ class SimpleFeaturePyramid(_Pyramid):
 
 
 class MultiLevel(_Pyramid):
-    """Levels for UPerNet, the k-th of the k-th map, as BEiT's and MAE's segmentation has it: widths stay.
+    """Levels for UPerNet, the k-th from the k-th map, as in BEiT's and MAE's segmentation; widths are kept.
 
-    Transposed convolutions with BatchNorm and GELU between them, the map as it is, or max pooling.
+    Transposed convolutions with BatchNorm and GELU between them, the unchanged map, or max pooling.
 
     Args:
         maps: one for each level.

@@ -39,22 +39,22 @@ DenseTask = Literal["segment", "detect"]
 
 @dataclass(frozen=True)
 class DenseCard:
-    """What belongs to the weights of a segmenter or detector.
+    """Card of a saved segmenter or detector.
 
     Attributes:
-        kind: which of the two it is.
-        encoder: card of the encoder with which its training began.
-        positions: as in training.
-        size: height and width in pixels of what the model is given.
-        side: of a segmenter, the shorter side in pixels to which images are resized; None where they are not, and of a
+        kind: segment or detect.
+        encoder: card of the encoder at the start of the training.
+        positions: position embeddings in training.
+        size: height and width in pixels of the model's input.
+        side: shorter side in pixels to which a segmenter's images are resized; None if they are not, and for a
             detector.
-        arguments: of `Segmenter` or `Detector`, by keyword.
-        classes: their names, in the order of the numbers that the model says.
+        arguments: keyword arguments of `Segmenter` or `Detector`.
+        classes: names of the classes, in the order of their numbers in predictions.
         data: name of the training data.
-        test: fingerprint of the test images, the only ones that the model may be measured on.
-        seed: of split and training.
+        test: fingerprint of the test images, the only ones on which the model may be measured.
+        seed: random seed of split and training.
         settings: the recipe.
-        ids: of a segmenter, the number that means each class in the label maps that it was trained on.
+        ids: number of each class in the label maps that a segmenter was trained on.
     """
 
     kind: DenseTask
@@ -77,7 +77,7 @@ def save_dense(model: Segmenter | Detector, card: DenseCard, path: Path) -> None
 
 
 def load_dense(path: str | Path) -> tuple[Segmenter | Detector, DenseCard]:
-    """A trained segmenter or detector in eval mode, and its card."""
+    """Load a trained segmenter or detector in eval mode, and its card."""
     card, weights = read_dense(path), read_weights(Path(path))
     refuse_larger(card.encoder, weights, Path(path))
     with expect_intact(path), MemoryGuard(1), torch.random.fork_rng(devices=[]):
@@ -90,7 +90,7 @@ def load_dense(path: str | Path) -> tuple[Segmenter | Detector, DenseCard]:
 
 
 def is_dense(path: Path) -> bool:
-    """Whether a file is one that `save_dense` wrote."""
+    """Return whether `save_dense` wrote a file."""
     try:
         return DENSE_FORMAT in read_metadata(path, "a segmenter or detector")
     except PatchloomError:
@@ -98,7 +98,7 @@ def is_dense(path: Path) -> bool:
 
 
 def read_dense(path: str | Path) -> DenseCard:
-    """The card of a segmenter's or detector's file; errors as of `load_dense`."""
+    """Read the card of a segmenter's or detector's file; errors as in `load_dense`."""
     path = Path(path)
     if not path.is_file():
         raise PatchloomError(

@@ -53,10 +53,7 @@ from patchloom.system.distributed import rank
 
 
 class DetectTraining(DenseTraining[Objects]):
-    """The training of a `Detector`: the sum of its losses.
-
-    Arguments are those of `DenseTraining`.
-    """
+    """Training of a `Detector` with the sum of its losses; arguments as in `DenseTraining`."""
 
     measure = "AP"
     model: Detector
@@ -79,7 +76,7 @@ class DetectTraining(DenseTraining[Objects]):
         return self.model.outline(images)
 
     def score(self, images: Annotated[Objects]) -> float:
-        """AP of the boxes."""
+        """Return the AP of the boxes."""
         found = detect_objects(self.tested, images, self.card, self.settings, self.recipe.score, half=self.half)
         kept = {i: one for i, one in enumerate(found) if one is not None}
         there = average_precision(images.subset([*kept]), [*kept.values()], images.classes, "bbox").ap
@@ -97,13 +94,13 @@ def detect_objects(
     half: bool | None = None,
     name: str = "",
 ) -> list[DetectedObjects | None]:
-    """What is found in each image, None for the unreadable ones; several processes take turns, and all must ask."""
+    """Detect objects in each image; None for unreadable ones. Processes take turns, and all must call it."""
 
-    def found(_: int, image: Tensor, device: torch.device, half: bool) -> DetectedObjects:
+    def detected(_: int, image: Tensor, device: torch.device, half: bool) -> DetectedObjects:
         return detect_image(model, image, card.mean, card.std, device, half, score)
 
     what = name and f"{name}: looking for objects in {images.images.name}"
-    return predict_images(model, images, settings, found, precision=precision, half=half, what=what)
+    return predict_images(model, images, settings, detected, precision=precision, half=half, what=what)
 
 
 def _on(objects: Objects, device: torch.device) -> Objects:
@@ -139,23 +136,23 @@ def detect(
 ) -> Report:
     """Train a detector on the encoder, and measure average precision of boxes and masks on the test images.
 
-    It is torchvision's Mask R-CNN, or Faster R-CNN without masks, on the pyramid of ViTDet (Li et al. 2022): strides 4,
-    8, 16 and 32 from the last map, and windows in which all blocks but four attend, where images are large.
+    The model is torchvision's Mask R-CNN, or Faster R-CNN without masks, on the pyramid of ViTDet (Li et al. 2022):
+    strides 4, 8, 16 and 32 from the last map, and window attention in all blocks but four for large images.
 
     Args:
         run, settings: as in `patchloom.evaluate.protocols.evaluate`.
         data: images with boxes, as `patchloom.dense.annotations.detection.open_boxes` takes them.
         recipe: small (ours), vitdet (DropPos' and ViTDet's), or restore (Beyond Masking's); each value below replaces
-            one of its own.
-        masks: find the mask of each object, too; auto does where all training images have masks.
-        positions: keep the encoder's, fixed sine-cosine, learned, relative, or none; auto is keep, or learned for an
-            encoder without positions.
-        control: train from scratch, too.
-        from_scratch: train only from scratch.
-        precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
-        save: keep the trained model, by which the verb predict finds objects.
-        out: file of the saved model; by default detected/DATA-RECIPE-SEED.safetensors in the run.
-        changes: values of the recipe.
+            one of the recipe.
+        masks: prediction of a mask for each object; auto: if all training images have masks.
+        positions: position embeddings: keep (the encoder's), fixed (sincos), learned, relative, or none; auto: keep, or
+            learned for an encoder without positions.
+        control: whether to train from scratch as well.
+        from_scratch: whether to train from scratch only.
+        precision: precision of the training: float32, or bfloat16 products; auto: bfloat16 if clearly faster.
+        save: whether to save the trained model, for the verb predict.
+        out: file for the saved model; default: detected/DATA-RECIPE-SEED.safetensors in the run.
+        changes: changed values of the recipe.
 
     Raises:
         PatchloomError: no such encoder, data or recipe, boxes that do not fit, or values that do not.
@@ -229,7 +226,7 @@ def _has_masks(images: Annotated[Objects]) -> bool:
 def _scored(
     name: str, settings: dict[str, Any], test: Annotated[Objects], found: Sequence[DetectedObjects | None]
 ) -> list[Row]:
-    """Rows of boxes and masks: AP with its interval first."""
+    """Return rows for boxes and masks: AP with its interval first."""
     kept = [i for i, one in enumerate(found) if one is not None]
     images, answers = test.subset(kept), [one for one in found if one is not None]
     rows = []
@@ -254,7 +251,7 @@ def _scored(
 def _drawings(
     found: Sequence[DetectedObjects | None], setup: Setup[Objects, ResolvedDetectRecipe]
 ) -> tuple[Drawing, ...]:
-    """The best and the worst test images: truth beside answer."""
+    """Draw the best and the worst test images: ground truth beside prediction."""
     path = setup.place("pictures", ".png", "detect-")
     if path is None or rank():
         return ()

@@ -37,15 +37,15 @@ _LEVELS = 2, 5  # logarithms of the strides 4 and 32
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """Sizes of the heads, and how many candidates they work on.
+    """Sizes of the heads, and numbers of their candidates.
 
     Attributes:
-        rpn_convolutions: of the region proposal network.
-        before, after: proposals of a level before non-maximum suppression, and of an image after it.
-        rois: proposals of an image that the heads are trained on.
-        box_convolutions, box_layers: of the box head; widths of its linear layers.
-        mask_convolutions: of the mask head.
-        samples: points along a cell of RoIAlign; 0: as many as it has pixels of the map.
+        rpn_convolutions: number of convolutions of the region proposal network.
+        before, after: number of proposals per level before non-maximum suppression, and per image after it.
+        rois: number of proposals per image that the heads are trained on.
+        box_convolutions, box_layers: number of convolutions, and widths of the linear layers, of the box head.
+        mask_convolutions: number of convolutions of the mask head.
+        samples: number of points along a cell of RoIAlign; 0: one per pixel of the map.
     """
 
     rpn_convolutions: int
@@ -68,15 +68,15 @@ LIGHT_HEADS = HeadSizes(
 
 
 def anchor_times(strides: Sequence[float], canvas: tuple[int, int]) -> float:
-    """An anchor's side over its level's stride: 8, or less where the largest one would not fit the canvas."""
+    """Return an anchor's side over its level's stride: 8, or less if the largest would exceed the canvas."""
     return min(_TIMES, min(canvas) / strides[-1])
 
 
 class Anchors(AnchorGenerator):
-    """One scale a level, three ratios, at strides that are told.
+    """Anchors of one scale per level and three aspect ratios, at given strides.
 
     Args:
-        strides: of the levels in pixels.
+        strides: strides of the levels in pixels.
         canvas: height and width of the images in pixels.
     """
 
@@ -86,7 +86,7 @@ class Anchors(AnchorGenerator):
         self.strides = strides
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        """Anchors [a 4] of each image: the same for all."""
+        """Return anchors [a 4] of each image, the same for all."""
         self.set_cell_anchors(torch.float32, feature_maps[0].device)
         grids = [list(one.shape[-2:]) for one in feature_maps]
         made = torch.cat(self.grid_anchors(grids, [[stride, stride] for stride in self.strides]))
@@ -113,7 +113,7 @@ class _MaskPredictor(MaskRCNNPredictor):
 def proposal_network(
     width: int, strides: Sequence[float], canvas: tuple[int, int], heads: HeadSizes
 ) -> RegionProposalNetwork:
-    """The region proposal network on levels of ``width`` channels."""
+    """Return the region proposal network for levels of ``width`` channels."""
     head = _ProposalHead(width, len(_ANCHOR_RATIOS), heads.rpn_convolutions)
     return RegionProposalNetwork(Anchors(strides, canvas), head, 0.7, 0.3, 256, 0.5, heads.before, heads.after, 0.7)
 
@@ -129,7 +129,7 @@ def _roi_align(side: int, strides: Sequence[float], times: float, heads: HeadSiz
 def roi_heads(
     width: int, strides: Sequence[float], times: float, classes: int, masks: bool, heads: HeadSizes
 ) -> RoIHeads:
-    """Box head and, if wanted, mask head, for levels of ``width`` channels; ``classes`` without the background."""
+    """Return box head and optional mask head for levels of ``width`` channels; ``classes`` without the background."""
     convolutions = [width] * heads.box_convolutions
     box = FastRCNNConvFCHead((width, 7, 7), convolutions, list(heads.box_layers), norm_layer=LayerNorm2d)
     parts: list[nn.Module] = []
@@ -149,13 +149,13 @@ def roi_heads(
 
 
 class Targets(Protocol):
-    """The annotated objects of an image, as ``Objects`` of the annotated data are.
+    """Annotated objects of an image, like ``Objects`` of the annotated data.
 
     Attributes:
         boxes: float32 [m 4], x0 y0 x1 y1 in pixels of the canvas, of some area.
         labels: int64 [m], from 0.
-        masks: bool [m H W]; needed where masks are learnt.
-        crowd: bool [m], left out.
+        masks: bool [m H W]; required if masks are learnt.
+        crowd: bool [m]; these are left out.
     """
 
     @property
@@ -169,13 +169,13 @@ class Targets(Protocol):
 
 
 class Detections(NamedTuple):
-    """What is found in an image, the highest score first.
+    """Detections of an image, the highest score first.
 
     Attributes:
         boxes: float32 [m 4], x0 y0 x1 y1 in pixels of the canvas.
         labels: int64 [m], from 0.
         scores: float32 [m].
-        masks: float32 [m 28 28], probabilities inside the boxes; None of a net without masks. `paste_masks` places
+        masks: float32 [m 28 28], probabilities inside the boxes; None without masks. `paste_masks` places
             them.
     """
 
@@ -189,24 +189,24 @@ class Detector(OnEncoder):
     """Faster R-CNN, or Mask R-CNN, on an encoder.
 
     The heads are ViTDet's, or light ones for small images and slow machines: one convolution in the region proposal
-    network, a box head of two linear layers of 256, two convolutions in the mask head, 200 proposals, 64 RoIs an image.
-    Levels have strides 4 to 32, and the proposal network a fifth one. Anchors have one scale a level, 8 strides (32 to
-    512 pixels), with three ratios; on canvases below 512 pixels they are smaller, so that the largest is as large as
-    the canvas, and boxes go to levels accordingly. Unlike detectron2's, torchvision's boxes are learnt by a smooth L1
-    loss, and RoIs are read half a cell of their level to the right and below (``aligned`` is off), in training and in
-    testing alike.
+    network, a box head of two linear layers of 256, two convolutions in the mask head, 200 proposals, 64 RoIs per
+    image. Levels have strides 4 to 32, and the proposal network a fifth one. Anchors have one scale per level, 8
+    strides (32 to 512 pixels), and three aspect ratios. On canvases below 512 pixels they are smaller, so that the
+    largest equals the canvas, and boxes are assigned to levels accordingly. Unlike in detectron2, boxes are learnt with
+    a smooth L1 loss, and RoIs are sampled half a cell to the right and below (``aligned`` is off), in training and in
+    testing.
 
     Args:
-        encoder: at the canvas's size, as `patchloom.nets.finetune.at_size` gives it; it is not copied.
+        encoder: encoder at the size of the canvas, from `patchloom.nets.finetune.at_size`; it is not copied.
         classes: number of classes, without the background.
-        masks: whether masks are learnt, too.
-        width: channels of pyramid and heads.
-        window: side in patches of the windows in which most blocks attend; None: all attend to all.
-        light: light heads.
-        sides: largest shorter and longer side in pixels of an image in testing; None: it fills the canvas.
+        masks: whether masks are learnt as well.
+        width: number of channels of pyramid and heads.
+        window: side in patches of the attention windows of most blocks; None: global attention.
+        light: whether to use light heads.
+        sides: largest shorter and longer side in pixels of a test image; None: it fills the canvas.
 
     Attributes:
-        least_score: what is found with a lower one is left out.
+        least_score: detections with a lower score are left out.
     """
 
     encoder_at = "maps.encoder"
@@ -236,7 +236,7 @@ class Detector(OnEncoder):
     def forward(
         self, images: Tensor, sizes: list[tuple[int, int]], targets: list[Targets] | None = None
     ) -> dict[str, Tensor] | list[Detections]:
-        """Losses in training, and else what is found."""
+        """Return losses in training, and detections otherwise."""
         if self.training != (targets is not None):
             raise ValueError("a detector is given targets in training, and only there")
         levels, all_levels = self._levels(images)
@@ -252,9 +252,9 @@ class Detector(OnEncoder):
         ]
 
     def outline(self, images: Tensor) -> Tensor:
-        """Return a scalar of all that a training step computes, for as many boxes and masks as it has at most.
+        """Return a scalar of everything that a training step computes, with the largest number of boxes and masks.
 
-        Which boxes there are depends on numbers, which fake tensors lack: what is pooled is made up here.
+        The boxes of a real step depend on values, which fake tensors lack, so the pooled regions are placeholders.
         """
         levels, all_levels = self._levels(images)
         scores, boxes = self.rpn.head([*all_levels.values()])
@@ -273,12 +273,12 @@ class Detector(OnEncoder):
         return torch.stack(found).sum()
 
     def _levels(self, images: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The pyramid's levels, and the same with the one more that proposals have."""
+        """Return the pyramid's levels, and these with the extra level of proposals."""
         levels = {str(i): one.float() for i, one in enumerate(self.pyramid(self.maps(images)))}
         return levels, levels | {"pool": F.max_pool2d(levels[str(len(levels) - 1)], 1, 2)}
 
     def _known(self, objects: Targets, device: torch.device) -> dict[str, Tensor]:
-        """An image's targets as torchvision has them, where class 0 is the background."""
+        """Return an image's targets in torchvision's form, where class 0 is the background."""
         keep = ~objects.crowd
         known = {"boxes": objects.boxes[keep], "labels": objects.labels[keep] + 1}
         if self.masks:
@@ -289,11 +289,11 @@ class Detector(OnEncoder):
 
 
 def paste_masks(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Masks bool [m h w] in an image of ``size``, of what `Detections` holds: probabilities of at least 0.5.
+    """Return masks bool [m h w] in an image of ``size``: probabilities of `Detections` of at least 0.5.
 
     Args:
         masks: float32 [m 28 28].
         boxes: [m 4] in pixels of that image.
-        size: its height and width in pixels.
+        size: height and width of the image in pixels.
     """
     return paste_masks_in_image(masks[:, None], boxes, size)[:, 0] >= 0.5

@@ -1,4 +1,4 @@
-"""Which finds of a detector are right, image by image, and intervals of average precision over the images.
+"""Scores of segmentation and detection per image: mIoU and average precision, with intervals over the images.
 
 COCO's numbers come from all finds of a class, sorted by their scores, so that they are no sums over images. But which
 find is right is decided within its image. So that is done once, and for each weighting of the images the finds count as
@@ -27,12 +27,12 @@ from patchloom.errors import PatchloomError, pip_install
 
 
 def confusion(predicted: Tensor, truth: Tensor, classes: int) -> Tensor:
-    """How many pixels of each class (rows) are taken for each class (columns), int64 [k k].
+    """Count the pixels of each true class (rows) by predicted class (columns), int64 [k k].
 
     Args:
-        predicted: [h w], a class from 0 to k - 1 for each pixel; what it says where the truth is `IGNORED` has no say.
-        truth: [h w], likewise, or `IGNORED`.
-        classes: their number k.
+        predicted: [h w], a class from 0 to k - 1 for each pixel; pixels whose truth is `IGNORED` do not count.
+        truth: [h w], a class for each pixel, or `IGNORED`.
+        classes: number k of classes.
     """
     if predicted.shape != truth.shape:
         raise ValueError(f"a prediction of {tuple(predicted.shape)} is no answer to {tuple(truth.shape)}")
@@ -44,41 +44,41 @@ def confusion(predicted: Tensor, truth: Tensor, classes: int) -> Tensor:
 
 
 def overlaps(matrix: Tensor) -> Tensor:
-    """What the scores need of a confusion matrix: pixels in common, in either, and in the truth.
+    """Return intersection, union and true pixels of each class from a confusion matrix.
 
-    They add up over images, and are few enough to be kept for each: so intervals over images are cheap.
+    They add up over images and are small enough to store per image, which makes intervals over images cheap.
 
     Args:
-        matrix: [... k k], as `confusion` has it.
+        matrix: [... k k] from `confusion`.
 
     Returns:
-        [... 3 k]: of each class the pixels rightly found, those that truth or answer has, and those that the truth has.
+        [... 3 k]: number of pixels in the intersection, in the union, and in the truth, of each class.
     """
     common, truth = matrix.diagonal(dim1=-2, dim2=-1), matrix.sum(-1)
     return torch.stack([common, truth + matrix.sum(-2) - common, truth], -2)
 
 
 def class_ious(found: Tensor) -> Tensor:
-    """Intersection over union of each class, float64 [... k]; nan for what is neither in truth nor answers.
+    """Return the intersection over union of each class, float64 [... k]; nan for classes without a pixel in the union.
 
     Args:
-        found: [... 3 k], a sum of `overlaps` over images.
+        found: [... 3 k], sum of `overlaps` over images.
     """
     common, either, _ = found.double().unbind(-2)
     return common / either
 
 
 def mean_iou(found: Tensor) -> Tensor:
-    """Mean intersection over union, float64 [...], over the classes that occur in truth or answers, as mmseg has it.
+    """Return the mean intersection over union, float64 [...], over classes in truth or prediction, as in mmseg.
 
-    A class of which the test images have no pixel thus counts as 0 if a single pixel is taken for it, and not at all
-    otherwise; nan where no pixel counts.
+    A class without a pixel in the test images counts as 0 if a single pixel is predicted as it, and is left out
+    otherwise; nan if no pixel counts.
     """
     return class_ious(found).nanmean(-1)
 
 
 def pixel_accuracy(found: Tensor) -> Tensor:
-    """Share of the pixels that are taken for what they are (aAcc), float64 [...]."""
+    """Return the fraction of correctly classified pixels (aAcc), float64 [...]."""
     common, _, truth = found.double().unbind(-2)
     return common.sum(-1) / truth.sum(-1)
 
@@ -91,27 +91,27 @@ Statistic = Callable[[Tensor], Tensor]
 
 
 def pseudo_values(statistic: Statistic, per_image: Tensor) -> Tensor:
-    """Jackknife pseudo-values of a score, float64 [n ...]; nan where there is no score without an image.
+    """Return jackknife pseudo-values of a score, float64 [n ...]; nan if the score is undefined without an image.
 
     Args:
-        statistic: from sums over images to scores.
-        per_image: [n ...], what is summed.
+        statistic: function from sums over images to scores.
+        per_image: [n ...], terms of the sums.
     """
     total = per_image.sum(0)
     return jackknife_values(statistic(total), statistic(total - per_image))
 
 
 def jackknife_values(score: Tensor, without: Tensor) -> Tensor:
-    """Jackknife pseudo-values [n ...] of a score [...], from the scores ``without`` [n ...] each image."""
+    """Return jackknife pseudo-values [n ...] of a score [...] from the scores ``without`` [n ...] each image."""
     n = len(without)
     return n * score.double() - (n - 1) * without.double()
 
 
 def interval(score: Tensor, pseudo: Tensor) -> tuple[Tensor, Tensor]:
-    """The 95 % interval of shares [...] in [0, 1] over images; all of [0, 1] where pseudo-values do not tell.
+    """Return the 95 % interval over images of scores [...] in [0, 1]; [0, 1] if the pseudo-values are undefined.
 
     Args:
-        score: [...], the shares.
+        score: [...], the scores.
         pseudo: [n ...], their pseudo-values.
     """
     n = len(pseudo)
@@ -130,13 +130,13 @@ RunLengths = dict[str, Any]
 
 @dataclass(frozen=True)
 class DetectedObjects:
-    """The objects that were found in an image, in its own pixels. Letter: m objects.
+    """Detected objects of an image, in its pixels. Letter: m objects.
 
     Attributes:
         boxes: float32 [m 4], x0 y0 x1 y1, x1 and y1 exclusive.
         labels: int64 [m], numbers of classes, from 0.
         scores: float32 [m], in [0, 1].
-        masks: m run lengths; None of a detector without masks.
+        masks: m run lengths; None without masks.
     """
 
     boxes: Tensor
@@ -148,20 +148,20 @@ class DetectedObjects:
         return len(self.boxes)
 
     def above(self, score: float) -> DetectedObjects:
-        """Those of at least this score, the surest first."""
+        """Return the detections of at least this score, the highest first."""
         order = self.scores.argsort(descending=True, stable=True)
         kept = order[self.scores[order] >= score]
         masks = None if self.masks is None else tuple(self.masks[i] for i in kept.tolist())
         return DetectedObjects(self.boxes[kept], self.labels[kept], self.scores[kept], masks)
 
     def objects(self, size: tuple[int, int]) -> Objects:
-        """The same without scores, with the masks decoded for an image of ``size`` (h, w), to be drawn."""
+        """Return the objects without scores, with masks decoded for an image of ``size`` (h, w), to draw them."""
         masks = None if self.masks is None else from_run_lengths(self.masks, size)
         return Objects(self.boxes, self.labels, masks, torch.zeros(len(self), dtype=torch.bool))
 
 
 def coco_tool(name: str) -> Any:
-    """A module of faster-coco-eval, which has COCO's scores and run lengths."""
+    """Import a module of faster-coco-eval, which implements COCO's scores and run lengths."""
     try:
         return import_module(f"faster_coco_eval.core.{name}")
     except ImportError as problem:
@@ -172,7 +172,7 @@ def coco_tool(name: str) -> Any:
 
 
 def run_lengths(masks: Tensor) -> tuple[RunLengths, ...]:
-    """Masks bool [m h w] as run lengths."""
+    """Encode masks bool [m h w] as run lengths."""
     if not len(masks):
         return ()
     columns = np.asfortranarray(masks.cpu().numpy().transpose(1, 2, 0).astype(np.uint8))
@@ -180,7 +180,7 @@ def run_lengths(masks: Tensor) -> tuple[RunLengths, ...]:
 
 
 def from_run_lengths(masks: Sequence[RunLengths], size: tuple[int, int]) -> Tensor:
-    """Run lengths of masks of an image of ``size`` (h, w) as bool [m h w]."""
+    """Decode run lengths of masks of an image of ``size`` (h, w) to bool [m h w]."""
     if not masks:
         return torch.zeros(0, *size, dtype=torch.bool)
     columns = coco_tool("mask").decode(list(masks))
@@ -196,13 +196,13 @@ _AT_ONCE = 2**23  # numbers in memory
 
 @dataclass(frozen=True)
 class ClassMatches:
-    """The finds of a class in all images, the surest first.
+    """Detections of a class in all images, the highest score first.
 
     Attributes:
-        images: int64 [d], in which image each is.
-        right: bool [10 d], whether it is an object, for each of `THRESHOLDS`.
-        counted: bool [10 d], whether it is right or wrong: what is found in a crowd is neither.
-        objects: int64 [n], how many there are in each image, without crowds.
+        images: int64 [d], image of each detection.
+        right: bool [10 d], whether it matches an object, for each of `THRESHOLDS`.
+        counted: bool [10 d], whether it counts as right or wrong; detections in a crowd do not.
+        objects: int64 [n], number of objects in each image, without crowds.
     """
 
     images: Tensor
@@ -213,7 +213,7 @@ class ClassMatches:
 
 @dataclass(frozen=True)
 class Matches:
-    """The finds in ``n`` images, by class."""
+    """Detections in ``n`` images, by class."""
 
     n: int
     classes: tuple[ClassMatches, ...]
@@ -225,7 +225,7 @@ def matches_of(
     classes: int,
     ious: Mapping[tuple[int, int], np.ndarray],
 ) -> Matches:
-    """Match finds and objects as COCO does, the surest find first, with the object that it overlaps most."""
+    """Match detections and objects as COCO does: the highest score first, each with the object of largest overlap."""
     parts: list[list[tuple[np.ndarray, ...]]] = [[] for _ in range(classes)]
     objects = torch.zeros(classes, len(found), dtype=torch.int64)
     for i, answer in enumerate(found):
@@ -242,7 +242,7 @@ def matches_of(
 
 
 def _matched(overlap: np.ndarray, crowd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of finds with ``overlap`` [d objects], right and counted [10 d]."""
+    """Return right and counted [10 d] of detections with ``overlap`` [d objects]."""
     right, counted = np.zeros((2, len(THRESHOLDS), len(overlap)), bool)
     counted[:] = True
     alone, groups = overlap[:, ~crowd], overlap[:, crowd]
@@ -260,7 +260,7 @@ def _matched(overlap: np.ndarray, crowd: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _joined(parts: Sequence[tuple[np.ndarray, ...]], objects: Tensor) -> ClassMatches:
-    """What was found of a class in each image as one."""
+    """Join the detections of a class in all images."""
     if not parts:
         nothing = torch.zeros(len(THRESHOLDS), 0, dtype=torch.bool)
         return ClassMatches(torch.zeros(0, dtype=torch.int64), nothing, nothing, objects)
@@ -273,11 +273,11 @@ def _joined(parts: Sequence[tuple[np.ndarray, ...]], objects: Tensor) -> ClassMa
 
 
 def resampled_precision(matches: Matches, times: Tensor) -> Tensor:
-    """AP of each weighting, float64 [t]: the mean over the classes that have an object in it, nan without one.
+    """Return the AP of each weighting, float64 [t]: mean over classes with an object; nan without one.
 
     Args:
-        matches: of all images.
-        times: float64 [t n], how often each image counts; ones give AP itself.
+        matches: matches of all images.
+        times: float64 [t n], weight of each image; ones give the AP itself.
     """
     step = max(1, _AT_ONCE // max([1, *(len(one.images) for one in matches.classes)]))
     chunks = times.split(step)
@@ -285,7 +285,7 @@ def resampled_precision(matches: Matches, times: Tensor) -> Tensor:
 
 
 def _of_class(matches: ClassMatches, times: Tensor) -> Tensor:
-    """AP of a class in each weighting, [t]; nan where it has no object of it."""
+    """Return the AP of a class in each weighting, [t]; nan without an object."""
     objects = times @ matches.objects.double()
     weights = times[:, matches.images]
     total, every = weights.cumsum(1), bool(matches.counted.all())
@@ -308,9 +308,9 @@ def _of_class(matches: ClassMatches, times: Tensor) -> Tensor:
 
 
 def pseudo_precision(matches: Matches) -> Tensor:
-    """Jackknife pseudo-values of AP, float64 [n], of up to 200 images; of more images, of 200 groups of them.
+    """Return jackknife pseudo-values of AP, float64 [n], for up to 200 images, or 200 groups of more images.
 
-    They depend on the order of the images, so that two detectors are compared by those of the same images.
+    The groups depend on the order of the images, so compare two detectors on the same images.
     """
     groups = min(matches.n, _GROUPS)
     without = torch.ones(groups, matches.n, dtype=torch.float64)
@@ -327,15 +327,15 @@ IouKind = Literal["bbox", "segm"]
 
 @dataclass(frozen=True)
 class AveragePrecision:
-    """Average precisions in [0, 1]; nan where the images have no object that asks for it.
+    """Average precisions in [0, 1]; nan without a suitable object.
 
     Attributes:
-        ap: the mean over intersections over union of 0.5, 0.55, ... 0.95, and over the classes that have an object.
-        ap50, ap75: at 0.5 and at 0.75.
-        small, medium, large: as ``ap``, of objects of up to 32 x 32 pixels, up to 96 x 96, and above. The area of an
-            object is that of its mask, or of its box where the data has no masks.
-        classes: as ``ap``, of each class.
-        matches: which finds are right in which image, for `patchloom.dense.metrics`.
+        ap: mean over IoU thresholds of 0.5, 0.55, ... 0.95, and over the classes with an object.
+        ap50, ap75: AP at 0.5 and at 0.75.
+        small, medium, large: AP of objects of up to 32 x 32 pixels, up to 96 x 96, and above. The area of an object is
+            that of its mask, or of its box if the data has no masks.
+        classes: AP of each class.
+        matches: matches of the detections in each image.
     """
 
     ap: float
@@ -348,13 +348,13 @@ class AveragePrecision:
     matches: Matches = field(repr=False, compare=False)
 
     def there(self) -> dict[str, float]:
-        """The numbers over all classes by their names in the literature, without those that ask for no object."""
+        """Return the scores over all classes by their names in the literature, without undefined ones."""
         named = {"AP": self.ap, "AP50": self.ap50, "AP75": self.ap75}
         named |= {"APs": self.small, "APm": self.medium, "APl": self.large}
         return {name: value for name, value in named.items() if not math.isnan(value)}
 
     def by_class(self, names: Sequence[str]) -> dict[str, float]:
-        """``ap`` of each class by its name, without those of which there is no object."""
+        """Return the AP of each class by name, without classes that have no object."""
         return {name: value for name, value in zip(names, self.classes, strict=True) if not math.isnan(value)}
 
 
@@ -364,7 +364,7 @@ def average_precision(
     classes: Sequence[str],
     kind: IouKind,
 ) -> AveragePrecision:
-    """Compare what was found with what is there; of an image, the 100 surest finds count."""
+    """Compare detections with ground truth; the 100 highest scores of each image count."""
     if len(truth) != len(found):
         raise ValueError(f"{len(found)} answers to {len(truth)} images")
     images: list[dict[str, Any]] = []
@@ -397,7 +397,7 @@ def average_precision(
 
 
 def _mean(precision: np.ndarray) -> float:
-    """Over what is there: -1 is COCO's sign for a class without objects."""
+    """Average over the defined values; COCO writes -1 for a class without objects."""
     there = precision[precision > -1]
     return float(there.mean()) if there.size else math.nan
 
@@ -410,7 +410,7 @@ def _fits(kind: IouKind, asked: bool, answered: bool) -> None:
 def _annotations(
     image: int, before: int, objects: Objects, kind: IouKind
 ) -> tuple[list[dict[str, Any]], tuple[int, int]]:
-    """Return the objects of an image as COCO has them, and its (h, w), 0 without masks; ``before``: earlier objects."""
+    """Return the objects of an image in COCO's form, and its (h, w), 0 without masks; ``before`` objects precede."""
     found, size = [], (0, 0) if objects.masks is None else (objects.masks.shape[1], objects.masks.shape[2])
     for i, (box, label, crowd) in enumerate(
         zip(objects.boxes.tolist(), objects.labels.tolist(), objects.crowd.tolist(), strict=True)
@@ -433,7 +433,7 @@ def _annotations(
 
 
 def _results(image: int, found: DetectedObjects, kind: IouKind) -> list[dict[str, Any]]:
-    """The finds of an image as COCO has them. With a box beside its mask, the area of a find would be the box's."""
+    """Return the detections of an image in COCO's form. With a mask, a box would determine the area."""
     results = []
     for i, (box, label, score) in enumerate(
         zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Pictures of segmentation and detection: the image, what is there, and what a model says, row by row.
+"""Pictures of segmentation and detection: image, ground truth and prediction, row by row.
 
 Letters: c channels, h w height and width of an image, m objects.
 """
@@ -62,7 +62,7 @@ _SHADES = ((0.9, 0.9), (0.55, 0.95), (0.9, 0.6), (0.45, 0.7), (0.75, 0.4))  # sa
 
 
 def class_colours(classes: int) -> np.ndarray:
-    """Red, green and blue of each class, uint8 [classes 3]: 20 that are told apart well, then others as they come."""
+    """Return a colour per class, uint8 [classes 3]: 20 that are easy to distinguish, then generated ones."""
     known = [tuple(bytes.fromhex(one)) for one in _FIRST[:classes]]
     rest = (colorsys.hsv_to_rgb(i * _GOLDEN % 1, *_SHADES[i % len(_SHADES)]) for i in range(classes - len(known)))
     return np.array([*known, *(tuple(round(255 * part) for part in one) for one in rest)], np.uint8).reshape(-1, 3)
@@ -140,14 +140,14 @@ def draw_boxes(
     scores: Tensor | None = None,
     scale: float = 1.0,
 ) -> Image.Image:
-    """An image uint8 [h w 3] with objects: boxes in the colours of their classes, masks as tints, crowds dashed.
+    """Draw objects on an image uint8 [h w 3]: boxes in the colours of their classes, masks as tints, crowds dashed.
 
     Args:
-        image: on which is drawn.
-        objects: in pixels of the image as it was.
-        classes: their names.
-        scores: [m] beside the names.
-        scale: by which the image was resized.
+        image: image to draw on.
+        objects: objects in pixels of the original image.
+        classes: names of the classes.
+        scores: [m], scores to print beside the names.
+        scale: resize factor of the image.
     """
     colours, page = class_colours(len(classes)), image.astype(np.float32)
     labels = objects.labels.tolist()
@@ -203,7 +203,7 @@ def _free_place(
     size: tuple[int, int],
     taken: Sequence[tuple[float, float, float, float]],
 ) -> tuple[float, float, float, float]:
-    """Where the words about a box stand: above it, or else where nothing else is written."""
+    """Return the position of a box's label: above it, or elsewhere if that is taken."""
     w, h = text[2] + 2 * _AROUND, text[3] + 2 * _AROUND
     x0, y0, x1, y1 = box
     tried = [(x0, y0 - h), (x0, y0), (x0, y1 - h), (x0, y1), (x1 - w, y0 - h), (x1 - w, y0), (x1 - w, y1 - h)]
@@ -347,7 +347,7 @@ def _boxes_apart(row: BoxRow, classes: Sequence[str]) -> OverlayPair:
 
 
 def _alone(image: Tensor) -> tuple[int, int]:
-    """The height and width at which an image is drawn by itself: its own, within what can be looked at."""
+    """Return the height and width for drawing a single image: its own, within limits."""
     h, w = image.shape[1:]
     scale = min(1.0, _WIDEST / max(h, w))
     scale = scale if max(h, w) >= _NARROWEST else _NARROWEST // max(h, w)
@@ -364,7 +364,7 @@ def _chosen(row: BoxRow, which: Tensor) -> BoxRow:
 
 
 def _shown(image: Tensor, h: int, w: int) -> np.ndarray:
-    """An image [c h w] as colours uint8 [h w 3] of another size; a dark one is brightened."""
+    """Convert an image [c h w] to colours uint8 [h w 3] of another size; dark images are brightened."""
     smaller = h < image.shape[1]
     if smaller:  # before anything is computed of millions of pixels
         image = resize_part(image, 0, 0, image.shape[1], image.shape[2], (h, w))

@@ -54,7 +54,7 @@ def label_png(labels: Tensor, ids: Sequence[int]) -> bytes:
 
 
 def coco_entries(found: DetectedObjects) -> Iterator[dict[str, Any]]:
-    """What was found in an image as COCO JSON has it, without ids of objects and image; class k has the id k + 1."""
+    """Yield the detections of an image as COCO JSON entries, without object and image ids; class k has the id k + 1."""
     for i, (box, label, score) in enumerate(
         zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), strict=True)
     ):
@@ -76,16 +76,16 @@ _NAMED = 8  # classes in a sentence
 
 @dataclass(frozen=True, repr=False)
 class Predictions(Displayable):
-    """What was written.
+    """Result of `predict`.
 
     Attributes:
         kind: segment or detect.
-        out: the folder.
-        images: how many were answered for.
-        counts: pixels of each class, or objects, by its name, the most first; classes without any are left out.
-        pictures: how many were drawn.
-        score: lowest of the objects.
-        notes: sentences on what was left out.
+        out: folder of the predictions.
+        images: number of images with a prediction.
+        counts: number of pixels or objects by class name, the largest first; classes without any are left out.
+        pictures: number of pictures drawn.
+        score: lowest score of the objects.
+        notes: sentences on skipped images.
     """
 
     kind: DenseTask
@@ -108,7 +108,7 @@ class Predictions(Displayable):
         return {"out": str(self.out), "written": str(written), **values, "notes": [*self.notes]}
 
     def sentences(self) -> list[str]:
-        """What was written and where, and what was found."""
+        """Return sentences on the written files and the predictions."""
         drawn = f" The first {self.pictures:,} are drawn in {self.out / 'pictures'}." if self.pictures else ""
         if self.kind == "segment":
             written = (
@@ -141,20 +141,20 @@ def predict(
     pictures: int | Literal["all"] = 20,
     device: str = "auto",
 ) -> Predictions:
-    """Write what a trained model says of images: label maps, or objects as COCO JSON, and pictures.
+    """Write predictions of a trained model: label maps, or objects as COCO JSON, and pictures.
 
-    A segmenter's label maps are PNG files of the images' own sizes, one number a pixel, with a palette so that viewers
-    show colours (16 bits without one where there are more than 256 classes). A detector's objects are in one file of
-    COCO's form, with scores and, where it has masks, run lengths.
+    A segmenter's label maps are PNG files of the images' original sizes, one number per pixel, with a palette for
+    viewers (16 bits without a palette for more than 256 classes). A detector's objects are in one COCO JSON file, with
+    scores and, if it predicts masks, run lengths.
 
     Args:
-        model: what the protocol segment or detect wrote with ``--save``.
-        data: images of any source, all of its splits, or one image file.
-        out: folder for what is written; predictions/DATA if absent. What another command wrote there stays. The same
-            model and data again replace what they wrote, and remove predictions of images that are gone.
+        model: file from `evaluate segment` or `evaluate detect` with ``--save``.
+        data: images of any source, all splits, or one image file.
+        out: folder for the predictions; default predictions/DATA. Files of other commands there are kept. The same
+            model and data replace their earlier files, and remove predictions of deleted images.
         score: lowest score of the objects of a detector.
-        pictures: how many images are drawn with what was found in them; all draws every one.
-        device: what computes: auto (a GPU where there is one), cpu, cuda, or another name that torch has for it.
+        pictures: number of images to draw with their predictions; all draws every image.
+        device: device for computing: auto (a GPU if there is one), cpu, cuda, or another name of torch.
 
     Raises:
         PatchloomError: no such model or images, a folder that is taken, or no image that can be read.
@@ -227,9 +227,9 @@ class NamedImage:
 
 
 def name_images(sources: Sequence[Source]) -> list[NamedImage]:
-    """Name every image of several sources, each by a path of its own below the folder of the predictions.
+    """Give every image of several sources a unique path below the folder of the predictions.
 
-    Images of several folders, such as train and test, keep their path below the folder that holds all of them.
+    Images of several folders, such as train and test, keep their paths below the common parent folder.
     """
     found = [(source, i) for source in sources for i in range(len(source))]
     places = [source.place(i) or f"{number:06}" for number, (source, i) in enumerate(found)]
@@ -278,7 +278,7 @@ def _below(roots: Sequence[str]) -> list[str]:
 
 
 def _check_model(model: str | Path) -> None:
-    """Refuse what is no segmenter or detector, and say what makes one."""
+    """Raise an error if a file is not a segmenter or detector."""
     path = Path(model)
     makes = f"patchloom evaluate segment {model} LABELLED --save true (or detect) makes a model of it"
     if str(model).startswith("timm:"):

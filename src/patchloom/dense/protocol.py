@@ -64,10 +64,10 @@ class DenseParts(Generic[T]):
     """Training, validation and test images, and sentences on their origin.
 
     Attributes:
-        train: what is trained on and, with ``held``, what validation images are split off.
-        validation: images of the data's own to choose by.
-        test: are read once, at the end.
-        story: of the origin.
+        train: training images; with ``held``, validation images are split off.
+        validation: validation images of the data.
+        test: test images, read once at the end.
+        story: sentences on the origin.
     """
 
     train: Annotated[T]
@@ -131,22 +131,22 @@ _SAMPLED = 64  # images whose size is looked at
 
 @dataclass(frozen=True)
 class Setup(Generic[T, R]):
-    """How all candidates are trained, and on what.
+    """Recipe, data and device shared by all candidates.
 
     Attributes:
-        name: of the recipe.
-        label: the recipe, or what else tells this training from others of the same data, in names of files.
-        recipe: its values.
-        run: what the user typed for the encoder.
-        vit, card: the encoder, and what is known of it.
-        variant: its positions.
+        name: name of the recipe.
+        label: name of this training in file names: the recipe, or what distinguishes it from others of the same data.
+        recipe: values of the recipe.
+        run: encoder as typed by the user.
+        vit, card: the encoder and its card.
+        variant: position embeddings of the encoder.
         parts: the images.
-        train, held: images to train on, and to choose weights by.
-        settings: of the evaluation.
-        half: matrix products of the training are in bfloat16.
-        kernels: torch or native, of the training.
-        precision: of the test, as it was asked for.
-        unused: values of the recipe that have no meaning here.
+        train, held: images for training, and for choosing weights.
+        settings: settings of the evaluation.
+        half: whether matrix products of the training are in bfloat16.
+        kernels: kernels of the training, torch or native.
+        precision: requested precision of the test.
+        unused: values of the recipe without effect here.
     """
 
     name: str
@@ -190,7 +190,7 @@ class Setup(Generic[T, R]):
         return {name: value for name, value in self.recipe.plain().items() if name not in self.unused}
 
     def place(self, folder: str, suffix: str, what: str = "") -> Path | None:
-        """Where a file of the evaluation lies in the run; None where that is no folder or file of the user's."""
+        """Return the path of a file of the evaluation in the run; None if the encoder is not a local folder or file."""
         return place_in_run(
             self.run, self.parts.train.images.name, self.label, self.settings.seed, folder, suffix, what
         )
@@ -463,7 +463,7 @@ def save_model(
 
 
 def _recipe_sentence(setup: Setup[T, R]) -> str:
-    """What the training was, as the report has it."""
+    """Describe the training, for the report."""
     values = {**setup.values, "precision": "bfloat16" if setup.half else "float32"}
     recipe = ", ".join(f"{name.replace('_', ' ')} {format_recipe_value(value)}" for name, value in values.items())
     chosen = "The last weights are tested"

@@ -1,4 +1,4 @@
-"""What a recipe of segmentation and of detection is: values by which they are trained, each of them an option."""
+"""Recipes of segmentation and detection: hyper-parameters, each of them an option."""
 
 from __future__ import annotations
 
@@ -24,29 +24,27 @@ class DenseRecipe:
     """Hyper-parameters that segmentation and detection share.
 
     Attributes:
-        steps: updates; auto is 1,000 on a CPU and 20,000 on a GPU.
-        warmup_steps: updates in which the learning rate rises; auto is a tenth of the steps. Scaled in proportion where
-            only the steps are changed.
-        batch: images per step, of all processes together; auto is 8 on a CPU and 16 on a GPU, or fewer of small sets.
-        lr: the highest learning rate.
-        weight_decay: of AdamW, for weights of two and more dimensions.
-        betas: of AdamW.
+        steps: number of updates; auto: 1,000 on a CPU and 20,000 on a GPU.
+        warmup_steps: updates of linear warm-up of the learning rate; auto: a tenth of the steps. Scaled in proportion
+            if only the steps are changed.
+        batch: images per step, over all processes; auto: 8 on a CPU and 16 on a GPU, or fewer for small sets.
+        lr: peak learning rate.
+        weight_decay: weight decay of AdamW, for weights of two or more dimensions.
+        betas: betas of AdamW.
         layer_decay: ratio of the learning rates of a block and the next one; 1 switches it off.
         drop_path: rate of stochastic depth in the last block; it grows linearly from 0.
-        decay: how the rate falls after the warm-up: linear (poly of power 1), to 0; or steps, to a tenth at each of the
-            drops.
-        drops: shares of the training at which a rate that falls in steps does so.
-        size: height and width in pixels of what the encoder is given in training and in testing; auto is 1.5 times what
-            it was pre-trained at.
-        scale: range of the random factor by which training images are resized.
-        flip: mirror half of the images. Switch it off where left and right differ in meaning.
-        color: change brightness, contrast, saturation and hue at random, where there are three channels.
-        clip: maximal norm of the gradient; 0 switches it off.
-        validation: share of the training images that is not trained on but decides which step's weights are tested,
-            where the data brings none for it; auto is 0.15, at most 500 images, and 0 where that is below 10 images; 0
-            trains on all and tests the last weights, also where the data brings validation images.
-        patience: share of the steps; so many without a higher score on the validation images end the training. 1
-            switches it off.
+        decay: decay of the learning rate after the warm-up: linear (poly of power 1) to 0, or steps, to a tenth at each
+            of the drops.
+        drops: fractions of the training at which the learning rate drops, with decay steps.
+        size: height and width in pixels of the encoder's input; auto: 1.5 times that of pre-training.
+        scale: range of the random resize factor of training images.
+        flip: random horizontal flips. Switch them off if left and right matter.
+        color: random brightness, contrast, saturation and hue, for images of three channels.
+        clip: largest norm of the gradient; 0 switches clipping off.
+        validation: fraction of the training images held out to choose the tested weights, if the data has no validation
+            images. auto: 0.15, at most 500 images, and 0 if fewer than 10 images would be held out. 0 trains on all and
+            tests the last weights, even if the data has validation images.
+        patience: early stopping after this fraction of the steps without a higher validation score; 1 switches it off.
     """
 
     steps: int | Auto = 160_000
@@ -100,7 +98,7 @@ class DenseRecipe:
         return vars(self) | same
 
     def plain(self) -> dict[str, Any]:
-        """As a dict for JSON, without what does not act."""
+        """Return the recipe as a dict for JSON, without unused values."""
         found = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {name: value for name, value in found.items() if name not in self._idle()}
 
@@ -114,12 +112,11 @@ class SegmentRecipe(DenseRecipe):
     """Hyper-parameters of segmentation.
 
     Attributes:
-        side: the shorter side in pixels to which images are resized, in training before the random factor; native
-            leaves them as they are, size is that of the window, and auto is native as far as time allows. Images larger
-            than a window are tested in windows that overlap by a third.
-        head_width: channels of the head; auto is the encoder's width, from 64 to 512 (mmseg's heads have the width of
-            the encoder).
-        auxiliary: weight of the loss of a second head on the third of the four maps; 0 leaves it away.
+        side: shorter side in pixels to which images are resized, in training before the random factor. native: no
+            resizing, with windows of the given size. auto: native as far as time allows. Images larger than a window
+            are tested in windows that overlap by a third.
+        head_width: number of channels of the head; auto: the encoder's width, from 64 to 512, as in mmseg.
+        auxiliary: weight of the loss of a second head on the third of the four maps; 0 switches it off.
     """
 
     side: int | Side = "size"
@@ -133,7 +130,7 @@ class SegmentRecipe(DenseRecipe):
 
     @property
     def resized(self) -> int | None:
-        """The shorter side in pixels to which images are resized; None where they are left as they are."""
+        """Shorter side in pixels to which images are resized; None without resizing."""
         return self.side if isinstance(self.side, int) else None
 
     def settled(
@@ -151,16 +148,16 @@ class DetectRecipe(DenseRecipe):
     """Hyper-parameters of detection.
 
     Attributes:
-        heads: papers, as ViTDet's: four convolutions before boxes and masks, 512 regions an image; or light: fewer of
-            both.
-        head_width: channels of the pyramid and the heads; auto is 256, and 64 to 256 of light ones, by the encoder's
+        heads: size of the heads: papers, as in ViTDet, with four convolutions before boxes and masks and 512 regions
+            per image; or light, with fewer of both.
+        head_width: number of channels of pyramid and heads; auto: 256, and 64 to 256 for light heads, by the encoder's
             width.
-        window: side in patches of the windows in which all but four blocks attend; auto is about the grid at which the
-            encoder was pre-trained, where the images are larger than that; 0 has none.
-        score: lowest score of what is counted as found.
-        shorter: range of the random shorter side in pixels of training images, in place of scale; the larger one in
-            testing. 0 0 fits images into the canvas.
-        longer: largest longer side in pixels, where shorter is given; 0: that of the canvas.
+        window: side in patches of the attention windows of all but four blocks; 0: none. auto: about the grid of
+            pre-training, if images are larger than that.
+        score: lowest score of a detection.
+        shorter: range of the random shorter side in pixels of training images, instead of scale; the larger value is
+            used in testing. 0 0 fits images into the canvas.
+        longer: largest longer side in pixels, with shorter; 0: that of the canvas.
     """
 
     heads: Literal["papers", "light"] = "papers"
@@ -228,7 +225,7 @@ class ResolvedDetectRecipe(ResolvedDenseRecipe, DetectRecipe):
 
 
 class Requested(Protocol[R_co]):
-    """A recipe in which values may be ``auto``, of which `settled` makes one without."""
+    """Recipe with possible ``auto`` values; `settled` resolves them."""
 
     def settled(self, n: int, device: str, own_validation: int, side: int, patch: int, width: int) -> R_co:
         """The recipe with every ``auto`` resolved."""
@@ -297,13 +294,13 @@ DETECT: dict[str, DetectRecipe] = {
 
 
 def usual_crops(device: str) -> int:
-    """Number of crops of a training whose steps and batch are auto, on a type of device."""
+    """Return the number of crops of a training with auto steps and batch, on a type of device."""
     kind = "cpu" if device == "cpu" else "gpu"
     return _UPDATES[kind] * _BATCH[kind]
 
 
 def held_out(share: float, n: int) -> int:
-    """How many of ``n`` training images are held out, where that is a ``share`` of them."""
+    """Return the number of held-out images among ``n`` training images for a fraction ``share``."""
     return min(max(1, round(share * n)), _MOST_VALIDATION, n - 1) if share else 0
 
 

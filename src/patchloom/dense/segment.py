@@ -179,26 +179,25 @@ def segment(
 ) -> Report:
     """Train a head that gives each pixel a class, and measure mIoU on the test images.
 
-    UPerNet (Xiao et al. 2018) stands on four evenly spaced blocks, and the encoder is trained with it, beside the same
-    from scratch: the papers' protocol. linear is a batch norm and a linear layer on the frozen encoder's last tokens,
-    beside an untrained encoder and raw pixels: quick, and it shows what the encoder knows by itself.
+    UPerNet (Xiao et al. 2018) on four evenly spaced blocks is trained together with the encoder, beside the same from
+    scratch: the papers' protocol. linear is a batch norm and a linear layer on the frozen encoder's last tokens, beside
+        an untrained encoder and raw pixels: it is fast, and measures the frozen features.
 
     Args:
         run, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        data: images with a class for each pixel, as `patchloom.dense.annotations.segmentation.open_label_maps` takes
-            them.
+        data: images with a class for each pixel, as for `patchloom.dense.annotations.segmentation.open_label_maps`.
         recipe: small (ours), or a paper's, which train UPerNet: mae, lut, droppos, restore, restore-4e-4 or extrema;
-            each value below replaces one of its own.
-        head: upernet, or linear on the frozen encoder.
-        positions: keep the encoder's, fixed sine-cosine, learned, relative, or none; auto is keep, or learned for an
-            encoder without positions; a frozen encoder keeps its own.
+            each value below replaces one of the recipe.
+        head: segmentation head: upernet, or linear on the frozen encoder.
+        positions: position embeddings: keep (the encoder's), fixed (sincos), learned, relative, or none; auto: keep, or
+            learned for an encoder without positions. A frozen encoder keeps its own.
         ignore: number in the label maps of pixels that do not count.
-        control: train the controls, too.
-        from_scratch: train only from scratch.
-        precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
-        save: keep the trained model, by which the verb predict writes label maps.
-        out: file of the saved model; by default segmented/DATA-RECIPE-SEED.safetensors in the run.
-        changes: values of the recipe.
+        control: whether to train the controls as well.
+        from_scratch: whether to train from scratch only.
+        precision: precision of the training: float32, or bfloat16 products; auto: bfloat16 if clearly faster.
+        save: whether to save the trained model, for the verb predict.
+        out: file for the saved model; default: segmented/DATA-RECIPE-SEED.safetensors in the run.
+        changes: changed values of the recipe.
 
     Raises:
         PatchloomError: no such encoder, data or recipe, label maps that do not fit, or values that do not.
@@ -259,9 +258,11 @@ def _check_linear(recipe: str, from_scratch: bool, positions: str, changes: Mapp
     if recipe != "small":
         raise PatchloomError(f"--recipe {recipe} trains UPerNet: leave it out with --head linear")
     if from_scratch:
-        raise PatchloomError("--head linear leaves the encoder as it is, so nothing is trained from scratch")
+        raise PatchloomError(
+            "--head linear does not train the encoder, so there is no training from scratch: leave that out"
+        )
     if positions not in ("auto", "keep"):
-        raise PatchloomError(f"--head linear leaves the encoder as it is: leave out --positions {positions}")
+        raise PatchloomError(f"--head linear does not train the encoder: leave out --positions {positions}")
     for name in _OF_ENCODER:
         if changes.get(name) is not None:
             raise PatchloomError(f"--{name} has no effect with --head linear, which trains one layer: leave it out")

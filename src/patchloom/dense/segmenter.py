@@ -29,7 +29,7 @@ Grid = tuple[int, int]
 
 
 def convolution(channels: int, width: int, side: int, grid: Grid) -> nn.Sequential:
-    """Convolution of ``side``, norm and ReLU, from ``channels`` to ``width``, for maps of a ``grid``."""
+    """Return a convolution of ``side``, norm and ReLU, from ``channels`` to ``width``, for maps of a ``grid``."""
     norm = LayerNorm2d(width) if math.prod(grid) == 1 else nn.BatchNorm2d(width)
     return nn.Sequential(nn.Conv2d(channels, width, side, padding=side // 2, bias=False), norm, nn.ReLU())
 
@@ -42,18 +42,18 @@ def _answer(width: int, classes: int) -> nn.Sequential:
 
 
 def resize_maps(maps: Tensor, grid: Sequence[int]) -> Tensor:
-    """Maps [b d h w] at another grid, bilinear."""
+    """Resize maps [b d h w] to another grid, bilinearly."""
     return F.interpolate(maps, size=tuple(grid), mode="bilinear", align_corners=False)
 
 
 class UPerNet(nn.Module):
-    """Pyramid pooling on the coarsest level, a path down to the finest, and all levels fused there.
+    """UPerNet: pyramid pooling on the coarsest level, a top-down path to the finest, where all levels are fused.
 
     Args:
-        widths: channels of each level, the finest first.
+        widths: number of channels of each level, the finest first.
         grids: rows and columns of each level.
         classes: number of classes.
-        width: of all convolutions.
+        width: number of channels of all convolutions.
     """
 
     def __init__(self, widths: Sequence[int], grids: Sequence[Grid], classes: int, width: int = 512) -> None:
@@ -69,7 +69,7 @@ class UPerNet(nn.Module):
         self.answer = _answer(width, classes)
 
     def forward(self, levels: list[Tensor]) -> Tensor:
-        """Logits [b classes h w] at the finest of the levels [b d h w]."""
+        """Return logits [b classes h w] at the finest of the levels [b d h w]."""
         *finer, coarsest = levels
         shape = coarsest.shape[-2:]
         pooled = [
@@ -85,11 +85,11 @@ class UPerNet(nn.Module):
 
 
 class AuxiliaryHead(nn.Sequential):
-    """A fully convolutional head whose loss is added in training: one 3x3 convolution and the answer.
+    """Fully convolutional head with an extra loss in training: one 3x3 convolution and a 1x1 convolution.
 
     Args:
-        channels: of the map that it reads.
-        grid: rows and columns of that.
+        channels: number of channels of the input map.
+        grid: rows and columns of the input map.
         classes: number of classes.
     """
 
@@ -102,11 +102,11 @@ _AUXILIARY_LEVEL = 2  # of stride 16
 
 
 class SegmentLogits(NamedTuple):
-    """What a segmenter answers, at the head's own stride.
+    """Logits of a segmenter, at the stride of the head.
 
     Attributes:
         main: [b classes h' w'].
-        auxiliary: [b classes h'' w''], in training alone; None without such a head.
+        auxiliary: [b classes h'' w''], in training only; None without an auxiliary head.
     """
 
     main: Tensor
@@ -124,14 +124,14 @@ class _LinearHead(nn.Sequential):
 
 
 class Segmenter(OnEncoder):
-    """An encoder with a head for segmentation.
+    """Encoder with a segmentation head.
 
     Args:
-        encoder: at the crops' size, as `patchloom.nets.finetune.at_size` gives it; it is not copied.
+        encoder: encoder at the size of the crops, from `patchloom.nets.finetune.at_size`; it is not copied.
         classes: number of classes.
-        head: UPerNet on four levels, all trained; or linear on the last tokens after the final norm, with the encoder
-            frozen.
-        head_width: of UPerNet.
+        head: upernet on four levels, trained with the encoder; or linear on the tokens after the final norm, with the
+            encoder frozen.
+        head_width: width of UPerNet.
         auxiliary: whether UPerNet has an auxiliary head on its third level, for training.
     """
 
@@ -169,7 +169,7 @@ class Segmenter(OnEncoder):
         return self
 
     def forward(self, images: Tensor) -> SegmentLogits:
-        """Logits of normalised images [b c h w]."""
+        """Return logits of normalised images [b c h w]."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             maps = self.maps(images)
         if self.pyramid is None:
@@ -182,12 +182,12 @@ class Segmenter(OnEncoder):
 
 
 class PixelSegmenter(nn.Module):
-    """The linear head on the pixels of each patch: the baseline without an encoder.
+    """Linear head on the pixels of each patch: the baseline without an encoder.
 
     Args:
         classes: number of classes.
-        size: height and width of the images in pixels, which patches divide.
-        channels: of the images.
+        size: height and width of the images in pixels, divisible by the patch.
+        channels: number of channels of the images.
         patch: side of a patch in pixels.
     """
 
@@ -197,11 +197,11 @@ class PixelSegmenter(nn.Module):
         self.head = _LinearHead(channels * patch**2, classes)
 
     def forward(self, images: Tensor) -> SegmentLogits:
-        """Logits, one for each patch, of normalised images [b c h w]."""
+        """Return logits of normalised images [b c h w], one per patch."""
         return SegmentLogits(self.head(F.pixel_unshuffle(images, self.patch)).float(), None)
 
     def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
-        """Parameter groups as `Segmenter` has them; there is one layer, so ``layer_decay`` changes nothing."""
+        """Return parameter groups as in `Segmenter`; with one layer, ``layer_decay`` has no effect."""
         weight, bias = self.head[1].weight, self.head[1].bias
         return [
             {"params": [bias], "weight_decay": 0.0, "lr_scale": 1.0},

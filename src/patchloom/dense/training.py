@@ -34,16 +34,16 @@ VALIDATED = 10  # times in a training
 
 
 class DenseTraining(Loop, Generic[T]):
-    """A model that answers with maps or boxes, its optimiser, and how far they are.
+    """Training of a segmenter or detector: model, optimiser and progress.
 
     Args:
-        model: is trained in place; has ``groups``.
-        train: annotated images.
-        held: others, by which the weights are chosen; None takes the last ones.
-        recipe: its values.
-        card: its mean and std normalise the images.
+        model: model with a method ``groups``; it is trained in place.
+        train: annotated training images.
+        held: annotated images for choosing the weights; None: the last weights are taken.
+        recipe: values of the recipe.
+        card: card of the encoder, with mean and std to normalise images.
         settings: seed, device and workers.
-        half: take matrix products in bfloat16.
+        half: whether matrix products are in bfloat16.
         kernels: torch or native.
     """
 
@@ -88,17 +88,17 @@ class DenseTraining(Loop, Generic[T]):
 
     @abstractmethod
     def score(self, images: Annotated[T]) -> float:
-        """The score of what is tested, on some images; all processes must ask."""
+        """Return the score of the tested model on some images; all processes must call it."""
 
     @abstractmethod
     def _outline(self, images: Tensor) -> Tensor:
-        """A loss of normalised images [b c h w] that takes the memory of `_loss`, but needs no numbers."""
+        """Return a loss of normalised images [b c h w] with the memory of `_loss`, but independent of values."""
 
     def bytes_of_step(self, images: int) -> int | None:
         """Return the peak bytes of a step of ``images``, with weights, gradients and both moments.
 
-        They are counted with fake tensors, which take the place of the model's weights: it cannot be trained after it.
-        None for an encoder that needs numbers.
+        They are counted with fake tensors, which replace the model's weights, so it cannot be trained afterwards. None
+        for an encoder that needs values.
         """
         use_kernels(self.model, "torch")  # native kernels need numbers, and keep no less
         found = count_step(self.model, self.device.type, lambda: self._fake(self._outline, images))
@@ -106,11 +106,11 @@ class DenseTraining(Loop, Generic[T]):
         return None if found is None else found.peak + moments
 
     def bytes_of_test(self, image: tuple[int, int]) -> int:
-        """Return the peak bytes of testing on an image (h, w) where that may be more than of a step, else 0."""
+        """Return the peak bytes of a test on an image (h, w) if they may exceed those of a step, else 0."""
         return 0
 
     def _fake(self, work: Callable[[Tensor], Any], images: int) -> Any:
-        """Do ``work`` on a batch, as a step would."""
+        """Apply ``work`` to a batch, as in a step."""
         views = torch.zeros(images, self.model.channels, *self.model.size, device=self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
             return work(views)
@@ -161,7 +161,7 @@ class DenseTraining(Loop, Generic[T]):
 
 
 def mask_padding(images: Tensor, sizes: list[tuple[int, int]]) -> Tensor:
-    """Images [b c h w] with zeros outside of their own (h, w), whatever the padding was."""
+    """Set the padding of images [b c h w] to zero, outside of each (h, w)."""
     rows = torch.arange(images.shape[-2], device=images.device)[None, :, None]
     columns = torch.arange(images.shape[-1], device=images.device)[None, None, :]
     own = torch.tensor(sizes, device=images.device)
@@ -170,7 +170,7 @@ def mask_padding(images: Tensor, sizes: list[tuple[int, int]]) -> Tensor:
 
 
 def rate_schedule(optimizer: torch.optim.Optimizer, recipe: ResolvedDenseRecipe) -> Any:
-    """The learning rate of each step. It never is 0: of the linear decay there is one step more than is made."""
+    """Return the schedule of the learning rate. It never reaches 0: the linear decay ends one step after the last."""
     warmup = min(recipe.warmup_steps, recipe.steps - 1)
     if recipe.decay == "steps":
         # timm lowers the rate at the number before a drop, and updates count from 1: as many have the rate before it
@@ -180,7 +180,7 @@ def rate_schedule(optimizer: torch.optim.Optimizer, recipe: ResolvedDenseRecipe)
     return PolyLRScheduler(optimizer, total, power=1.0, warmup_t=warmup, warmup_prefix=True, t_in_epochs=False)
 
 
-# A trained model's answers to annotated images, which several processes find together.
+# Predictions of a trained model for annotated images, shared by several processes.
 
 
 A = TypeVar("A")
@@ -196,17 +196,16 @@ def predict_images(
     half: bool | None = None,
     what: str = "",
 ) -> list[A | None]:
-    """Ask a model about every image; several processes take turns, and all must ask.
+    """Apply a model to every image; processes take turns, and all must call it.
 
     Args:
-        model: is moved to the device, and put into eval mode.
-        images: annotated.
-        settings: the device.
-        answer: to image number i, of which it is given the number, the pixels [c h w], the device, and whether to
-            compute in bfloat16.
-        precision: of matrix products, unless ``half`` says it.
-        half: whether they are in bfloat16.
-        what: is being done, in a line of progress; there is none without it.
+        model: model, which is moved to the device and set to eval mode.
+        images: annotated images.
+        settings: settings with the device.
+        answer: function of the image number, the pixels [c h w], the device, and whether to compute in bfloat16.
+        precision: precision of matrix products, unless ``half`` is given.
+        half: whether matrix products are in bfloat16.
+        what: text of the line of progress; none without it.
     """
     device = settings.torch_device
     model.to(device).eval()

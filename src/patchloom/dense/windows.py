@@ -1,4 +1,4 @@
-"""What a trained model says of images of any size, in their own pixels.
+"""Predictions of a segmenter for images of any size, at their original resolution.
 
 Letters: c channels, h w height and width of the image, k classes, h' w' of the model's logits.
 """
@@ -51,20 +51,19 @@ def segment_image(
     device: torch.device | str = "cpu",
     half: bool = False,
 ) -> Tensor:
-    """The class of each pixel, int16 [h w], on the CPU.
+    """Return the class of each pixel, int16 [h w], on the CPU.
 
-    The image is resized so that its shorter side is ``side``, unless that is None, and looked at in windows of the
-    model's size, which overlap by a third. Where they do, the mean of their logits counts. The logits are resized to
-    the image's own size before the best class is taken. An image that is smaller than a window is filled up with its
-    mean colour, as in training.
+    The shorter side of the image is resized to ``side``, unless that is None. The image is processed in windows of the
+    model's size, which overlap by a third; overlapping logits are averaged. The logits are resized to the original size
+    before the best class is taken. An image smaller than a window is padded with its mean colour, as in training.
 
     Args:
-        model: on the device, in eval mode.
-        image: [c h w], uint8 or float in [0, 1], of the model's channels.
-        mean, std: with which images are normalised.
-        side: in pixels; None leaves the image as it is.
-        device: where the model is.
-        half: whether products are taken in bfloat16.
+        model: model on the device, in eval mode.
+        image: [c h w], uint8 or float in [0, 1], with the channels of the model.
+        mean, std: statistics that normalise images.
+        side: shorter side in pixels; None: no resizing.
+        device: device of the model.
+        half: whether matrix products are in bfloat16.
     """
     device, own = torch.device(device), (int(image.shape[1]), int(image.shape[2]))
     resized = image if side is None else resized_for_test(image, side)
@@ -83,7 +82,7 @@ def segment_image(
 
 
 def starts(length: int, window: int) -> list[int]:
-    """Where windows begin along a side: two thirds of a window apart, the last one where the side ends."""
+    """Return the starts of windows along a side: two thirds of a window apart, the last one at the end of the side."""
     stride = max(1, int(_STRIDE * window))
     return [min(i * stride, length - window) for i in range(math.ceil(max(0, length - window) / stride) + 1)]
 
@@ -122,7 +121,7 @@ def _mean_of(windows: Sequence[_Window], size: tuple[int, int], first: int, last
 
 
 def _between(length: int, becomes: int, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which two rows of ``length`` are mixed for rows of ``becomes``, and the second one's share, as torch resizes."""
+    """Return the two rows of ``length`` mixed for each row of ``becomes``, and the weight of the second one."""
     at = ((places.double() + 0.5) * length / becomes - 0.5).clamp(0, length - 1)
     first = at.floor().long()
     return first, (first + 1).clamp(max=length - 1), at - first

@@ -292,7 +292,7 @@ def test_the_orientation_of_exif(tmp_path):
     picture(tmp_path / "a.jpg", exif=exif)
     what = content(["a.jpg"])
     write(tmp_path / "train.json", what)
-    with pytest.raises(PatchloomError, match=r"as it is stored \(20 x 16\), but its EXIF orientation makes it 16 x 20"):
+    with pytest.raises(PatchloomError, match=r"as stored \(20 x 16\), but its EXIF orientation makes it 16 x 20"):
         open_boxes(tmp_path)
     what["images"][0].update(width=16, height=20)
     write(tmp_path / "train.json", what)

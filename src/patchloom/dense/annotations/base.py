@@ -1,4 +1,4 @@
-"""What annotated images are: the interface that all of them implement, and the subset of one."""
+"""Interface of annotated images, and subsets of them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ IGNORED = -1  # in label maps: pixels that do not count
 
 @dataclass(frozen=True)
 class Objects:
-    """The annotated objects of an image. Letters: m objects, h w height and width of the image in pixels.
+    """Annotated objects of an image. Letters: m objects, h w height and width of the image in pixels.
 
     Attributes:
         boxes: float32 [m 4], x0 y0 x1 y1 in pixels, x1 and y1 exclusive.
         labels: int64 [m], numbers of classes, from 0.
-        masks: bool [m h w]; None where the data has boxes alone.
-        crowd: bool [m], groups or doubtful objects: whatever is found there is neither right nor wrong.
-        decode: returns the mask of object k, bool [h w]; in the place of ``masks``, so that not all are in memory.
+        masks: bool [m h w]; None if the data has only boxes.
+        crowd: bool [m], groups or doubtful objects: detections there are neither right nor wrong.
+        decode: returns the mask of object k, bool [h w]; used instead of ``masks`` to save memory.
     """
 
     boxes: Tensor
@@ -59,10 +59,10 @@ T = TypeVar("T", Tensor, Objects)
 
 
 class Annotated(ABC, Generic[T]):
-    """Images with what is known of their parts: a label map, int16 [h w] with `IGNORED`, or `Objects`.
+    """Images with annotations: a label map each, int16 [h w] with `IGNORED`, or `Objects`.
 
     Attributes:
-        images: the images alone, in the same order.
+        images: the images without annotations, in the same order.
         classes: names of the classes.
     """
 
@@ -74,7 +74,7 @@ class Annotated(ABC, Generic[T]):
 
     @abstractmethod
     def truth(self, i: int) -> T:
-        """What is known of image i."""
+        """Return the annotation of image i."""
 
     def outlined(self, i: int) -> T:
         """Return `truth`, with masks that are decoded one at a time where the data store outlines."""
@@ -150,10 +150,10 @@ class ClassList:
     """Classes in order.
 
     Attributes:
-        names: of the classes.
-        ids: the number of each in label maps as they are stored.
-        colours: uint8 [k 3], the colour of each in colour-coded label maps, where the list gives them.
-        source: the file, or in words what the names are taken from.
+        names: names of the classes.
+        ids: number of each class in the stored label maps.
+        colours: uint8 [k 3], colour of each class in colour-coded label maps, if the list has them.
+        source: the file, or a description of the origin of the names.
     """
 
     names: tuple[str, ...]
@@ -283,12 +283,12 @@ def by_folder(root: Path, images: Iterable[str]) -> tuple[dict[str, list[str]], 
 
 
 def count_images(count: int) -> str:
-    """As "12 images"."""
+    """Return text such as "12 images"."""
     return "1 image" if count == 1 else f"{count:,} images"
 
 
 def count_images_are(count: int) -> str:
-    """As "12 images are"."""
+    """Return text such as "12 images are"."""
     return f"{count_images(count)} {'is' if count == 1 else 'are'}"
 
 
@@ -298,9 +298,9 @@ def is_role(word: str) -> bool:
 
 
 def annotation_key(path: str) -> str:
-    """What an image and its annotation have in common.
+    """Return the key that an image shares with its annotation.
 
-    It is the path without its suffix and without folders such as ``images`` and ``annotations``.
+    The key is the path without its suffix and without folders such as ``images`` and ``annotations``.
     """
     *folders, name = path.split("/")
     return "/".join([*(one for one in folders if not is_role(one)), os.path.splitext(name)[0]])
@@ -339,7 +339,7 @@ class ImageMatcher:
             if len(found) > 1:
                 raise PatchloomError(
                     f"{self.root / annotation} may be of {self.root / found[0]} or of {self.root / found[1]}: give "
-                    "each image a name of its own"
+                    "each image a unique name"
                 )
             if found:
                 if (other := self._taken.setdefault(found[0], annotation)) != annotation:
@@ -394,7 +394,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def named_parts(there: Mapping[str, int]) -> tuple[dict[str, str], list[str]]:
-    """Which of the parts that data brings are trained on, chosen by and tested on."""
+    """Return the parts of the data for training, validation and testing, and notes."""
     if VALIDATION in there and TEST not in there:
         return (
             {TRAIN: TRAIN, VALIDATION: TEST},
@@ -412,12 +412,12 @@ _ARRAYS = (".npy", ".tif", ".tiff", ".dcm", ".dicom", ".heic", ".heif", ".hif") 
 
 
 class Header(NamedTuple):
-    """What the head of an image file says.
+    """Header of an image file.
 
     Attributes:
-        size: (h, w) of the image as it is read, upright.
-        turned: its EXIF orientation turns or mirrors it.
-        swapped: the file's own rows are the columns of the upright image.
+        size: (h, w) of the upright image.
+        turned: whether its EXIF orientation rotates or mirrors it.
+        swapped: whether the rows of the file are the columns of the upright image.
     """
 
     size: tuple[int, int]

@@ -1,4 +1,4 @@
-"""Images with boxes: what a file says of each, and all of it packed, whatever format it came in."""
+"""Images with boxes, packed in the same way for every file format."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ def told_size(about: Mapping[str, Any]) -> tuple[int, int] | None:
 
 @dataclass
 class ImageAnnotation:
-    """What an annotation says of one image.
+    """Annotation of one image.
 
     Attributes:
-        file: which says so, for messages.
-        size: (h, w) of the image as the annotation has it; None if it does not say.
-        boxes: x0 y0 x1 y1 of each object, in pixels or, if ``relative``, as shares of width and height.
-        labels: the class of each.
-        crowd: whether each is a group, or doubtful.
-        outlines: of each, as `compress_outline` takes it; None where there is none.
-        relative: coordinates are shares of width and height, in ``outlines``, too.
+        file: file of the annotation, for messages.
+        size: (h, w) of the image according to the annotation; None if it is not given.
+        boxes: x0 y0 x1 y1 of each object, in pixels or, if ``relative``, as fractions of width and height.
+        labels: class of each object.
+        crowd: whether each object is a group, or doubtful.
+        outlines: outline of each object, as for `compress_outline`; None if there is none.
+        relative: whether coordinates are fractions of width and height, also in ``outlines``.
     """
 
     file: str
@@ -116,12 +116,12 @@ class AnnotatedFiles:
 
 @dataclass
 class Annotations:
-    """What the files of one format say, before it is compared with the images.
+    """Annotations from the files of one format, not yet checked against the images.
 
     Attributes:
-        classes: their names.
-        parts: by their names.
-        notes: on what was left out.
+        classes: names of the classes.
+        parts: parts of the data by name.
+        notes: sentences on skipped items.
     """
 
     classes: tuple[str, ...]
@@ -135,17 +135,17 @@ def part_of_files(name: str, root: Path, paths: Sequence[str], sheets: list[Imag
 
 
 class BoxedImages(Annotated[Objects]):
-    """Images with boxes and, if there are, outlines, all in a few arrays.
+    """Images with boxes and optional outlines, stored in a few arrays.
 
     Args:
-        images: of which the objects are.
-        classes: their names.
-        sizes: int64 [n 2], h and w of each image as it is read.
-        counts: int64 [n], objects of each image.
-        boxes: float32 [m 4], of all images, one after another.
+        images: the images.
+        classes: names of the classes.
+        sizes: int64 [n 2], h and w of each upright image.
+        counts: int64 [n], number of objects of each image.
+        boxes: float32 [m 4], boxes of all images in order.
         labels: int64 [m].
         crowd: bool [m].
-        outlines: of each object as `compress_outline` returns it, decoded when it is asked for; None if there are none.
+        outlines: outline of each object from `compress_outline`, decoded on access; None if there are none.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ def json_files(root: Path, listed: Listing) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """What a JSON file holds; None if it is no COCO JSON, which has a list of images."""
+    """Read a JSON file; return None if it is not COCO JSON, which has a list of images."""
     try:
         content = path.read_bytes()
         found = json.loads(content)
@@ -140,7 +140,7 @@ def _sheets(path: Path, content: dict[str, Any], number: Mapping[int, int]) -> t
 
 
 def _entries(path: Path, content: dict[str, Any], what: str, needed: Mapping[str, type]) -> list[dict[str, Any]]:
-    """One of the lists of a file, each of whose entries has what is needed."""
+    """Return one of the lists of a file, after checking the required fields of its entries."""
     found = content.get(what, [])
     if not isinstance(found, list):
         raise PatchloomError(f"{path} is not as COCO JSON is: its {what} are no list")
@@ -157,14 +157,14 @@ def _entries(path: Path, content: dict[str, Any], what: str, needed: Mapping[str
 
 def _refuse_repeated(path: Path, what: str, values: Sequence[Any], key: str) -> None:
     if repeated := [value for value, count in Counter(values).items() if count > 1]:
-        raise PatchloomError(f"{path} has several {what} with the {key} {repeated[0]}: give each one of its own")
+        raise PatchloomError(f"{path} has several {what} with the {key} {repeated[0]}: give each a unique one")
 
 
 def _found(images: Sequence[str], file: str, part: str | None, folders: Iterable[str], known: set[str]) -> list[str]:
-    """Where the images of a file lie: paths relative to the root of all.
+    """Return the paths of the images of a file, relative to the common root.
 
-    Files name them relative to a folder that they do not say. It is the one in which most of a sample are: the file's
-    own, before those of its part, before others. If none is in any, folders in the names are left out.
+    COCO files do not state the folder of their images. It is the one that contains most of a sample: the folder of the
+    file before those of its part, before others. If none contains any, folders in the names are ignored.
     """
     plain = [os.path.normpath(image.replace("\\", "/")).replace(os.sep, "/") for image in images]
     bare = [image.rpartition("/")[2] for image in plain]

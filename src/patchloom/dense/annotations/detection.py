@@ -1,4 +1,4 @@
-"""Opening images with boxes: the format is known by what lies there."""
+"""Opening of images with boxes; the format is inferred from the files."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def find_hub(name: str) -> Annotations:
             )
         told = _classes(dataset.features[_OBJECTS])
         if parts and told != classes:
-            raise PatchloomError(f"{name} has other classes in {split} than before: give all the same ClassLabel")
+            raise PatchloomError(f"{name} has other classes in {split} than before: use one ClassLabel")
         classes = told
         sheets: list[ImageAnnotation] = []
         with StatusMessage(f"reading the boxes of {name} {split}", len(dataset)) as waiting:
@@ -132,7 +132,7 @@ def _rows(dataset: Dataset) -> Iterator[dict[str, Any]]:
 
 
 def _sheet(where: str, row: dict[str, Any]) -> tuple[ImageAnnotation, list[str | int]]:
-    """What a row says, and the class of each object."""
+    """Return the annotation of a row, and the class of each object."""
     sheet = ImageAnnotation(where, told_size(row))
     objects = row[_OBJECTS] or []
     if isinstance(objects, dict):
@@ -170,7 +170,7 @@ _FEW_BAD = 1e-4  # share of the boxes that may be of no area or outside, and are
 
 
 def check_annotations(found: Annotations) -> AnnotatedData[Objects]:
-    """What was found, compared with its images."""
+    """Check annotations against their images, and pack them."""
     _refuse_shared(found)
     masks, notes = _outlined(found)
     parts: dict[str, BoxedImages] = {}
@@ -194,7 +194,7 @@ def check_annotations(found: Annotations) -> AnnotatedData[Objects]:
 
 
 def _refuse_shared(found: Annotations) -> None:
-    """Refuse an image that is in two parts: what is trained on tests nothing."""
+    """Raise an error if two parts share an image, because a training image must not be tested on."""
     seen: dict[str, str] = {}
     for name, part in found.parts.items():
         for i in range(len(part.sheets)):
@@ -304,8 +304,8 @@ def _compare(sheet: ImageAnnotation, header: Header, image: str) -> None:
     (h, w), (have_h, have_w) = sheet.size, header.size
     if header.swapped and sheet.size == (have_w, have_h):
         raise PatchloomError(
-            f"{sheet.file} has boxes of {image} as it is stored ({w} x {h}), but its EXIF orientation makes it "
-            f"{have_w} x {have_h}: take that mark away (exiftool -Orientation= FILE), or annotate the upright image"
+            f"{sheet.file} has boxes of {image} as stored ({w} x {h}), but its EXIF orientation makes it "
+            f"{have_w} x {have_h}: remove that tag (exiftool -Orientation= FILE), or annotate the upright image"
         )
     raise PatchloomError(
         f"{sheet.file} says that {image} has {w} x {h} pixels, but it has {have_w} x {have_h}: put the image that was "

@@ -68,17 +68,17 @@ _SPREAD = {2: 85, 4: 17}  # what PIL multiplies grey values of so few bits by, t
 
 
 def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None) -> np.ndarray:
-    """The numbers in a label map: PNG, TIFF, BMP or GIF of 1 to 16 bits, grey or with a palette, or a ``.npy`` array.
+    """Read a label map: PNG, TIFF, BMP or GIF of 1 to 16 bits, grey or with a palette, or a ``.npy`` array.
 
-    A palette is not looked up: its indices are the numbers. EXIF orientation is applied, as to images.
+    The indices into a palette are the numbers. EXIF orientation is applied, as to images.
 
     Args:
         source: the file, or its bytes.
-        name: of the file, with which messages begin.
-        colours: uint8 [k 3], of which a colour-coded map becomes the places.
+        name: name of the file, for messages.
+        colours: uint8 [k 3]; a colour-coded map becomes the indices of its colours in this list.
 
     Returns:
-        Not negative, of an integer dtype [h w].
+        Non-negative numbers of an integer dtype [h w].
     """
     try:
         with silence_decoders():
@@ -158,11 +158,11 @@ class Layout:
     """Images with label maps. All paths are relative to the folder, with forward slashes.
 
     Attributes:
-        parts: of "train", "validation" and "test" those that there are, each with the paths of its images, sorted, and
-            of their label maps.
-        words: what the folder calls each part, such as "val".
-        folders: where a list of classes may lie: the folder itself (""), and those around label maps.
-        notes: on what is left out.
+        parts: those of "train", "validation" and "test" that exist, each with the sorted paths of its images and the
+            paths of their label maps.
+        words: name of each part in the folder, such as "val".
+        folders: folders that may have a list of classes: the folder itself (""), and those around label maps.
+        notes: sentences on skipped files.
     """
 
     parts: Mapping[str, tuple[list[str], list[str]]]
@@ -284,7 +284,7 @@ class StoredMaps(ABC):
         """16 hex digits that change when a label map does; images do not count."""
 
     def stamp(self) -> str | None:
-        """As `Source.stamp`, of images and label maps."""
+        """Return a stamp of images and label maps, as `Source.stamp` does."""
         return None
 
     def image_size(self, i: int) -> tuple[int, int]:
@@ -369,7 +369,7 @@ def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
 
 
 def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
-    """Numbers and pixels of a label map, int64 [m 2]; or what is wrong with it."""
+    """Return the numbers of a label map with their pixel counts, int64 [m 2], or the error."""
     try:
         ids = maps.ids(i)
         size = maps.image_size(i)
@@ -408,17 +408,17 @@ _UNKNOWN = -2  # for those that are neither a class nor ignored
 
 
 class LabelMaps(Annotated[Tensor]):
-    """Images whose label maps are stored.
+    """Images with stored label maps.
 
     Args:
         maps: images and label maps.
         classes: the classes, and their numbers in label maps.
-        ignored: numbers that do not count.
-        rows: as `ids_of` gives them.
+        ignored: numbers of pixels that do not count.
+        rows: result of `ids_of`.
 
     Attributes:
-        ids: the number of each class in label maps as they are stored.
-        counts: pixels of each class in each image, int64 [n k].
+        ids: number of each class in the stored label maps.
+        counts: number of pixels of each class in each image, int64 [n k].
     """
 
     def __init__(self, maps: StoredMaps, classes: ClassList, ignored: Collection[int], rows: np.ndarray) -> None:
@@ -472,13 +472,13 @@ def class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
 
 
 def class_ids(annotated: Annotated[Tensor]) -> tuple[int, ...]:
-    """The number that means each class in the label maps as they are stored, for writing others like them."""
+    """Return the number of each class in the stored label maps, to write predictions in the same way."""
     whole, _ = _whole(annotated)
     return whole.ids if isinstance(whole, LabelMaps) else tuple(range(len(annotated.classes)))
 
 
 def _whole(annotated: Annotated[Tensor]) -> tuple[Annotated[Tensor], np.ndarray]:
-    """What some images were taken from, and which."""
+    """Return the data that images are a subset of, and their indices."""
     chosen = np.arange(len(annotated))
     whole = annotated
     while isinstance(whole, AnnotatedSubset):
@@ -640,10 +640,10 @@ _KINDS = "give a folder of images/ and labels/, hf:FOLDER, shapes, or pairs of a
 
 @validate_arguments
 def open_label_maps(data: DataLike, ignore: int = 255, seed: int = 0) -> AnnotatedData[Tensor]:
-    """Open images with label maps. All label maps are looked at, so that whatever is wrong is said before any training.
+    """Open images with label maps. All label maps are read, so that errors are found before training.
 
-    What is called val is the validation where there is a test, too, and otherwise the test. Images without a pixel that
-    counts are left out.
+    A part called val is used for validation if there is a test part, and for testing otherwise. Images without a pixel
+    that counts are left out.
     """
     if (drawn := _shapes_of(data, seed)) is not None:
         return drawn
@@ -794,7 +794,7 @@ def _on_classes(
 
 
 def _ignored(ignored: set[int]) -> str:
-    """What to do where too little counts."""
+    """Return the remedy if too few pixels count."""
     if not ignored:
         return "label maps of at least two classes are needed"
     numbers = listing(sorted(ignored), "and")

@@ -28,12 +28,12 @@ _LISTS = ("train", "val", "test")  # files that say which image belongs to which
 
 
 class VocAnnotation(NamedTuple):
-    """What one XML file says.
+    """Annotation in one XML file.
 
     Attributes:
-        image: the name of its image, as the file has it; "" if it does not say.
-        sheet: its objects, with labels still to be numbered.
-        names: the class of each object.
+        image: name of the image in the file; "" if it is not given.
+        sheet: the objects, with labels not yet numbered.
+        names: class name of each object.
     """
 
     image: str
@@ -128,9 +128,9 @@ def _by_list(
 def read_voc(path: Path) -> VocAnnotation:
     """Read one XML file.
 
-    VOC counts pixels from 1 and includes the last one, so x0 is ``xmin - 1`` and x1 is ``xmax``, and likewise y: the
-    same box that a copy in COCO's or YOLO's format has. What is ``difficult`` is taken as `Objects.crowd`: VOC's own
-    scores count neither finding nor missing it.
+    VOC boxes are 1-based and inclusive, so x0 is ``xmin - 1`` and x1 is ``xmax``, and the same for y; this equals the
+    box in COCO's or YOLO's format. ``difficult`` objects become `Objects.crowd`: VOC's scores count neither a detection
+    nor a miss of them.
     """
     try:
         content = path.read_bytes()

@@ -104,13 +104,13 @@ def _found(
     files: Sequence[str],
     notes: list[str],
 ) -> Annotations:
-    """What the labels of some images say."""
+    """Read the labels of some images."""
     label_of = {image: _label_of(root, image) for images in parts.values() for image in images}
     image_of: dict[str, str] = {}
     for image, label in label_of.items():
         if label is not None and (other := image_of.setdefault(label, image)) != image:
             raise PatchloomError(
-                f"{root / label} may be of {root / other} or of {root / image}: give each image a name of its own"
+                f"{root / label} may be of {root / other} or of {root / image}: give each image a unique name"
             )
     notes += note_on_lost(root, [file for file in files if file not in image_of], len(files), "text files")
     sheets: dict[str, ImageAnnotation] = {}
@@ -199,12 +199,12 @@ def _names(names: Iterable[Any], path: Path) -> tuple[str, ...]:
     if not said:
         raise PatchloomError(f"{path} has no names of classes: write one for each")
     if repeated := next((name for name in said if said.count(name) > 1), None):
-        raise PatchloomError(f"{path} has the class {repeated} more than once: give each a name of its own")
+        raise PatchloomError(f"{path} has the class {repeated} more than once: give each a unique name")
     return said
 
 
 def _place(path: Path, base: object, place: str) -> Path | None:
-    """Where a folder or list of a YAML file is; Roboflow's lead one folder too high. None: nowhere."""
+    """Return the path of a folder or list of a YAML file, or None; Roboflow's paths start one folder too high."""
     above = path.parent
     bases = [above / str(base), above] if base else [above]
     within = place
@@ -223,7 +223,7 @@ def _images_at(place: Path) -> Iterator[Path]:
 
 
 def _relative(path: Path, root: Path) -> str:
-    """A path within a folder relative to it; any other one as it is."""
+    """Return a path within a folder relative to it; return other paths unchanged."""
     plain = os.path.normpath(os.path.abspath(path))
     base = os.path.join(os.path.abspath(root), "")
     return (plain[len(base) :] if plain.startswith(base) else plain).replace(os.sep, "/")
