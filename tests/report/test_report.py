@@ -44,11 +44,15 @@ def test_one_run_has_its_page_beside_it(run, pages, capsys, monkeypatch):
     assert page.charts and part.tables and page.lead == ["12 % of the way"]
 
 
-def test_a_run_without_labels_that_was_evaluated_with_some_does_not_say_that_there_are_none(run):
-    (run / "summary.txt").write_text(f"The task is being learnt. {no_labels()}\n")
+@pytest.mark.parametrize("ending", [no_labels(), "The images have no labels, so this says how well the task is done."])
+def test_a_run_evaluated_with_labels_does_not_report_missing_labels(run, ending):
+    """The second ending is that of an older version."""
+    before = (run / "results.csv").read_text()
+    (run / "summary.txt").write_text(f"The task is being learnt. {ending}\n")
     assert page_of([run]).runs[0].summary == "The task is being learnt."
     (run / "results.csv").unlink()
-    assert no_labels() in page_of([run]).runs[0].summary
+    assert ending in page_of([run]).runs[0].summary
+    (run / "results.csv").write_text(before)
 
 
 def test_a_throw_away_evaluation_is_forgotten(run, pages, capsys):

@@ -35,7 +35,7 @@ from patchloom.report.pictures import COUNT, Images, collect_pictures, images_of
 from patchloom.report.pictures import RECORDING_BUDGET as SOUNDS
 from patchloom.report.pictures import SLIDER_BUDGET as SLIDERS
 from patchloom.runs.folder import line_of
-from patchloom.runs.verdict import Verdict, no_labels
+from patchloom.runs.verdict import Verdict, drop_no_labels
 from patchloom.system.files import write_whole
 from patchloom.version import __version__
 
@@ -242,7 +242,7 @@ def _summary(run: RunData) -> str:
     """Return the closing sentence without the remark on missing labels if a later evaluation had labels."""
     summary = run.summary or ""
     try:
-        return summary.replace(no_labels(run.modality.noun), "").strip() if has_labelled_results(run) else summary
+        return drop_no_labels(summary, run.modality.noun) if has_labelled_results(run) else summary
     except ValueError:  # a damaged results.csv, which a note reports
         return summary
 

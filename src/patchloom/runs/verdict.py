@@ -23,6 +23,11 @@ def no_labels(noun: str = "images") -> str:
     )
 
 
+def drop_no_labels(summary: str, noun: str = "images") -> str:
+    """Return a closing sentence without its end on missing labels, which older versions worded differently."""
+    return summary.partition(f"The {noun} have no labels,")[0].strip()
+
+
 class Verdict(StrEnum):
     """Verdict in a few words; the last one if the images are too few or nearly identical."""
 
