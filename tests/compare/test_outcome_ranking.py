@@ -65,7 +65,7 @@ def test_one_seed_claims_nothing():
     assert all("--seeds 3" in text and text.startswith("No winner") for text in (ahead, behind, level))
     assert "is behind raw pixels (" in behind and "did learn" not in behind
     assert not any(word in text for word in ("better", "distinguished") for text in (ahead, behind))
-    assert "cannot be distinguished from mae (" in level or "from mp3 (" in level
+    assert "is indistinguishable from mae (" in level or "from mp3 (" in level
 
 
 def test_few_test_images_claim_nothing():

@@ -259,7 +259,7 @@ def describe_ranking(main: Ranking, way: str, n: int) -> list[str]:
         ]
     said = []
     for claim, words in (
-        (Claim.NONE, "cannot be distinguished from {} with this budget"),
+        (Claim.NONE, "is indistinguishable from {} with this budget"),
         (Claim.ONCE, "is behind {} in this one training"),
     ):
         names = [name for name in level if main.against[name].claim is claim]

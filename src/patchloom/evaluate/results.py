@@ -407,7 +407,7 @@ def check_rows(path: Path) -> bytes:
         if heading == ",".join(COLUMNS[:count]):
             return b"".join(_widened(line, count) for line in before.splitlines(keepends=True))
     if before and heading != ",".join(COLUMNS):
-        raise PatchloomError(f"{path} was not written by patchloom (other columns): move it away")
+        raise PatchloomError(f"{path} has other columns than patchloom writes: move it away")
     return before
 
 
