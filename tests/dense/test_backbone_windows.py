@@ -88,5 +88,5 @@ def test_encoders_that_can_have_none() -> None:
     assert window_of(encoder("swin", grid=(8, 8))[0], (2, 2)) is None
     with pytest.raises(PatchloomError, match="relative positions .* use --positions keep"):
         FeatureMaps(at_size(vit, card, (128, 128), "relative"), window=4)
-    with pytest.raises(PatchloomError, match="windows of its own"):
+    with pytest.raises(PatchloomError, match="fixed attention windows"):
         FeatureMaps(encoder("swin")[0], window=4)

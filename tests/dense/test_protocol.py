@@ -162,7 +162,7 @@ def test_an_evaluation_that_was_stopped_goes_on(
             {"head": "linear", "recipe": "mae"},
             "--recipe mae trains UPerNet: leave it out with --head linear",
         ),
-        ("segment", {"head": "linear", "from_scratch": True}, "nothing is trained from scratch"),
+        ("segment", {"head": "linear", "from_scratch": True}, "no training from scratch"),
         ("segment", {"head": "linear", "layer_decay": 0.5}, "--layer_decay has no effect with --head linear"),
         ("segment", {"head": "linear", "positions": "learned"}, "does not train the encoder: leave out --positions"),
         ("segment", {"out": "model.pt"}, "its name ends in .safetensors, which model.pt does not"),

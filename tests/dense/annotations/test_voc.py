@@ -133,7 +133,7 @@ def test_which_image_is_meant_must_be_clear(tmp_path):
     (tmp_path / "images" / "a.png").rename(tmp_path / "images" / "a.bmp")
     assert len(open_boxes(tmp_path).train) == 2
     picture(tmp_path / "images" / "a.jpg")
-    with pytest.raises(PatchloomError, match=r"a.xml may be of .*a.bmp or of .*a.jpg: give each image a name"):
+    with pytest.raises(PatchloomError, match=r"a.xml may be of .*a.bmp or of .*a.jpg: give each image a unique name"):
         open_boxes(tmp_path)
     (tmp_path / "images" / "a.jpg").unlink()
     xml(tmp_path / "other" / "a.xml", ("class a", BOX))

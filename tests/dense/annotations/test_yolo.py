@@ -166,5 +166,5 @@ def test_names_that_do_not_fit(tmp_path):
     with pytest.raises(PatchloomError, match=r"alone.txt has no image of its name \(4 of 30 text files have none\)"):
         open_boxes(tmp_path)
     picture(tmp_path / "images" / "a.png")
-    with pytest.raises(PatchloomError, match=r"a.txt may be of .*a.jpg or of .*a.png: give each image a name"):
+    with pytest.raises(PatchloomError, match=r"a.txt may be of .*a.jpg or of .*a.png: give each image a unique name"):
         open_boxes(tmp_path)
