@@ -257,6 +257,19 @@ def test_of_equal_validation_scores_the_last_weights_are_tested(
 
 
 @pytest.mark.parametrize("protocol", OPTIONS)
+def test_the_plan_counts_validation_and_test(
+    run: Path, squares: object, protocol: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each scored image takes a minute: 2 models, 10 times the validation images and once the test images."""
+    monkeypatch.setattr("patchloom.dense.protocol._MEASURED_FROM", 1)
+    monkeypatch.setattr("patchloom.dense.training.DenseTraining.seconds_of_image", lambda *_: 60.0)
+    evaluate(protocol, run, "data", **OPTIONS[protocol], **COMMON)
+    said = re.search(r"in total: .* of steps, and (\d+) h (\d+) min of validation and test", capsys.readouterr().out)
+    held_out, tests = 4, 5
+    assert said and 60 * int(said[1]) + int(said[2]) == 2 * (10 * held_out + tests)
+
+
+@pytest.mark.parametrize("protocol", OPTIONS)
 def test_a_test_that_cannot_be_read_is_a_sentence(
     run: Path, squares: object, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

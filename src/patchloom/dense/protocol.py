@@ -344,7 +344,7 @@ def train_each(
 def _announce(
     candidates: Sequence[DenseCandidate], setup: Setup[T, R], begin: Callable[[Any], DenseTraining[T]]
 ) -> TimeLeft:
-    """Say what will be trained, and how long all of it takes, from a few steps."""
+    """Print the planned trainings and their duration, estimated from a few steps and images."""
     steps = setup.recipe.steps
     left = TimeLeft(len(candidates) * steps)
     if steps < _MEASURED_FROM:
@@ -354,13 +354,17 @@ def _announce(
         progress_message("measuring a few steps"),
         _enough_memory(setup.recipe.batch),
     ):
-        left.seconds = begin(candidates[0].build()).seconds_of_step()
+        training = begin(candidates[0].build())
+        left.seconds = training.seconds_of_step()
+        images = VALIDATED * len(setup.held or ()) + len(setup.parts.test)
+        scoring = len(candidates) * images * training.seconds_of_image(setup.train)
     if is_first():
+        whole = left.steps * left.seconds
         names = ", then ".join(candidate.name for candidate in candidates)
         by = f" by {world()} processes" if world() > 1 else ""
         print(
-            f"Training {names}{by}: {steps:,} steps each. All of it takes about "
-            f"{duration(left.steps * left.seconds)}, and the time of validation and test.",
+            f"Training {names}{by}: {steps:,} steps each. This takes about {duration(whole + scoring)} in total: "
+            f"{duration(whole)} of steps, and {duration(scoring)} of validation and test.",
             flush=True,
         )
     return left

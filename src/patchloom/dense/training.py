@@ -20,7 +20,7 @@ from patchloom.dense.annotations.base import Annotated, T
 from patchloom.dense.recipes import ResolvedDenseRecipe
 from patchloom.dense.segmenter import PixelSegmenter
 from patchloom.display import track_progress
-from patchloom.estimate import count_step
+from patchloom.estimate import count_step, time_steps
 from patchloom.evaluate.features import Precision, runs_in_bfloat16
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, training_identity
@@ -31,6 +31,7 @@ from patchloom.system.distributed import broadcast_buffers, collected, rank, wor
 from patchloom.system.hardware import keep_freed_memory
 
 VALIDATED = 10  # times in a training
+_TIMED_IMAGES = 4
 
 
 class DenseTraining(Loop, Generic[T]):
@@ -89,6 +90,11 @@ class DenseTraining(Loop, Generic[T]):
     @abstractmethod
     def score(self, images: Annotated[T]) -> float:
         """Return the score of the tested model on some images; all processes must call it."""
+
+    def seconds_of_image(self, images: Annotated[T]) -> float:
+        """Return the seconds that the score of an image takes, measured on a few images."""
+        some = images.subset(range(min(len(images), _TIMED_IMAGES)))
+        return time_steps(lambda: self.score(some), least=1)[0] / len(some)
 
     @abstractmethod
     def _outline(self, images: Tensor) -> Tensor:
