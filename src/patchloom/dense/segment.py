@@ -181,7 +181,7 @@ def segment(
 
     UPerNet (Xiao et al. 2018) on four evenly spaced blocks is trained together with the encoder, beside the same from
     scratch: the papers' protocol. linear is a batch norm and a linear layer on the frozen encoder's last tokens, beside
-        an untrained encoder and raw pixels: it is fast, and measures the frozen features.
+    an untrained encoder and raw pixels: it is fast, and measures the frozen features.
 
     Args:
         run, settings: as in `patchloom.evaluate.protocols.evaluate`.
