@@ -218,10 +218,10 @@ class SharedBatchNorm(_BatchNorm):
             raise ValueError("batch norm needs 2 or more images in a batch")
         channels = (1, -1, *[1] * (x.ndim - 2))
         mean = averaged(x.mean(others))
-        centred = x - mean.view(channels)
-        variance = averaged(centred.square().mean(others))
+        # the difference is computed twice: with one, gradients add up in another order, and old runs differ in rounding
+        variance = averaged((x - mean.view(channels)).square().mean(others))
         self._update_statistics(mean.detach(), variance.detach() * n / (n - 1))
-        normalised = centred * (variance + self.eps).rsqrt().view(channels)
+        normalised = (x - mean.view(channels)) * (variance + self.eps).rsqrt().view(channels)
         if self.affine:
             normalised = normalised * self.weight.view(channels) + self.bias.view(channels)
         return normalised
