@@ -1,4 +1,4 @@
-"""Pictures of label maps and boxes: what is drawn is where it is, in colours that are told apart, with names."""
+"""Pictures of label maps and boxes: positions, distinct colours and names."""
 
 from pathlib import Path
 

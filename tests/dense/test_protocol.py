@@ -1,4 +1,4 @@
-"""Segmentation and detection, whole: what is trained beside what, which images are read when, and what is refused."""
+"""Segmentation and detection end to end: candidates, order of reading, rejected options."""
 
 import csv
 import os

@@ -1,4 +1,4 @@
-"""Which images are trained on, chosen by, and tested."""
+"""Training, validation and test images."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Values by which segmentation and detection are trained, and what of them is refused."""
+"""Recipes of segmentation and detection, and rejected values."""
 
 from dataclasses import replace
 
