@@ -260,7 +260,7 @@ def segmentation_picture(rows: Sequence[MapRow], classes: Sequence[str], out: Pa
     def tiles(row: MapRow, side: int) -> list[np.ndarray]:
         h, w = _tile_size(row.image, side)
         drawn = [_resized(one, h, w) for one in (row.truth, row.answer) if one is not None]
-        return [_shown(row.image, h, w), *(_painted(one, len(classes)) for one in drawn)]
+        return [_resized_pixels(row.image, h, w), *(_painted(one, len(classes)) for one in drawn)]
 
     for side in _MAP_SIDES:
         page = _page(headings, [(row.title, tiles(row, side)) for row in rows], keys, classes, "")
@@ -288,7 +288,7 @@ def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path,
 
     def tiles(row: BoxRow, side: int) -> list[np.ndarray]:
         h, w = _tile_size(row.image, side)
-        shown, scale = _shown(row.image, h, w), w / row.image.shape[2]
+        shown, scale = _resized_pixels(row.image, h, w), w / row.image.shape[2]
         there = [] if row.truth is None else [draw_boxes(shown, row.truth, classes, None, scale)]
         return [np.asarray(one) for one in (*there, draw_boxes(shown, row.answer, classes, row.scores, scale))]
 
@@ -303,7 +303,7 @@ def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path,
 
 def draw_label_map(image: Tensor, answer: Tensor, classes: Sequence[str], out: Path) -> Path:
     """Draw an image [c h w] in the colours of the classes of its pixels, answer [h w], with their names beneath."""
-    mixed = _overlaid(_shown(image, *_alone(image)), answer, len(classes))
+    mixed = _overlaid(_resized_pixels(image, *_single_size(image)), answer, len(classes))
     page = _page([], [("", [mixed])], _keys([answer], classes), classes, "")
     write_whole(out, to_png(page))
     return out
@@ -311,8 +311,8 @@ def draw_label_map(image: Tensor, answer: Tensor, classes: Sequence[str], out: P
 
 def draw_objects(image: Tensor, answer: Objects, scores: Tensor, classes: Sequence[str], out: Path) -> Path:
     """Draw an image [c h w] with the objects that were found in it, and their scores [m]."""
-    h, w = _alone(image)
-    drawn = draw_boxes(_shown(image, h, w), answer, classes, scores, w / image.shape[2])
+    h, w = _single_size(image)
+    drawn = draw_boxes(_resized_pixels(image, h, w), answer, classes, scores, w / image.shape[2])
     write_whole(out, to_png(drawn))
     return out
 
@@ -332,7 +332,7 @@ def _tile_size(image: Tensor, side: int) -> tuple[int, int]:
 def _maps_apart(row: MapRow, classes: int) -> OverlayPair:
     """A row with a known label map, as truth and answer over the image."""
     assert row.truth is not None
-    shown = _shown(row.image, *_tile_size(row.image, _APART))
+    shown = _resized_pixels(row.image, *_tile_size(row.image, _APART))
     truth, answer = (Image.fromarray(_overlaid(shown, labels, classes)) for labels in (row.truth, row.answer))
     return OverlayPair(row.title, truth, answer)
 
@@ -340,13 +340,13 @@ def _maps_apart(row: MapRow, classes: int) -> OverlayPair:
 def _boxes_apart(row: BoxRow, classes: Sequence[str]) -> OverlayPair:
     """A row with known objects, as truth and answer on the image."""
     assert row.truth is not None
-    shown = _shown(row.image, *_tile_size(row.image, _APART))
+    shown = _resized_pixels(row.image, *_tile_size(row.image, _APART))
     scale = shown.shape[1] / row.image.shape[2]
     truth = draw_boxes(shown, row.truth, classes, None, scale)
     return OverlayPair(row.title, truth, draw_boxes(shown, row.answer, classes, row.scores, scale))
 
 
-def _alone(image: Tensor) -> tuple[int, int]:
+def _single_size(image: Tensor) -> tuple[int, int]:
     """Return the height and width for drawing a single image: its own, within limits."""
     h, w = image.shape[1:]
     scale = min(1.0, _WIDEST / max(h, w))
@@ -363,7 +363,7 @@ def _chosen(row: BoxRow, which: Tensor) -> BoxRow:
     return row._replace(answer=answer, scores=row.scores[which])
 
 
-def _shown(image: Tensor, h: int, w: int) -> np.ndarray:
+def _resized_pixels(image: Tensor, h: int, w: int) -> np.ndarray:
     """Convert an image [c h w] to colours uint8 [h w 3] of another size; dark images are brightened."""
     smaller = h < image.shape[1]
     if smaller:  # before anything is computed of millions of pixels

@@ -25,7 +25,7 @@ from patchloom.dense.checkpoint import DenseCard, DenseTask, is_dense, save_dens
 from patchloom.dense.detector import Detector
 from patchloom.dense.recipes import R, Requested, ResolvedSegmentRecipe, SegmentRecipe, held_out, usual_crops
 from patchloom.dense.segmenter import Segmenter
-from patchloom.dense.training import VALIDATED, DenseTraining
+from patchloom.dense.training import DenseTraining, images_scored
 from patchloom.dense.windows import starts
 from patchloom.display import StatusMessage, TimeLeft, duration, is_first, progress_message
 from patchloom.errors import PatchloomError
@@ -223,8 +223,8 @@ def set_up(
                 f"--batch_size {recipe.batch} cannot be shared by {world()} processes: give a multiple"
             )
         train, held = parts.trained_on(recipe.validation, settings.seed)
-        tests = VALIDATED * len(held or ()) + len(parts.test)
-        recipe, scale = _at_scale(recipe, asked, train, tests, settings.torch_device.type, patch_side(vit))
+        scored = images_scored(held, parts.test)
+        recipe, scale = _at_scale(recipe, asked, train, scored, settings.torch_device.type, patch_side(vit))
         if scale:
             print_notes([scale])
             parts = replace(parts, story=f"{scale}. {parts.story}")
@@ -356,8 +356,8 @@ def _announce(
     ):
         training = begin(candidates[0].build())
         left.seconds = training.seconds_of_step()
-        images = VALIDATED * len(setup.held or ()) + len(setup.parts.test)
-        scoring = len(candidates) * images * training.seconds_of_image(setup.train)
+        images = len(candidates) * images_scored(setup.held, setup.parts.test)
+        scoring = images * training.seconds_of_image(setup.train)
     if is_first():
         whole = left.steps * left.seconds
         names = ", then ".join(candidate.name for candidate in candidates)

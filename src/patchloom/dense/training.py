@@ -30,7 +30,7 @@ from patchloom.nets.performance import fuse_attention, use_kernels
 from patchloom.system.distributed import broadcast_buffers, collected, rank, world
 from patchloom.system.hardware import keep_freed_memory
 
-VALIDATED = 10  # times in a training
+_VALIDATED = 10  # times in a training
 _TIMED_IMAGES = 4
 
 
@@ -79,7 +79,7 @@ class DenseTraining(Loop, Generic[T]):
         self._share()
         self.batch = recipe.batch // world()
         self.steps, self.per_epoch = recipe.steps, max(1, len(train) // recipe.batch)
-        every = max(1, math.ceil(self.steps / VALIDATED))
+        every = max(1, math.ceil(self.steps / _VALIDATED))
         self.best = BestEpoch(0 if held is None else len(held), self.steps, self.steps, recipe.patience, every)
         groups = self.model.groups(recipe.weight_decay, recipe.layer_decay)
         fused = self.device.type in ("cpu", "cuda")
@@ -164,6 +164,11 @@ class DenseTraining(Loop, Generic[T]):
 
     def _rate_option(self) -> str:
         return f"--lr (now {self.recipe.lr:g})"
+
+
+def images_scored(held: Annotated[T] | None, test: Annotated[T]) -> int:
+    """Return the number of images that one training scores: validation images several times, test images once."""
+    return _VALIDATED * len(held or ()) + len(test)
 
 
 def mask_padding(images: Tensor, sizes: list[tuple[int, int]]) -> Tensor:

@@ -15,17 +15,18 @@ from patchloom.runs.checksummed import read_checksummed, write_checksummed
 _FILE = "verdict.yaml"
 
 
+_NO_LABELS = "The {} have no labels,"
+
+
 def no_labels(noun: str = "images") -> str:
     """Return the end of the closing sentence of a run without labels."""
-    return (
-        f"The {noun} have no labels, so this measures how well the pretext task is solved, not what the features are "
-        "good for."
-    )
+    without = _NO_LABELS.format(noun)
+    return f"{without} so this measures how well the pretext task is solved, not what the features are good for."
 
 
 def drop_no_labels(summary: str, noun: str = "images") -> str:
     """Return a closing sentence without its end on missing labels, which older versions worded differently."""
-    return summary.partition(f"The {noun} have no labels,")[0].strip()
+    return summary.partition(_NO_LABELS.format(noun))[0].strip()
 
 
 class Verdict(StrEnum):

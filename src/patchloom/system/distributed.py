@@ -216,25 +216,22 @@ class SharedBatchNorm(_BatchNorm):
         n = x.numel() // x.shape[1] * world()
         if n < 2:
             raise ValueError("batch norm needs 2 or more images in a batch")
+        # it is always built with statistics
+        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
         channels = (1, -1, *[1] * (x.ndim - 2))
         mean = averaged(x.mean(others))
         # the difference is computed twice: with one, gradients add up in another order, and old runs differ in rounding
         variance = averaged((x - mean.view(channels)).square().mean(others))
-        self._update_statistics(mean.detach(), variance.detach() * n / (n - 1))
+        with torch.no_grad():
+            # without a momentum, as in nn.BatchNorm, the running statistics are the mean over all batches
+            self.num_batches_tracked += 1
+            weight = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            self.running_mean.lerp_(mean, weight)
+            self.running_var.lerp_(variance * n / (n - 1), weight)
         normalised = (x - mean.view(channels)) * (variance + self.eps).rsqrt().view(channels)
         if self.affine:
             normalised = normalised * self.weight.view(channels) + self.bias.view(channels)
         return normalised
-
-    @torch.no_grad()
-    def _update_statistics(self, mean: Tensor, variance: Tensor) -> None:
-        """Move the running mean and variance; without a momentum they are the mean of all batches so far."""
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
-        self.num_batches_tracked += 1
-        weight = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean, weight)
-        self.running_var.lerp_(variance, weight)
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Accept any shape."""
@@ -247,9 +244,7 @@ def share_batch_norms(model: nn.Module) -> nn.Module:
     for module in list(model.modules()):
         for name, norm in module.named_children():
             if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
-                shared = SharedBatchNorm(
-                    norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats
-                )
+                shared = SharedBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine)
                 shared.load_state_dict(norm.state_dict())
                 setattr(module, name, shared.train(norm.training))
     return model

@@ -73,7 +73,7 @@ def find_coco(
             raise PatchloomError(f"{path} has other categories than {first}: give both the same ids and names")
         categories, first = here, path
         images, sheets = _sheets(path, content, {one["id"]: k for k, one in enumerate(here)})
-        paths = _found(images, file, part, listed.folders, known)
+        paths = _image_paths(images, file, part, listed.folders, known)
         if repeated := [image for image, count in Counter(paths).items() if count > 1]:
             raise PatchloomError(f"{path} has {repeated[0]} more than once: give each image one entry")
         of = dict(zip(paths, sheets, strict=True))
@@ -160,7 +160,9 @@ def _refuse_repeated(path: Path, what: str, values: Sequence[Any], key: str) -> 
         raise PatchloomError(f"{path} has several {what} with the {key} {repeated[0]}: give each a unique one")
 
 
-def _found(images: Sequence[str], file: str, part: str | None, folders: Iterable[str], known: set[str]) -> list[str]:
+def _image_paths(
+    images: Sequence[str], file: str, part: str | None, folders: Iterable[str], known: set[str]
+) -> list[str]:
     """Return the paths of the images of a file, relative to the common root.
 
     COCO files do not state the folder of their images. It is the one that contains most of a sample: the folder of the

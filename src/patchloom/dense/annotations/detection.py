@@ -383,10 +383,10 @@ def open_boxes(data: DataLike, seed: int = 0) -> AnnotatedData[Objects]:
         assert opened is not None and isinstance(opened.train, Shapes) and isinstance(opened.test, Shapes)
         return AnnotatedData(DrawnObjects(opened.train), None, DrawnObjects(opened.test))
     with StatusMessage(f"looking for the boxes of {name}"):
-        return check_annotations(find_hub(name) if is_hub(name) else _found(name))
+        return check_annotations(find_hub(name) if is_hub(name) else _in_folder(name))
 
 
-def _found(name: str) -> Annotations:
+def _in_folder(name: str) -> Annotations:
     path = Path(name).expanduser()
     if path.is_file():
         return _of_file(name, path)

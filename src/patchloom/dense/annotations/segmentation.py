@@ -459,7 +459,7 @@ class LabelMaps(Annotated[Tensor]):
 
 def class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
     """Pixels of each class in all images, int64 [k]."""
-    whole, chosen = _whole(annotated)
+    whole, chosen = _base_of(annotated)
     if isinstance(whole, LabelMaps):
         return np.asarray(whole.counts[chosen].sum(0))
     counts = np.zeros(len(annotated.classes), np.int64)
@@ -473,11 +473,11 @@ def class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
 
 def class_ids(annotated: Annotated[Tensor]) -> tuple[int, ...]:
     """Return the number of each class in the stored label maps, to write predictions in the same way."""
-    whole, _ = _whole(annotated)
+    whole, _ = _base_of(annotated)
     return whole.ids if isinstance(whole, LabelMaps) else tuple(range(len(annotated.classes)))
 
 
-def _whole(annotated: Annotated[Tensor]) -> tuple[Annotated[Tensor], np.ndarray]:
+def _base_of(annotated: Annotated[Tensor]) -> tuple[Annotated[Tensor], np.ndarray]:
     """Return the data that images are a subset of, and their indices."""
     chosen = np.arange(len(annotated))
     whole = annotated

@@ -54,7 +54,7 @@ def find_yolo(name: str, root: Path, listed: Listing, files: Sequence[str]) -> A
         classes: tuple[str, ...] | None = None
     else:
         classes = _names([line.strip() for line in _text(path).splitlines() if line.strip()], path)
-    return _found(name, root, parts, classes, files, notes)
+    return _annotations(name, root, parts, classes, files, notes)
 
 
 def find_yaml(name: str, path: Path) -> Annotations:
@@ -93,10 +93,10 @@ def find_yaml(name: str, path: Path) -> Annotations:
             each = (_images_at(there) for there in found if there is not None)
             parts[part] = [_relative(image, root) for image in chain.from_iterable(each)]
     listed = list_files(root)
-    return _found(name, root, parts, _names(names, path), text_files(root, listed), notes)
+    return _annotations(name, root, parts, _names(names, path), text_files(root, listed), notes)
 
 
-def _found(
+def _annotations(
     name: str,
     root: Path,
     parts: dict[str, list[str]],
