@@ -287,8 +287,10 @@ def test_a_class_that_only_the_program_has(photos, tmp_path, capfd):
 @pytest.mark.parametrize("model", ["nano", "swin-nano"])
 @pytest.mark.parametrize(("withheld", "token"), [("blank", "mask_token"), ("dropped", "position_token")])
 def test_a_stand_in_that_is_missing_is_named(model, withheld, token):
-    sizes = {"img_size": (64, 64), "patch_size": 4} if model == "swin-nano" else {"img_size": (32, 32), "patch_size": 8}
-    vit = build_encoder(EncoderSpec(model, **sizes))
+    if model == "nano":
+        vit = build_encoder(EncoderSpec("nano", img_size=(32, 32), patch_size=8))
+    else:
+        vit = build_encoder(EncoderSpec(model, img_size=(64, 64), patch_size=4, positions="none"))
     n = patch_count(vit)
     images = torch.zeros(2, 3, *input_size(vit))
     given = replace(all_patches(images, n), **{withheld: torch.ones(2, n, dtype=torch.bool)})
