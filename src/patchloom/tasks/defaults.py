@@ -30,10 +30,13 @@ def decoder_sizes(
     """
     d = task.geometry.width
     small = d < _SMALL
-    why = "as narrow as an encoder below ViT-S" if small else "the paper's"
-    wide = task.resolve_auto("decoder_width", width, d if small else usual[0], why)
-    deep = task.resolve_auto(depth_option, depth, min(2, usual[1]) if small else usual[1], why)
-    many = task.resolve_auto("decoder_heads", heads, max(1, wide // 32) if small else usual[2], why)
+    papers = "the paper's"
+    as_wide = "as wide as the encoder, which is below ViT-S" if small else papers
+    shallow = "at most 2, for an encoder below ViT-S" if small else papers
+    each = "32 wide each, for an encoder below ViT-S" if small else papers
+    wide = task.resolve_auto("decoder_width", width, d if small else usual[0], as_wide)
+    deep = task.resolve_auto(depth_option, depth, min(2, usual[1]) if small else usual[1], shallow)
+    many = task.resolve_auto("decoder_heads", heads, max(1, wide // 32) if small else usual[2], each)
     if deep > 1000:
         raise PatchloomError(f"--task.{depth_option} must be 1000 or less, not {deep}")
     if min(wide, many) < 1 or deep < 0 or wide % many or wide % 4:
