@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 Size = int | Literal["auto"]
 
+PAPERS = "the paper's"  # reason of an ``auto`` that is the paper's value
+
 
 class Task(nn.Module, ABC):
     """Pretext task: an input from which something is withheld, and questions about it.
@@ -112,6 +114,10 @@ class Task(nn.Module, ABC):
             return asked
         self.chosen[option] = (value, why)
         return value
+
+    def fitted(self) -> dict[str, tuple[Any, str]]:
+        """Return value and reason of every option that ``auto`` fitted to the images, the model or the training."""
+        return {option: one for option, one in self.chosen.items() if one[1] != PAPERS}
 
     @property
     def views(self) -> float:

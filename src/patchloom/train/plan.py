@@ -366,6 +366,8 @@ def describe_recipe(settings: ResolvedSettings, n: int, noun: str) -> list[str]:
     recipe = recipe_named(settings.recipe)
     changes = recipe.changes(settings.plain())
     said = f"with {', '.join(changes)}" if changes else "unchanged"
+    if not changes and min(settings.batch_size, n) * settings.accumulate != recipe.batch:
+        said = f"unchanged but for the {noun} of an update"
     return [f"recipe {recipe.name} ({recipe.source}), {said}", recipe.update(settings.plain(), n, noun)]
 
 
