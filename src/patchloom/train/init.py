@@ -19,8 +19,8 @@ from patchloom.nets.checkpoints.load import (
     statistics_in_words,
     timm_statistics,
 )
-from patchloom.nets.finetune import frozen_names
 from patchloom.nets.checkpoints.programs import MeanStd
+from patchloom.nets.finetune import frozen_names
 from patchloom.nets.swin import Encoder
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.runs.encoder import check_place, encoder_weights, unfinished_run
