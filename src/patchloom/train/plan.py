@@ -270,7 +270,7 @@ def _with_statistics(
     if found is None and given == "init":
         raise PatchloomError(f"--normalization init: {why}: use --normalization data or imagenet")
     chosen: Literal["data", "init"] = "data" if found is None else "init"
-    return replace(asked, normalization=chosen), found, {"normalization": why}
+    return replace(asked, normalization=chosen), found, {"normalization": why} if given == "auto" else {}
 
 
 def check_same(folder: RunFolder, images: Source) -> None:
