@@ -155,6 +155,13 @@ def test_images_are_normalised_as_those_of_the_weights(images, earlier, tmp_path
     assert load_encoder(run)[1].mean == statistics(run)
 
 
+def test_the_log_says_how_public_weights_normalise_where_the_run_does_otherwise(images, earlier, tmp_path, capsys):
+    save_file(load_file(earlier), bare := tmp_path / "bare.safetensors")
+    pretrain(images, "mae", out=tmp_path / "run", init=str(bare), normalization="data", **DEEP | {"epochs": 0.3})
+    told = " ".join(capsys.readouterr().out.split())
+    assert "normalises images by mean 0.485, 0.456, 0.406;" in told and "this run uses --normalization data" in told
+
+
 def test_from_keeps_the_statistics_of_the_data_unless_asked(images, earlier, tmp_path):
     start = earlier.removesuffix("/encoder.safetensors")
     short = {name: value for name, value in DEEP.items() if name not in ("model", "img_size", "patch_size")}
@@ -166,7 +173,7 @@ def test_from_keeps_the_statistics_of_the_data_unless_asked(images, earlier, tmp
 
 def test_weights_without_statistics_leave_those_of_the_data(images, earlier, tmp_path, capsys):
     state = load_file(earlier)
-    state["pos_embed"] = state["pos_embed"] + 0.01  # else they are recognised as MAE's
+    state["pos_embed"] = torch.full_like(state["pos_embed"], 0.01)  # else they are recognised as MAE's
     save_file(state, bare := tmp_path / "bare.safetensors")
     run = pretrain(images, "mae", out=tmp_path / "run", init=str(bare), **DEEP | {"epochs": 0.3}).folder
     assert statistics(run) != (0.485, 0.456, 0.406)
