@@ -8,7 +8,7 @@
     python benchmarks/step_time.py mp3 --model vit_base_patch16_224 --batch 8    # and of ViT-B
     python benchmarks/step_time.py growth          # batches, image sizes and models: time over counted operations
     python benchmarks/step_time.py memory          # with and without gradient checkpointing
-    python benchmarks/step_time.py blocks --model vit_base_patch16_224 --batch 8     # all or few blocks, updates, anchor
+    python benchmarks/step_time.py blocks --model vit_base_patch16_224 --batch 8   # parts of it are trained, anchor
     python benchmarks/step_time.py kernels         # every task on torch's kernels and on ours
     python benchmarks/step_time.py peers --device cuda --batch 256
 

@@ -1,17 +1,21 @@
 """Low-rank updates of the encoder's weights (``--adapt lora``), for every class of encoder that is served."""
 
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import swins
 import torch
 from sweep import SIZE
+from timm.models.swin_transformer import SwinTransformerBlock
+from timm.models.vision_transformer import Block
 
+from patchloom.nets import native
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import encode, patch_count
 from patchloom.nets.finetune import add_low_rank, freeze_for
 from patchloom.nets.lora import effective_parameters, has_adapters, merged
-from patchloom.nets.performance import fuse_attention
+from patchloom.nets.performance import compile_blocks, fuse_attention, use_kernels
 from patchloom.nets.sparse_attention import attention_of, heads_of
 from patchloom.nets.teacher import Teacher
 from patchloom.withhold.encoder_input import all_patches
@@ -159,3 +163,35 @@ def test_the_rank_is_at_most_the_side_of_a_weight():
     freeze_for(net, "lora", None)
     add_low_rank(net, 1000, "attention", None)
     assert net.layers[0].blocks[0].attn.qkv.parametrizations.weight[0].down.shape == (8, 8)
+
+
+def test_compiled_blocks_use_the_updates_in_one_graph(net, monkeypatch):
+    # torch.compile's graphs are run uncompiled: the same graphs, without a compiler
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    images = images_for(net)
+    adapted(net)
+    for block in net.modules():
+        if isinstance(block, Block | SwinTransformerBlock):
+            block.compile(backend="eager", fullgraph=True, dynamic=False)
+    train(net, images)
+    after = output(net, images)
+    compile_blocks(net, enabled=False)
+    torch.testing.assert_close(output(net, images), after, rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(native.lacking() is not None, reason=f"no native kernels: {native.lacking()}")
+def test_native_kernels_use_the_updates():
+    net = vit(embed_dim=64)
+    images = images_for(net)
+    adapted(net)
+    use_kernels(net, "native")
+    assert all(block.kernels is not None for block in net.blocks)
+    with torch.autocast("cpu", torch.bfloat16):
+        before = output(net, images).detach()
+        names = train(net, images)
+        after = output(net, images).detach()
+    assert len(names) == 16 and (after - before).abs().max() > 0.05
+    use_kernels(net, "torch")
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = output(net, images)
+    torch.testing.assert_close(after, expected, rtol=0.02, atol=0.05)

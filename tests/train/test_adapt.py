@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from killing import SMALL, left_behind
+from ranks import run_together
 from safetensors.torch import load_file, save_file
 
 from patchloom.data.stats import Stats
@@ -360,3 +361,22 @@ def test_an_anchored_run_resumes_without_its_source(anchored, images, earlier, t
     pretrain(images, "mae", out=out, anchor=5.0, **options | {"init": str(source)})
     one, other = (load_file(run / "encoder.safetensors") for run in (near, out))
     assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [
+        ("ddp", {"adapt": "lora", "lora_rank": 4, "anchor": 0.5}),
+        ("fsdp", {"anchor": 0.5, "layer_decay": 0.8, "heads_first": 0.3}),
+    ],
+)
+def test_two_processes_train_what_one_trains(strategy, more, images, earlier, tmp_path):
+    options = DEEP | {"task": "mae", "init": earlier, "blr": 1e-3, "epochs": 1} | more
+    (ended,), (alone,) = run_together(images, tmp_path / "one" / "run", 1, options)
+    assert ended.code == 0, ended.told
+    ended, ranks = run_together(images, tmp_path / "two" / "run", 2, options | {"strategy": strategy})
+    assert [one.code for one in ended] == [0, 0], [one.told for one in ended]
+    for found in ranks:
+        assert found.keys() == alone.keys()
+        for name, value in alone.items():
+            torch.testing.assert_close(found[name], value, rtol=2e-3, atol=1e-4)
