@@ -127,7 +127,7 @@ _RARE = {
     *"accumulate weight_decay warmup_epochs clip crop_scale normalization cache channels positions".split(),
     *"strategy precision teacher_precision attention kernels compile checkpointing threads".split(),
     *"betas layer_decay drop_path smoothing mixup cutmix randaugment randaugment_std erasing repeats ema".split(),
-    *"knn_k knn_gallery".split(),
+    *"knn_k knn_gallery lora_rank lora_on heads_first".split(),
     *"seconds rate features bins halve_every updates warmup_updates warmup_lr dropout noise_share noise_volume".split(),
     *"lr momentum placeholder ratio head_on warmup_steps decay auxiliary head_width color scale".split(),
 }

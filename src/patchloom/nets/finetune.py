@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from copy import deepcopy
 from typing import Literal, cast
 
@@ -152,18 +151,9 @@ def block_count(vit: Encoder) -> int:
     return len(_blocks(vit))
 
 
-def train_last_blocks(vit: Encoder, count: int) -> None:
-    """Freeze all but the last ``count`` blocks and the final norm of an encoder."""
-    _freeze(vit, kept_names(vit, count))
-
-
 def freeze_for(vit: Encoder, adapt: Adapt, count: int | None) -> None:
     """Freeze the weights of `frozen_names`."""
-    _freeze(vit, frozen_names(vit, adapt, count))
-
-
-def _freeze(vit: Encoder, names: Iterable[str]) -> None:
-    for name in names:
+    for name in frozen_names(vit, adapt, count):
         vit.get_parameter(name).requires_grad_(False)
 
 

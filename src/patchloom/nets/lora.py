@@ -48,9 +48,8 @@ class LowRank(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the effective weight [out in], in the precision of ``weight``."""
-        with torch.autocast(
-            weight.device.type, enabled=False
-        ):  # else the update would be rounded, unlike the merged one
+        # under autocast the update would be rounded, unlike the merged one
+        with torch.autocast(weight.device.type, enabled=False):
             return _effective(weight, self.up, self.down, self.scale)
 
 

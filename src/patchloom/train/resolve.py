@@ -342,7 +342,7 @@ def _adaptation(settings: Settings, blr: float, why: str) -> list[tuple[str, Any
         found.append(("layer_decay", 1.0, ""))
     else:
         low = float(f"{_GENTLE * blr:.4g}")
-        found.append(("blr", low, f"a tenth of the rate from scratch, {blr:g}, which would destroy trained weights"))
+        found.append(("blr", low, f"a tenth of the rate from scratch, {blr:g}, which changes trained weights too fast"))
         found.append(("layer_decay", _LAYER_DECAY, "first blocks change least, as in lightly-train"))
     heads = "decoder, heads and tokens of the task are new: they train alone first"
     return [*found, ("heads_first", _HEADS_FIRST, heads)]
