@@ -37,6 +37,18 @@ def resolved(**given):
     return resolve(request("shapes", given.pop("task", "mae"), GIVEN | given), 1000, 3, STATS)
 
 
+def stop_at(patch, step):
+    """Send this process SIGTERM at an update."""
+    update = Stepper.update
+
+    def stopping(self, done, *rest):
+        if done == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(self, done, *rest)
+
+    patch.setattr(Stepper, "update", stopping)
+
+
 @pytest.fixture(scope="module")
 def earlier(images, tmp_path_factory):
     """Encoder file of a run, with statistics that are not those of the images."""
@@ -226,6 +238,37 @@ def test_the_encoder_keeps_its_weights_while_heads_train_first(images, earlier, 
     assert not torch.equal(seen[0]["mask_token"], seen[1]["mask_token"])
 
 
+@pytest.mark.parametrize("stop", [2, 5])  # while the heads train first, and later
+def test_a_gentle_run_that_is_stopped_goes_on_to_the_very_end(images, earlier, tmp_path, monkeypatch, stop):
+    options = DEEP | {"init": earlier, "heads_first": 0.5}
+    whole = pretrain(images, "mae", out=tmp_path / "whole" / "run", **options).folder
+    out = tmp_path / "parts" / "run"
+    with monkeypatch.context() as patch:
+        stop_at(patch, stop)
+        with pytest.raises(Stopped):
+            pretrain(images, "mae", out=out, **options)
+    pretrain(images, "mae", out=out, **options)
+    assert left_behind(out) == left_behind(whole)
+
+
+def test_heads_do_not_train_first_again_in_a_run_that_is_trained_longer(images, earlier, tmp_path, monkeypatch):
+    options = DEEP | {"init": earlier, "heads_first": 0.9}
+    out = pretrain(images, "mae", out=tmp_path / "run", **options | {"epochs": 1}).folder
+    before, rates = load_file(out / "encoder.safetensors"), []
+    update = Stepper.update
+
+    def noting(self, *rest):
+        made = update(self, *rest)
+        rates.append(min(group["lr"] for group in self.optimizer.param_groups))
+        return made
+
+    monkeypatch.setattr(Stepper, "update", noting)
+    pretrain(images, "mae", out=out, **options)
+    assert len(rates) == 3 and min(rates) > 0
+    after = load_file(out / "encoder.safetensors")
+    assert not torch.equal(after["blocks.0.attn.qkv.weight"], before["blocks.0.attn.qkv.weight"])
+
+
 # Low-rank updates and the anchor in runs.
 
 TASKS = {"mae": {}, "simmim": {}, "extrema": {"anchor": 0.5}, "lut": {}}
@@ -274,16 +317,9 @@ def test_the_log_says_what_is_trained(lora):
 
 def test_a_stopped_run_goes_on_to_the_very_end(lora, images, tmp_path, monkeypatch):
     run, name, options = lora
-    update = Stepper.update
-
-    def stopping(self, done, *rest):
-        if done == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return update(self, done, *rest)
-
     out = tmp_path / run.name
     with monkeypatch.context() as patch:
-        patch.setattr(Stepper, "update", stopping)
+        stop_at(patch, 3)
         with pytest.raises(Stopped):
             pretrain(images, name, out=out, **options)
     vit, card = load_encoder(out)  # of the checkpoint
@@ -345,16 +381,9 @@ def test_an_anchored_run_resumes_without_its_source(anchored, images, earlier, t
     (_, near), options = anchored
     source = tmp_path / "source.safetensors"
     source.write_bytes(open(earlier, "rb").read())
-    update = Stepper.update
-
-    def stopping(self, done, *rest):
-        if done == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return update(self, done, *rest)
-
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(Stepper, "update", stopping)
+        stop_at(patch, 5)
         with pytest.raises(Stopped):
             pretrain(images, "mae", out=out, anchor=5.0, **options | {"init": str(source)})
     source.unlink()
