@@ -67,8 +67,9 @@ def test_from_scratch_nothing_is_gentle():
     assert not {"layer_decay", "heads_first", "adapt", "normalization"} & reasons.keys()
 
 
-def test_with_init_the_rates_are_gentle_and_say_why():
-    settings, reasons = resolved(init="timm:any")
+@pytest.mark.parametrize("adapt", ["auto", "all", "blocks", "lora"])
+def test_with_init_the_rates_are_gentle_and_say_why(adapt):
+    settings, reasons = resolved(init="timm:any", adapt=adapt)
     assert (settings.blr, settings.layer_decay, settings.heads_first) == (4e-4, 0.9, 0.05)
     assert "a tenth" in reasons["blr"] and "0.004" in reasons["blr"]
     assert "lightly-train" in reasons["layer_decay"] and "new" in reasons["heads_first"]
@@ -78,11 +79,6 @@ def test_what_the_user_gives_wins():
     settings, reasons = resolved(init="timm:any", blr=1e-3, layer_decay=0.5, heads_first=0.2)
     assert (settings.blr, settings.layer_decay, settings.heads_first) == (1e-3, 0.5, 0.2)
     assert not {"blr", "layer_decay", "heads_first"} & reasons.keys()
-
-
-def test_low_rank_updates_keep_the_rate_from_scratch():
-    settings, reasons = resolved(init="timm:any", adapt="lora")
-    assert (settings.blr, settings.layer_decay) == (4e-3, 1.0) and "start at 0" in reasons["blr"]
 
 
 def test_a_recipe_keeps_its_own_rates():

@@ -337,15 +337,13 @@ def _adaptation(settings: Settings, blr: float, why: str) -> list[tuple[str, Any
         found.append(("train_blocks", _LAST_BLOCKS, "few blocks forget little; 1 to 4 are usual"))
     if settings.init is None or settings.recipe is not None:
         return [*found, ("blr", blr, why), ("layer_decay", 1.0, ""), ("heads_first", 0.0, "")]
-    if adapt == "lora":
-        found.append(("blr", blr, f"as from scratch, since low-rank updates start at 0: {why}"))
-        found.append(("layer_decay", 1.0, ""))
-    else:
-        low = float(f"{_GENTLE * blr:.4g}")
-        found.append(("blr", low, f"a tenth of the rate from scratch, {blr:g}, which changes trained weights too fast"))
-        found.append(("layer_decay", _LAYER_DECAY, "first blocks change least, as in lightly-train"))
-    heads = "decoder, heads and tokens of the task are new: they train alone first"
-    return [*found, ("heads_first", _HEADS_FIRST, heads)]
+    low = float(f"{_GENTLE * blr:.4g}")
+    return [
+        *found,
+        ("blr", low, f"a tenth of the rate from scratch, {blr:g}, which changes trained weights too fast"),
+        ("layer_decay", _LAYER_DECAY, "first blocks change least, as in lightly-train"),
+        ("heads_first", _HEADS_FIRST, "decoder, heads and tokens of the task are new: they train alone first"),
+    ]
 
 
 def _blr(model: str, batch: int, swin: bool) -> tuple[float, str]:
