@@ -18,6 +18,7 @@ from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.patches.partition import complement
 from patchloom.patches.pictures import WITHHELD, paint_patches
+from patchloom.questions.anchor import Anchor
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
 from patchloom.withhold.encoder_input import EncoderInput
 
@@ -188,6 +189,10 @@ class Task(nn.Module, ABC):
         if len(outcomes) > 1:
             metrics |= {f"{name}_loss": outcome.loss.detach() for name, outcome in outcomes.items()}
         return Outcome(loss, metrics)
+
+    def anchor_to_start(self, weight: float) -> None:
+        """Add the loss of `Anchor` with a ``weight``; the present encoder is the start."""
+        Anchor(self.encoder, weight).attach(self)
 
     def after_step(self, progress: float) -> None:
         """Update moving-average teachers after an update of the weights."""
