@@ -120,3 +120,8 @@ def test_subjects_in_names_suggest_a_group(tmp_path):
     apart = [np.flatnonzero(open_data(tmp_path / "all", group=group).train.groups % 2 == part) for part in (0, 1)]
     assert not parted_wholes(source.subset(apart[0]), source.subset(apart[1]))
     assert group_in_names(open_data(tmp_path / "staircases").train) is None
+    for well in range(4):
+        for field in range(3):
+            save(tmp_path / "wells" / f"plate{well // 2}_well{well}_field{field}.png", scene(well))
+    group = group_in_names(open_data(tmp_path / "wells").train)
+    assert len(np.unique(open_data(tmp_path / "wells", group=group).train.groups)) == 2, "plates are the largest unit"

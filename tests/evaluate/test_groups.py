@@ -44,6 +44,8 @@ def test_the_test_images_are_whole_groups(films: Path) -> None:
         parts = parts_of(films, EvalSettings(seed=seed, group="^(.*)_"))
         assert not film_of(parts.train) & film_of(parts.test) and len(parts.test) == 24
         assert "a stratified fifth was split off for the test in whole groups" in parts.story
+        named = parts.story.partition("Test groups: ")[2].removesuffix(".").split(", ")
+        assert len(named) == 4 and {*named} == film_of(parts.test)
         assert set(parts.test.labels.tolist()) == {0, 1}
         few_of_them = subsample_training(parts, None, 20, seed)[0]
         assert not film_of(few_of_them.train) & film_of(parts.test)

@@ -80,12 +80,21 @@ def test_test_images_that_were_in_pre_training_are_counted(tmp_path: Path, tiny_
     vit, card = load_encoder(tiny_encoder)
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
+    split_off = parts_of(tmp_path / "split/train", EvalSettings()).test  # that data has no test images of its own
+
+    def said_of(data: str) -> str:
+        return evaluate("knn", run.path, tmp_path / data, device="cpu").protocol
+
     for known in (0, 5):
-        write_record(no_record().and_trained_on(test.contents()[:known], "photos"), run.trained_on)
+        trained_on = np.concatenate([part.contents()[:known] for part in (test, split_off)])
+        write_record(no_record().and_trained_on(trained_on, "photos"), run.trained_on)
         save_encoder(vit, replace(card, trained_on=digest_of_record(run.trained_on)), run.encoder)
-        for data, count in (("split", known), ("split/train", 0)):  # without a test of its own, all may have been
-            said = evaluate("knn", run.path, tmp_path / data, device="cpu").protocol
-            assert (f" {count} of 12 test images were in pre-training" in said) == (count > 0)
-            assert ("were in pre-training" in said) == (count > 0)
+        said = said_of("split")
+        assert (
+            (f" {known} of 12 test images were in pre-training" in said) == ("in pre-training" in said) == (known > 0)
+        )
+        seen = f": 5 of those {len(split_off)} images were in pre-training, without their labels."
+        assert (seen if known else ": none of those images were in pre-training.") in said_of("split/train")
     run.trained_on.write_bytes(b"of another encoder")
-    assert "were in pre-training" not in evaluate("knn", run.path, tmp_path / "split", device="cpu").protocol
+    assert "were in pre-training" not in said_of("split")
+    assert "pre-training may have seen those images, without their labels" in said_of("split/train")

@@ -21,7 +21,7 @@ from patchloom.export.encoder import load_exportable
 from patchloom.export.export import export
 from patchloom.export.model_card import escaped, model_card
 from patchloom.nets.checkpoints.format import load_encoder_file
-from patchloom.runs.folder import data_slug
+from patchloom.runs.folder import RunFolder, data_slug
 
 ROW = (
     '2026-11-23T00:00:00+00:00,knn,{},mean,"{{""k"": 20, ""temperature"": 0.07}}",{},0123456789abcdef,0,{},0.4,0.6,'
@@ -153,6 +153,17 @@ def test_two_channels_and_class_tokens(tmp_path):
     config = json.loads((done.weights / "config.json").read_text())
     assert config["pretrained_cfg"]["first_conv"] is None and "num_classes" not in config["model_args"]
     assert "license: unknown" in (done.weights / "README.md").read_text() and "def vectors(images)" in done.snippet
+    assert any("license: unknown" in note and "--license" in note for note in done.notes)
+
+
+def test_the_licence_of_earlier_weights_is_mentioned(run, tmp_path):
+    assert not any("license" in note for note in export(run, to="hf", license="mit", out=tmp_path / "given").notes)
+    config = RunFolder(run).config
+    before = config.read_text()
+    config.write_text(re.sub(r"(?m)^init: .*$", "init: timm:vit_tiny_patch16_224", before))
+    notes = export(run, to="hf", out=tmp_path / "hub").notes
+    config.write_text(before)
+    assert any("The licence of timm:vit_tiny_patch16_224 applies to these weights, too." in note for note in notes)
 
 
 def test_a_folder_with_other_files_is_left_alone(run, tmp_path):

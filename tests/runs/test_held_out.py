@@ -412,4 +412,6 @@ def test_near_copies_are_reported_at_the_start(tmp_path, capsys):
         "warning: neighbours in name are near copies" in told and "--group '^(.*)_' keeps them together, in 3" in told
     )
     pretrain(tmp_path / "films", out=tmp_path / "grouped", **QUICK | {"group": "^(.*)_"})
-    assert "near copies" not in capsys.readouterr().out
+    told = capsys.readouterr().out
+    held_out = RunFolder(tmp_path / "grouped").read_data()["held_out"]
+    assert "near copies" not in told and f"held-out groups: film{held_out[0] // 15}\n" in told

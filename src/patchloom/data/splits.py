@@ -197,6 +197,7 @@ def _turns(labels: np.ndarray, seed: int) -> np.ndarray:
 
 
 PARENT = "parent"
+_NAMED = 5  # groups that a sentence names
 
 
 def with_groups(data: Data, group: str) -> Data:
@@ -204,7 +205,7 @@ def with_groups(data: Data, group: str) -> Data:
     names, train = _several_names(data.train, group), copy(data.train)
     train.groups = _numbered(names)
     found, alone = np.unique([name for name in names if name]), names.count("")
-    few = f" ({_some(found)})" if len(found) <= 5 else ""
+    few = f" ({_some(found)})" if len(found) <= _NAMED else ""
     notes = [f"--group {group}: {len(found):,} groups of {train.noun}{few}; each stays in one split"]
     if alone:
         of = f"of {len(names):,} {train.noun}"
@@ -241,6 +242,12 @@ def group_names(source: Source, group: str) -> list[str]:
     if group == PARENT:  # the same folder name in two places is two folders
         return [source.describe(i).replace("\\", "/").rpartition("/")[0] for i in range(len(source))]
     return [_name(source.place(i) or "", pattern) for i in range(len(source))]
+
+
+def some_groups(source: Source, group: str) -> str:
+    """Return the names of the groups in a part of the images, for a sentence; of many, the first and the number."""
+    names = np.unique([name for name in group_names(source, group) if name])
+    return f"{_some(names)} ({len(names):,})" if len(names) > _NAMED else _some(names)
 
 
 def _several_names(source: Source, group: str) -> list[str]:
@@ -288,4 +295,4 @@ def _expression(group: str) -> re.Pattern[str]:
 
 def _some(names: np.ndarray | list[str]) -> str:
     shown = [str(name).rpartition("/")[2] or str(name) for name in names]
-    return ", ".join(shown[:5]) + ", ..." * (len(shown) > 5)
+    return ", ".join(shown[:_NAMED]) + ", ..." * (len(shown) > _NAMED)

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Data
-from patchloom.data.splits import choose_indices, pick, splittable, with_groups
+from patchloom.data.splits import choose_indices, pick, some_groups, splittable, with_groups
 from patchloom.dense.annotations.base import Annotated, AnnotatedData, T
 from patchloom.dense.checkpoint import DenseCard, DenseTask, is_dense, save_dense
 from patchloom.dense.detector import Detector
@@ -49,7 +49,7 @@ from patchloom.nets.finetune import Variant, at_size
 from patchloom.nets.performance import choose_kernels
 from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder
-from patchloom.runs.held_out import seen_in_pretraining
+from patchloom.runs.held_out import describe_seen, seen_in_pretraining
 from patchloom.sizes import in_pixels
 from patchloom.system.distributed import rank, refused_by_all, smallest, world
 from patchloom.system.hardware import free_memory, memory, memory_shortage, resident
@@ -104,8 +104,10 @@ def dense_parts(
         copied = f" Nothing was trained on {len(copies):,} exact copies of test images." if len(copies) else ""
         story = (
             f"The data brings no test images, so a fifth was split off for the test{whole_groups} (seed "
-            f"{settings.seed}): pre-training may have seen those images, without their labels.{copied}"
+            f"{settings.seed}): {describe_seen(run, test.images)}.{copied}"
         )
+        if settings.group is not None:
+            story += f" Test groups: {some_groups(test.images, settings.group)}."
     else:
         test = brought
         brings = "its own validation and test images" if validation is not None else "its own test images"

@@ -19,13 +19,13 @@ from patchloom.data.near_duplicates import near_copies, parted_wholes
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.sources.open import open_data, split_names
-from patchloom.data.splits import pick, split_for_test
+from patchloom.data.splits import pick, some_groups, split_for_test
 from patchloom.data.stats import dropped_colours
 from patchloom.display import StatusMessage, is_first
 from patchloom.errors import PatchloomError, check_type
 from patchloom.evaluate.features import has_labels, only_labelled
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.runs.held_out import seen_in_pretraining
+from patchloom.runs.held_out import describe_seen, seen_in_pretraining
 from patchloom.system.distributed import first_decides, launch_once, launched_processes, processes_here, world
 from patchloom.system.hardware import Cores, choose_workers, cores, usable_device
 
@@ -249,11 +249,13 @@ def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str, run: 
         train, test = split_for_test(whole, seed=settings.seed)
         noun = whole.noun
         whole_groups = "" if whole.groups is None else " in whole groups"
-        lacks, fifth, unseen = ("labelled ", "stratified ", ", without their labels") if labels else ("", "", "")
+        lacks, fifth = ("labelled ", "stratified ") if labels else ("", "")
         story = (
             f"The data brings no {lacks}test {noun}, so a {fifth}fifth was split off for the test{whole_groups} "
-            f"(seed {settings.seed}): pre-training may have seen those {noun}{unseen}."
+            f"(seed {settings.seed}): {describe_seen(run, test, labels)}."
         )
+        if settings.group is not None:
+            story += f" Test groups: {some_groups(test, settings.group)}."
         if copies := len(whole) - len(train) - len(test):
             story += f" {copies:,} exact copies of test {noun} were left out of training."
     return limit_training_images(Data(train, test), f"{note} {story}".strip(), settings, looked=own is None)

@@ -29,6 +29,7 @@ from patchloom.export.encoder import (
 )
 from patchloom.export.examples import Examples, describe_files, largest_difference, make_examples, vectors_of_files
 from patchloom.export.model_card import check_license, model_card, timm_code, transformers_code
+from patchloom.runs.folder import RunFolder
 from patchloom.system.files import make_folder, write_whole
 from patchloom.system.network import why_offline
 
@@ -117,6 +118,9 @@ def to_hub(
     make_folder(folder)
     for file, content in contents.items():
         write_whole(folder / file, content)
+    notes = [one.card.note, examples.why_noise, _head_note(one)]
+    if license is None:
+        notes.append(_license_note(run))
     checks = [
         f"Vectors ({one.pooling} tokens) differ by at most {found.timm:.1e} by timm.create_model, and by "
         f"{found.transformers:.1e} by transformers' AutoModel.",
@@ -131,7 +135,7 @@ def to_hub(
         len(examples.given),
         timm_code(f"local-dir:{folder}", one.channels),
         f"images{' of noise' * bool(examples.why_noise)}",
-        tuple(filter(None, (one.card.note, examples.why_noise, _head_note(one)))),
+        tuple(filter(None, notes)),
         by="timm's and transformers'",
         checks=tuple(checks),
     )
@@ -154,6 +158,14 @@ def _check_folder(folder: Path) -> None:
     )
     if others:
         raise PatchloomError(f"{folder} has other files, such as {min(others)}: give another folder with --out")
+
+
+def _license_note(run: str | Path) -> str:
+    """Return a sentence on a missing licence, and on the weights that the run began with or learnt from."""
+    folder = RunFolder(run)
+    before = folder.read_config().weights_before if folder.config.exists() else ()
+    inherited = f" The licence of {' and '.join(before)} applies to these weights, too." if before else ""
+    return f"The model card says license: unknown. Name yours by --license, such as apache-2.0.{inherited}"
 
 
 def _head_note(one: Exportable) -> str:

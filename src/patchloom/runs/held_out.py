@@ -136,6 +136,23 @@ def record_of(source: str | Path) -> Record | None:
     return None if str(source).startswith("timm:") else _record_beside(weights_file(source))
 
 
+def count_seen(source: str | Path, test: Source) -> int | None:
+    """Return the number of test images that an encoder was trained on; None if that is not known."""
+    record = record_of(source)
+    return None if record is None or record.unknown else copies_among(test, record.contents)
+
+
+def describe_seen(source: str | Path | None, test: Source, labels: bool = True) -> str:
+    """Return a clause on whether an encoder was trained on test images that were split off its own data, perhaps."""
+    seen, noun = None if source is None else count_seen(source, test), test.noun
+    unseen = ", without their labels" if labels else ""
+    if seen is None:
+        return f"pre-training may have seen those {noun}{unseen}"
+    if not seen:
+        return f"none of those {noun} were in pre-training"
+    return f"{seen:,} of those {len(test):,} {noun} were in pre-training{unseen}"
+
+
 def seen_in_pretraining(source: str | Path, test: Source) -> str:
     """Return a sentence, after a space, on test images that an encoder was trained on; "" if none are known."""
     record = record_of(source)

@@ -12,6 +12,7 @@ import numpy as np
 from patchloom.data.near_duplicates import near_copies
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import is_object_name
+from patchloom.data.splits import some_groups
 from patchloom.data.stats import Stats
 from patchloom.display import is_first
 from patchloom.errors import PatchloomError
@@ -311,6 +312,8 @@ def announce(
         say(f"  {line}")
     for line in (*data.notes, *plan.stats.noticed):
         say(f"  {line}")
+    if asked.group is not None and whole.groups is not None:
+        say(f"  held-out groups: {some_groups(held_out, asked.group)}")
     if plan.doubt:
         say(f"  warning: {plan.doubt}")
     if not held.looked:
