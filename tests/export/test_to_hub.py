@@ -156,13 +156,11 @@ def test_two_channels_and_class_tokens(tmp_path):
     assert any("license: unknown" in note and "--license" in note for note in done.notes)
 
 
-def test_the_licence_of_earlier_weights_is_mentioned(run, tmp_path):
+def test_the_licence_of_earlier_weights_is_mentioned(run, tmp_path, monkeypatch):
     assert not any("license" in note for note in export(run, to="hf", license="mit", out=tmp_path / "given").notes)
-    config = RunFolder(run).config
-    before = config.read_text()
-    config.write_text(re.sub(r"(?m)^init: .*$", "init: timm:vit_tiny_patch16_224", before))
+    settings = replace(RunFolder(run).read_config(), init="timm:vit_tiny_patch16_224")
+    monkeypatch.setattr(RunFolder, "read_config", lambda self: settings)
     notes = export(run, to="hf", out=tmp_path / "hub").notes
-    config.write_text(before)
     assert any("The licence of timm:vit_tiny_patch16_224 applies to these weights, too." in note for note in notes)
 
 
