@@ -22,6 +22,7 @@ from patchloom.nets.checkpoints.load import (
 from patchloom.nets.finetune import kept_names
 from patchloom.nets.swin import Encoder
 from patchloom.nets.teacher import FrozenTeacher
+from patchloom.questions.identity import ImageHead
 from patchloom.runs.encoder import check_place, encoder_weights, unfinished_run
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings, Settings
@@ -154,8 +155,9 @@ class Start:
         assert self.run is not None  # set with from_run
         if not same_task(self.run.task["name"], self.asked.task["name"]):
             return
-        # a frozen teacher is set by the new settings, not by the old run
-        left = (_ENCODER, *(f"{name}." for name, one in task.named_modules() if isinstance(one, FrozenTeacher)))
+        # a frozen teacher is set by the new settings, not by the old run; a head per image belongs to the old images
+        not_taken = FrozenTeacher, ImageHead
+        left = (_ENCODER, *(f"{name}." for name, one in task.named_modules() if isinstance(one, not_taken)))
         source = {name: weight for name, weight in self.checkpoint[0].items() if not name.startswith(left)}
         own = {name: weight for name, weight in task.state_dict().items() if not name.startswith(left)}
         own |= {name: one for name, one in task.named_buffers() if name in source}  # stored positions of a decoder
