@@ -77,9 +77,9 @@ class Identity(Question):
 
 
 def same_image_found(one: Tensor, two: Tensor) -> Tensor:
-    """Return the share [b] of each image's two views, features [b d], whose nearest among the other views [b] is its own.
+    """Return the share [b] of an image's two views, features [b d] each, that are nearest to each other.
 
-    Ties count as not found, so equal features of all images give 0.
+    The nearest is searched among the other views of all images. Ties count as not found, so equal features of all images give 0.
     """
     near = F.normalize(one.float(), dim=-1) @ F.normalize(two.float(), dim=-1).T
     if len(near) == 1:
