@@ -96,6 +96,8 @@ def test_every_image_is_trained_as_its_own_class_and_a_run_is_resumed_exactly(tm
     seen, stop_at, real = [], [], DIET.forward
 
     def forward(self, view, *, indices=None, **rest):
+        if indices is None:  # while the time of a step is measured
+            return real(self, view, **rest)
         seen.append(indices.tolist())
         if len(seen) in stop_at:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -19,7 +19,7 @@ class ImageHead(nn.Linear):
 
 
 class Identity(Question):
-    """Classification of a view: one class per training image (DIET, Ibrahim et al. 2023).
+    """Classification of a view: one class per training image (DIET, Balestriero 2023).
 
     Held-out images have no class, so the measure is whether two views of one find each other.
 
@@ -79,7 +79,8 @@ class Identity(Question):
 def same_image_found(one: Tensor, two: Tensor) -> Tensor:
     """Return the share [b] of an image's two views, features [b d] each, that are nearest to each other.
 
-    The nearest is searched among the other views of all images. Ties count as not found, so equal features of all images give 0.
+    The nearest is searched among the other views of all images. Ties count as not found: equal features of all images
+    give 0.
     """
     near = F.normalize(one.float(), dim=-1) @ F.normalize(two.float(), dim=-1).T
     if len(near) == 1:

@@ -89,7 +89,7 @@ TASKS = {
     ),
     "diet": Entry(
         "patchloom.tasks.diet.DIET",
-        "Ibrahim et al. 2023",
+        "Balestriero 2023",
         "surroundings and colours, by a random view",
         "which training image it is",
     ),

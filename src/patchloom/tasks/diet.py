@@ -1,4 +1,4 @@
-"""DIET: which image was it? (Ibrahim et al. 2023, arXiv 2302.10260; on public weights: DIET-CP, arXiv 2509.06990)."""
+"""DIET: which image was it? (Balestriero 2023, arXiv 2302.10260; on public weights: DIET-CP, arXiv 2509.06990)."""
 
 from __future__ import annotations
 
