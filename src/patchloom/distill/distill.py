@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,16 +18,6 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.display import Displayable, TextTable, TimeLeft, Verbatim, track_progress
-from patchloom.distill.student import (
-    CARD,
-    WEIGHTS,
-    Student,
-    StudentCard,
-    create,
-    pooled_features,
-    save_student,
-    student_options,
-)
 from patchloom.distill.training import Distillation
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures, groups_of, labels_of, only_labelled
@@ -39,6 +29,16 @@ from patchloom.evaluate.trainer import keep_until_done
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import check_model
 from patchloom.nets.encode import grid_size, input_size
+from patchloom.nets.student import (
+    CARD,
+    WEIGHTS,
+    Student,
+    StudentCard,
+    create_backbone,
+    pooled_features,
+    save_student,
+    student_options,
+)
 from patchloom.nets.swin import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.runs.encoder import load_encoder
@@ -89,6 +89,7 @@ def distill(
     decay: float = 0.04,
     dense: float = 1.0,
     seed: int = 0,
+    seeds: int = 1,
     device: str = "auto",
     workers: int | Literal["auto"] = "auto",
     group: str | None = None,
@@ -112,6 +113,7 @@ def distill(
         decay: weight decay.
         dense: weight of the loss on dense features, beside 1 for the pooled ones; 0 for pooled features alone.
         seed: random seed.
+        seeds: number of trainings for the comparison, with seeds counted up; the first student is written.
         device: device: auto (a GPU if available), cpu, cuda or another torch device.
         workers: data-loading processes; auto depends on the device.
         group: images of LABELS that a split keeps together, as in pretrain.
@@ -128,6 +130,8 @@ def distill(
     for name, value in (("decay", decay), ("dense", dense)):
         if not 0 <= value < float("inf"):
             raise PatchloomError(f"--{name} must be 0 or more, not {value:g}")
+    if seeds < 1 or (seeds > 1 and labels is None):
+        raise PatchloomError(f"--seeds {seeds} compares trainings: give 1 or more, and --labels")
     if side is not None and not 8 <= side <= _LARGEST:
         raise PatchloomError(f"--side must be from 8 to {_LARGEST} pixels, not {side}")
     settings = EvalSettings(seed=seed, device=device, workers=workers, model=model, group=group)
@@ -148,28 +152,30 @@ def distill(
     folder = Path(out) if out is not None else Path("runs") / f"{name}-{student}"
     if (folder / WEIGHTS).exists():
         raise PatchloomError(f"{folder} has a student already: choose another --out")
-    torch.manual_seed(seed)
-    channels = len(card.mean)
-    options = student_options(student, size, channels)
-    net = Student(create(student, options), size, channels, plain.embed_dim, student)
-    start = deepcopy(net.backbone)
-    teacher = FrozenTeacher(deepcopy(plain), card.mean, card.std, grid_size(plain))
-    sizes = in_pixels(size)
+    options = student_options(student, size, len(card.mean))
+    about = StudentCard(student, options, size, tuple(card.mean), tuple(card.std), card.name)
     print(
-        f"{student} learns the features of {card.name} from {len(source):,} images of {source.name} at {sizes} pixels"
+        f"{student} learns the features of {card.name} from {len(source):,} images of {source.name} at "
+        f"{in_pixels(size)} pixels"
     )
+    recipe: dict[str, Any] = {"epochs": epochs, "lr": lr, "weight_decay": decay, "batch": batch_size, "dense": dense}
+    reports = []
     with keep_until_done():
-        loop = Distillation(
-            net, teacher, source, size, epochs=epochs, lr=lr, weight_decay=decay, batch=batch_size, dense=dense,
-            settings=settings,
-        )  # fmt: skip
-        loop.run(student, TimeLeft(loop.steps))
-        about = StudentCard(student, options, size, tuple(card.mean), tuple(card.std), card.name)
-        save_student(net.backbone, about, folder)
-    report = None
-    if parts is not None:
-        backbones = {student: net.backbone, f"random {student}": start}
-        report = _compare(backbones, about, vit, card, parts, settings)
+        for one in (replace(settings, seed=seed + k) for k in range(seeds)):
+            torch.manual_seed(one.seed)
+            net = Student(create_backbone(student, options), size, len(card.mean), plain.embed_dim, student)
+            start = deepcopy(net.backbone)
+            teacher = FrozenTeacher(deepcopy(plain), card.mean, card.std, grid_size(plain))
+            loop = Distillation(net, teacher, source, size, settings=one, **recipe)
+            loop.run(student if seeds == 1 else f"{student}, seed {one.seed}", TimeLeft(loop.steps))
+            if one.seed == seed:
+                first = net.backbone
+            if parts is not None:
+                reports.append(
+                    _compare({student: net.backbone, f"random {student}": start}, about, vit, card, parts, one)
+                )
+        save_student(first, about, folder)
+    report = reports[-1].over_seeds(reports[:-1]) if reports else None
     return Distilled(folder, about, report)
 
 
@@ -182,14 +188,13 @@ def _compare(
     settings: EvalSettings,
 ) -> Report:
     """Return kNN of the student, of its random start and of the teacher, on the same images."""
-    pools = "mean"
     extractors = [
         FeatureExtractor(name, partial(_features, net, about, settings), None) for name, net in backbones.items()
     ]
     extractors.append(encoder_extractor("teacher", vit, card, settings))
     rows, quoted = [], []
     for extractor in extractors:
-        found, train, test = evaluate_extractor(extractor, (KNN,), parts, settings, pools)
+        found, train, test = evaluate_extractor(extractor, (KNN,), parts, settings, "mean")
         rows += found[KNN.name]
         quoted.append(KNN.quoted(found[KNN.name]))
     ours, random, theirs = quoted
@@ -197,8 +202,7 @@ def _compare(
     return Report(
         rows=[*rows, majority(KNN.name, train.labels, test.labels)],
         protocol=(
-            f"{KNN.sentence(train, test)} {parts.story} The student's features are those that timm's classifier gets. "
-            "This is one training: other seeds may differ by more than the intervals say."
+            f"{KNN.sentence(train, test)} {parts.story} The student's features are those that timm's classifier gets."
         ),
         headline=(
             f"kNN (k={ours.settings['k']}): {ours.text()} against {100 * random.value:.1f} % of its random start and "
@@ -211,7 +215,7 @@ def _compare(
         n_test=n,
         across=KNN.across,
         noun=parts.test.noun,
-    ).with_differences(False)
+    ).with_differences(True)
 
 
 @torch.inference_mode()

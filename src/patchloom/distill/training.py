@@ -19,10 +19,10 @@ from patchloom.data.augment import ColoredCrop
 from patchloom.data.loader import Batch, steps_of, steps_per_epoch, training_batches
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize
-from patchloom.distill.student import Student
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, training_identity
 from patchloom.nets.encode import grid_size
+from patchloom.nets.student import Student
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.train.step import parameter_groups
 
@@ -62,7 +62,13 @@ class Distillation(Loop):
         self.device, self.seed, self.clip = settings.torch_device, settings.seed, _CLIP
         self.channels, self.batch = len(teacher.mean), min(batch, len(source))
         self.augment = ColoredCrop(size, scale=_SCALE)
-        recipe = {"epochs": epochs, "lr": lr, "decay": weight_decay, "batch": self.batch, "dense": dense}
+        recipe: dict[str, Any] = {
+            "epochs": epochs,
+            "lr": lr,
+            "decay": weight_decay,
+            "batch": self.batch,
+            "dense": dense,
+        }
         recipe |= {"size": size, "images": source.fingerprint(), "teacher": teacher.digest.tolist()}
         self.about = training_identity(student, recipe, [self.seed], [self.device.type], settings.accumulate)
         self.teacher, self.grid = teacher.to(self.device), grid_size(teacher.encoder)

@@ -45,7 +45,7 @@ class StudentCard:
     teacher: str
 
 
-def create(model: str, options: dict[str, Any]) -> nn.Module:
+def create_backbone(model: str, options: dict[str, Any]) -> Any:
     """Create a backbone without a classifier and with random weights."""
     if model not in timm.list_models():
         near = closest_word(model, timm.list_models())
@@ -62,12 +62,14 @@ def student_options(model: str, size: tuple[int, int], channels: int) -> dict[st
     """Return the arguments of ``timm.create_model`` for images of this size: a ViT or Swin needs it, a CNN does not."""
     plain: dict[str, int | list[int]] = {"in_chans": channels}
     with torch.device("meta"):
-        sized = getattr(getattr(create(model, dict(plain)), "patch_embed", None), "img_size", None) is not None
+        sized = getattr(getattr(create_backbone(model, dict(plain)), "patch_embed", None), "img_size", None) is not None
     return plain | ({"img_size": [*size]} if sized else {})
 
 
 class Student(nn.Module):
     """Backbone with linear heads for the pooled and the dense features of a teacher.
+
+    The heads are discarded after training.
 
     Args:
         backbone: model of timm without a classifier.
@@ -77,20 +79,22 @@ class Student(nn.Module):
         name: name of the backbone, for errors.
     """
 
-    def __init__(self, backbone: nn.Module, size: tuple[int, int], channels: int, width: int, name: str):
+    backbone: Any
+
+    def __init__(self, backbone: Any, size: tuple[int, int], channels: int, width: int, name: str):
         super().__init__()
-        self.backbone: Any = backbone
+        self.backbone = backbone
         self.last = False  # whether a map is [b h w c], as a Swin's
         training = backbone.training
         with torch.no_grad():
-            found = self.backbone.eval().forward_features(torch.zeros(2, channels, *size))
-            wide = int(self.backbone.num_features)
+            found = backbone.eval().forward_features(torch.zeros(2, channels, *size))
+            wide = int(backbone.num_features)
             shapes = isinstance(found, Tensor) and found.ndim == 4 and wide in (found.shape[1], found.shape[3])
             if shapes:
                 self.last = found.shape[1] != wide
             elif not (isinstance(found, Tensor) and found.ndim == 3 and self._grid_fits(found)):
                 raise PatchloomError(f"--student {name} has no map of features: choose a CNN or a plain ViT")
-            pooled = self.backbone.forward_head(found, pre_logits=True)
+            pooled = backbone.forward_head(found, pre_logits=True)
         backbone.train(training)
         if pooled.ndim != 2:
             raise PatchloomError(f"--student {name} has no pooled features: choose another model of timm")
@@ -132,7 +136,7 @@ def save_student(backbone: nn.Module, card: StudentCard, folder: Path) -> None:
     write_whole(folder / WEIGHTS, lambda path: save_file(weights, path))
 
 
-def read_card(folder: Path) -> StudentCard:
+def read_student_card(folder: Path) -> StudentCard:
     """Read a student's card, which may be a stranger's: types and ranges are checked."""
     path = folder / CARD
     try:
@@ -156,8 +160,8 @@ def load_student(folder: str | Path) -> tuple[nn.Module, StudentCard]:
     Raises:
         PatchloomError: there is no student, or its files are damaged.
     """
-    card = read_card(Path(folder))
-    backbone = create(card.model, card.options)
+    card = read_student_card(Path(folder))
+    backbone = create_backbone(card.model, card.options)
     try:
         backbone.load_state_dict(load_file(Path(folder) / WEIGHTS))
     except Exception as problem:  # safetensors and torch raise many kinds for a damaged file
@@ -179,7 +183,7 @@ def _valid(found: Any) -> bool:
     lists = [one for one in (mean, std) if isinstance(one, list) and len(one) == options["in_chans"]]
     numbers = [x for one in lists for x in one]
     right = all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in numbers)
-    return len(lists) == 2 and right and all(x > 0 for x in std)
+    return len(lists) == 2 and right and all(x > 0 for x in lists[1])
 
 
 def _count(x: Any) -> bool:
