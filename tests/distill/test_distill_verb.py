@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 import timm
@@ -18,6 +20,7 @@ from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate import trainer
 from patchloom.nets.student import Student, create_backbone, load_student, student_options
 
+SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "json.schema.json"
 QUICK = {"side": 32, "batch_size": 8, "workers": 0, "device": "cpu"}
 
 
@@ -106,7 +109,9 @@ def test_the_controls_are_the_random_start_and_the_teacher_over_seeds(tmp_path, 
     words = ["distill", teacher_file(), "shapes:60", "--student", "mobilenetv3_small_050", "--labels", "shapes:200"]
     words += ["--side", "32", "--epochs", "1", "--seeds", "2", "--out", str(tmp_path / "s"), "--workers", "0", "--json"]
     assert main(words) == 0
-    result = json.loads(capsys.readouterr().out)["result"]
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, json.loads(SCHEMA.read_text("utf-8")))
+    result = document["result"]
     names = {row["encoder"] for row in result["report"]["rows"]}
     assert {"mobilenetv3_small_050", "random mobilenetv3_small_050", "teacher"} <= names
     against = result["report"]["against"]
@@ -142,8 +147,10 @@ def test_a_student_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": "other"}, {"model": 3}, {"options": {"in_chans": 0}}, {"options": {"in_chans": 3, "pretrained": True}},
-        {"size": [32]}, {"size": [32, 10**9]}, {"mean": [0.5]}, {"std": [0.5, 0.0, 0.5]}, {"mean": ["a", 0, 0]}, {"std": None},
+        {"format": "other"}, {"model": 3}, {"options": {"in_chans": 0}},
+        {"options": {"in_chans": 3, "pretrained": True}},
+        {"size": [32]}, {"size": [32, 10**9]}, {"mean": [0.5]}, {"std": [0.5, 0.0, 0.5]}, {"mean": ["a", 0, 0]},
+        {"std": None},
     ],
 )  # fmt: skip
 def test_a_strangers_card_is_checked(change, tmp_path):
