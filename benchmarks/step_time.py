@@ -8,7 +8,7 @@
     python benchmarks/step_time.py mp3 --model vit_base_patch16_224 --batch 8    # and of ViT-B
     python benchmarks/step_time.py growth          # batches, image sizes and models: time over counted operations
     python benchmarks/step_time.py memory          # with and without gradient checkpointing
-    python benchmarks/step_time.py blocks --model vit_base_patch16_224 --batch 8     # all or few blocks are trained
+    python benchmarks/step_time.py blocks --model vit_base_patch16_224 --batch 8   # parts of it are trained, anchor
     python benchmarks/step_time.py kernels         # every task on torch's kernels and on ours
     python benchmarks/step_time.py peers --device cuda --batch 256
 
@@ -75,7 +75,9 @@ def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
         named = {"mae": "mae", "simmim": "simmim", "droppos": "droppos", "droppos, zeros": zeros}
         few = partial(task, model=args.model, init=f"timm:{args.model}")
         pairs = [(name, count) for name in named for count in BLOCKS]
-        return {f"{name}, {count or 'all'} blocks": few(named[name], train_blocks=count) for name, count in pairs}
+        found = {f"{name}, {count or 'all'} blocks": few(named[name], train_blocks=count) for name, count in pairs}
+        found |= {f"{name}, lora": few(named[name], adapt="lora") for name in named}
+        return found | {f"{name}, all blocks, anchor": few(named[name], anchor=1.0) for name in named}
     if args.table == "memory":
         pairs = {f"{name}{', checkpointing' * on}": (name, on) for name in ("mae", "droppos", "mp3") for on in (0, 1)}
         return {row: task(name, checkpointing=bool(on)) for row, (name, on) in pairs.items()}

@@ -5,7 +5,19 @@ import random
 
 import pytest
 
-from patchloom.claims import CLEAR, MIN_VERDICT_IMAGES, SMALL, Effect, Level, effect_between, effect_of, student, wilson
+from patchloom.claims import (
+    CLEAR,
+    MIN_VERDICT_IMAGES,
+    SMALL,
+    Effect,
+    Level,
+    Z,
+    effect_between,
+    effect_of,
+    mean_interval,
+    student,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +108,20 @@ def test_few_images_have_a_wide_interval_or_none():
     for n, quantile in ((10, 2.2622), (60, 2.0010)):
         deviation = 0.1 / 0.9 * math.sqrt(n / (n - 1))
         assert reach[n] == pytest.approx(quantile * deviation / math.sqrt(n), rel=1e-4)
+
+
+def test_accuracies_without_spread_have_wilsons_interval():
+    """100 of 100 images right is no proof that all images are: Wilson's interval begins at 96.3 %."""
+    low = 100 / (100 + Z * Z)
+    assert mean_interval([1.0] * 100, accuracy=True) == pytest.approx((low, 1.0))
+    assert mean_interval([0.0] * 100, accuracy=True) == pytest.approx((0.0, 1 - low))
+    right, wrong = (effect_of([value] * 100, [0.25] * 100, 1.0) for value in (1.0, 0.0))
+    assert tuple(right[:3]) == pytest.approx((1.0, (low - 0.25) / 0.75, 1.0))
+    assert tuple(wrong[:3]) == pytest.approx((-1 / 3, -1 / 3, (1 - low - 0.25) / 0.75))
+    assert wrong.level is Level.WORSE
+    # an error of 0 has no such bound, and values between 0 and 1 keep Student's interval
+    assert effect_of([0.0] * 100, [0.5] * 100, 0.0).low == 1.0
+    assert mean_interval([0.5] * 100, accuracy=True) == (0.5, 0.5)
 
 
 def test_a_baseline_that_is_perfect_can_be_met_or_missed():

@@ -7,6 +7,7 @@ from importlib.resources import files
 
 import pytest
 from killing import draw_images, typed
+from resolved import VALUES
 
 from patchloom.check import check
 from patchloom.cli import main
@@ -17,10 +18,10 @@ from patchloom.nets.build import outline
 from patchloom.options import parse_pretrain
 from patchloom.recipes import PretrainRecipe, nested, recipe_named, recipe_names
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.settings import request
+from patchloom.runs.settings import Settings, request
 from patchloom.tasks import build_task
 from patchloom.tasks.task import Task
-from patchloom.train.plan import effective
+from patchloom.train.plan import describe_recipe, effective
 from patchloom.train.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -299,6 +300,16 @@ def test_an_update_is_printed_with_the_peak_of_the_rate():
     assert recipe.update(settings | {"accumulate": 1, "batch_size": 2048}, 100_000) == half
     few = recipe.update(settings | {"batch_size": 512, "accumulate": 8}, 1000)
     assert few.endswith("There are only 1,000 images to train on: --accumulate 1 makes more updates")
+
+
+def test_a_recipe_with_fewer_images_an_update_is_not_called_unchanged():
+    given = recipe_named("mae-vit-b").settings
+    rest = {name: value for name, value in VALUES.items() if name not in given}
+    settings = Settings("photos", recipe="mae-vit-b", **given).resolved(**rest)
+    (first, _) = describe_recipe(settings, 100_000, "images")
+    assert first.endswith("), unchanged")
+    (first, second) = describe_recipe(replace(settings, batch_size=64), 100_000, "images")
+    assert first.endswith("), unchanged but for the images of an update") and "(recipe: 4,096)" in second
 
 
 def once(words):

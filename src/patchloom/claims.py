@@ -124,7 +124,8 @@ def effect_of(values: Sequence[float], baseline: Sequence[float], perfect: float
     """Compute the effect of per-image results over a baseline on the same images.
 
     The share is a ratio of two means over images, with the linearised interval of a ratio and Student's quantile. It is
-    paired, so differences in difficulty between images do not widen it.
+    paired, so differences in difficulty between images do not widen it. Accuracies that are 1 on every image, or 0 on
+    every image, have no spread; their interval is Wilson's.
 
     Args:
         values: [n] result on each image.
@@ -143,6 +144,9 @@ def effect_of(values: Sequence[float], baseline: Sequence[float], perfect: float
         return Effect(share, -math.inf, math.inf, n)
     apart = [one - share * whole for one, whole in zip(gains, ways, strict=True)]
     reach = student(n - 1) * math.sqrt(sum(one * one for one in apart) * n / (n - 1)) / abs(way)
+    if perfect == 1 and (ends := _without_spread(values)):
+        low, high = ((end - (perfect - way / n)) / (way / n) for end in ends)
+        return Effect(share, min(share, low), max(share, high), n)
     return Effect(share, share - reach, share + reach, n)
 
 
@@ -308,11 +312,22 @@ def text_of(value: Any) -> str:
     return value
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Compute Student's 95 % interval of a mean over images; infinite for a single image."""
+def mean_interval(values: Sequence[float], accuracy: bool = False) -> tuple[float, float]:
+    """Compute Student's 95 % interval of a mean over images; infinite for a single image.
+
+    If ``accuracy`` is true and all values are 1, or all are 0, the interval is Wilson's.
+    """
     found = np.asarray(values, dtype=np.float64)
+    if accuracy and len(found) > 1 and (ends := _without_spread(values)):
+        return ends
     reach = student(len(found) - 1) * found.std(ddof=1) / math.sqrt(len(found)) if len(found) > 1 else math.inf
     return float(found.mean() - reach), float(found.mean() + reach)
+
+
+def _without_spread(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return Wilson's interval of accuracies that are all 0 or all 1, as if each image were one trial; else None."""
+    first = values[0]
+    return wilson(first, len(values)) if first in (0, 1) and all(one == first for one in values) else None
 
 
 def wilson(share: float, n: int, z: float = Z) -> tuple[float, float]:

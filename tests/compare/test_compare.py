@@ -218,11 +218,21 @@ def test_an_unsuitable_task_is_left_out_unless_it_was_requested(compared):
     source = open_data(str(compared[0])).train
     asked = asked_of(compared[0], ("mae", "mp3", "restore"), given={**GIVEN, "model": "swin-nano"})
     found, _, notes = resolve_settings(asked_of(compared[0]), source, explicit=False)
-    assert [*found] == ["mae", "mp3"] and not notes
+    assert [*found] == ["mae", "mp3"] and not any("left out" in note for note in notes)
     with pytest.raises(PatchloomError):
         resolve_settings(asked, source, explicit=True)
     with pytest.raises(PatchloomError, match="two tasks or more"):
         resolve_settings(asked, source, explicit=False)
+
+
+def test_the_plan_names_what_auto_fitted_but_not_the_papers_values(compared):
+    source = open_data(str(compared[0])).train
+    few = asked_of(compared[0], ("mae", "droppos"), given={**GIVEN, "img_size": 16, "patch_size": 4})
+    _, _, notes = resolve_settings(few, source, explicit=True)
+    assert "auto chose for droppos: mask_ratio 0.0 (keeps 16 patches visible), temperature inf (nothing is" in notes[1]
+    many = asked_of(compared[0], ("mae", "droppos"), given={**GIVEN, "img_size": 64, "patch_size": 4})
+    _, _, notes = resolve_settings(many, source, explicit=True)
+    assert "decoder_width" in notes[1] and "mask_ratio" not in notes[1] and "temperature" not in notes[1]
 
 
 def test_equal_time_gives_epochs_in_proportion_to_speed():

@@ -8,7 +8,7 @@ from sweep import SIZE
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import encode, patch_count
-from patchloom.nets.finetune import block_count, kept_names, train_last_blocks
+from patchloom.nets.finetune import block_count, freeze_for, kept_names
 from patchloom.withhold.encoder_input import all_patches, blank_patches
 
 
@@ -29,20 +29,20 @@ def test_only_the_last_blocks_and_norm_are_trained(count):
     assert block_count(net) == 3
     kept = kept_names(net, count)
     assert {"cls_token", "reg_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"} <= set(kept)
-    train_last_blocks(net, count)
+    freeze_for(net, "blocks", count)
     assert trained(net) == {"norm.weight", "norm.bias"} | {f"blocks.{i}" for i in range(3 - count, 3)}
     assert sorted(kept) == sorted(name for name, weight in net.named_parameters() if not weight.requires_grad)
 
 
 def test_parameters_that_are_never_trained_are_not_listed():
     assert "pos_embed" not in kept_names(vit("sincos"), 1)
-    train_last_blocks(net := vit("sincos"), 3)
+    freeze_for(net := vit("sincos"), "blocks", 3)
     assert not net.pos_embed.requires_grad
 
 
 def test_too_many_blocks_are_rejected():
     with pytest.raises(PatchloomError, match="--train_blocks 4 is more than the 3 blocks of the encoder: give fewer"):
-        train_last_blocks(vit(), 4)
+        freeze_for(vit(), "blocks", 4)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_too_many_blocks_are_rejected():
 def test_blocks_of_a_swin_are_counted_through_its_stages(count, wanted):
     net = swins.swin()
     assert block_count(net) == 4
-    train_last_blocks(net, count)
+    freeze_for(net, "blocks", count)
     names = [name.split(".") for name, weight in net.named_parameters() if weight.requires_grad and "layers" in name]
     assert {".".join(one[:4] if one[2] == "blocks" else one[:3]) for one in names} == wanted
     assert net.norm.weight.requires_grad and not net.patch_embed.proj.weight.requires_grad
@@ -84,8 +84,8 @@ def kept_elements(net, blank=None):
 
 def test_no_activations_are_kept_of_frozen_blocks_unless_a_token_is_trained():
     one, last = vit(), vit()
-    train_last_blocks(one, 1)
-    train_last_blocks(last, 1)
+    freeze_for(one, "blocks", 1)
+    freeze_for(last, "blocks", 1)
     last.blocks = last.blocks[2:]  # an encoder of only the trained block
     assert kept_elements(one) == kept_elements(last) < 0.5 * kept_elements(vit())
     token = torch.nn.Parameter(torch.zeros(32))

@@ -197,4 +197,4 @@ def test_a_run_starts_from_bare_weights_with_a_model_name(plain, images, tmp_pat
     told = " ".join(capsys.readouterr().out.split())
     assert f"patch_size 16 (as in timm's {NAME})" in told and f"positions learned (as in timm's {NAME})" in told
     assert "18 matched, 0 missing, 2 unexpected, 1 resampled" in told
-    assert f"For {NAME}, timm normalises images by mean 0.5, 0.5, 0.5; standard deviation 0.5, 0.5, 0.5" in told
+    assert f"normalization init (timm's for {NAME}: mean 0.5, 0.5, 0.5; standard deviation 0.5, 0.5, 0.5)" in told

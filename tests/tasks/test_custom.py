@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 from torch import nn
@@ -15,12 +17,15 @@ from torch import nn
 import patchloom
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.encode import encode, entry_width, input_size, patch_count
 from patchloom.options import parse_pretrain
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request
 from patchloom.runs.task import load_task
 from patchloom.tasks import custom, task_class, task_name, with_defaults
 from patchloom.tasks.mae import MAE
+from patchloom.withhold.encoder_input import all_patches
 
 HALF = '''
 """Half of the patches are removed; their pixels are asked."""
@@ -277,3 +282,19 @@ def test_a_class_that_only_the_program_has(photos, tmp_path, capfd):
     with pytest.raises(PatchloomError, match="the task Mine was a class in a program.*task=Mine"):
         patchloom.look(done)
     assert patchloom.look(done, task=Mine) and load_task(done, Mine).card.task == "Mine"
+
+
+@pytest.mark.parametrize("model", ["nano", "swin-nano"])
+@pytest.mark.parametrize(("withheld", "token"), [("blank", "mask_token"), ("dropped", "position_token")])
+def test_a_stand_in_that_is_missing_is_named(model, withheld, token):
+    if model == "nano":
+        vit = build_encoder(EncoderSpec("nano", img_size=(32, 32), patch_size=8))
+    else:
+        vit = build_encoder(EncoderSpec(model, img_size=(64, 64), patch_size=4, positions="none"))
+    n = patch_count(vit)
+    images = torch.zeros(2, 3, *input_size(vit))
+    given = replace(all_patches(images, n), **{withheld: torch.ones(2, n, dtype=torch.bool)})
+    with pytest.raises(PatchloomError, match=rf"placeholders\(\) returns no {token}: return"):
+        encode(vit, given)
+    width = entry_width(vit)
+    assert encode(vit, given, **{token: torch.zeros(width)}).isfinite().all()

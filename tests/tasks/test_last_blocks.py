@@ -6,7 +6,7 @@ from sweep import asked_of, spec_of, views_of
 from swins import spec_of as swin_spec
 
 from patchloom.nets.build import build_encoder
-from patchloom.nets.finetune import kept_names, train_last_blocks
+from patchloom.nets.finetune import freeze_for, kept_names
 from patchloom.nets.performance import checkpoint_gradients
 from patchloom.tasks import TASKS, build_task
 from patchloom.train.step import build_optimizer
@@ -43,7 +43,7 @@ def test_frozen_weights_stay_bit_identical(case, checkpointing):
     torch.manual_seed(0)
     vit = build_encoder(spec_of(name, {"class_token": True}, asked))
     kept = kept_names(vit, 1)
-    train_last_blocks(vit, 1)
+    freeze_for(vit, "blocks", 1)
     check(build_task(asked_of(name, asked), vit), kept, checkpointing)
 
 
@@ -52,7 +52,7 @@ def test_frozen_weights_of_a_swin_stay(name):
     torch.manual_seed(0)
     vit = build_encoder(swin_spec())
     kept = kept_names(vit, 1)
-    train_last_blocks(vit, 1)
+    freeze_for(vit, "blocks", 1)
     check(build_task({"name": name}, vit), kept)
 
 

@@ -108,7 +108,8 @@ def test_a_papers_own_file_is_gone_on_with(images, begun, tmp_path, capsys):
     assert f"positions sincos (as in {tmp_path / 'mae.pth'})" in told
     assert "(model, of MAE): 30 matched, 0 missing, 1 unexpected" in told
     assert "Also loaded, from MAE: pixel decoder." in told
-    assert "MAE normalises images by mean 0.485, 0.456, 0.406; standard deviation 0.229, 0.224, 0.225; this run" in told
+    own = "as the weights were trained: mean 0.485, 0.456, 0.406; standard deviation 0.229, 0.224, 0.225"
+    assert f"normalization init ({own})" in told
 
 
 def test_the_command_line_says_from(images, earlier, begun, tmp_path, capsys):

@@ -35,6 +35,10 @@ def measure(value, base=0.4, n=200, noise=0.01, **more):
     return Measure("error", value + apart, {how["to_beat"]: torch.full((n,), base)}, **how)
 
 
+def accuracy(value):
+    return measure(value, 0.25, noise=0.0 if value == 1 else 0.01, to_beat="chance", higher_is_better=True, form=".1%")
+
+
 def agreement(value, base, rank=99):
     outputs = torch.randn(200, rank, generator=torch.Generator().manual_seed(0))
     return measure(value, base, to_beat="on other images", higher_is_better=True, outputs=outputs)
@@ -81,6 +85,16 @@ CASES = {
         signs(measure(0.2), classes=ClassResult(0.2, "raw pixels", 0.3, Level.WORSE, Level.NONE)),
         *(Verdict.WEAK, "no better than raw pixels (20.0%, raw pixels 30.0%)", "another --task"),
     ),
+    "solved, without labels": (signs(accuracy(1.0)), Verdict.HEALTHY, "the task is solved", "make the task harder"),
+    "solved, no gain in classes": (
+        signs(accuracy(1.0), classes=ClassResult(0.2, "raw pixels", 0.3, Level.WORSE, Level.NONE)),
+        *(Verdict.WEAK, "solved, and more training adds little, but by kNN its features", "make the task harder"),
+    ),
+    "solved, with labels": (
+        signs(accuracy(1.0), classes=ClassResult(0.3, "raw pixels", 0.2, Level.CLEAR, Level.CLEAR)),
+        *(Verdict.HEALTHY, "kNN 30.0%", ""),
+    ),
+    "nearly solved": (signs(accuracy(0.97)), Verdict.HEALTHY, "96% of the way", "label a few"),
     "weakly": (signs(measure(0.38)), Verdict.WEAK, "5% of the way to perfect", "train longer (--epochs 40)"),
     "hardly": (
         signs(measure(0.399, noise=0.001), (0.9, 0.4)),

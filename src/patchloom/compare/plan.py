@@ -98,7 +98,7 @@ class ComparisonPlan:
         after: time after training; None in a dry run.
         held_out: number of images that all runs hold out.
         threads: CPU threads of each run, which affect its results; None on a GPU.
-        notes: remarks on tasks that are left out.
+        notes: remarks on tasks that are left out, and on options that ``auto`` fitted.
         resumed: whether the comparison was started before.
     """
 
@@ -183,7 +183,7 @@ def to_option_values(given: Mapping[str, Any]) -> dict[str, str]:
 def resolve_settings(
     asked: ComparisonRequest, training: Source, explicit: bool
 ) -> tuple[dict[str, ResolvedSettings], Stats, list[str]]:
-    """Return the resolved settings of each task, and notes on tasks that do not suit these images."""
+    """Return the resolved settings of each task, and notes on tasks and options."""
     found: dict[str, ResolvedSettings] = {}
     notes: list[str] = []
     stats = None
@@ -193,13 +193,16 @@ def resolve_settings(
             if stats is None:
                 channels, stats = measure_data(one, training)
             settings = resolve(one, len(training), channels, stats)[0]
-            prepare_task(settings, stats)
+            fitted = prepare_task(settings, stats).fitted()
         except PatchloomError as problem:
             if explicit:
                 raise
             notes.append(f"{label(task)} is left out: {problem}")
             continue
         found[task] = settings
+        if fitted:
+            listed = ", ".join(f"{option} {value} ({why})" for option, (value, why) in fitted.items())
+            notes.append(f"auto chose for {label(task)}: {listed}")
     if len(found) < 2:
         raise PatchloomError(
             f"a comparison needs two tasks or more, and only these are possible: {', '.join(found) or 'none'}. "

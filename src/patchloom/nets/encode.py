@@ -25,6 +25,7 @@ from patchloom.nets.swin import (
     is_hierarchical,
     level_count,
     patch_embedding,
+    required_stand_in,
     stages_of,
     unit_grid,
     unit_positions,
@@ -153,14 +154,14 @@ def embed(
     tokens = vit.patch_embed.norm(F.linear(patches, project.weight.flatten(1), project.bias))
     tokens = tokens.to(project.weight.dtype)  # full precision, because the blocks add to it
     if given.blank is not None:
-        assert mask_token is not None  # required with blank
-        tokens = torch.where(given.blank[..., None], mask_token, tokens)
+        content = required_stand_in("mask_token", mask_token)
+        tokens = torch.where(given.blank[..., None], content, tokens)
     table = patch_positions(vit)
     if table is not None:
         positions = table[given.visible]
         if given.dropped is not None:
-            assert position_token is not None  # required with dropped
-            positions = torch.where(given.dropped[..., None], position_token, positions)
+            place = required_stand_in("position_token", position_token)
+            positions = torch.where(given.dropped[..., None], place, positions)
         tokens = tokens + positions
     prefix = [token.expand(len(tokens), -1, -1) for token in _prefix_tokens(vit)]
     return vit.norm_pre(vit.pos_drop(torch.cat([*prefix, tokens], dim=1)))

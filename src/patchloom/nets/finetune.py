@@ -18,6 +18,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.resize import resize_input
 from patchloom.nets.encode import grid_size, input_size, patch_count, patch_positions, patch_side
+from patchloom.nets.lora import Target, add_adapters
 from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, resize_swin, stages_of
 from patchloom.patches.positions import sincos_2d
 
@@ -140,7 +141,9 @@ def at_size(
     return with_variant(vit, card, variant, drop_path=drop_path)
 
 
-# Training only the last blocks, so that a large encoder can be adapted on a small machine.
+# Training a part of an encoder, so that a large one can be adapted on a small machine, and little is forgotten.
+
+Adapt = Literal["all", "blocks", "lora"]
 
 
 def block_count(vit: Encoder) -> int:
@@ -148,10 +151,26 @@ def block_count(vit: Encoder) -> int:
     return len(_blocks(vit))
 
 
-def train_last_blocks(vit: Encoder, count: int) -> None:
-    """Freeze all but the last ``count`` blocks and the final norm of an encoder."""
-    for name in kept_names(vit, count):
+def freeze_for(vit: Encoder, adapt: Adapt, count: int | None) -> None:
+    """Freeze the weights of `frozen_names`."""
+    for name in frozen_names(vit, adapt, count):
         vit.get_parameter(name).requires_grad_(False)
+
+
+def frozen_names(vit: Encoder, adapt: Adapt, count: int | None) -> list[str]:
+    """Return the names of the parameters that an adaptation freezes.
+
+    All of them for lora; but the last ``count`` blocks and the norm are trained, if it is given.
+    """
+    if count is not None:
+        return kept_names(vit, count)
+    return [] if adapt == "all" else [name for name, weight in vit.named_parameters() if weight.requires_grad]
+
+
+def add_low_rank(vit: Encoder, rank: int, target: Target, count: int | None) -> None:
+    """Add low-rank updates to all blocks of an encoder, but not to the last ``count``, which are trained whole."""
+    blocks = _blocks(vit)
+    add_adapters([parts[-1] for parts in blocks[: len(blocks) - (count or 0)]], rank, target)
 
 
 def kept_names(vit: Encoder, count: int) -> list[str]:

@@ -171,6 +171,19 @@ def encode_units(
     return tokens
 
 
+_WITHHELD = {"mask_token": "blanks patches", "position_token": "drops positions"}
+
+
+def required_stand_in(name: str, token: Tensor | None) -> Tensor:
+    """Return a stand-in; raise an error if the input needs it and the task gives none."""
+    if token is None:
+        raise PatchloomError(
+            f"the task {_WITHHELD[name]}, but its placeholders() returns no {name}: return "
+            f'{{"{name}": self.{name}}}, for example an nn.Parameter of self.geometry.token_width zeros'
+        )
+    return token
+
+
 def _embed(
     swin: SwinTransformer, given: EncoderInput, mask_token: Tensor | None, position_token: Tensor | None
 ) -> Tensor:
@@ -182,12 +195,12 @@ def _embed(
     patches = units.permute(0, 1, 3, 5, 2, 4, 6).flatten(4).flatten(2, 3)  # [b k s*s c*p*p]
     tokens = embedding.norm(F.linear(patches, project.weight.flatten(1), project.bias)).to(project.weight.dtype)
     if given.blank is not None:
-        assert mask_token is not None  # required with blank
-        tokens = torch.where(given.blank[..., None, None], mask_token[..., None, :], tokens)
+        content = required_stand_in("mask_token", mask_token)
+        tokens = torch.where(given.blank[..., None, None], content[..., None, :], tokens)
     if given.dropped is not None:
-        assert position_token is not None  # required with dropped
+        place = required_stand_in("position_token", position_token)
         positions = unit_positions(swin)[given.visible]
-        tokens = tokens + torch.where(given.dropped[..., None], position_token, positions)[:, :, None]
+        tokens = tokens + torch.where(given.dropped[..., None], place, positions)[:, :, None]
     return tokens.flatten(1, 2)
 
 

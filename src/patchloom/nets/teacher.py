@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from patchloom.nets.checkpoints.format import checksum
 from patchloom.nets.checkpoints.resize import resize_input
 from patchloom.nets.encode import encode, grid_size, patch_count, patch_size
+from patchloom.nets.lora import effective_parameters, plain_buffers
 from patchloom.withhold.encoder_input import all_patches
 
 
@@ -39,7 +40,7 @@ def use_half_without_grad(net: nn.Module) -> bool:
 
 
 class Teacher(nn.Module):
-    """Moving averages of the student's parts.
+    """Moving averages of the student's parts, with their low-rank updates merged.
 
     The copies are always in eval mode: batch norms use running statistics, which are averaged like weights, and there
     is no dropout.
@@ -70,8 +71,12 @@ class Teacher(nn.Module):
             raise ValueError(f"the teacher has {', '.join(own)}, not {', '.join(parts)}")
         for name, part in parts.items():
             # separately, because under FSDP parameters are sharded and buffers are not
-            for mine, theirs in ((own[name].parameters(), part.parameters()), (own[name].buffers(), part.buffers())):
-                _follow(list(mine), [one.detach() for one in theirs], momentum)
+            for mine, theirs in (
+                (dict(own[name].named_parameters()), dict(effective_parameters(part))),
+                (dict(own[name].named_buffers()), dict(plain_buffers(part))),
+            ):
+                # by name, because low-rank updates change the order
+                _follow(list(mine.values()), [theirs.pop(at).detach() for at in mine], momentum)
 
 
 def _follow(mine: list[torch.Tensor], theirs: list[torch.Tensor], momentum: float) -> None:

@@ -134,7 +134,7 @@ class Measure:
         return MeasureResult(
             self.name,
             self.value,
-            *mean_interval(self.values.tolist()),
+            *mean_interval(self.values.tolist(), accuracy=self.higher_is_better),
             self.means(),
             {name: self.effect(name) for name in self.baselines},
             self.baseline_to_beat(),

@@ -76,10 +76,16 @@ def _encoder(run: RunData) -> str:
 
 
 def _trained(run: RunData) -> str:
-    count, begun = run.settings.train_blocks, run.settings.from_run or run.settings.init
-    if count is None:
+    s = run.settings
+    count, begun = s.train_blocks, s.from_run or s.init
+    if s.adapt == "all":
         return ""
     blocks = f"the last {count} block{'s' * (count != 1)} and the last norm" if count else "the last norm"
+    if s.adapt == "lora":
+        updates = f"low-rank updates (rank {s.lora_rank}), merged here"
+        return (
+            f"{updates} into the weights of {begun}" if count is None else f"{blocks}; {updates} into those of {begun}"
+        )
     return f"{blocks}; all other weights are those of {begun}"
 
 

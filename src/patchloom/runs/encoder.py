@@ -15,6 +15,7 @@ from patchloom.nets.checkpoints import format
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import check_model, kind_of, load_bare_module, load_pretrained
 from patchloom.nets.heads import InstanceHead, Use
+from patchloom.nets.lora import merged
 from patchloom.nets.swin import Encoder
 from patchloom.runs.folder import RunFolder, run_around, suggest_run
 from patchloom.runs.task import load_task, newest_card
@@ -33,8 +34,9 @@ def unfinished_run(source: str | Path) -> RunFolder | None:
 
 
 def encoder_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the encoder's tensors of a task, with timm's names."""
-    return {name.removeprefix(_ENCODER): value for name, value in tensors.items() if name.startswith(_ENCODER)}
+    """Return the encoder's tensors of a task, with timm's names; low-rank updates are merged."""
+    own = {name.removeprefix(_ENCODER): value for name, value in tensors.items() if name.startswith(_ENCODER)}
+    return merged(own)
 
 
 def check_place(source: str | Path) -> None:

@@ -361,11 +361,13 @@ class RunFolder:
 
 # values of settings that older versions did not have
 _BEFORE: dict[str, Any] = {"attention": "fused", "kernels": "torch", "compile": False, "crop_scale": 0.2, "devices": 1}
+_BEFORE |= {"normalization": "data", "layer_decay": 1.0, "heads_first": 0.0}
 
 
 def _settings_from(values: dict[str, Any]) -> ResolvedSettings:
     """Build resolved settings from a file, and validate them, since the file may have been edited."""
     before = _BEFORE | {"threads": torch.get_num_threads()}
+    before["adapt"] = "all" if values.get("train_blocks") is None else "blocks"
     settings = ResolvedSettings(**before | typed_fields(ResolvedSettings, values))
     settings = replace(settings, patch_size=compact(settings.patch_size))
     settings.check()

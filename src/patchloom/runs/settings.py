@@ -20,6 +20,8 @@ from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name
 from patchloom.errors import PatchloomError, check_type, conforms
 from patchloom.nets.build import EncoderSpec, PositionKind, check_model_options
+from patchloom.nets.finetune import Adapt
+from patchloom.nets.lora import Target
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.sizes import PatchSize, compact, in_pixels, to_pair
 from patchloom.tasks import AUTO, task_name, usual_task, with_defaults
@@ -33,6 +35,7 @@ _MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "channels": 2**16}
 _MAX |= {"epochs": 2**31 - 1, "minutes": 10**6, "seconds": 3600, "rate": 10**6, "bins": 4096}
 _MAX_SIDE = 2**16
 _RANDAUGMENT_STD = 0.5
+_LORA: tuple[int, Target] = 16, "both"
 # settings for one kind of data only, by the noun of a source
 _ONLY_FOR = {
     "images": ("img_size", "channels", "crop_scale", "flip", "randaugment", "normalization"),
@@ -61,6 +64,7 @@ class Settings:
         accumulate: steps per update, whose gradients are accumulated.
         blr: base learning rate; the peak is blr · (images per update) / 256.
         weight_decay: weight decay of AdamW, without biases, norms and positions; auto: 0.05, for extrema 0.1.
+        layer_decay: ratio of the learning rates of a block and the next one; 1 disables it.
         betas: decay rates of AdamW's two moments; DeiT and MP3 use [0.9, 0.999].
         warmup_epochs: epochs of linear warm-up to the peak learning rate.
         halve_every: updates between halvings of the learning rate (MP3's speech models); 0: cosine decay to 0. With
@@ -79,7 +83,8 @@ class Settings:
         knn_gallery: largest number of training images to search for neighbours (ExtreMA: a tenth of ImageNet).
         group: images held out together, such as frames of a video: parent (folder), a column of a table, or a regular
             expression. The parentheses of the expression capture the group in the path.
-        normalization: source of the mean and std of the channels: the data, or ImageNet.
+        normalization: source of the mean and std of the channels: the data, ImageNet, or the initial weights (init);
+            auto: init with --init, else data.
         workers: processes that read images; 0 reads in the main process.
         cache: cache of decoded training images: none, whole (full size), or a shorter side in pixels for larger images.
         device: device for training; auto: a GPU if there is one.
@@ -96,8 +101,15 @@ class Settings:
         threads: CPU threads per training process.
         from_run: folder of a run to take the initial weights from.
         init: initial weights: timm:NAME, a run, a file, or a published checkpoint; for unusual sizes, give --model.
-        train_blocks: number of last blocks to train of an encoder from --init or --from; the other weights stay frozen.
-            The last norm is trained, too. All blocks are trained if absent.
+        adapt: trained weights of an encoder from --init or --from: all, the last blocks, or low-rank updates of the
+            blocks' weights (lora), which are merged when the encoder is written.
+        train_blocks: number of last blocks to train with --adapt blocks (2 if absent), with the last norm; with lora,
+            they are trained whole, and the others by updates.
+        lora_rank: rank of the low-rank updates.
+        lora_on: layers with low-rank updates: those of the attention, of the MLP, or both.
+        heads_first: fraction of the steps in which only new parts train: decoder, heads and tokens of the task.
+        anchor: weight of a loss that keeps features near those of the initial weights: 1 - their cosine on whole
+            images; 0 switches it off.
         recipe: row of a paper's table, with defaults for settings that are not given; ``patchloom recipes`` lists them.
         patience: evaluations without improvement before the run stops and keeps its best weights. Without it, the run
             keeps its last weights.
@@ -119,6 +131,7 @@ class Settings:
     accumulate: int = 1
     blr: float | Auto = "auto"
     weight_decay: float | Auto = "auto"
+    layer_decay: float | Auto = "auto"
     betas: tuple[float, float] = (0.9, 0.95)
     warmup_epochs: float | Auto = "auto"
     halve_every: int = 0
@@ -135,7 +148,7 @@ class Settings:
     knn_k: int = 20
     knn_gallery: int = 2000
     group: str | None = None
-    normalization: Literal["data", "imagenet"] = "data"
+    normalization: Literal["data", "imagenet", "init"] | Auto = "auto"
     workers: int | Auto = "auto"
     cache: Literal["none", "whole"] | int = "none"
     device: Literal["cpu", "cuda", "mps"] | Auto = "auto"
@@ -150,7 +163,12 @@ class Settings:
     threads: int | Auto = "auto"
     from_run: str | None = None
     init: str | None = None
+    adapt: Adapt | Auto = "auto"
     train_blocks: int | None = None
+    lora_rank: int = _LORA[0]
+    lora_on: Target = _LORA[1]
+    heads_first: float | Auto = "auto"
+    anchor: float = 0.0
     recipe: str | None = None
     patience: int | None = None
     log: str | list[str] | None = None
@@ -162,6 +180,7 @@ class Settings:
         least = {"batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1, "devices": 1}
         least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0, "halve_every": 0}
         least |= {"rate": 1000, "bins": 1, "patience": 1, "train_blocks": 0, "knn_k": 1, "knn_gallery": 2}
+        least |= {"lora_rank": 1}
         for name, bound in least.items():
             value, most = getattr(self, name), _MAX.get(name, 2**31 - 1)
             if value not in ("auto", None) and not bound <= value <= most:
@@ -201,11 +220,33 @@ class Settings:
                 raise PatchloomError(f"--{name} must be positive and {_MAX_SIDE} or less, not {in_pixels(size)}")
         if self.from_run is not None and self.init is not None:
             raise PatchloomError("--from and --init both set the initial weights: give one of them")
-        if self.train_blocks is not None and self.from_run is None and self.init is None:
-            raise PatchloomError(
-                "--train_blocks freezes the first blocks, which are random without --init: give --init timm:NAME, a "
-                "file or a run, or leave --train_blocks out"
-            )
+        self._check_adaptation()
+
+    def _check_adaptation(self) -> None:
+        """Refuse invalid values and combinations of the options that adapt initial weights."""
+        if self.layer_decay != "auto" and not 0 < self.layer_decay <= 1:
+            raise PatchloomError(f"--layer_decay must be above 0 and at most 1, not {self.layer_decay:g}")
+        if self.heads_first != "auto" and not 0 <= self.heads_first < 1:
+            raise PatchloomError(f"--heads_first must be a fraction of the steps below 1, not {self.heads_first:g}")
+        if not 0 <= self.anchor < math.inf:
+            raise PatchloomError(f"--anchor must be 0 or more, not {self.anchor:g}")
+        if self.from_run is None and self.init is None:
+            kept = "which are random without --init"
+            without = {
+                "train_blocks": (self.train_blocks is not None, f"freezes the first blocks, {kept}"),
+                "adapt": (self.adapt not in ("auto", "all"), f"{self.adapt} freezes weights, {kept}"),
+                "heads_first": (self.heads_first not in ("auto", 0), f"keeps the encoder's weights, {kept}"),
+                "anchor": (self.anchor > 0, f"keeps features near those of initial weights, {kept}"),
+            }
+            for name, (given, why) in without.items():
+                if given:
+                    raise PatchloomError(f"--{name} {why}: give --init timm:NAME, a file or a run, or leave it out")
+        if self.adapt == "all" and self.train_blocks is not None:
+            raise PatchloomError("--adapt all trains every block: leave out --train_blocks, or give --adapt blocks")
+        if self.adapt != "lora" and (self.lora_rank, self.lora_on) != _LORA:
+            raise PatchloomError("--lora_rank and --lora_on are for low-rank updates: add --adapt lora")
+        if self.adapt == "lora" and self.strategy == "fsdp":
+            raise PatchloomError("--adapt lora has few weights to shard: use --strategy ddp")
 
     def sound(self) -> Sound:
         """Return the configuration of pictures of recordings, without statistics."""
@@ -264,9 +305,11 @@ class ResolvedSettings(Settings):
     batch_size: int
     blr: float
     weight_decay: float
+    layer_decay: float
     warmup_epochs: float
     crop_scale: float | Literal["native"]
     held_out: float
+    normalization: Literal["data", "imagenet", "init"]
     workers: int
     device: Literal["cpu", "cuda", "mps"]
     devices: int
@@ -275,6 +318,8 @@ class ResolvedSettings(Settings):
     kernels: Literal["torch", "native"]
     compile: bool
     threads: int
+    adapt: Adapt
+    heads_first: float
 
     def __post_init__(self) -> None:
         given = {field.name: getattr(self, field.name) for field in fields(self)} | {"model": self.model.get("name")}
@@ -361,7 +406,7 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
 # Defaults of settings and task options in versions without auto there. Runs store the values of auto, so the same
 # command still means the same run.
 _BEFORE_AUTO = {"held_out": 0.05, "weight_decay": 0.05}
-_AUTO_SINCE_RECIPES = {"crop_scale": 0.2}  # in versions with recipes and before
+_AUTO_SINCE_RECIPES = {"crop_scale": 0.2, "normalization": "data"}  # in versions with recipes and before
 _OPTIONS_BEFORE_AUTO = {"loss": "byol", "momentum": 0.996}
 
 

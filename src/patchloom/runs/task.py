@@ -13,7 +13,7 @@ from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.finetune import train_last_blocks
+from patchloom.nets.finetune import add_low_rank, freeze_for
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention, use_kernels
 from patchloom.nets.swin import Encoder
 from patchloom.nets.teacher import use_half_without_grad
@@ -40,15 +40,18 @@ def prepare_task(
 ) -> Task:
     """Build a task from resolved settings; ``begin`` may load weights into its encoder first."""
     # a GPU reports a lack of memory itself; frozen blocks have neither gradients nor moments
-    affordable = MemoryGuard(4 if settings.device == "cpu" and settings.train_blocks is None else 1)
+    affordable = MemoryGuard(4 if settings.device == "cpu" and settings.adapt == "all" else 1)
     with affordable:
         vit = build_encoder(settings.encoder_spec())
     if begin is not None:
         begin(vit)
-    if settings.train_blocks is not None:
-        train_last_blocks(vit, settings.train_blocks)
+    freeze_for(vit, settings.adapt, settings.train_blocks)
     with affordable:
         task = build_task(settings.task, vit)
+    if settings.anchor:
+        task.anchor_to_start(settings.anchor)
+    if settings.adapt == "lora":  # the teachers and the start have plain weights
+        add_low_rank(task.encoder, settings.lora_rank, settings.lora_on, settings.train_blocks)
     fuse_attention(task, fused=settings.attention == "fused")
     use_kernels(task, settings.kernels)
     checkpoint_gradients(task, settings.checkpointing)

@@ -61,6 +61,7 @@ class Rule(StrEnum):
     AGREES_WITH_ALL = "agrees_with_all"
     FEW_IMAGES_FOR_SIZE = "few_images_for_size"
     NOT_CLEAR = "not_clear"
+    SOLVED = "solved"
     NO_GAIN_IN_CLASSES = "no_gain_in_classes"
     HEALTHY = "healthy"
 
@@ -222,6 +223,13 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
             return f"{share}, and {held_out} are too few to tell how well it is learnt"
         case Rule.NOT_CLEAR:
             return share
+        case Rule.SOLVED:
+            but = ""
+            if "knn" in f:
+                but = (
+                    f", but by kNN its features separate classes no better than {_control(health)} ({_by_knn(health)})"
+                )
+            return f"{beside}: the task is solved, and more training adds little{but}"
         case Rule.NO_GAIN_IN_CLASSES:
             return (
                 f"{beside}; but by kNN its features separate classes no better than {_control(health)} "
@@ -254,6 +262,8 @@ def _then(health: Health, rule: Rule) -> str:
             return f"look at the pictures and at your data; try {now}"
         case Rule.NOT_CLEAR if "batch_size" in a:
             return f"{_longer(health)}, or with a larger --batch_size"
+        case Rule.SOLVED:
+            return "make the task harder by its options (patchloom pretrain --help all), or try another --task"
         case Rule.NO_GAIN_IN_CLASSES:
             return f"{_longer(health)}, or try another --task; fine-tuning may tell more than kNN"
         case Rule.HEALTHY if "labels" in a and "labelled" in f:

@@ -15,7 +15,7 @@ from patchloom.nets.heads import mlp
 from patchloom.nets.swin import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.patches.positions import sincos_2d
-from patchloom.tasks.task import Size, Task
+from patchloom.tasks.task import PAPERS, Size, Task
 
 _SMALL = 384  # the papers train no encoder narrower than ViT-S
 
@@ -30,10 +30,12 @@ def decoder_sizes(
     """
     d = task.geometry.width
     small = d < _SMALL
-    why = "as narrow as an encoder below ViT-S" if small else "the paper's"
-    wide = task.resolve_auto("decoder_width", width, d if small else usual[0], why)
-    deep = task.resolve_auto(depth_option, depth, min(2, usual[1]) if small else usual[1], why)
-    many = task.resolve_auto("decoder_heads", heads, max(1, wide // 32) if small else usual[2], why)
+    as_wide = "as wide as the encoder, which is below ViT-S" if small else PAPERS
+    shallow = "at most 2, for an encoder below ViT-S" if small else PAPERS
+    each = "32 wide each, for an encoder below ViT-S" if small else PAPERS
+    wide = task.resolve_auto("decoder_width", width, d if small else usual[0], as_wide)
+    deep = task.resolve_auto(depth_option, depth, min(2, usual[1]) if small else usual[1], shallow)
+    many = task.resolve_auto("decoder_heads", heads, max(1, wide // 32) if small else usual[2], each)
     if deep > 1000:
         raise PatchloomError(f"--task.{depth_option} must be 1000 or less, not {deep}")
     if min(wide, many) < 1 or deep < 0 or wide % many or wide % 4:
@@ -132,13 +134,13 @@ def momentum_for(updates: int) -> tuple[float, str]:
     """Return a teacher's momentum at the start of a training of ``updates`` updates, with the reason."""
     usual = 1 - 1 / (_MEMORY * updates)
     if usual >= MOMENTUM:
-        return MOMENTUM, "the paper's"
+        return MOMENTUM, PAPERS
     return round(max(0.0, usual), 4), f"the teacher averages over a hundredth of {updates:,} updates"
 
 
 def teacher_momentum(task: Task, momentum: float | Literal["auto"]) -> float:
     """Return the momentum of a task's teacher; "auto", if the run has not resolved it, is that of long trainings."""
-    start = task.resolve_auto("momentum", momentum, MOMENTUM, "the paper's")
+    start = task.resolve_auto("momentum", momentum, MOMENTUM, PAPERS)
     if not 0 <= start <= 1:
         raise PatchloomError(f"--task.momentum must lie in [0, 1], not at {start}")
     return start

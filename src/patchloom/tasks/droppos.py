@@ -20,7 +20,7 @@ from patchloom.questions.question import Sheet
 from patchloom.system.distributed import draw
 from patchloom.tasks.defaults import check_normalizable, decoder_sizes, patch_decoder
 from patchloom.tasks.masking import UNIFORM, check_uniform, partition, visible_of
-from patchloom.tasks.task import Size, Task
+from patchloom.tasks.task import PAPERS, Size, Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 
 _ENOUGH = 16  # with fewer visible patches there is too little context to tell positions
@@ -87,7 +87,7 @@ class DropPos(Task):
         n = self.geometry.n
         self.mask_ratio = self.resolve_auto("mask_ratio", mask_ratio, *self._usual_mask())
         self.position_mask_ratio = position_mask_ratio
-        usual, why = 0.1, "the paper's"
+        usual, why = 0.1, PAPERS
         if self.mask_ratio <= 0:
             usual, why = float("inf"), "nothing is masked"
         divisor = self.resolve_auto("temperature", temperature, usual, why)
@@ -104,7 +104,7 @@ class DropPos(Task):
         check_uniform(self.geometry, self.mask_ratio)
         if pixels and visible == n:
             raise PatchloomError("with --task.mask_ratio 0 no pixels are hidden: leave out --task.pixels")
-        g, begins, why = self.geometry, "learned", "the paper's"
+        g, begins, why = self.geometry, "learned", PAPERS
         if g.hierarchical:
             begins, why = "zeros", "the exported encoder has no positions either"
         self.placeholder, self.shuffle = self.resolve_auto("placeholder", placeholder, begins, why), shuffle
@@ -133,7 +133,7 @@ class DropPos(Task):
                     0.0,
                     f"uniform masking needs even sides, and {grid[0]}x{grid[1]} are not: give another --img_size",
                 )
-            return usual, "the paper's"
+            return usual, PAPERS
         if self.geometry.hierarchical:
             return 0.0, f"uniform masking would leave only {n // 4} patches visible"
         return usual, f"keeps {min(_ENOUGH, n)} patches visible"

@@ -18,10 +18,9 @@ from patchloom.questions.agreement import Agreement, Loss, Representation, agree
 from patchloom.questions.question import ROWS, Measure, Outcome, Sheet
 from patchloom.tasks.defaults import AGREEMENT_UPDATES, agreement_heads, momentum_for, refuse_unused, teacher_momentum
 from patchloom.tasks.masking import visible_of
-from patchloom.tasks.task import Size, Task, augment_views, views_sheet
+from patchloom.tasks.task import PAPERS, Size, Task, augment_views, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
-_PAPER = "the paper's"
 # It collapsed at 1,100 updates and fewer (benchmarks/README.md); the paper has 188,000. Not measured in between.
 _ENOUGH_FOR_BYOL = 20_000
 
@@ -69,7 +68,7 @@ class ExtreMA(Task):
         head_out: Size = "auto",
     ):
         super().__init__(encoder)
-        by: Loss = self.resolve_auto("loss", loss, "byol", _PAPER)
+        by: Loss = self.resolve_auto("loss", loss, "byol", PAPERS)
         for name, value, kinds in (("loss", by, Loss), ("class_token", class_token, Representation)):
             check_type(f"task.{name}", value, kinds)
         n = self.geometry.n
@@ -85,7 +84,7 @@ class ExtreMA(Task):
         if by == "byol":
             refuse_unused("byol has no temperature", temperature=temperature)
         else:
-            divisor = self.resolve_auto("temperature", temperature, divisor, "the paper's")
+            divisor = self.resolve_auto("temperature", temperature, divisor, PAPERS)
             if divisor <= 0:
                 raise PatchloomError(f"--task.temperature must be above 0, not {divisor}")
         start = teacher_momentum(self, momentum)
@@ -95,7 +94,7 @@ class ExtreMA(Task):
         self.sizes = (visible,) * parts
         head = None
         if class_token == "cait":
-            blocks = self.resolve_auto("attention_blocks", attention_blocks, 2, "the paper's")
+            blocks = self.resolve_auto("attention_blocks", attention_blocks, 2, PAPERS)
             if blocks < 1:
                 raise PatchloomError(f"--task.attention_blocks must be 1 or more, not {blocks}")
             head = InstanceHead(encoder.embed_dim, attention_heads(encoder), blocks)
@@ -114,10 +113,10 @@ class ExtreMA(Task):
     @classmethod
     def training_defaults(cls, options: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
         """Return the paper's weight decay, and a loss and momentum that keep short trainings from collapsing."""
-        loss = ("byol", _PAPER)
+        loss = ("byol", PAPERS)
         if updates < _ENOUGH_FOR_BYOL:
             loss = ("infonce", f"byol collapses in trainings as short as {updates:,} updates")
-        return {"weight_decay": (0.1, _PAPER), "task.loss": loss, "task.momentum": momentum_for(updates)}
+        return {"weight_decay": (0.1, PAPERS), "task.loss": loss, "task.momentum": momentum_for(updates)}
 
     @classmethod
     def updates_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:

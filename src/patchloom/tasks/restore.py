@@ -16,7 +16,7 @@ from patchloom.patches.partition import central_block, random_block, random_part
 from patchloom.questions.pixels import BandTarget, Restoration, TargetNorm
 from patchloom.tasks.defaults import check_normalizable, patch_decoder, refuse_unused
 from patchloom.tasks.masking import visible_of
-from patchloom.tasks.task import Size, Task
+from patchloom.tasks.task import PAPERS, Size, Task
 from patchloom.withhold.degradation import CanvasFit, CropPlace, Degradation, DegradationKind, Fill
 from patchloom.withhold.degrade import KernelInit, KernelOf
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
@@ -38,11 +38,11 @@ STRENGTHS: dict[DegradationKind, str] = {
 _WITH_CANVAS = ("zoom_in", "fisheye", "wave")
 # options of form: their degradations, values, default and its reason
 _FORMS: dict[str, tuple[tuple[str, ...], Any, str, str]] = {
-    "zoom_place": (("zoom_in",), CropPlace, "centre", "the paper's"),
-    "fill": (("zoom_out",), Fill, "mirror", "the paper's"),
-    "kernel_init": (("blur",), KernelInit, "normal", "the paper's"),
-    "kernel_of": (("blur",), KernelOf, "channel", "the paper's"),
-    "canvas_fit": (("fisheye", "wave"), CanvasFit, "resize", "the paper's"),
+    "zoom_place": (("zoom_in",), CropPlace, "centre", PAPERS),
+    "fill": (("zoom_out",), Fill, "mirror", PAPERS),
+    "kernel_init": (("blur",), KernelInit, "normal", PAPERS),
+    "kernel_of": (("blur",), KernelOf, "channel", PAPERS),
+    "canvas_fit": (("fisheye", "wave"), CanvasFit, "resize", PAPERS),
 }
 
 
@@ -73,10 +73,10 @@ def build_degradation(
     odd = max(3, round(9 * side / 224) // 2 * 2 + 1)
     usual = {
         "scale": (160 / 224, "the paper's 160 of 224 pixels"),
-        "twist": ([0.2, 0.25], "the paper's"),
+        "twist": ([0.2, 0.25], PAPERS),
         "amplitude": ([0.05, 0.1], "patchloom's: up to 22 pixels of 224"),
         "kernel": (float(odd), "the paper's 9 pixels of 224, and at least 3"),
-        "saturation": (0.3, "the paper's"),
+        "saturation": (0.3, PAPERS),
     }
     drawn = task.resolve_auto(option, strengths.get(option, "auto"), *usual[option])
     drawn = tuple(drawn) if isinstance(drawn, list | tuple) else (drawn,)
@@ -226,7 +226,7 @@ class Restore(Task):
         }
         self.degradation = build_degradation(self, degradation, canvas, strengths, forms)
         usual = 0.75 if degradation in ("masked", "zoom_in") else 0.0
-        why = "the paper's" if usual else "the degradation is enough"
+        why = PAPERS if usual else "the degradation is enough"
         ratio = self.resolve_auto("mask_ratio", mask_ratio, usual, why)
         g, self.sampling = self.geometry, sampling
         self.entering = replace(g, grid=self.degradation.grid)
@@ -253,7 +253,7 @@ class Restore(Task):
         target: BandTarget = "grown"
         if has_band:
             band: BandTarget = "grown" if normalized_pixels else "original"
-            why = "as in the authors' program" if normalized_pixels else "the paper's"
+            why = "as in the authors' program" if normalized_pixels else PAPERS
             target = self.resolve_auto("band_target", band_target, band, why)
             check_type("task.band_target", target, BandTarget)
             weight = self.resolve_auto("band_weight", band_weight, 0.2, "as in the authors' program")

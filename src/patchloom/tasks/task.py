@@ -18,12 +18,15 @@ from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.patches.partition import complement
 from patchloom.patches.pictures import WITHHELD, paint_patches
+from patchloom.questions.anchor import Anchor
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
 from patchloom.withhold.encoder_input import EncoderInput
 
 T = TypeVar("T")
 
 Size = int | Literal["auto"]
+
+PAPERS = "the paper's"  # reason of an ``auto`` that is the paper's value
 
 
 class Task(nn.Module, ABC):
@@ -126,6 +129,10 @@ class Task(nn.Module, ABC):
         self.chosen[option] = (value, why)
         return value
 
+    def fitted(self) -> dict[str, tuple[Any, str]]:
+        """Return value and reason of every option that ``auto`` fitted to the images, the model or the training."""
+        return {option: one for option, one in self.chosen.items() if one[1] != PAPERS}
+
     @property
     def views(self) -> float:
         """Factor r of the effective epochs, epochs · r (DropPos, appendix A; iBOT).
@@ -195,6 +202,10 @@ class Task(nn.Module, ABC):
         if len(outcomes) > 1:
             metrics |= {f"{name}_loss": outcome.loss.detach() for name, outcome in outcomes.items()}
         return Outcome(loss, metrics)
+
+    def anchor_to_start(self, weight: float) -> None:
+        """Add the loss of `Anchor` with a ``weight``; the present encoder is the start."""
+        Anchor(self.encoder, weight).attach(self)
 
     def after_step(self, progress: float) -> None:
         """Update moving-average teachers after an update of the weights."""

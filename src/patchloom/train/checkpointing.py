@@ -214,13 +214,13 @@ class TrainState:
         self.in_a_row = 0
         return True
 
-    def mean_loss(self) -> float | None:
-        """Return the mean loss since the last row; None if all updates were skipped."""
-        return self.sums["loss"] / self.counted if self.counted else None
+    def running_means(self) -> dict[str, float]:
+        """Return the means of loss and metrics since the last row; {} if all updates were skipped."""
+        return {name: value / self.counted for name, value in self.sums.items()}
 
     def means(self) -> dict[str, float]:
-        """Return the means of loss and metrics since the last row, and reset the sums."""
-        means = {name: value / self.counted for name, value in self.sums.items()}
+        """Return `running_means`, with the number of skipped updates, and reset the sums."""
+        means = self.running_means()
         if self.skipped:
             means["skipped"] = self.skipped
         self.sums, self.counted, self.skipped = {}, 0, 0

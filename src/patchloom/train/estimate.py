@@ -29,6 +29,7 @@ from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError
 from patchloom.estimate import Estimate, count_step, time_steps, typical_seconds
 from patchloom.nets.build import outline
+from patchloom.nets.lora import merged
 from patchloom.nets.performance import compile_blocks, kept_bytes, patches_of
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings
@@ -78,7 +79,7 @@ class TaskBytes(NamedTuple):
         """Measure a task, which may be on the meta device."""
         trained = _bytes(weight for weight in task.parameters() if weight.requires_grad)
         stored = _bytes(task.state_dict().values()) + 2 * trained
-        encoder = _bytes(task.encoder.state_dict().values())
+        encoder = _bytes(merged(task.encoder.state_dict()).values())
         return cls(_bytes([*task.parameters(), *task.buffers()]), trained, stored, encoder)
 
     @property

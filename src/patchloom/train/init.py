@@ -19,7 +19,8 @@ from patchloom.nets.checkpoints.load import (
     statistics_in_words,
     timm_statistics,
 )
-from patchloom.nets.finetune import kept_names
+from patchloom.nets.checkpoints.programs import MeanStd
+from patchloom.nets.finetune import frozen_names
 from patchloom.nets.swin import Encoder
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.questions.identity import ImageHead
@@ -30,7 +31,7 @@ from patchloom.runs.task import newest_card
 from patchloom.tasks.custom import same_task
 from patchloom.tasks.task import Task
 
-_ENCODER = "encoder."
+_ENCODER, _ANCHOR = "encoder.", "anchor."
 
 
 class Start:
@@ -121,19 +122,48 @@ class Start:
             self.sentences += self._statistics(self._weights)
 
     def _refuse_random(self, vit: Encoder, done: LoadedWeights) -> None:
-        """Refuse ``--train_blocks`` if frozen blocks would keep random weights."""
-        if self.asked.train_blocks is None:
-            return
-        absent, kept = set(done.missing), kept_names(vit, self.asked.train_blocks)
+        """Refuse an adaptation whose frozen weights would stay random."""
+        adapt, count = self.asked.adapt, self.asked.train_blocks
+        absent, kept = set(done.missing), frozen_names(vit, "all" if adapt == "auto" else adapt, count)
         if random := [name for name in kept if name in absent]:
             more = f" and {len(random) - 1} more" if len(random) > 1 else ""
+            option = f"--adapt {adapt}" if count is None else f"--train_blocks {count}"
             raise PatchloomError(
-                f"{done.source} has no {random[0]}{more}, and --train_blocks {self.asked.train_blocks} would leave it "
-                "random: choose an encoder without it, or leave --train_blocks out"
+                f"{done.source} has no {random[0]}{more}, and {option} would leave it random: choose an encoder "
+                f"without it, or leave {option.split()[0]} out"
             )
+
+    def normalization(self, channels: int) -> tuple[MeanStd | None, str]:
+        """Return mean and deviation that normalise the images of the initial weights, and a reason.
+
+        None if they are unknown, or are for another number of ``channels``; then the reason says so.
+        """
+        source = self.asked.from_run or self.asked.init
+        found = self._own_statistics()
+        if found is None:
+            return None, f"{source} does not name its mean and deviation"
+        if len(found[0]) != channels:
+            return None, f"{source} is for images of {len(found[0])} channels, not {channels}"
+        of = f"timm's for {self.asked.model['name']}" if self._by_name else "as the weights were trained"
+        return found, f"{of}: {statistics_in_words(*found)}"
+
+    @property
+    def _by_name(self) -> bool:
+        """Whether only the name of a model tells how bare weights were trained."""
+        return self.folder is None and self._weights.kind == "bare" and self._weights.program is None
+
+    def _own_statistics(self) -> MeanStd | None:
+        if self.folder is not None:
+            stats = self.folder.read_stats()
+            return stats.mean, stats.std
+        if self.asked.init is None:
+            return None
+        return self._weights.own_statistics(self.asked.model["name"])
 
     def _statistics(self, weights: Weights) -> list[str]:
         """Return a sentence on the normalisation with which public weights were trained, if it is known."""
+        if self.asked.normalization == "init":
+            return []
         name = self.asked.model["name"]
         how = f"this run uses --normalization {self.asked.normalization}"
         if weights.program is not None:
@@ -155,9 +185,11 @@ class Start:
         assert self.run is not None  # set with from_run
         if not same_task(self.run.task["name"], self.asked.task["name"]):
             return
-        # a frozen teacher is set by the new settings, not by the old run; a head per image belongs to the old images
+        # a frozen teacher and the anchor are set by the new settings, not by the old run; a head with an output per
+        # image belongs to the old images
         not_taken = FrozenTeacher, ImageHead
-        left = (_ENCODER, *(f"{name}." for name, one in task.named_modules() if isinstance(one, not_taken)))
+        names = (f"{name}." for name, one in task.named_modules() if isinstance(one, not_taken))
+        left = (_ENCODER, _ANCHOR, *names)
         source = {name: weight for name, weight in self.checkpoint[0].items() if not name.startswith(left)}
         own = {name: weight for name, weight in task.state_dict().items() if not name.startswith(left)}
         own |= {name: one for name, one in task.named_buffers() if name in source}  # stored positions of a decoder

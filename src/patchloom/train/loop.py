@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -300,7 +300,9 @@ def pretrain(
             torch.set_num_threads(plan.settings.threads)
         forecast = first_decides(lambda: planner.forecast(plan))
         torch.manual_seed(plan.settings.seed)
-        start = None if plan.resumed else Start(asked)
+        names = ("adapt", "train_blocks", "normalization")
+        resolved = {name: getattr(plan.settings, name) for name in names}
+        start = None if plan.resumed else Start(replace(asked, **resolved))
         begin = None if start is None else start.encoder
         with StatusMessage("initialising the weights"):
             pretext = prepare_task(plan.settings, plan.stats, begin)

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -468,7 +468,7 @@ class MetricsLog:
         state.seconds, state.pace = self.pace.seconds(), self.pace.seconds_a_step()
         passed = {*range(first, state.step + 1)}
         if not sound or not passed & (self.logged | self.validated):
-            self.reporter.progress(lambda: self._line(state, _losses(state.mean_loss())))
+            self.reporter.progress(lambda: self._line(state, _losses(state.running_means())))
             return
         means = state.means()
         row = {"step": state.step, "epoch": round(state.step / self.per_epoch, 4)}
@@ -476,7 +476,7 @@ class MetricsLog:
         if self.settings.precision == "float16":
             row["loss_scale"] = state.scale
         row |= {"lr": rate, "seconds": state.seconds}
-        losses = _losses(means.get("loss"))
+        losses = _losses(means)
         self.reporter.progress(lambda: self._line(state, losses))
         measured = bool(passed & self.validated)
         if measured:
@@ -557,8 +557,11 @@ class MetricsLog:
         return progress_line(epoch, self.settings.epochs, losses, measured, time_left, self.pace.describe())
 
 
-def _losses(mean: float | None) -> str:
-    return "all updates skipped" if mean is None else f"loss {mean:.4f}"
+def _losses(means: Mapping[str, float]) -> str:
+    if "loss" not in means:
+        return "all updates skipped"
+    anchored = f", cosine to the start {means['anchor_cosine']:.3f}" if "anchor_cosine" in means else ""
+    return f"loss {means['loss']:.4f}{anchored}"
 
 
 def each_result(measure: Measure) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from patchloom.data.sources.in_memory import is_object_name
 from patchloom.data.stats import Stats
 from patchloom.display import is_first
 from patchloom.errors import PatchloomError
+from patchloom.nets.checkpoints.programs import MeanStd
 from patchloom.nets.finetune import block_count
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.runs.folder import FolderLocked, RunFolder
@@ -213,10 +214,15 @@ class Planner:
         return Plan(True, settings, reasons, stats, fingerprint, held_out, ended=ended, moved=moved)
 
     def _new(self) -> Plan:
-        asked, as_there = Start(self.asked).shaped()
+        start = Start(self.asked)
+        asked, as_there = start.shaped()
         held_out, self.record = choose_held_out(self.asked, self.data.train)
         training = held_out.parts(self.data.train)[0]
         channels, stats = measure_data(asked, training)
+        asked, own, why_own = _with_statistics(asked, start, channels, stats)
+        as_there |= why_own
+        if own is not None:
+            stats = stats._replace(mean=own[0], std=own[1])
         if asked.normalization == "imagenet":
             if channels != 3:
                 raise PatchloomError(
@@ -249,6 +255,22 @@ class Planner:
             held_out,
             "" if close is None else close.sentence(),
         )
+
+
+def _with_statistics(
+    asked: Settings, start: Start, channels: int, stats: Stats
+) -> tuple[Settings, MeanStd | None, dict[str, str]]:
+    """Resolve ``--normalization`` for initial weights: settings, their mean and deviation if used, and the reason."""
+    given, begins = asked.normalization, asked.init is not None
+    if given == "init" and not begins and asked.from_run is None:
+        raise PatchloomError("--normalization init needs initial weights: add --init, or use --normalization data")
+    if given != "init" and not (given == "auto" and begins and stats.sound is None):
+        return asked, None, {}
+    found, why = start.normalization(channels)
+    if found is None and given == "init":
+        raise PatchloomError(f"--normalization init: {why}: use --normalization data or imagenet")
+    chosen: Literal["data", "init"] = "data" if found is None else "init"
+    return replace(asked, normalization=chosen), found, {"normalization": why} if given == "auto" else {}
 
 
 def check_same(folder: RunFolder, images: Source) -> None:
@@ -318,7 +340,7 @@ def announce(
     if line := effective(task, s.epochs):
         say(f"  {line}")
     say(f"  {_in_words(encoder)} parameters of the encoder, {_in_words(rest)} task-only parameters")
-    for line in [] if s.train_blocks is None else last_blocks(task, s.train_blocks):
+    for line in describe_adaptation(task, s):
         say(f"  {line}")
     for line in forecast.sentences() if forecast else ():
         say(f"  {line}")
@@ -345,12 +367,21 @@ def _in_words(weights: int) -> str:
     return f"{weights / 1e6:.1f} M" if weights >= 5e5 else f"{weights / 1e3:.1f} k"
 
 
-def last_blocks(task: Task, count: int) -> list[str]:
-    """Return lines on training only the last ``count`` blocks of the encoder."""
-    weights = list(task.encoder.parameters())
+def describe_adaptation(task: Task, settings: ResolvedSettings) -> list[str]:
+    """Return lines on the trained part of the encoder, if it is not the whole, and on the anchor."""
+    lines = []
+    if settings.anchor:
+        lines.append(f"keeps features near the start: loss + {settings.anchor:g} · (1 - cosine), on whole images")
+    if settings.adapt == "all":
+        return lines
+    weights, count = list(task.encoder.parameters()), settings.train_blocks
     trained = _in_words(sum(weight.numel() for weight in weights if weight.requires_grad))
     whole = _in_words(sum(weight.numel() for weight in weights))
-    lines = [f"trains {count} of {block_count(task.encoder)} blocks: {trained} of {whole} parameters of the encoder"]
+    what = "" if count is None else f"{count} of {block_count(task.encoder)} blocks"
+    if settings.adapt == "lora":
+        updates = f"updates of rank {settings.lora_rank}"
+        what = updates if count is None else f"{what}, and {updates} in the others"
+    lines.append(f"trains {what}: {trained} of {whole} parameters of the encoder")
     learned = [name for name in ("mask_token", "position_token") if getattr(task, name, None) is not None]
     if learned:
         lines.append(f"  gradients pass through all blocks to {' and '.join(learned)}, which costs time and memory")
@@ -366,6 +397,8 @@ def describe_recipe(settings: ResolvedSettings, n: int, noun: str) -> list[str]:
     recipe = recipe_named(settings.recipe)
     changes = recipe.changes(settings.plain())
     said = f"with {', '.join(changes)}" if changes else "unchanged"
+    if not changes and min(settings.batch_size, n) * settings.accumulate != recipe.batch:
+        said = f"unchanged but for the {noun} of an update"
     return [f"recipe {recipe.name} ({recipe.source}), {said}", recipe.update(settings.plain(), n, noun)]
 
 

@@ -208,7 +208,12 @@ def resolve(
     updates = max(1, steps_of(epochs, n, batch) // settings.accumulate)
     wanted = training_defaults(settings.task, updates) | data_defaults(settings.task, n, modality.noun)
     auto("weight_decay", *wanted.get("weight_decay", (0.05, "as MAE's")))
-    auto("blr", *_blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate, swin is not None))
+    scratch = _blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate, swin is not None)
+    for name, value, why in _adaptation(settings, *scratch):
+        if getattr(settings, name) in ("auto", None):
+            chosen[name] = value
+            if why:
+                reasons[name] = why
     for name, (value, why) in wanted.items():
         owner, _, option = name.partition(".")
         if option and settings.task.get(option, "auto") == "auto":
@@ -318,6 +323,34 @@ def share_of_batch(batch: int, n: int, world: int) -> int:
             "another number of processes"
         )
     return images // world
+
+
+_GENTLE = 0.1  # fraction of the rate from scratch; at the full rate public weights lost their features (dinov2 #204)
+_LAYER_DECAY = 0.9  # as in lightly-train, which continues the pre-training of DINOv2
+_HEADS_FIRST = 0.05  # of the steps; new heads send noise into the encoder until they fit
+_LAST_BLOCKS = 2
+
+
+def _adaptation(settings: Settings, blr: float, why: str) -> list[tuple[str, Any, str]]:
+    """Choose rates and trained weights, gentle with ``--init``, with their reasons; ``blr`` is that from scratch.
+
+    A recipe keeps its own rates. Values without effect have no reason, and are not printed.
+    """
+    adapt = settings.adapt
+    if adapt == "auto":
+        adapt = "all" if settings.train_blocks is None else "blocks"
+    found: list[tuple[str, Any, str]] = [("adapt", adapt, ""), ("normalization", "data", "")]
+    if adapt == "blocks" and settings.train_blocks is None:
+        found.append(("train_blocks", _LAST_BLOCKS, "few blocks forget little; 1 to 4 are usual"))
+    if settings.init is None or settings.recipe is not None:
+        return [*found, ("blr", blr, why), ("layer_decay", 1.0, ""), ("heads_first", 0.0, "")]
+    low = float(f"{_GENTLE * blr:.4g}")
+    return [
+        *found,
+        ("blr", low, f"a tenth of the rate from scratch, {blr:g}, which changes trained weights too fast"),
+        ("layer_decay", _LAYER_DECAY, "first blocks change least, as in lightly-train"),
+        ("heads_first", _HEADS_FIRST, "decoder, heads and tokens of the task are new: they train alone first"),
+    ]
 
 
 def _blr(model: str, batch: int, swin: bool) -> tuple[float, str]:

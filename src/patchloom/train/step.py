@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from patchloom.data.loader import Batch
 from patchloom.data.stats import normalize
+from patchloom.nets.heads import layer_groups
 from patchloom.nets.performance import compile_blocks
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.distributed import Shared, total, world
@@ -30,18 +31,50 @@ def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]
     decayed, free = list[nn.Parameter](), list[nn.Parameter]()
     for name, weight in net.named_parameters():
         if weight.requires_grad:
-            vector = weight.numel() == weight.shape[-1] or name.endswith(_FREE)
-            (free if vector else decayed).append(weight)
+            (free if _is_free(name, weight) else decayed).append(weight)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
+def _is_free(name: str, weight: Tensor) -> bool:
+    """Return whether a parameter has no weight decay."""
+    return weight.numel() == weight.shape[-1] or name.endswith(_FREE)
+
+
+def adaptation_groups(task: Task, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+    """Return `parameter_groups` split by layer and by owner.
+
+    ``lr_scale`` is the layer's factor of the learning rate, and ``new`` tells parts of the task from the encoder.
+    """
+    free = {name for name, weight in task.named_parameters() if _is_free(name, weight)}
+    own = {id(weight) for weight in task.encoder.parameters()}
+    found = []
+    for group in layer_groups(task, "encoder", free, weight_decay, layer_decay):
+        for new in (False, True):
+            if weights := [one for one in group["params"] if (id(one) not in own) == new]:
+                found.append({**group, "params": weights, "new": new})
+    return found
+
+
 def build_optimizer(
-    net: nn.Module, weight_decay: float, device: str, betas: tuple[float, float] = (0.9, 0.95)
+    net: nn.Module,
+    weight_decay: float,
+    device: str,
+    betas: tuple[float, float] = (0.9, 0.95),
+    layer_decay: float = 1.0,
+    heads_first: float = 0.0,
 ) -> torch.optim.AdamW:
-    """Build AdamW, fused if the device supports it, with MAE's betas by default. The loop sets the learning rate."""
+    """Build AdamW, fused if the device supports it, with MAE's betas by default. The loop sets the learning rate.
+
+    Only with layer decay, or if the heads train first, are there more groups than the two of `parameter_groups`: their
+    order affects the last digits of the gradient norm.
+    """
     fused = device in ("cpu", "cuda")
-    return torch.optim.AdamW(parameter_groups(net, weight_decay), lr=0.0, betas=betas, fused=fused)
+    if layer_decay == 1 and not heads_first:
+        groups = parameter_groups(net, weight_decay)
+    else:
+        groups = adaptation_groups(cast(Task, net), weight_decay, layer_decay)
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=fused)
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, scale: float = 1.0) -> Tensor:
@@ -97,6 +130,7 @@ class Stepper:
 
     Attributes:
         began: first step of the present schedule; above 0 in a run that is trained longer.
+        heads_only: number of steps at the start of the first schedule in which the encoder keeps its weights.
     """
 
     def __init__(self, fabric: Fabric, task: Task, settings: ResolvedSettings, steps: int):
@@ -105,7 +139,9 @@ class Stepper:
         if settings.compile:
             compile_blocks(task)
         self.module = fabric.setup_module(task.to(fabric.device))
-        adam = build_optimizer(task, settings.weight_decay, settings.device, settings.betas)
+        gentle = settings.layer_decay, settings.heads_first
+        adam = build_optimizer(task, settings.weight_decay, settings.device, settings.betas, *gentle)
+        self.heads_only = round(settings.heads_first * steps)
         self.optimizer: Any = fabric.setup_optimizers(adam)
         # buffers that a forward pass changes, restored if the update is skipped
         self.statistics = [
@@ -160,8 +196,9 @@ class Stepper:
             for buffer, before in zip(self.statistics, self.before, strict=True):
                 buffer.copy_(before)
         else:
+            waits = not self.began and done <= self.heads_only  # the moments of the encoder are gathered meanwhile
             for group in self.optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = 0.0 if waits and not group.get("new", True) else rate * group.get("lr_scale", 1.0)
             self.optimizer.step()
             self.task.after_step(self.progress(done))
             self.remember_statistics()

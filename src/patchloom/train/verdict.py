@@ -274,6 +274,9 @@ _JUMP = 0.05
 # Fewer updates say little about a task that is not learnt yet: position tasks stayed at chance for the first 250 to 350
 # updates of our short runs, and improved after that.
 _ENOUGH = 500
+# A task is solved if this share of the way to perfect is reached, with an interval above the second one: the interval
+# of 250 images that are all right begins at 98 %.
+_SOLVED, _SURELY = 0.99, 0.95
 
 
 class _Finding(NamedTuple):
@@ -405,6 +408,16 @@ def _weak(signs: VerdictInputs) -> _Finding | None:
     return _Finding(Verdict.WEAK, Rule.NOT_CLEAR, {}, _longer(signs) | batch)
 
 
+def _solved(signs: VerdictInputs) -> _Finding | None:
+    """The task is too easy, and labels show no gain or are missing."""
+    effect, found = signs.measure.result.effect, signs.classes
+    if signs.measure.outputs is not None or effect.share < _SOLVED or effect.low < _SURELY:
+        return None
+    if found is None:
+        return _Finding(Verdict.HEALTHY, Rule.SOLVED, {}, {"task": ANOTHER})
+    return _Finding(Verdict.WEAK, Rule.SOLVED, _by_knn(found), {"task": ANOTHER}) if found.level.no_gain else None
+
+
 def _no_gain_in_classes(signs: VerdictInputs) -> _Finding | None:
     found = signs.classes
     if found is None or not found.level.no_gain:
@@ -427,7 +440,7 @@ def _healthy(signs: VerdictInputs) -> _Finding:
 
 _RULES = (
     *(_same_images, _not_finite, _not_begun, _same_features, _same_outputs, _few_images, _went_back),
-    *(_got_worse, _jumped_back, _not_better, _alike, _weak, _no_gain_in_classes, _healthy),
+    *(_got_worse, _jumped_back, _not_better, _alike, _weak, _solved, _no_gain_in_classes, _healthy),
 )
 
 

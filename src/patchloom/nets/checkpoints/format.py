@@ -35,6 +35,7 @@ from patchloom.nets.build import (
     outline,
 )
 from patchloom.nets.heads import EXTRA_MODULES, InstanceHead, Use
+from patchloom.nets.lora import merged
 from patchloom.nets.swin import Encoder
 from patchloom.sizes import compact
 from patchloom.system.files import write_whole
@@ -101,9 +102,9 @@ def save_encoder(vit: Encoder, card: EncoderCard, path: Path) -> None:
 def save_net(net: nn.Module, key: str, about: dict[str, Any], path: Path) -> None:
     """Write a net's ``state_dict`` and, under ``key``, its metadata ``about`` with a checksum of both.
 
-    The file is written atomically.
+    Low-rank updates are merged into the weights. The file is written atomically.
     """
-    weights = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
+    weights = {name: value.detach().cpu().contiguous() for name, value in merged(net.state_dict()).items()}
     about = about | {_SUM: checksum(weights, json.dumps(about))}
     # a single key, because the order of several would differ from file to file
     write_whole(path, save(weights, metadata={key: json.dumps(about)}))

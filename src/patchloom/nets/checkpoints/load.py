@@ -201,6 +201,21 @@ class Weights:
         about = cast(dict[str, Any], vit.pretrained_cfg)
         return (tuple(about["mean"]), tuple(about["std"])), f"in timm for {model}"
 
+    def own_statistics(self, model: str) -> MeanStd | None:
+        """Return mean and deviation that normalise their images, without fetching them; None if unknown.
+
+        For bare weights, those of timm's ``model``.
+        """
+        if self.kind == "timm":
+            return _timm_statistics(str(self.source).removeprefix("timm:"))
+        if self.says_itself:
+            assert self.path is not None  # a file of patchloom's
+            card = read_encoder_card(self.path)
+            return card.mean, card.std
+        if self.hub is not None:
+            return self.hub.statistics
+        return self.program.statistics if self.program is not None else _timm_statistics(model)
+
 
 # A folder in the format of the Hugging Face Hub; its config.json is untrusted.
 
@@ -911,9 +926,14 @@ def statistics_in_words(mean: tuple[float, ...], std: tuple[float, ...]) -> str:
 
 def timm_statistics(model: str) -> str | None:
     """Format mean and deviation that normalise the images of a timm model; None for other models."""
+    found = _timm_statistics(model)
+    return None if found is None else statistics_in_words(*found)
+
+
+def _timm_statistics(model: str) -> MeanStd | None:
     if not timm.is_model(model.split(".")[0]) or (about := timm.models.get_pretrained_cfg(model)) is None:
         return None
-    return statistics_in_words(about.mean, about.std)
+    return tuple(about.mean), tuple(about.std)
 
 
 def public_shape(weights: Weights, model: str | None = None) -> dict[str, Any] | None:

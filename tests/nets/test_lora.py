@@ -1,0 +1,197 @@
+"""Low-rank updates of the encoder's weights (``--adapt lora``), for every class of encoder that is served."""
+
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import swins
+import torch
+from sweep import SIZE
+from timm.models.swin_transformer import SwinTransformerBlock
+from timm.models.vision_transformer import Block
+
+from patchloom.nets import native
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.encode import encode, patch_count
+from patchloom.nets.finetune import add_low_rank, freeze_for
+from patchloom.nets.lora import effective_parameters, has_adapters, merged
+from patchloom.nets.performance import compile_blocks, fuse_attention, use_kernels
+from patchloom.nets.sparse_attention import attention_of, heads_of
+from patchloom.nets.teacher import Teacher
+from patchloom.withhold.encoder_input import all_patches
+
+
+def vit(**options):
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2, **options}
+    return build_encoder(EncoderSpec("nano", SIZE, 4, positions="learned", options=sizes))
+
+
+SERVED = {
+    "ViT": vit,
+    "ViT without a bias of qkv": lambda: vit(qkv_bias=False),
+    "ViT with norms of queries and keys": lambda: vit(qk_norm=True),
+    "ViT with LayerScale": lambda: vit(init_values=0.1, reg_tokens=2),
+    "Swin": swins.swin,
+}
+
+
+@pytest.fixture(params=SERVED)
+def net(request):
+    return SERVED[request.param]().train()
+
+
+def images_for(net):
+    torch.manual_seed(1)
+    return torch.randn(2, 3, *net.patch_embed.img_size)
+
+
+def output(net, images):
+    return encode(net, all_patches(images, patch_count(net)))
+
+
+def adapted(net, target="both", count=None):
+    freeze_for(net, "lora", count)
+    torch.manual_seed(2)
+    add_low_rank(net, 4, target, count)
+    return net
+
+
+def train(net, images):
+    """Take a step on everything that has gradients, and return their names."""
+    torch.manual_seed(3)
+    loss = (output(net, images) * torch.randn(net.num_features)).sum()
+    loss.backward()
+    names = [name for name, weight in net.named_parameters() if weight.grad is not None]
+    torch.optim.SGD(net.parameters(), lr=0.01).step()
+    return names
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("target", ["both", "attention", "mlp"])
+def test_a_step_on_the_updates_moves_the_output_of_every_class(net, target, fused):
+    images = images_for(net)
+    fuse_attention(net, fused)
+    before = output(net, images)
+    names_before = {name for name, _ in net.named_parameters()}
+    adapted(net, target)
+    torch.testing.assert_close(output(net, images), before, rtol=0, atol=1e-5)  # the updates start at zero
+    names = train(net, images)
+    assert names and all(name.endswith((".up", ".down")) for name in names)
+    kinds = {"both": {"attn", "mlp"}, "attention": {"attn"}, "mlp": {"mlp"}}[target]
+    assert {name.split(".parametrizations")[0].split(".")[-2] for name in names} == kinds
+    assert (output(net, images) - before).abs().max() > 1e-4
+    assert names_before == {name for name, _ in effective_parameters(net)}
+
+
+@pytest.mark.parametrize("layer", ["qkv", "proj", "fc1", "fc2"])
+def test_the_update_of_each_layer_reaches_the_output(net, layer):
+    """A wrapped layer would be passed over by code that reads its weight."""
+    images, before = images_for(net), None
+    before = output(net, images)
+    adapted(net)
+    with torch.no_grad():
+        for name, weight in net.named_parameters():
+            if name.endswith(f"{layer}.parametrizations.weight.0.up"):
+                weight.normal_(std=0.1)
+    assert (output(net, images) - before).abs().max() > 1e-3
+
+
+def test_merged_weights_compute_the_adapted_output(net):
+    images = images_for(net)
+    plain = deepcopy(net)
+    train(adapted(net), images)
+    net.eval(), plain.eval()
+    plain.load_state_dict(merged(net.state_dict()), strict=True)
+    assert not has_adapters(plain) and has_adapters(net)
+    torch.testing.assert_close(output(plain, images), output(net, images), rtol=0, atol=1e-6)
+
+
+def test_updates_are_computed_in_full_precision_under_autocast():
+    """Else the encoder that is written would not be the one that was trained."""
+    net = vit()
+    adapted(net)
+    with torch.no_grad():
+        for name, weight in net.named_parameters():
+            if name.endswith(".up"):
+                weight.normal_()
+    layer = net.blocks[0].mlp.fc1
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer.weight
+    assert torch.equal(found, merged(net.state_dict())["blocks.0.mlp.fc1.weight"])
+
+
+def test_queries_keys_and_values_of_few_tokens_use_the_updates():
+    net = vit()
+    attn, tokens = attention_of(net.blocks[0]), torch.randn(2, 5, 32)
+    before = heads_of(attn, tokens, tokens)
+    adapted(net)
+    torch.nn.init.normal_(attn.qkv.parametrizations.weight[0].up)
+    for one, other in zip(heads_of(attn, tokens, tokens), before, strict=True):
+        assert not torch.allclose(one, other, atol=1e-3)
+
+
+def test_the_last_blocks_are_trained_whole_and_the_others_by_updates():
+    names = train(adapted(net := vit(depth=3), count=1), images_for(net))
+    whole = {name for name in names if not name.endswith((".up", ".down"))}
+    assert whole == {name for name, _ in net.named_parameters() if name.startswith(("blocks.2.", "norm."))}
+    assert {name.split(".")[1] for name in names if name.endswith(".up")} == {"0", "1"}
+
+
+def test_a_teacher_follows_the_effective_weights(net):
+    images = images_for(net)
+    teacher = Teacher(encoder=net)
+    assert not has_adapters(teacher)
+    adapted(net)
+    before = dict(teacher.encoder.named_parameters())
+    before = {name: weight.clone() for name, weight in before.items()}
+    train(net, images)
+    teacher.follow(0.75, encoder=net)
+    now = merged(net.state_dict())
+    moved = 0
+    for name, weight in teacher.encoder.named_parameters():
+        torch.testing.assert_close(weight, 0.75 * before[name] + 0.25 * now[name], rtol=1e-6, atol=1e-7)
+        moved += not torch.equal(weight, before[name])
+    assert moved
+    teacher.follow(0.0, encoder=net)
+    net.eval()
+    torch.testing.assert_close(output(teacher.encoder, images), output(net, images), rtol=0, atol=1e-6)
+
+
+def test_the_rank_is_at_most_the_side_of_a_weight():
+    net = swins.swin()
+    freeze_for(net, "lora", None)
+    add_low_rank(net, 1000, "attention", None)
+    assert net.layers[0].blocks[0].attn.qkv.parametrizations.weight[0].down.shape == (8, 8)
+
+
+def test_compiled_blocks_use_the_updates_in_one_graph(net, monkeypatch):
+    # torch.compile's graphs are run uncompiled: the same graphs, without a compiler
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    images = images_for(net)
+    adapted(net)
+    for block in net.modules():
+        if isinstance(block, Block | SwinTransformerBlock):
+            block.compile(backend="eager", fullgraph=True, dynamic=False)
+    train(net, images)
+    after = output(net, images)
+    compile_blocks(net, enabled=False)
+    torch.testing.assert_close(output(net, images), after, rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(native.lacking() is not None, reason=f"no native kernels: {native.lacking()}")
+def test_native_kernels_use_the_updates():
+    net = vit(embed_dim=64)
+    images = images_for(net)
+    adapted(net)
+    use_kernels(net, "native")
+    assert all(block.kernels is not None for block in net.blocks)
+    with torch.autocast("cpu", torch.bfloat16):
+        before = output(net, images).detach()
+        names = train(net, images)
+        after = output(net, images).detach()
+    assert len(names) == 16 and (after - before).abs().max() > 0.05
+    use_kernels(net, "torch")
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = output(net, images)
+    torch.testing.assert_close(after, expected, rtol=0.02, atol=0.05)
