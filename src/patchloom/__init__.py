@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from patchloom.compare.compare import compare
     from patchloom.data.sources.open import open_data
     from patchloom.dense.predict import predict
+    from patchloom.distill.distill import distill
     from patchloom.embed.embed import embed
     from patchloom.evaluate.protocols import evaluate
     from patchloom.export.export import export
@@ -40,6 +41,7 @@ __all__ = [
     "bench",
     "check",
     "compare",
+    "distill",
     "embed",
     "evaluate",
     "export",
@@ -56,6 +58,7 @@ _HOMES = {
     "bench": "patchloom.bench",
     "check": "patchloom.check",
     "compare": "patchloom.compare.compare",
+    "distill": "patchloom.distill.distill",
     "embed": "patchloom.embed.embed",
     "evaluate": "patchloom.evaluate.protocols",
     "export": "patchloom.export.export",

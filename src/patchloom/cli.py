@@ -101,6 +101,10 @@ HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("patchloom export runs/photos-mae --to hf --push me/photos-mae", "upload to the Hub"),
         ("patchloom export runs/photos-mae --to onnx --fp16", "for onnxruntime"),
     ],
+    "distill": [
+        ("patchloom distill runs/photos-mae photos/ --student convnext_atto", "a small CNN"),
+        ("patchloom distill timm:vit_base_patch16_224.dino photos/ --student resnet18 --labels labelled/", "compared"),
+    ],
     "bench": [
         ("patchloom bench photos/ --tasks mae,droppos", "before a long run"),
         ("patchloom bench --model vit_small_patch16_224 --img_size 224", "on built-in images"),
