@@ -71,7 +71,7 @@ HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "compare": [
         ("patchloom compare photos/ --tasks mae,droppos,mp3 --minutes 20", "20 minutes each"),
         ("patchloom compare photos/ --labels labelled/ --seeds 3", "other labels"),
-        ("patchloom compare photos/ --dry_run", "only the plan"),
+        ("patchloom compare photos/ --dry-run", "only the plan"),
     ],
     "embed": [
         ("patchloom embed runs/photos-mae photos/ --to photos.parquet", "one table"),
