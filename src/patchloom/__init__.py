@@ -14,7 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.tasks import TASKS
 from patchloom.version import __version__
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TASKS",
     "PatchloomError",
+    "TemporaryError",
     "__version__",
     "bench",
     "check",

@@ -26,7 +26,7 @@ from patchloom.data.source import Source
 from patchloom.data.stats import normalize, sample_indices, unknown_stats
 from patchloom.data.workers import lost_worker
 from patchloom.display import StatusMessage, duration
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.estimate import Estimate, count_step, time_steps, typical_seconds
 from patchloom.nets.build import outline
 from patchloom.nets.lora import merged
@@ -276,7 +276,7 @@ def explain_errors(settings: ResolvedSettings) -> Iterator[None]:
     except (MemoryError, OSError, RuntimeError) as problem:
         sentence = lost_worker(problem) or disk_error(problem)
         if sentence is None and is_peer_death(problem):
-            sentence = PatchloomError(LOST)
+            sentence = TemporaryError(LOST)
         if sentence is None and (need := memory_shortage(problem)):
             sentence = PatchloomError(too_little_memory(need, settings))
         if sentence is None:
