@@ -35,7 +35,14 @@ from patchloom.evaluate.protocols import evaluate
 
 SEEDS = (0, 1, 2)
 START_EPOCHS, IMAGES = 20, 150_000  # of the start; images that an adaptation sees
-SIZE: dict[str, Any] = {"img_size": 64, "patch_size": 8, "batch_size": 64, "workers": 0, "kernels": "torch"}
+SIZE: dict[str, Any] = {
+    "img_size": 64,
+    "patch_size": 8,
+    "channels": 3,
+    "batch_size": 64,
+    "workers": 0,
+    "kernels": "torch",
+}
 SMALL = {"embed_dim": 128, "depth": 6, "num_heads": 4}
 ENCODERS: dict[str, dict[str, Any]] = {
     "vit": {"model": {"name": "nano"}},

@@ -30,7 +30,12 @@ MIN_VERDICT_IMAGES = 10  # with fewer images, nothing is called better or worse
 Z = 1.959963984540054  # standard normal quantile of a 95 % interval
 WIDE = 0.07  # half-width of an interval from which a sentence says that the images are few
 _SPLIT = 0.25  # ratio of test to training images of a split: a fifth is split off
-_CALLED = {"untrained": "the untrained one", "from scratch": "training from scratch"}  # controls in a sentence
+START = "start"  # the control of an adapted encoder: the weights that its run began with, unchanged
+_CALLED = {  # controls in a sentence
+    "untrained": "the untrained one",
+    "from scratch": "training from scratch",
+    START: "its start",
+}
 
 
 class Level(Enum):
@@ -459,6 +464,11 @@ class Difference:
             over = " in this one training"
         if claim is Claim.NONE:
             return f"The encoder is indistinguishable from {called}{over} ({self.text()})."
+        if self.control == START and claim is Claim.BETTER:
+            return f"Adaptation helped: the encoder is {by} better than its start{over} {self.interval()}."
+        if self.control == START:
+            harmed = f"the encoder is {by} worse than its start{over} {self.interval()}"
+            return f"Adaptation harmed: {harmed}. Keep the start."
         return f"The encoder is {by} {claim.value} than {called}{over} {self.interval()}."
 
     def short(self) -> str:

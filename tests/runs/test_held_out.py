@@ -136,9 +136,9 @@ def test_final_evaluation_states_whether_images_are_new(images, first, tmp_path,
     stories = []
     compare = frozen.compare_frozen
 
-    def noted(protocols, vit, card, parts, *rest):
+    def noted(protocols, vit, card, parts, *rest, **more):
         stories.append(parts.story)
-        return compare(protocols, vit, card, parts, *rest)
+        return compare(protocols, vit, card, parts, *rest, **more)
 
     monkeypatch.setattr(final_evaluation, "compare_frozen", noted)
     pretrain(images, from_run=str(first), out=tmp_path / "new", **QUICK)

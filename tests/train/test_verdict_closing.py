@@ -1,10 +1,12 @@
 """The closing sentence follows the size of the effect and its interval, and states disagreements."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from patchloom.claims import Claim
+from patchloom.claims import START, Claim
 from patchloom.evaluate.results import Report, Row, compare_rows
 from patchloom.questions.question import Measure
 from patchloom.runs.held_out import HeldOut
@@ -125,6 +127,20 @@ def report(trained, untrained, pixels, n):
 def test_with_labels_the_features_are_compared_with_both_controls(values, n, words):
     sentence = closing_sentence(error(0.499, 0.727, 0.615), report(*values, n), NEW)
     assert f"; and by kNN {words}" in sentence and no_labels() not in sentence
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (0.2, "clearly better than its start (50.0%, 20.0%), but worse than raw pixels (60.0%)."),
+        (0.7, "worse than its start (50.0%, 70.0%), but better than untrained (30.0%)."),
+    ],
+)
+def test_an_adapted_encoder_is_compared_with_its_start_first(start, words):
+    of_all = report(0.5, 0.3, 0.6, 2000)
+    row = Row.of(START, "mean", "knn", {"k": 20}, start, 2000)
+    found = replace(of_all, quoted=(of_all.quoted[0], row, *of_all.quoted[1:]))
+    assert words in closing_sentence(error(0.499, 0.727, 0.615), found, NEW)
 
 
 def test_on_the_same_images_the_closing_sentence_says_what_the_headline_says():

@@ -1,4 +1,7 @@
-"""Shared code of protocols on frozen features, which compare an encoder with its untrained twin and raw pixels."""
+"""Shared code of protocols on frozen features, which compare an encoder with its controls.
+
+The controls are its untrained twin, raw pixels and, for an adapted encoder, the weights that it began with.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from patchloom.claims import START
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
+from patchloom.errors import listing
 from patchloom.evaluate.features import (
     ImageFeatures,
     Pooling,
@@ -28,11 +33,13 @@ from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_size
 from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_extra_module
+from patchloom.runs.encoder import load_encoder, load_extra_module, load_start
 
 # suggestion for encoders that a protocol does not support
 INSTEAD = "take knn, linear, blocks, few-shot or finetune, and positions for a run of droppos"
 UNTRAINED, PIXELS, MAJORITY = "untrained", "raw pixels", "majority class"
+
+_IN_HEADLINE = {START: "at its start"}
 
 # features of test images -> settings of each row of the protocol, and [n] correctness of each image
 ScoreFunction = Callable[[ImageFeatures], list[tuple[dict[str, Any], Tensor]]]
@@ -91,7 +98,8 @@ def measure_run(
             f"The gallery is a stratified {100 * gallery:.3g} % of {n:,} training {some.noun} (seed {settings.seed})."
         )
         parts = replace(parts, train=some, story=f"{parts.story} {drawn}")
-    (report,) = compare_frozen((protocol,), vit, card, parts, settings, load_extra_module(run, "pooling"), pooling)
+    head = load_extra_module(run, "pooling")
+    (report,) = compare_frozen((protocol,), vit, card, parts, settings, head, pooling, load_start(run))
     return report
 
 
@@ -169,13 +177,20 @@ def compare_frozen(
     settings: EvalSettings,
     head: InstanceHead | None = None,
     pooling: Pooling | Literal["all"] = "all",
+    start: tuple[Encoder, EncoderCard] | None = None,
 ) -> list[Report]:
-    """Evaluate an encoder, its untrained twin and raw pixels by several protocols, sharing features."""
+    """Evaluate an encoder and its controls by several protocols, sharing features.
+
+    ``start`` are the weights that the encoder began with; they have no instance head.
+    """
     if pooling != "all":
         check_pooling(pooling, tokens_of(vit, head))
     rows: dict[str, list[list[Row]]] = {protocol.name: [] for protocol in protocols}
     cached = []
-    for extractor in extractors(vit, card, settings, head):
+    compared = extractors(vit, card, settings, head)
+    if start is not None and pooling != "instance":
+        compared.insert(1, encoder_extractor(START, *start, settings))
+    for extractor in compared:
         found, train, test = evaluate_extractor(extractor, protocols, parts, settings, pooling)
         for title, its in found.items():
             rows[title].append(its)
@@ -222,14 +237,15 @@ def _report(
     test: ImageFeatures,
 ) -> Report:
     quoted = tuple(map(protocol.quoted, rows))
-    trained, untrained, pixels = quoted
+    trained, *controls = quoted
+    beside = [f"{100 * row.value:.1f} % {_IN_HEADLINE.get(row.encoder, row.encoder)}" for row in controls]
     n_test = len(test.labels)
     return Report(
         rows=[*sum(rows, []), majority(protocol.name, train.labels, test.labels)],
         protocol=f"{protocol.sentence(train, test)} {around}",
         headline=(
-            f"{protocol.title(trained)}: {trained.text()} against {100 * untrained.value:.1f} % untrained and "
-            f"{100 * pixels.value:.1f} % {pixels.encoder} on {n_test:,} test {parts.test.noun}."
+            f"{protocol.title(trained)}: {trained.text()} against {listing(beside, 'and')} on {n_test:,} test "
+            f"{parts.test.noun}."
         ),
         quoted=quoted,
         data=parts.test.name,

@@ -12,6 +12,7 @@ from patchloom.export.encoder import Export, ExportPooling, default_out, load_ex
 from patchloom.export.examples import make_examples
 from patchloom.export.to_timm import to_timm
 from patchloom.nets.checkpoints.load import check_model
+from patchloom.runs.folder import RunFolder
 
 # options of single formats with their defaults
 _OWN: dict[str, dict[str, Any]] = {
@@ -34,6 +35,7 @@ def export(
     license: str | None = None,
     push: str | None = None,
     public: bool = False,
+    start: bool = False,
 ) -> Export:
     """Write an encoder for use without patchloom, and compare its features with those of the exported code.
 
@@ -53,6 +55,8 @@ def export(
         license: licence identifier for the model card of hf, such as apache-2.0; default: unknown.
         push: repository on the Hub, such as me/photos-mae, to upload the folder of hf to.
         public: public visibility of a new repository; default: private.
+        start: export the weights that the run began with (``--init``, ``--from``) instead of the trained ones, to names
+            that begin with ``start``.
 
     Raises:
         PatchloomError: if the format is unknown, there is no encoder, an option belongs to another format, a library is
@@ -62,6 +66,14 @@ def export(
         raise PatchloomError(f"--to {to} is not a format: choose from {listing(_OWN)}")
     _check_options(to, {"fp16": fp16, "license": license, "push": push, "public": public})
     run = plain_path(run)
+    if start:
+        folder = RunFolder(run)
+        if not folder.start.is_file():
+            raise PatchloomError(
+                f"{run} has no start.safetensors: only runs with --init or --from have it; leave out --start"
+            )
+        names = {"timm": "start-timm.safetensors", "hf": "start-hf", "onnx": "start.onnx"}
+        run, out = folder.start, out or default_out(folder.path, names[to])
     check_model(run, model)
     if to == "hf":
         from patchloom.export.to_hub import to_hub  # imports modules of the report, which the others do not need

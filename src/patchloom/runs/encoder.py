@@ -9,6 +9,7 @@ from typing import Literal, overload
 from torch import Tensor, nn
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
+from patchloom.claims import START
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints import format
@@ -99,6 +100,26 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[Encoder, E
     with format.expect_intact(folder.checkpoints.last):
         vit.load_state_dict(own, strict=True)
     return vit.eval(), newest_card(folder, settings, about)
+
+
+def load_start(source: str | Path) -> tuple[Encoder, EncoderCard] | None:
+    """Load the weights that a run began with, in eval mode, and their card with their own normalisation.
+
+    Args:
+        source: folder of a run, or ``encoder.safetensors`` in it.
+
+    Returns:
+        None for a run from random weights, for one of a version that did not store them, and without a run.
+
+    Raises:
+        PatchloomError: the file is damaged.
+    """
+    path = Path(source)
+    folder = RunFolder(path if path.is_dir() else path.parent)
+    if not folder.start.is_file() or not (path.is_dir() or path.name == folder.encoder.name):
+        return None
+    vit, card = load_pretrained(folder.start)
+    return vit, replace(card, name=START)
 
 
 def _with_current_name(card: EncoderCard, source: str | Path) -> EncoderCard:

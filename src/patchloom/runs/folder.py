@@ -93,7 +93,7 @@ _NAMED = 6  # settings that differ, in the message about them
 # files that longer training needs; all others in the folder are results of the present weights
 _GOES_ON = (
     *("requested.yaml", "config.yaml", "reasons.yaml", "data.yaml", "trained_on.bin", "metrics.csv", "log.txt"),
-    *("unreadable.txt", "skipped.txt", "checkpoints"),
+    *("unreadable.txt", "skipped.txt", "checkpoints", "start.safetensors"),
 )
 _NOT_COPIED = ("logs", "earlier", ".lock")
 
@@ -117,6 +117,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.csv"
         self.checkpoints = Checkpoints(self.path / "checkpoints", self.check_lock)
         self.encoder = self.path / "encoder.safetensors"
+        self.start = self.path / "start.safetensors"  # the encoder as --init or --from loaded it
         self.trained_on = self.path / "trained_on.bin"
         self.pictures = self.path / "pictures"
         self.log = self.path / "log.txt"

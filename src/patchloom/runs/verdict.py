@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from patchloom.claims import MeasureResult, finite_or_none, number_of, text_of
+from patchloom.claims import START, MeasureResult, finite_or_none, number_of, text_of
 from patchloom.errors import PatchloomError
 from patchloom.runs.checksummed import read_checksummed, write_checksummed
 
@@ -264,6 +264,8 @@ def _then(health: Health, rule: Rule) -> str:
             return f"{_longer(health)}, or with a larger --batch_size"
         case Rule.SOLVED:
             return "make the task harder by its options (patchloom pretrain --help all), or try another --task"
+        case Rule.NO_GAIN_IN_CLASSES if f.get("control") == START:
+            return "keep the start (patchloom export RUN --start), or adapt less (--adapt blocks, --anchor 1)"
         case Rule.NO_GAIN_IN_CLASSES:
             return f"{_longer(health)}, or try another --task; fine-tuning may tell more than kNN"
         case Rule.HEALTHY if "labels" in a and "labelled" in f:
@@ -292,7 +294,8 @@ def _by_knn(health: Health) -> str:
 
 
 def _control(health: Health) -> str:
-    return str(health.figures["control"])
+    control = str(health.figures["control"])
+    return "its start" if control == START else control
 
 
 def _counted(n: int, items: str) -> str:

@@ -25,6 +25,7 @@ from patchloom.loggers.queue import TrackerSet
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder, save_extra_module
 from patchloom.nets.heads import Use
 from patchloom.questions.question import Measure
+from patchloom.runs.encoder import load_start
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, note_test_overlap
 from patchloom.runs.settings import ResolvedSettings
@@ -138,7 +139,8 @@ class FinalEvaluation(NamedTuple):
         evaluation = EvalSettings(
             seed, device=device, batch_size=validation.batch_size, workers=validation.workers, cache=False
         )
-        knn, linear = compare_frozen((KNN, LINEAR), task.encoder, self.card, parts, evaluation, instance_head(task))
+        head, start = instance_head(task), load_start(self.folder.path)
+        knn, linear = compare_frozen((KNN, LINEAR), task.encoder, self.card, parts, evaluation, head, start=start)
         for report in (knn, linear):
             self.folder.check_lock()
             append_rows(self.folder.path / "results.csv", report, once=True)

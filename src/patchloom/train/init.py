@@ -8,7 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from patchloom.claims import START
 from patchloom.errors import PatchloomError
+from patchloom.nets.build import build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 from patchloom.nets.checkpoints.load import (
     LoadedWeights,
     Weights,
@@ -42,11 +45,13 @@ class Start:
 
     Attributes:
         sentences: report on the weights that were loaded.
+        loaded: copy of the encoder's weights as they were loaded; empty for random ones.
     """
 
     def __init__(self, asked: Settings):
         self.asked = asked
         self.sentences: list[str] = []
+        self.loaded: dict[str, Tensor] = {}
         self.run: ResolvedSettings | None = None  # settings of the run whose checkpoint has the weights
         self.folder: RunFolder | None = None
         if asked.from_run is not None:
@@ -120,6 +125,25 @@ class Start:
             if shape is not None and self.asked.model["name"] == "auto":
                 self.sentences.append(describe_assumptions(shape))
             self.sentences += self._statistics(self._weights)
+        if self.asked.init is not None or self.asked.from_run is not None:
+            self.loaded = {name: weight.detach().clone() for name, weight in vit.state_dict().items()}
+
+    def write(self, folder: RunFolder, card: EncoderCard) -> None:
+        """Write the encoder as it was loaded, with its own normalisation, as the control of the adapted one.
+
+        That of ``card``, which is the run's, is taken if the weights do not name theirs, or are for another number of
+        channels.
+        """
+        if not self.loaded:
+            return
+        found, _ = self.normalization(len(card.mean))
+        if found is not None:
+            card = replace(card, mean=found[0], std=found[1])
+        vit = build_encoder(card.own_spec)
+        vit.load_state_dict(self.loaded)
+        source = str(self.asked.from_run or self.asked.init)
+        save_encoder(vit, replace(card, name=START, task=source, trained_on="", note=""), folder.start)
+        self.loaded = {}
 
     def _refuse_random(self, vit: Encoder, done: LoadedWeights) -> None:
         """Refuse an adaptation whose frozen weights would stay random."""

@@ -330,15 +330,17 @@ def pretrain(
             say = partial(print, flush=True) if fabric.is_global_zero else lambda line: None
             cached = cache_images(opened.train, plan.settings.cache, plan.settings.workers, say)
             source = plan.held_out.parts(cached)[0]
+        card = run_card(plan.settings, plan.stats, folder.name)
         if not plan.resumed:
             first_decides(lambda: planner.store(plan))
+            if start is not None:
+                first_decides(partial(start.write, folder, card))
         else:
             first_decides(lambda: planner.go_on(plan, pretext.views))
         for line in lines:
             reporter.note(line)
 
         # ---- the training
-        card = run_card(plan.settings, plan.stats, folder.name)
         validation = Validation(pretext, card, held_out, training, plan.settings, plan.held_out.doubt)
         tracks = ending.enter_context(TrackerSet(trackers if fabric.is_global_zero else (), folder, reporter.say))
         ended, measure, state = train(fabric, pretext, source, plan.settings, folder, reporter, validation, tracks)

@@ -25,7 +25,7 @@ from patchloom.evaluate.training import SCRATCH, Candidate, plan_for, train_and_
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.heads import Stem
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_extra_module
+from patchloom.runs.encoder import load_encoder, load_extra_module, load_start
 
 Method = Literal["finetune", "linear"]
 HeadOn = Literal["features", "projection"]
@@ -155,7 +155,13 @@ def _linear(
 ) -> Report:
     """Run the linear probe, with rows of this protocol."""
     (report,) = compare_frozen(
-        (replace(LINEAR, drawn=True),), vit, card, parts, settings, load_extra_module(run, "pooling")
+        (replace(LINEAR, drawn=True),),
+        vit,
+        card,
+        parts,
+        settings,
+        load_extra_module(run, "pooling"),
+        start=load_start(run),
     )
     renamed = {
         id(row): replace(row, protocol="few-shot", settings={**row.settings, "method": "linear", **what})
