@@ -58,6 +58,7 @@ from patchloom.nets.encode import (
     patch_count,
     patch_layers,
     prefix_count,
+    rotations,
 )
 from patchloom.nets.encode import embed as embed_patches
 from patchloom.nets.heads import (

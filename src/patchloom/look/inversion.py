@@ -34,6 +34,7 @@ from patchloom.nets.encode import (
     patch_count,
     patch_size,
     prefix_count,
+    rotations,
 )
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.swin import Encoder, is_hierarchical

@@ -20,9 +20,7 @@ from patchloom.nets.sparse_attention import AnyAttention, Rotations, attention_o
 from patchloom.nets.swin import PlainViT, blocks_of
 
 
-def attention_each(
-    vit: PlainViT, tokens: Tensor, rotations: Rotations | None
-) -> Iterator[tuple[Tensor, Tensor]]:
+def attention_each(vit: PlainViT, tokens: Tensor, rotations: Rotations | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Compute the attention weights of each block, and its output as in `attend_each`, which has the same arguments.
 
     Yields:

@@ -1,9 +1,9 @@
 """Forward pass of a timm encoder over an `EncoderInput`.
 
-A stock ``VisionTransformer``, ``Eva`` or ``SwinTransformer`` is used unmodified: no weight is ever renamed. Few other files
-access its blocks, tokens and position embeddings; `tests/test_arrows.py` lists them. `swin` does the same for a Swin,
-whose patches are then its units, the areas of the tokens of its last stage. Letters as in `patchloom.patches.tokens`; d
-is the width of the encoder and ``prefix`` the number of class and register tokens. An ``Eva``, such as DINOv3, rotates
+A stock ``VisionTransformer``, ``Eva`` or ``SwinTransformer`` is used unmodified: no weight is ever renamed. Few other
+files access its blocks, tokens and position embeddings; `tests/test_arrows.py` lists them. `swin` does the same for a
+Swin, whose patches are then its units, the areas of the tokens of its last stage. Letters as in
+`patchloom.patches.tokens`; d is the width of the encoder and ``prefix`` the number of class and register tokens. An ``Eva``, such as DINOv3, rotates
 queries and keys by the places of their patches (RoPE); `rotations` has the form of `patchloom.nets.sparse_attention`.
 """
 
@@ -148,7 +148,7 @@ def patch_rotations(vit: Encoder) -> Tensor | None:
         return None
     rope: Any = vit.rope
     grid = _grid_size(vit)
-    shape = grid if rope.feat_shape is None else None
+    shape: Any = grid if rope.feat_shape is None else None
     if isinstance(rope, RotaryEmbeddingMixed):
         return rope.get_embed(shape)
     like = next(rope.buffers())
@@ -169,7 +169,8 @@ def rotations_at(vit: Encoder, places: Tensor) -> Tensor:
     rope: Any = vit.rope
     if isinstance(rope, RotaryEmbeddingMixed):
         return get_mixed_freqs(rope.freqs, places[:, 0], places[:, 1])
-    frequencies = 2 * math.pi / rope.periods if isinstance(rope, RotaryEmbeddingDinoV3) else rope.bands
+    dinov3 = type(rope) is RotaryEmbeddingDinoV3
+    frequencies: Tensor = 2 * math.pi / rope.periods if dinov3 else rope.bands
     angles = (places[:, :, None].to(frequencies.dtype) * frequencies).flatten(1)
     angles = torch.cat([angles, angles], -1) if rope.rotate_half else angles.repeat_interleave(2, -1)
     return torch.cat([angles.sin(), angles.cos()], -1)[None, None]
@@ -331,7 +332,8 @@ def encode(
 ) -> Tensor:
     """Return the features [b prefix+k d] of an input; for `all_patches` they equal timm's ``forward_features``.
 
-    The arguments are those of `embed`, `rotations` and `attend`. The features of a Swin are those of its last stage, row by row.
+    The arguments are those of `embed`, `rotations` and `attend`. The features of a Swin are those of its last stage, row
+    by row.
     """
     if is_hierarchical(vit):
         if given.context is not None:

@@ -191,7 +191,7 @@ def kept_names(vit: Encoder, count: int) -> list[str]:
 
 def _blocks(vit: Encoder) -> list[tuple[nn.Module, ...]]:
     """Return an encoder's blocks, first to last; the first block of a Swin's stage comes with its patch merging."""
-    if isinstance(vit, VisionTransformer):
+    if not is_hierarchical(vit):
         return [(block,) for block in blocks_of(vit)]
     return [
         (stage.downsample, block) if i == 0 else (block,)

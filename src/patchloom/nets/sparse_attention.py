@@ -140,8 +140,9 @@ def heads_of(attn: AnyAttention, queries: Tensor, keys_values: Tensor) -> tuple[
         return attn.q_proj(queries).unflatten(-1, (heads, side)), kv.unflatten(-1, (2, heads, side))
     parts = [heads * side, 2 * heads * side]
     weights = attn.qkv.weight.split(parts)
-    bias = attn.qkv.bias
+    bias: Tensor | None = attn.qkv.bias
     if isinstance(attn, EvaAttention) and attn.q_bias is not None:
+        assert attn.k_bias is not None  # a buffer of zeros
         bias = torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
     biases = (None, None) if bias is None else bias.split(parts)
     q = F.linear(queries, weights[0], biases[0]).unflatten(-1, (heads, side))
@@ -156,18 +157,18 @@ def identity_rotation(rope: Tensor) -> Tensor:
 
 def rotate(attn: AnyAttention, heads: Tensor, rope: Tensor) -> Tensor:
     """Rotate queries or keys [b h k e] of patches."""
-    return apply_rot_embed_cat(heads, rope, half=attn.rotate_half)
+    return apply_rot_embed_cat(heads, rope, half=cast(bool, attn.rotate_half))
 
 
 def rotate_patches(attn: AnyAttention, heads: Tensor, rope: Tensor) -> Tensor:
     """Rotate queries or keys [b h t e] of all tokens; class and register tokens stay."""
-    prefix = attn.num_prefix_tokens
+    prefix = cast(int, attn.num_prefix_tokens)
     return torch.cat([heads[:, :, :prefix], rotate(attn, heads[:, :, prefix:], rope)], dim=2)
 
 
 def _of_all_tokens(attn: AnyAttention, rope: Tensor) -> Tensor:
     """Return rotations [b h t 2e] of all tokens: none for class and register tokens."""
-    unrotated = identity_rotation(rope[:, :, :1]).expand(-1, -1, attn.num_prefix_tokens, -1)
+    unrotated = identity_rotation(rope[:, :, :1]).expand(-1, -1, cast(int, attn.num_prefix_tokens), -1)
     return torch.cat([unrotated, rope], dim=2)
 
 

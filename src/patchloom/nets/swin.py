@@ -133,7 +133,7 @@ def check_hierarchical(swin: nn.Module, name: str) -> None:
         raise PatchloomError(f"{name} needs a width divisible by 4, not {d}: give another --model.embed_dim")
 
 
-def refuse_hierarchical(net: Encoder, what: str, instead: str) -> VisionTransformer:
+def refuse_hierarchical(net: Encoder, what: str, instead: str) -> PlainViT:
     """Return a plain ViT; raise an error for a Swin, which ``what`` cannot use, with the remedy ``instead``."""
     if is_hierarchical(net):
         raise PatchloomError(f"{what} needs the tokens of a plain ViT, and this is a Swin: {instead}")

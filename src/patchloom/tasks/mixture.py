@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.data.augment import TwoViews
 from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.decoders import Decoder, MAEDecoder
 from patchloom.nets.encode import patch_positions
+from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import random_partition, share_of
 from patchloom.questions.agreement import Agreement
 from patchloom.questions.features import FeatureLoss, Features
@@ -89,7 +89,7 @@ class Mixture(Task):
 
     def __init__(
         self,
-        encoder: VisionTransformer,
+        encoder: PlainViT,
         withhold: dict[str, float] | Literal["auto"] = "auto",
         ask: dict[str, float] | Literal["auto"] = "auto",
         teacher: Second | Literal["auto"] = "auto",

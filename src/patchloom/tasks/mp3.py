@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import PatchHead
 from patchloom.nets.encode import patch_positions
+from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import random_partition, share_of
 from patchloom.questions.positions import (
     MP3_RATIOS,
@@ -45,7 +45,7 @@ class MP3(Task):
 
     def __init__(
         self,
-        encoder: VisionTransformer,
+        encoder: PlainViT,
         context_mask_ratio: float | Literal["auto"] = "auto",
         known_positions: float = 0.0,
     ):
