@@ -21,10 +21,11 @@ from typing import Any, Literal, NamedTuple, cast
 
 import timm
 import torch
+from timm.models.eva import Eva
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError, listing
-from patchloom.nets.build import EncoderSpec, PositionKind, build_encoder, outline
+from patchloom.nets.build import EncoderSpec, PositionKind, build_encoder, outline, own_names
 from patchloom.nets.checkpoints.format import (
     ENCODER_FILE,
     HUB_CONFIG,
@@ -52,6 +53,7 @@ from patchloom.nets.checkpoints.programs import (
     Program,
     depth_of,
     describe_leftovers,
+    eva_names,
     is_teacher,
     place_of,
     position_axis_order,
@@ -292,12 +294,15 @@ def _of_timm(config: Mapping[str, Any], states: list[tuple[str, State]]) -> HubM
     sizes["patch_size"] = sizes["patch_size"] or compact(patch_embedding(stock).patch_size)
     if isinstance(sizes["img_size"], int):
         sizes["img_size"] = [sizes["img_size"]] * 2
-    for set_here in ("num_classes", "global_pool", "pos_embed"):
+    for set_here in ("num_classes", "global_pool", "pos_embed", "use_abs_pos_emb"):
         given.pop(set_here, None)
     if not given.get("fc_norm", True):  # default of an encoder without pooling
         del given["fc_norm"]
     table = next((value for _, state in states for key, value in state.items() if key.endswith(POSITIONS_KEY)), None)
     positions = positions_of({} if table is None else {POSITIONS_KEY: table}, None)
+    if isinstance(stock, Eva):
+        given = own_names(given)
+        positions = "rotary" if table is None and has_rotations(stock) else positions
     spec = spec_from({"model": name, **sizes, "channels": channels, "positions": positions, "options": given})
     assert spec is not None  # of an encoder
     return HubModel(name, spec=spec, statistics=check_statistics(about["mean"], about["std"]))
@@ -431,7 +436,10 @@ class LoadedWeights(NamedTuple):
 # weights that change the result of the blocks, and that a plain ViT, or this one, does not have
 _STAGE = re.compile(r"(^|\.)layers\.\d+\.$")
 _STAGES = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.")
-_INSIDE = re.compile(r"^reg_token$|relative_position_bias_table|\.ls\d\.gamma$|[qk]_norm\.|\.mlp\.w\d|\.mlp\.fc1_g")
+_INSIDE = re.compile(
+    r"^reg_token$|^rope\.freqs$|relative_position_bias_table|\.ls\d\.gamma$|[qk]_norm\.|\.mlp\.w\d|\.mlp\.fc1_g"
+)
+_OF_EVA = (".gamma_1", ".attn.q_bias", ".attn.q_proj.weight")  # names that only an Eva has
 
 
 class _Selected(NamedTuple):
@@ -473,8 +481,9 @@ def load_published(
         found = _of_program(str(source), foreign, vit, target, task)
     else:
         found = _choose(str(source), [(path, timm_names(state)) for path, state in states], target)
+    changes = _fit_norm(vit, found.weights, target)
     fitting = {name: _numbers(found, name) for name in target if name in found.weights}
-    changes = fit_projection(fitting, target)
+    changes += fit_projection(fitting, target)
     changes += fit_positions(vit, found.source, found.weights, fitting, target, grid)
     changes += fit_biases(fitting, target)
     for name, value in fitting.items():
@@ -491,6 +500,19 @@ def load_published(
         tuple(found.prefix + name for name in unexpected if _changes(name, target)),
         foreign,
     )
+
+
+def _fit_norm(vit: Encoder, weights: State, target: State) -> list[str]:
+    """Take the norm of an Eva's pooled features as the norm of all tokens, in place, if only the source pools."""
+    if (
+        not isinstance(vit, Eva)
+        or "norm.weight" not in target
+        or {"norm.weight", "fc_norm.weight"} - weights.keys() != {"norm.weight"}
+    ):
+        return []
+    for part in ("weight", "bias"):
+        weights[f"norm.{part}"] = weights.pop(f"fc_norm.{part}")
+    return ["norm: the fc_norm of pooled features, for every token"]
 
 
 def _changes(name: str, target: State) -> bool:
@@ -517,6 +539,8 @@ def _of_program(source: str, foreign: ForeignCheckpoint, vit: Encoder, target: S
 
 def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Selected:
     """Return the state dict, and the prefix of its names, that match most of the encoder's weights."""
+    if any(name.endswith(_OF_EVA) for name in target):
+        states = [(path, eva_names(state, target)) for path, state in states]
     best: tuple[tuple[Any, ...], str, State, str] | None = None
     for order, (path, state) in enumerate(states):
         named, alike = Counter[str](), Counter[str]()
@@ -755,6 +779,10 @@ def infer_architecture(weights: State, program: Program | None = None, heads: in
     if any(weights[name].ndim != 3 for name in ("cls_token", "reg_token") if name in weights):
         return None
     depth = depth_of(weights)
+    if not weights.keys().isdisjoint(("rope.freqs", "rope_embed.periods")) or (
+        "reg_token" in weights and POSITIONS_KEY not in weights
+    ):
+        return None  # rotations, as in DINOv3, do not show in weights
     if (width not in _USUAL and heads is None) or p != across or first.shape[1] != width:
         return None
     model, usual_depth, usual_heads = _USUAL.get(width, ("vit_tiny_patch16_224", 12, 3))
@@ -963,6 +991,6 @@ def public_shape(weights: Weights, model: str | None = None) -> dict[str, Any] |
 
 def _stock_shape(name: str) -> dict[str, Any]:
     stock = stock_encoder(name)
-    positions = "learned" if POSITIONS_KEY in stock.state_dict() else "none"
+    positions = "learned" if POSITIONS_KEY in stock.state_dict() else "rotary" if has_rotations(stock) else "none"
     patch = compact(patch_embedding(stock).patch_size)
     return {"name": name.split(".")[0], "patch_size": patch, "positions": positions, "options": {}}
