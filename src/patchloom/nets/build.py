@@ -65,9 +65,8 @@ def _is_plain(vit: nn.Module) -> bool:
 
 def _unknown_parts(vit: PlainViT) -> list[str]:
     """Describe the parts of a ViT that `encode` does not support."""
-    block_types, attention_types = (EvaBlock,), (EvaAttention, AttentionRope)
-    if not isinstance(vit, Eva):
-        block_types, attention_types = (Block,), (Attention,)
+    block_types: tuple[type, ...] = (EvaBlock,) if isinstance(vit, Eva) else (Block,)
+    attention_types = (EvaAttention, AttentionRope) if isinstance(vit, Eva) else (Attention,)
     unknown = [type(block).__name__ for block in vit.blocks if type(block) not in block_types]
     attentions = [getattr(block, "attn", None) for block in vit.blocks]
     unknown += [type(attn).__name__ for attn in attentions if type(attn) not in attention_types]
@@ -296,7 +295,7 @@ def _create(**arguments: Any) -> nn.Module:
 
 
 def build_encoder(spec: EncoderSpec) -> Encoder:
-    """Build an encoder: a stock timm ViT, Eva or Swin without a head, initialised as in MAE (xavier, tokens normal 0.02)."""
+    """Build an encoder: a stock ViT, Eva or Swin of timm without a head, initialised as in MAE (xavier, tokens 0.02)."""
     _check_sizes(spec)
     vit = check_servable(_create(**spec.timm_arguments()), spec.model)
     initialize(vit)

@@ -3,8 +3,9 @@
 A stock ``VisionTransformer``, ``Eva`` or ``SwinTransformer`` is used unmodified: no weight is ever renamed. Few other
 files access its blocks, tokens and position embeddings; `tests/test_arrows.py` lists them. `swin` does the same for a
 Swin, whose patches are then its units, the areas of the tokens of its last stage. Letters as in
-`patchloom.patches.tokens`; d is the width of the encoder and ``prefix`` the number of class and register tokens. An ``Eva``, such as DINOv3, rotates
-queries and keys by the places of their patches (RoPE); `rotations` has the form of `patchloom.nets.sparse_attention`.
+`patchloom.patches.tokens`; d is the width of the encoder and ``prefix`` the number of class and register tokens. An
+``Eva``, such as DINOv3, rotates queries and keys by the places of their patches (RoPE); `rotations` has the form of
+`patchloom.nets.sparse_attention`.
 """
 
 from __future__ import annotations
@@ -332,8 +333,8 @@ def encode(
 ) -> Tensor:
     """Return the features [b prefix+k d] of an input; for `all_patches` they equal timm's ``forward_features``.
 
-    The arguments are those of `embed`, `rotations` and `attend`. The features of a Swin are those of its last stage, row
-    by row.
+    The arguments are those of `embed`, `rotations` and `attend`. The features of a Swin are those of its last stage,
+    row by row.
     """
     if is_hierarchical(vit):
         if given.context is not None:

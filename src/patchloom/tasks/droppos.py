@@ -166,7 +166,7 @@ class DropPos(Task):
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Return the stand-in for a dropped position, and for a dropped rotation if the encoder has them."""
         if self.placeholder == "learned":
-            found = {} if self.position_token is None else {"position_token": self.position_token}
+            found: dict[str, Tensor] = {} if self.position_token is None else {"position_token": self.position_token}
             if self.position_place is not None:
                 found["rotation"] = rotations_at(self.encoder, self.position_place)[:, None]
             return found

@@ -73,7 +73,7 @@ from patchloom.nets.checkpoints.resize import (
     format_grid,
 )
 from patchloom.nets.decoders import Decoder, MAEDecoder
-from patchloom.nets.encode import attention_heads, entry_width, grid_size
+from patchloom.nets.encode import attention_heads, entry_width, grid_size, has_rotations
 from patchloom.nets.heads import InstanceHead, Stem, Use
 from patchloom.nets.swin import Encoder, patch_embedding
 from patchloom.sizes import compact
