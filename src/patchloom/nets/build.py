@@ -295,7 +295,7 @@ def _create(**arguments: Any) -> nn.Module:
 
 
 def build_encoder(spec: EncoderSpec) -> Encoder:
-    """Build an encoder: a stock ViT, Eva or Swin of timm without a head, initialised as in MAE (xavier, tokens 0.02)."""
+    """Build an encoder: a stock ViT, Eva or Swin of timm without a head, initialised as in MAE (xavier)."""
     _check_sizes(spec)
     vit = check_servable(_create(**spec.timm_arguments()), spec.model)
     initialize(vit)
