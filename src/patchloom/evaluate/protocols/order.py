@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -131,7 +131,7 @@ def without_positions(vit: Encoder) -> Encoder:
 
     Class and register tokens keep their embeddings.
     """
-    copy = deepcopy(vit)
+    copy: Any = deepcopy(vit)  # timm declares the rotations as a Module
     if isinstance(copy, Eva):
         copy.rope = None
     with torch.no_grad():
