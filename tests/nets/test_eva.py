@@ -6,9 +6,11 @@ import pytest
 import timm
 import torch
 
+from patchloom.dense.backbone import FeatureMaps, Windows, tokens_after
 from patchloom.errors import PatchloomError
 from patchloom.nets.attention import attention_each
 from patchloom.nets.build import EncoderSpec, build_encoder, check_servable, rotates
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import load_published
 from patchloom.nets.encode import (
     attend,
@@ -21,6 +23,7 @@ from patchloom.nets.encode import (
     rotations,
     rotations_at,
 )
+from patchloom.nets.finetune import at_size, with_variant
 from patchloom.nets.performance import fuse_attention
 from patchloom.nets.sparse_attention import query_block
 from patchloom.patches.partition import random_partition
@@ -374,3 +377,52 @@ def test_layer_scale_that_an_eva_lacks_is_lost():
         GRID,
     )
     assert done.lost and "ls1.gamma" in done.lost[0]
+
+
+# Dense predictions.
+
+
+def test_feature_maps_are_timms_intermediates(vit, images):
+    maps = FeatureMaps(vit, (1, 3))
+    maps.norms = torch.nn.ModuleDict({number: torch.nn.Identity() for number in ("1", "3")})
+    theirs = vit.forward_intermediates(images, indices=[0, 2], intermediates_only=True)
+    for one, other in zip(maps(images), theirs, strict=True):
+        close(one, other)
+
+
+@pytest.mark.parametrize("form", ["DINOv3", "mixed", "EVA-02, apart"])
+def test_patches_in_windows_keep_their_rotations(form, images):
+    vit = eva(FORMS[form], depth=8)
+    given, prefix = all_patches(images, N), vit.num_prefix_tokens
+    tokens, turns = embed(vit, given), rotations(vit, given)
+    found = tokens_after(vit, tokens, (1,), Windows(GRID, 2, prefix), turns)[1]
+    rows, columns = torch.arange(4).tensor_split(2), torch.arange(3).tensor_split(2)
+    fronts = []
+    for down in rows:
+        for along in columns:
+            members = torch.arange(N).view(GRID)[down][:, along].flatten()
+            some = torch.cat([tokens[:, :prefix], tokens[:, prefix + members]], 1)
+            out = vit.blocks[0](some, rope=turns[0][:, :, members])
+            close(found[:, prefix + members], out[:, prefix:])
+            fronts.append(out[:, :prefix])
+    close(found[:, :prefix], torch.stack(fronts).mean(0))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_copy_at_another_size_for_fine_tuning(form):
+    vit, model = eva(FORMS[form]).float(), FORMS[form]
+    spec = EncoderSpec(model, SIZE, 8, 3, rotates(model) or "sincos", SMALL)
+    card = EncoderCard(spec, (0.5,) * 3, (0.5,) * 3, "mae", "one")
+    copy = at_size(vit, card, (16, 48), drop_path=0.1).double().eval()
+    images = torch.randn(1, 3, 16, 48, dtype=torch.float64)
+    close(encode(copy, all_patches(images, N)), copy.forward_features(images))
+    assert copy.state_dict().keys() == vit.state_dict().keys()
+
+
+def test_rotations_are_kept_in_fine_tuning():
+    card = EncoderCard(EncoderSpec(FORMS["DINOv3"], SIZE, 8, 3, "rotary", SMALL), (0.5,) * 3, (0.5,) * 3, "mae", "one")
+    for positions in ("none", "relative"):
+        with pytest.raises(PatchloomError, match="keeps them"):
+            with_variant(eva().float(), card, positions)
+    with_table = with_variant(eva().float(), card, "fixed", class_token=True)
+    assert with_table.pos_embed is not None and has_rotations(with_table)

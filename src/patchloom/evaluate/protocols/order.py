@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -131,9 +131,9 @@ def without_positions(vit: Encoder) -> Encoder:
 
     Class and register tokens keep their embeddings.
     """
-    copy: Any = deepcopy(vit)  # timm declares the rotations as a Module
+    copy = deepcopy(vit)
     if isinstance(copy, Eva):
-        copy.rope = None
+        copy.register_module("rope", None)
     with torch.no_grad():
         table = patch_positions(copy)
         if table is not None:
