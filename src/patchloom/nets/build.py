@@ -286,7 +286,7 @@ def _create(**arguments: Any) -> nn.Module:
         meant = models_like(name, own=PRESETS)
         hint = f"; did you mean {listing(meant)}?" if meant else "."
         raise PatchloomError(
-            f"no model is called {name}{hint} Choose {', '.join(PRESETS)}, or a ViT or Swin that timm lists."
+            f"no model is called {name}{hint} Choose {', '.join(PRESETS)}, or a ViT, Eva or Swin that timm lists."
         )
     try:
         return timm.create_model(**arguments)
