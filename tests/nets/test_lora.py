@@ -99,7 +99,10 @@ def test_a_step_on_the_updates_moves_the_output_of_every_class(net, target, fuse
     assert names_before == {name for name, _ in effective_parameters(net)}
 
 
-@pytest.mark.parametrize("layer", ["qkv", "proj", "fc1", "fc2"])
+NAMES = {"qkv": (".qkv", ".q_proj"), "proj": (".proj",), "fc1": (".fc1", ".fc1_g"), "fc2": (".fc2",)}
+
+
+@pytest.mark.parametrize("layer", NAMES)
 def test_the_update_of_each_layer_reaches_the_output(net, layer):
     """A wrapped layer would be passed over by code that reads its weight."""
     images, before = images_for(net), None
@@ -107,7 +110,7 @@ def test_the_update_of_each_layer_reaches_the_output(net, layer):
     adapted(net)
     with torch.no_grad():
         for name, weight in net.named_parameters():
-            if name.endswith(f"{layer}.parametrizations.weight.0.up"):
+            if name.endswith(tuple(f"{one}.parametrizations.weight.0.up" for one in NAMES[layer])):
                 weight.normal_(std=0.1)
     assert (output(net, images) - before).abs().max() > 1e-3
 
