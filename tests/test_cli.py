@@ -208,8 +208,8 @@ def test_folders_without_images(capsys, tmp_path):
         ),
         (
             ["pretrain", "shapes:50", "--init", "timm:beit_base_patch16_224.in22k_ft_in22k"],
-            "is timm's Beit, and patchloom supports plain VisionTransformer, Eva and SwinTransformer only: the nearest of "
-            "these is vit_base_patch16_224.augreg2_in21k_ft_in1k",
+            "is timm's Beit, and patchloom supports plain VisionTransformer, Eva and SwinTransformer only: the nearest "
+            "of these is vit_base_patch16_224.augreg2_in21k_ft_in1k",
         ),
         (["pretrain", "shapes:50", "--model", "vit_base_patch16_sapiens2"], "random rotations in training"),
         (["pretrain", "shapes:50", "--img_size", "60", "--patch_size", "8"], "do not divide images of 60x60"),
