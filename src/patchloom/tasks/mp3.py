@@ -68,10 +68,10 @@ class MP3(Task):
         if self.known and not has_positions(encoder):
             raise PatchloomError("known positions need an encoder that has them: use --positions sincos")
         if table and not self.known:
+            none = "rotary, without embeddings," if has_rotations(encoder) else "none,"
             raise PatchloomError(
-                "mp3 withholds every position, so the encoder must have no embeddings of them: use --positions "
-                f"{'rotary' if has_rotations(encoder) else 'none'}, or let a share of "
-                "the patches keep theirs with --task.known_positions"
+                f"mp3 withholds every position, so the encoder must have none: use --positions {none} or let a share "
+                "of the patches keep theirs with --task.known_positions"
             )
         g = self.geometry
         head = PatchHead(g.width, g.n, g.prefix)
