@@ -1,17 +1,20 @@
 """Eva encoders: equal to timm on all patches and on subsets, blind to withheld rotations, weights under any names."""
 
+import json
 from copy import deepcopy
 
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 
 from patchloom.dense.backbone import FeatureMaps, Windows, tokens_after
 from patchloom.errors import PatchloomError
 from patchloom.nets.attention import attention_each
 from patchloom.nets.build import EncoderSpec, build_encoder, check_servable, rotates
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.checkpoints.load import load_published
+from patchloom.nets.checkpoints.load import Weights, infer_architecture, load_pretrained, load_published, public_shape
+from patchloom.nets.checkpoints.programs import timm_names
 from patchloom.nets.encode import (
     attend,
     embed,
@@ -20,6 +23,7 @@ from patchloom.nets.encode import (
     has_rotations,
     patch_layers,
     patch_rotations,
+    pooled_norm,
     rotations,
     rotations_at,
 )
@@ -367,6 +371,29 @@ def test_the_norm_of_pooled_features_becomes_that_of_tokens():
     done = load_published(other, "weights", pooled, GRID)
     assert not done.missing and not done.unexpected and any("fc_norm" in one for one in done.resampled)
     assert torch.equal(other.norm.weight, vit.norm.weight)
+
+
+def test_a_folder_of_the_hub_keeps_its_norms_and_pre_training_norms_tokens(tmp_path):
+    torch.manual_seed(0)
+    net = timm.create_model("eva02_tiny_patch14_224", depth=1, num_classes=0, img_size=28).eval()
+    save_file(net.state_dict(), tmp_path / "model.safetensors")
+    about = {"input_size": [3, 28, 28], "mean": [0.5] * 3, "std": [0.5] * 3}
+    config = {"architecture": "eva02_tiny_patch14_224", "pretrained_cfg": about, "model_args": {"depth": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    vit, _ = load_pretrained(tmp_path)
+    images = torch.randn(2, 3, 28, 28)
+    tokens = encode(vit, all_patches(images, 4))
+    torch.testing.assert_close(tokens, net.forward_features(images), rtol=0, atol=1e-5)
+    torch.testing.assert_close(pooled_norm(vit, tokens[:, 1:].mean(1)), net(images), rtol=0, atol=1e-5)
+    shape = public_shape(Weights(tmp_path))
+    assert shape["positions"] == "learned" and shape["options"] == {"depth": 1}
+
+
+def test_weights_alone_do_not_pass_for_a_vit_without_rotations():
+    net = timm.create_model("vit_tiny_patch16_dinov3_qkvb", depth=12, num_classes=0)
+    assert infer_architecture(timm_names(net.state_dict())) is None
+    with pytest.raises(PatchloomError, match="vit_small_patch16_dinov3"):
+        load_published(build_encoder(EncoderSpec("nano", (32, 32), 8)), "weights", dict(net.state_dict()))
 
 
 def test_layer_scale_that_an_eva_lacks_is_lost():

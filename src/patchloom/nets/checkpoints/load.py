@@ -302,6 +302,9 @@ def _of_timm(config: Mapping[str, Any], states: list[tuple[str, State]]) -> HubM
     positions = positions_of({} if table is None else {POSITIONS_KEY: table}, None)
     if isinstance(stock, Eva):
         given = own_names(given)
+        names = {name for _, state in states for name in state}
+        if "fc_norm.weight" in names:  # the pooling that a name or a configuration implies
+            given |= {"fc_norm": True, "final_norm": "norm.weight" in names}
         positions = "rotary" if table is None and has_rotations(stock) else positions
     spec = spec_from({"model": name, **sizes, "channels": channels, "positions": positions, "options": given})
     assert spec is not None  # of an encoder
@@ -511,7 +514,8 @@ def _fit_norm(vit: Encoder, weights: State, target: State) -> list[str]:
     ):
         return []
     for part in ("weight", "bias"):
-        weights[f"norm.{part}"] = weights.pop(f"fc_norm.{part}")
+        if f"fc_norm.{part}" in weights:
+            weights[f"norm.{part}"] = weights.pop(f"fc_norm.{part}")
     return ["norm: the fc_norm of pooled features, for every token"]
 
 
@@ -609,6 +613,9 @@ def _misfit(found: _Selected, name: str, value: Tensor, own: Tensor, width: int)
         named = f"--model vit_{size}_patch16_224, or " if size else ""
         advice = f"the width there is {first.numel()}, here {width}: give {named}--model.embed_dim {first.numel()} "
         advice += "with the num_heads of these weights"
+        if _seems_rotary(found.weights):
+            advice = f"the width there is {first.numel()}, here {width}: give its name in timm, such as --model "
+            advice += "vit_small_patch16_dinov3"
     elif name == PROJECTION_KEY and value.ndim == 4:
         advice = f"give --channels {value.shape[1]}"
     elif name == "reg_token" and value.ndim == 3:
@@ -779,10 +786,8 @@ def infer_architecture(weights: State, program: Program | None = None, heads: in
     if any(weights[name].ndim != 3 for name in ("cls_token", "reg_token") if name in weights):
         return None
     depth = depth_of(weights)
-    if not weights.keys().isdisjoint(("rope.freqs", "rope_embed.periods")) or (
-        "reg_token" in weights and POSITIONS_KEY not in weights
-    ):
-        return None  # rotations, as in DINOv3, do not show in weights
+    if _seems_rotary(weights):
+        return None
     if (width not in _USUAL and heads is None) or p != across or first.shape[1] != width:
         return None
     model, usual_depth, usual_heads = _USUAL.get(width, ("vit_tiny_patch16_224", 12, 3))
@@ -819,6 +824,12 @@ def positions_of(weights: State, program: Program | None) -> PositionKind:
         return "none"
     computed = program is not None and not program.saves_positions
     return "sincos" if computed or position_axis_order(weights[POSITIONS_KEY]) else "learned"
+
+
+def _seems_rotary(weights: State) -> bool:
+    """Return whether weights look like those of an encoder with rotations, most of which do not show in weights."""
+    marks = "rope.freqs", "rope_embed.periods"
+    return not weights.keys().isdisjoint(marks) or ("reg_token" in weights and POSITIONS_KEY not in weights)
 
 
 def _grid_side(weights: State, p: int) -> int:
@@ -979,7 +990,10 @@ def public_shape(weights: Weights, model: str | None = None) -> dict[str, Any] |
         fixed = foreign is not None and positions_of(foreign.encoder("student"), foreign.program) == "sincos"
         return _stock_shape(named) | ({"positions": "sincos", "read_off": ("positions",)} if fixed else {})
     if weights.hub is not None and (built := weights.hub.spec) is not None:
-        found = {"name": built.model, "patch_size": built.patch_size, "options": built.options}
+        options = dict(built.options)
+        if isinstance(stock_encoder(built.model), Eva):  # pre-training norms all tokens
+            options = {name: value for name, value in options.items() if name not in ("fc_norm", "final_norm")}
+        found = {"name": built.model, "patch_size": built.patch_size, "options": options}
         return found | {"positions": built.positions, "read_off": ("patch_size", "positions")}
     if shape is None:
         return None

@@ -295,7 +295,7 @@ def eva_names(state: dict[str, Tensor], target: Container[str]) -> dict[str, Ten
     named: dict[str, Tensor] = {}
     for name, value in state.items():
         found = _OF_VIT.fullmatch(name)
-        if found is None or name.removeprefix(found[1].removesuffix(found[2])) in target:
+        if found is None or not value.ndim or name.removeprefix(found[1].removesuffix(found[2])) in target:
             named[name] = value
             continue
         before, block, scale, kind = found.groups()
@@ -305,7 +305,9 @@ def eva_names(state: dict[str, Tensor], target: Container[str]) -> dict[str, Ten
         parts = [(f"attn.{one}_proj.{kind}", f"attn.{one}_bias" if kind == "bias" else "") for one in "qkv"]
         own = [next((part for part in pair if block + part in target), None) for pair in parts]
         thirds = value.chunk(3)
-        if len(thirds) != 3 or any(part is None and third.any() for part, third in zip(own, thirds, strict=True)):
+        if len(thirds) != 3 or any(
+            part is None and third.count_nonzero() for part, third in zip(own, thirds, strict=True)
+        ):
             named[name] = value
             continue
         named |= {before + part: third for part, third in zip(own, thirds, strict=True) if part is not None}
