@@ -10,6 +10,8 @@ from safetensors.torch import save_file
 
 from patchloom.dense.backbone import FeatureMaps, Windows, tokens_after
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.protocols.order import without_positions
+from patchloom.evaluate.protocols.sensitivity import PositionProbe
 from patchloom.nets.attention import attention_each
 from patchloom.nets.build import EncoderSpec, build_encoder, check_servable, rotates
 from patchloom.nets.checkpoints.format import EncoderCard
@@ -285,6 +287,23 @@ def test_a_mixture_drops_all_or_some_rotations(images):
     for share in (0.5, 1):
         task = Mixture(eva().float(), ask={"positions": 1}, withhold={"drop_positions": share})
         assert task(images.float()).loss.isfinite() and task.position_token is None
+
+
+def test_protocols_take_rotations_away(vit, images):
+    bare, order = without_positions(vit), torch.randperm(N)
+    moved = unpatchify(patchify(images, (8, 8))[:, order], (8, 8), GRID)
+    prefix = vit.num_prefix_tokens
+    close(encode(bare, all_patches(moved, N))[:, prefix:], encode(bare, all_patches(images, N))[:, prefix:][:, order])
+    assert has_rotations(vit) or vit.pos_embed.abs().max() > 0  # the encoder itself has not changed
+
+
+@pytest.mark.parametrize("placeholder", ["zeros", "learned"])
+def test_position_sensitivity_trains_a_place(placeholder, images):
+    probe = PositionProbe(eva().float(), placeholder)
+    torch.nn.init.normal_(probe.layer.weight)
+    placed = probe.place(images.float(), torch.Generator().manual_seed(0), 0.75)
+    placed.logits.square().mean().backward()
+    assert (probe.origin.grad is not None) == (placeholder == "learned")
 
 
 # Construction and weights.
