@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from timm.models.eva import Eva
 from torch import Tensor
 
 from patchloom.data.source import Source, digest
@@ -132,7 +131,7 @@ def without_positions(vit: Encoder) -> Encoder:
     Class and register tokens keep their embeddings.
     """
     copy = deepcopy(vit)
-    if isinstance(copy, Eva):
+    if has_rotations(copy):
         copy.register_module("rope", None)
     with torch.no_grad():
         table = patch_positions(copy)
