@@ -228,6 +228,16 @@ def distill() -> Drawing:
     return one
 
 
+def diet() -> Drawing:
+    one = Drawing()
+    one.grid("image 17 of n", {}, 6, "seen")
+    one.arrow(6)
+    one.grid("encoder sees a view", {}, default="seen", corner=(1, 2))
+    one.arrow()
+    one.vector("asked: which of the n images?")
+    return one
+
+
 ABOUT = {
     mae: "mae: a quarter of the patches is seen; the pixels of the others are asked",
     simmim: "simmim: mask tokens replace 60 % of the patches; their pixels are asked",
@@ -237,6 +247,7 @@ ABOUT = {
     extrema: "extrema: five masks leave a fifth of the patches each; the teacher's vector of the whole image is asked",
     lut: "lut: a quarter of each of two crops is seen; pixels and the teacher's vector of the other crop are asked",
     distill: "distill: mask tokens replace 40 % of the patches; the teacher's features there are asked",
+    diet: "diet: a random view is seen; which image of the training set it is is asked",
 }
 
 

@@ -27,21 +27,22 @@ MAY = {
     "train": {"nets", "questions", "data", "tasks", "recipes", "runs", "look", "evaluate", "loggers"},
     "embed": {"withhold", "nets", "data", "runs", "evaluate"},
     "export": {"withhold", "nets", "data", "tasks", "runs", "report"},
+    "distill": {"nets", "data", "runs", "evaluate", "train"},
     "compare": {"nets", "data", "tasks", "runs", "evaluate", "train", "report"},
     "bench": {"nets", "data", "tasks", "runs", "train"},
     "check": {"data", "tasks", "runs", "train", "bench"},
     "options": {  # which reads the signatures of all verbs, and imports none
         *("tasks", "recipes", "train", "evaluate", "export", "dense", "look", "report", "bench", "check", "compare"),
-        *("embed", "loggers", "runs", "data"),
+        *("embed", "loggers", "runs", "data", "distill"),
     },
     "cli": {
         *("tasks", "recipes", "train", "evaluate", "export", "dense", "look", "report", "bench", "check", "compare"),
-        *("embed", "options", "data"),
+        *("embed", "options", "data", "distill"),
     },
     "__main__": {"cli"},
     "__init__": {
         *("data", "tasks", "runs", "train", "look", "evaluate", "dense", "report", "export", "bench", "check"),
-        *("compare", "embed"),
+        *("compare", "embed", "distill"),
     },
 }
 # audio is a wing of data: a recording becomes a picture inside its source

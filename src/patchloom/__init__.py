@@ -14,7 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.tasks import TASKS
 from patchloom.version import __version__
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from patchloom.compare.compare import compare
     from patchloom.data.sources.open import open_data
     from patchloom.dense.predict import predict
+    from patchloom.distill.distill import distill
     from patchloom.embed.embed import embed
     from patchloom.evaluate.protocols import evaluate
     from patchloom.export.export import export
@@ -36,10 +37,12 @@ if TYPE_CHECKING:
 __all__ = [
     "TASKS",
     "PatchloomError",
+    "TemporaryError",
     "__version__",
     "bench",
     "check",
     "compare",
+    "distill",
     "embed",
     "evaluate",
     "export",
@@ -56,6 +59,7 @@ _HOMES = {
     "bench": "patchloom.bench",
     "check": "patchloom.check",
     "compare": "patchloom.compare.compare",
+    "distill": "patchloom.distill.distill",
     "embed": "patchloom.embed.embed",
     "evaluate": "patchloom.evaluate.protocols",
     "export": "patchloom.export.export",

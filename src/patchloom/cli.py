@@ -71,7 +71,7 @@ HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "compare": [
         ("patchloom compare photos/ --tasks mae,droppos,mp3 --minutes 20", "20 minutes each"),
         ("patchloom compare photos/ --labels labelled/ --seeds 3", "other labels"),
-        ("patchloom compare photos/ --dry_run", "only the plan"),
+        ("patchloom compare photos/ --dry-run", "only the plan"),
     ],
     "embed": [
         ("patchloom embed runs/photos-mae photos/ --to photos.parquet", "one table"),
@@ -100,6 +100,10 @@ HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("patchloom export runs/photos-mae", "weights and code for timm"),
         ("patchloom export runs/photos-mae --to hf --push me/photos-mae", "upload to the Hub"),
         ("patchloom export runs/photos-mae --to onnx --fp16", "for onnxruntime"),
+    ],
+    "distill": [
+        ("patchloom distill runs/photos-mae photos/ --student convnext_atto", "a small CNN"),
+        ("patchloom distill timm:vit_base_patch16_224.dino photos/ --student resnet18 --labels labelled/", "compared"),
     ],
     "bench": [
         ("patchloom bench photos/ --tasks mae,droppos", "before a long run"),
@@ -386,7 +390,7 @@ def _explain(error: Exception) -> tuple[int, str]:
     problem = problem or fault_of(error)
     if problem is None:
         return 1, f"unexpected {type(error).__name__}: {error}. Run again with --debug and report the traceback."
-    return 130 if isinstance(problem, Stopped) else 2, str(problem)
+    return problem.exit_code, str(problem)
 
 
 def _too_little_memory(error: Exception) -> PatchloomError | None:
@@ -527,7 +531,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        The exit code: 0 success, 2 an error that the user can correct, 1 a fault of patchloom, 130 stopped by a signal.
+        The exit code: 0 success, 2 an error that the user can correct, 75 a fault that may pass by itself, 1 a fault of
+        patchloom, 130 stopped by a signal.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug, as_json = "--debug" in words, "--json" in words
@@ -559,7 +564,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if debug and not stopped:
                 raise
             # every process reports its own error, but only the first one that they were stopped
-            if not isinstance(error, AlreadyReported) and (is_first() or not stopped):
+            silent = isinstance(error, AlreadyReported) or ((stopped or isinstance(error, Stopped)) and not is_first())
+            if not silent:
                 with contextlib.suppress(OSError):  # a terminal that was closed
                     # names and values from the user may contain line breaks
                     print(f"patchloom: {' '.join(message.splitlines())}", file=sys.stderr)

@@ -18,15 +18,38 @@ _FILE_OBJECT = re.compile(r"<(?:_io\.\w+|\w+(?:\.\w+)* object at) [^<>]*>")
 
 
 class PatchloomError(Exception):
-    """Error that the user can correct, as one sentence with the remedy. The command line exits with code 2."""
+    """Error that the user can correct, as one sentence with the remedy.
+
+    Attributes:
+        exit_code: exit code of the command line.
+    """
+
+    exit_code = 2
+
+
+class TemporaryError(PatchloomError):
+    """Fault that may pass by itself, such as an unreachable host or a lost process: the same command may work later."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h
 
 
 class Stopped(PatchloomError):
-    """Training was interrupted; its state is saved. The command line exits with code 130."""
+    """Training was interrupted; its state is saved."""
+
+    exit_code = 130
 
 
 class AlreadyReported(PatchloomError):
-    """Error that another process of the same training has reported; the command line prints nothing."""
+    """Error that another process of the same training has reported; the command line prints nothing.
+
+    Args:
+        text: the other process's message.
+        exit_code: the other process's exit code.
+    """
+
+    def __init__(self, text: str, exit_code: int = 2):
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 def one_line(error: BaseException, path: str = "") -> str:

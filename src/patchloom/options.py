@@ -44,6 +44,7 @@ VERBS: dict[str, str] = {
     "look": "draw reconstructions of a task, or what an encoder sees",
     "report": "write one page about one or several runs",
     "export": "write an encoder for use without patchloom: timm, Hugging Face, ONNX",
+    "distill": "train any backbone of timm on an encoder's features",
     "bench": "time each task on this machine, and show what limits a run",
     "tasks": "list the pretext tasks",
     "recipes": "list the papers' settings and published scores, or show one",
@@ -90,6 +91,7 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "predict": ("patchloom.dense.predict.predict",),
     "report": ("patchloom.report.report.report",),
     "export": ("patchloom.export.export.export",),
+    "distill": ("patchloom.distill.distill.distill",),
     "bench": ("patchloom.bench.bench",),
 }
 # parameters that the command line defines itself, since their values are typed differently from Python

@@ -106,6 +106,10 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"features_of": TEACHER, "mask_ratio": 0.75, "loss": "smooth_l1"},
         {"features_of": PLAIN, "features_model": "vit_tiny_patch16_224"},
     ],
+    "diet": [
+        {},
+        {"images": 20, "smoothing": 0.0, "color": "none"},
+    ],
     "mixture": [
         {},
         {"sigma": 0.0, "decoder_depth": 1, "position_depth": 1, **_DECODER},

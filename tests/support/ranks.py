@@ -48,7 +48,7 @@ def _rank(
         found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0}
         found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
         os.environ.update({name: str(value) for name, value in found.items()})
-    from patchloom.errors import AlreadyReported, PatchloomError
+    from patchloom import cli
     from patchloom.runs.checkpoint import Checkpoints, tensors_of
     from patchloom.train import loop as training
     from patchloom.train.step import Stepper
@@ -80,13 +80,8 @@ def _rank(
     Stepper.update, Stepper.__init__, training.train = dying_update, noted_begin, noted_train
     if sent and sent.number != signal.SIGKILL:
         Checkpoints.save = slow_save
-    try:
-        training.pretrain(images, out=out, **SMALL | options)
-    except AlreadyReported:
-        sys.exit(2)
-    except PatchloomError as error:
-        print(f"patchloom: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
+    cli.COMMANDS["pretrain"] = lambda words: training.pretrain(images, out=out, **SMALL | options)
+    sys.exit(cli.main(["pretrain", images]))
 
 
 def run_together(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchloom.errors import AlreadyReported, PatchloomError
+from patchloom.errors import AlreadyReported, PatchloomError, TemporaryError
 from patchloom.system import distributed
 
 
@@ -20,16 +20,17 @@ def test_any_failure_of_the_first_process_ends_the_others(monkeypatch, first):
     def broadcast(values):
         sent.append(tuple(values))
         if not first:
-            values[:] = None, "a custom task"
+            values[:] = None, ("a custom task", 1)
 
     monkeypatch.setattr(distributed.dist, "broadcast_object_list", broadcast)
-    with pytest.raises(RuntimeError if first else AlreadyReported, match="a custom task"):
+    with pytest.raises(RuntimeError if first else AlreadyReported, match="a custom task") as raised:
         distributed.first_decides(fails)
-    assert sent == [(None, "a custom task" if first else None)]
+    assert sent == [(None, ("a custom task", 1) if first else None)]
+    assert first or raised.value.exit_code == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"), [("[gloo] Connection closed by peer", PatchloomError), ("a list of another size", RuntimeError)]
+    ("words", "kind"), [("[gloo] Connection closed by peer", TemporaryError), ("a list of another size", RuntimeError)]
 )
 def test_only_a_lost_connection_means_that_another_process_has_died(monkeypatch, words, kind):
     def lost():

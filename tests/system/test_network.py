@@ -1,5 +1,6 @@
 """Without a network, patchloom does not wait: the libraries would retry for more than a minute."""
 
+import errno
 import socket
 import time
 
@@ -7,7 +8,7 @@ import pytest
 import timm
 from huggingface_hub import constants
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.nets.checkpoints.format import load_encoder_file
 from patchloom.system import network
 
@@ -69,3 +70,46 @@ def test_the_cache_is_used_offline(monkeypatch):
         monkeypatch.setattr("patchloom.nets.checkpoints.format.why_offline", lambda said=offline: said)
         assert load_encoder_file(f"timm:{NAME}")[1].timm_name == NAME
     assert seen == [True, False]
+
+
+class Answer(Exception):
+    """Error of an HTTP client with the state of an answer."""
+
+    def __init__(self, status):
+        self.status = status
+
+
+class EndpointConnectionError(Exception):
+    """Error with the name of botocore's."""
+
+
+def behind(error):
+    """Return an error that was raised because of ``error``."""
+    outer = ValueError("it failed")
+    outer.__cause__ = error
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        *((Answer(status), True) for status in (408, 429, 500, 503)),
+        *((Answer(status), False) for status in (401, 403, 404)),
+        *((behind(Answer(503)), True), (behind(Answer(404)), False)),
+        *((TimeoutError(), True), (ConnectionRefusedError(), True), (OSError(errno.EHOSTUNREACH, "no route"), True)),
+        *((socket.gaierror(socket.EAI_AGAIN, "later"), True), (socket.gaierror(socket.EAI_NONAME, "no name"), False)),
+        *((EndpointConnectionError(), True), (behind(EndpointConnectionError()), True)),
+        *((FileNotFoundError(errno.ENOENT, "no file"), False), (ValueError("damaged"), False)),
+    ],
+    ids=repr,
+)
+def test_which_faults_of_a_network_may_pass(error, passes):
+    assert network.may_pass(error) == passes
+    assert isinstance(network.network_error("it failed", error), TemporaryError) == passes
+
+
+def test_a_hub_that_does_not_answer_may_pass_but_not_one_that_is_switched_off(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert type(network.network_error("no answer")) is TemporaryError
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert type(network.network_error("no answer")) is PatchloomError

@@ -168,6 +168,7 @@ def test_slow_or_tight_runs_get_hints():
     assert "without" in time_ and "without" not in replace(days, steps_alone=False).sentences()[0]
     assert memory == "needs about 9.0 of 10.0 GiB of memory" and "8.0 GiB are free now: do less" in tight
     assert disc == "needs 1.0 GB of the 2.0 GB that are free on the disc"
+    assert replace(days, processes=2).sentences()[2].endswith("10.0 GiB of memory in each of 2 processes")
     quick = replace(days, step=0.06, memory=1 * GIB).sentences()
     assert len(quick) == 3
 

@@ -115,9 +115,9 @@ def excerpt_at(wave: Tensor, start: int, length: int) -> Tensor:
 
 def for_recordings(augment: Any, sound: Sound, **options: Any) -> RandomExcerpt:
     """Return the counterpart of ``augment``, which crops images, for recordings; ``options`` of `RandomExcerpt`."""
+    if getattr(augment, "color", "none") != "none":
+        raise PatchloomError("recordings have no colours: give --task.color none")
     if isinstance(augment, TwoViews):
-        if augment.color != "none":
-            raise PatchloomError("recordings have no colours: give --task.color none")
         return TwoExcerpts(sound, augment.crop, **options)
     if type(augment) is not RandomCrop or tuple(augment.size) != sound.size:
         raise PatchloomError(

@@ -323,7 +323,7 @@ def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Dat
     if plan.after is None:
         said += [
             f"  estimated: from a few steps of each task, with {duration(USUAL_TOP)} of overhead per run; "
-            "without --dry_run both are measured before training"
+            "without --dry-run both are measured before training"
         ]
     if asked.at_once > 1:
         said += [f"  steps were timed with one run at a time: {asked.at_once} at once may be slower"]

@@ -268,6 +268,21 @@ def cuts_natively(augment: object) -> bool:
     return bool(getattr(augment, "native", False))
 
 
+class ColoredCrop(RandomCrop):
+    """Random crop with colour jitter, see `draw_colors`."""
+
+    color = "own"
+
+    def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
+        """Return one view of an image [c h w], of the same dtype and resized to ``size``."""
+        views, draws = self.split(image, rng)
+        return (recolor_view(views[0], draws[0]),)
+
+    def split(self, image: Tensor, rng: np.random.Generator) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return the view before colour changes, and the draw [1 `DRAW`] for it, as `TwoViews.split`."""
+        return super().__call__(image, rng), draw_colors(rng)[None]
+
+
 class TwoViews(RandomCrop):
     """Two views of an image, for a student and a teacher; RandAugment changes both alike if they have the same crop.
 

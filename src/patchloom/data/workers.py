@@ -13,7 +13,7 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.system.signals import leave_signals, starting_workers, worker_context
 
 # torch's messages about a worker that was killed, or ran out of shared memory
@@ -69,7 +69,7 @@ def _in_workers(made: Dataset[Any], numbers: Sequence[int], workers: int, pinned
     except (ConnectionError, EOFError, FileNotFoundError) as problem:  # a tensor whose sender has died
         if not workers:
             raise
-        raise PatchloomError(_LOST) from problem
+        raise TemporaryError(_LOST) from problem
 
 
 def _begun(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -92,7 +92,7 @@ def lost_worker(problem: BaseException) -> PatchloomError | None:
     """
     if not isinstance(problem, RuntimeError) or not _LOST_WORKER.search(str(problem)):
         return None
-    return PatchloomError(_LOST)
+    return TemporaryError(_LOST)
 
 
 def _unchanged(one: Any) -> Any:

@@ -32,7 +32,7 @@ from patchloom.export.examples import Examples, describe_files, largest_differen
 from patchloom.export.model_card import check_license, model_card, timm_code, transformers_code
 from patchloom.runs.folder import RunFolder
 from patchloom.system.files import make_folder, write_whole
-from patchloom.system.network import why_offline
+from patchloom.system.network import network_error, why_offline
 
 # ``--push NAME``: upload of a folder to the Hugging Face Hub.
 
@@ -54,7 +54,7 @@ def check_push(name: str) -> None:
             "to write only the folder"
         )
     if offline := why_offline():
-        raise PatchloomError(f"--push cannot reach the Hub ({offline}): leave it out, and upload the folder later")
+        raise network_error(f"--push cannot reach the Hub ({offline}): leave it out, and upload the folder later")
 
 
 def push(folder: Path, files: Sequence[str], name: str, public: bool) -> str:
@@ -70,8 +70,8 @@ def push(folder: Path, files: Sequence[str], name: str, public: bool) -> str:
         )
     except Exception as problem:  # any error of the Hub or the network means that nothing was uploaded
         first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-        raise PatchloomError(
-            f"{folder} is written, but was not uploaded to {name} ({first}): fix that and repeat the command"
+        raise network_error(
+            f"{folder} is written, but was not uploaded to {name} ({first}): fix that and repeat the command", problem
         ) from problem
     return str(made)
 

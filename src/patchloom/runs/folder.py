@@ -25,7 +25,7 @@ from patchloom.data.sources.glob import is_pattern, is_single
 from patchloom.data.sources.in_memory import DataLike, is_object
 from patchloom.data.sources.open import absolute_name, split_names
 from patchloom.data.stats import Stats
-from patchloom.errors import PatchloomError, conforms, typed_fields
+from patchloom.errors import PatchloomError, TemporaryError, conforms, typed_fields
 from patchloom.nets.build import check_model_options
 from patchloom.nets.build import is_model_name as plain_model
 from patchloom.runs.checkpoint import Checkpoints
@@ -98,7 +98,7 @@ _GOES_ON = (
 _NOT_COPIED = ("logs", "earlier", ".lock")
 
 
-class FolderLocked(PatchloomError):
+class FolderLocked(TemporaryError):
     """The folder is locked by another process."""
 
 
@@ -213,7 +213,7 @@ class RunFolder:
         make_folder(self.path)
         self.lock()
         if self.config.exists() or self.checkpoints.there():  # created since the check, by a process that has ended
-            raise PatchloomError(
+            raise TemporaryError(
                 f"another process has begun a run in {self.path} meanwhile: run the same command again, or choose "
                 "another folder with --out"
             )

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from patchloom.display import StatusMessage
-from patchloom.errors import AlreadyReported, PatchloomError
+from patchloom.errors import AlreadyReported, PatchloomError, TemporaryError
 from patchloom.system.hardware import Cores, check_device, cores, own_cores
 
 T = TypeVar("T")
@@ -276,13 +276,13 @@ def first_decides(decide: Callable[[], T]) -> T:
         except Exception as error:  # after any exception, the others must not wait for an answer
             problem = error
     wait_for_all()  # the first may have to read all of the images
-    shared = [answer, None if problem is None else str(problem)]
+    shared = [answer, None if problem is None else (str(problem), getattr(problem, "exit_code", 1))]
     dist.broadcast_object_list(shared)
-    answer, text = shared
+    answer, ended = shared
     if problem is not None:
         raise problem
-    if text is not None:
-        raise AlreadyReported(text)
+    if ended is not None:
+        raise AlreadyReported(*ended)
     return answer
 
 
@@ -290,15 +290,16 @@ def raise_together(problem: PatchloomError | None) -> None:
     """Raise the problem of any process in all of them, once each has called this with its own or with None."""
     try:
         wait_for_all()  # patiently, as others may still be at work
-        found = [one for one in collected([None if problem is None else str(problem)]) if one is not None]
+        own = None if problem is None else (str(problem), problem.exit_code)
+        found = [one for one in collected([own]) if one is not None]
     except RuntimeError as lost:
         if problem is None and not is_peer_death(lost):
             raise
-        raise problem or PatchloomError(LOST) from lost
+        raise problem or TemporaryError(LOST) from lost
     if problem is not None:
         raise problem
     if found:
-        raise AlreadyReported(found[0])
+        raise AlreadyReported(*found[0])
 
 
 def refused_by_all(reason: str) -> PatchloomError:
@@ -320,13 +321,13 @@ def is_peer_death(problem: BaseException) -> bool:
 
 @contextmanager
 def explain_peer_death() -> Iterator[None]:
-    """Raise exceptions which mean that another process has died as a `PatchloomError`, inside this block."""
+    """Raise exceptions which mean that another process has died as a `TemporaryError`, inside this block."""
     try:
         yield
     except RuntimeError as problem:
         if not is_peer_death(problem):
             raise
-        raise PatchloomError(LOST) from problem
+        raise TemporaryError(LOST) from problem
 
 
 # Launching: Fabric starts the processes of one machine; torchrun, `fabric run` or SLURM those of several machines.
@@ -365,7 +366,8 @@ def launch(device: str, devices: int | str = "auto", strategy: str = "auto") -> 
         raise
     except (ValueError, RuntimeError) as problem:  # the launcher's errors
         reason = " ".join(str(problem).split())
-        raise PatchloomError(f"{nodes * devices} processes cannot be started together: {reason}") from problem
+        kind = PatchloomError if isinstance(problem, ValueError) else TemporaryError  # a port in use, a machine away
+        raise kind(f"{nodes * devices} processes cannot be started together: {reason}") from problem
     return fabric
 
 

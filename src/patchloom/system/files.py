@@ -13,10 +13,12 @@ from typing import Any
 
 import yaml
 
-from patchloom.errors import PatchloomError, closest_word
+from patchloom.errors import PatchloomError, TemporaryError, closest_word
 
 # errors that the user can fix: no space, no permission, a disc that is read-only or faulty
 _MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ESTALE)
+# of these, the ones that may pass by themselves: no space, a quota, a fault of a disc or of a network's file system
+_MAY_PASS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 # errors of a name that no file can have, or that names another kind of file
 _NAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 _LARGE = 2**28  # bytes that a disc may take seconds to write
@@ -170,7 +172,7 @@ def size_in_words(count: float) -> str:
 def write_error(path: object, problem: Exception) -> PatchloomError:
     """Return the error for a file that could not be written."""
     why = getattr(problem, "strerror", None) or problem
-    return PatchloomError(f"{path} could not be written ({why}): choose another folder, or free space")
+    return _kind(problem)(f"{path} could not be written ({why}): choose another folder, or free space")
 
 
 def disk_error(problem: Exception) -> PatchloomError | None:
@@ -180,7 +182,11 @@ def disk_error(problem: Exception) -> PatchloomError | None:
     name, why = str(problem.filename or "a file"), problem.strerror or problem
     if problem.errno in _NAMED:
         return PatchloomError(f"{name[:100]} cannot be used as a path here ({why}): give another one")
-    return PatchloomError(f"{name} could not be read or written ({why}): choose another folder, or free space")
+    return _kind(problem)(f"{name} could not be read or written ({why}): choose another folder, or free space")
+
+
+def _kind(problem: Exception) -> type[PatchloomError]:
+    return TemporaryError if isinstance(problem, OSError) and problem.errno in _MAY_PASS else PatchloomError
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -1,7 +1,11 @@
-"""Quick check whether a hub of weights answers: the libraries retry for more than a minute."""
+"""Quick check whether a hub of weights answers, and which faults of a network may pass.
+
+The libraries retry for more than a minute.
+"""
 
 from __future__ import annotations
 
+import errno
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -10,6 +14,8 @@ from threading import Thread
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants
+
+from patchloom.errors import PatchloomError, TemporaryError
 
 ANSWERS_WITHIN = 2.0  # seconds
 _why = [""]  # reasons for using only the cache
@@ -56,3 +62,69 @@ def from_cache_alone(alone: bool, why: str = "") -> Iterator[None]:
     finally:
         _why.pop()
         constants.HF_HUB_OFFLINE = before
+
+
+# Faults that may pass by themselves. Each file system and client has its own exceptions: those of optional packages are
+# recognised by the name of a class.
+_STATES = (408, 425, 429)  # of HTTP, besides 500 and above
+_ERRNOS = {
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT),
+    *(errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE, errno.EADDRINUSE),
+}
+_CLASSES = {
+    *("ClientConnectorError", "ServerDisconnectedError", "ClientPayloadError"),  # aiohttp
+    *("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError"),  # botocore
+    *("ConnectError", "ConnectTimeout", "ReadTimeout", "RemoteProtocolError"),  # httpx
+    "ConnectionError",  # requests
+}
+
+
+def network_error(text: str, error: BaseException | None = None) -> PatchloomError:
+    """Return the error with this message: a `TemporaryError` if what was asked of a network may work later.
+
+    Args:
+        text: message.
+        error: the exception behind it; None: the hub does not answer (`why_offline`).
+    """
+    passes = not constants.HF_HUB_OFFLINE if error is None else may_pass(error)
+    return TemporaryError(text) if passes else PatchloomError(text)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether an exception, or one behind it, is a fault of a network that may pass by itself.
+
+    A host without a name and an answer such as 403 or 404 do not pass.
+    """
+    if constants.HF_HUB_OFFLINE and any(kind.__name__ == "OfflineModeIsEnabled" for kind in type(error).__mro__):
+        return False
+    seen: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in seen:
+        seen.append(one)
+        if isinstance(one, TemporaryError):
+            return True
+        if isinstance(one, socket.gaierror):
+            return one.errno == socket.EAI_AGAIN
+        if (status := _status(one)) is not None:
+            return status >= 500 or status in _STATES
+        one = one.__cause__ or one.__context__
+    return any(_is_of_network(found) for found in seen)
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the state of an HTTP answer, from the attributes that clients give their exceptions."""
+    answer = getattr(error, "response", None)
+    if isinstance(answer, dict):  # botocore's
+        answer = answer.get("ResponseMetadata")
+        found = answer.get("HTTPStatusCode") if isinstance(answer, dict) else None
+    else:
+        found = getattr(answer, "status_code", None) or getattr(error, "status", None) or getattr(error, "code", None)
+    return found if isinstance(found, int) and 400 <= found < 600 else None
+
+
+def _is_of_network(error: BaseException) -> bool:
+    if isinstance(error, TimeoutError | ConnectionError):
+        return True
+    if isinstance(error, OSError) and error.errno in _ERRNOS:
+        return True
+    return not {kind.__name__ for kind in type(error).__mro__}.isdisjoint(_CLASSES)

@@ -87,6 +87,12 @@ TASKS = {
         "a frozen model's features of them",
         needs="features_of",
     ),
+    "diet": Entry(
+        "patchloom.tasks.diet.DIET",
+        "Balestriero 2023",
+        "surroundings and colours, by a random view",
+        "which training image it is",
+    ),
     "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted"),
 }
 
@@ -169,6 +175,12 @@ def training_defaults(task: Mapping[str, Any], updates: int) -> dict[str, tuple[
     """Return the settings that ``task`` uses in a training of ``updates`` unless the user sets them, with reasons."""
     options = with_defaults(task)
     return task_class(options.pop("name")).training_defaults(options, updates)
+
+
+def data_defaults(task: Mapping[str, Any], n: int, noun: str) -> dict[str, tuple[Any, str]]:
+    """Return options that ``task`` (``name`` and options) takes from a training set of ``n`` images, with reasons."""
+    options = with_defaults(task)
+    return task_class(options.pop("name")).data_defaults(options, n, noun)
 
 
 def images_needed(task: Mapping[str, Any]) -> tuple[int, str]:

@@ -37,6 +37,7 @@ class Task(nn.Module, ABC):
 
     Attributes:
         serves_swin: whether the encoder may be a Swin, whose patches can be removed by uniform masks only.
+        uses_indices: whether `forward` also takes ``indices``, int64 [b], the places of the images in the training set.
         native_crops: whether ``--crop_scale auto`` may cut crops at native scale; False if a question depends on the
             area that a crop shows.
         encoder: the ViT or Swin in training; `patchloom export` writes its ``state_dict``.
@@ -51,6 +52,7 @@ class Task(nn.Module, ABC):
 
     serves_swin: ClassVar[bool] = False
     native_crops: ClassVar[bool] = False
+    uses_indices: ClassVar[bool] = False
     encoder: Encoder
     mean: Tensor
     std: Tensor
@@ -90,6 +92,17 @@ class Task(nn.Module, ABC):
         """Return defaults of the training, each with a reason: "weight_decay" or ``task.OPTION``.
 
         ``options`` holds all options of the task; ``updates`` is the number of updates of the whole training.
+        """
+        return {}
+
+    @classmethod
+    def data_defaults(cls, options: Mapping[str, Any], n: int, noun: str) -> dict[str, tuple[Any, str]]:
+        """Return options that depend on the training set, ``task.OPTION``, each with a reason.
+
+        ``options`` holds all options of the task; ``n`` is the number of training images, and ``noun`` names them.
+
+        Raises:
+            PatchloomError: if the task cannot be trained on so many.
         """
         return {}
 

@@ -26,7 +26,7 @@ from patchloom.data.source import Source
 from patchloom.data.stats import normalize, sample_indices, unknown_stats
 from patchloom.data.workers import lost_worker
 from patchloom.display import StatusMessage, duration
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.estimate import Estimate, count_step, time_steps, typical_seconds
 from patchloom.nets.build import outline
 from patchloom.nets.lora import merged
@@ -276,7 +276,7 @@ def explain_errors(settings: ResolvedSettings) -> Iterator[None]:
     except (MemoryError, OSError, RuntimeError) as problem:
         sentence = lost_worker(problem) or disk_error(problem)
         if sentence is None and is_peer_death(problem):
-            sentence = PatchloomError(LOST)
+            sentence = TemporaryError(LOST)
         if sentence is None and (need := memory_shortage(problem)):
             sentence = PatchloomError(too_little_memory(need, settings))
         if sentence is None:
@@ -383,8 +383,9 @@ class Forecast(Estimate):
     Attributes:
         how: source of the seconds, such as "measured".
         steps_alone: whether held-out measures and the final evaluation are left out of the seconds.
+        processes: number of processes on this machine.
         there: bytes of memory that one process may use.
-        free: bytes of memory that are free now.
+        free: bytes of memory that are free now for one process.
         disc: bytes of two checkpoints, a third one while it is written, and the encoder.
         room: free bytes on the disc.
         advice: what to lower if memory may not suffice.
@@ -393,6 +394,7 @@ class Forecast(Estimate):
     disc: float
     how: str
     steps_alone: bool = True
+    processes: int = 1
     there: float = 0.0
     free: float = 0.0
     room: float
@@ -422,7 +424,8 @@ class Forecast(Estimate):
             if self.total > _LONG:
                 said.append("  to shorten it: a GPU, a smaller --model, a smaller --img_size or fewer --epochs")
         if self.memory is not None:
-            said.append(f"needs about {self.memory / _GIB:.1f} of {self.there / _GIB:.1f} GiB of memory")
+            each = f" in each of {self.processes} processes" if self.processes > 1 else ""
+            said.append(f"needs about {self.memory / _GIB:.1f} of {self.there / _GIB:.1f} GiB of memory{each}")
             if self.memory > self.free:
                 said.append(f"  which may not suffice, since {self.free / _GIB:.1f} GiB are free now: {self.advice}")
         said.append(f"needs {size_in_words(self.disc)} of the {size_in_words(self.room)} that are free on the disc")
@@ -458,6 +461,7 @@ def forecast_run(
     return Forecast(
         **asdict(estimated(settings, tried, here, steps)) | {"memory": needed, "disc": disc},
         how=tried.how,
+        processes=here.processes,
         there=there,
         free=free + base,
         room=room,

@@ -23,6 +23,7 @@ from patchloom.nets.checkpoints.programs import MeanStd
 from patchloom.nets.finetune import frozen_names
 from patchloom.nets.swin import Encoder
 from patchloom.nets.teacher import FrozenTeacher
+from patchloom.questions.identity import ImageHead
 from patchloom.runs.encoder import check_place, encoder_weights, unfinished_run
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings, Settings
@@ -184,12 +185,11 @@ class Start:
         assert self.run is not None  # set with from_run
         if not same_task(self.run.task["name"], self.asked.task["name"]):
             return
-        # a frozen teacher and the anchor are set by the new settings, not by the old run
-        left = (
-            _ENCODER,
-            _ANCHOR,
-            *(f"{name}." for name, one in task.named_modules() if isinstance(one, FrozenTeacher)),
-        )
+        # a frozen teacher and the anchor are set by the new settings, not by the old run; a head with an output per
+        # image belongs to the old images
+        not_taken = FrozenTeacher, ImageHead
+        names = (f"{name}." for name, one in task.named_modules() if isinstance(one, not_taken))
+        left = (_ENCODER, _ANCHOR, *names)
         source = {name: weight for name, weight in self.checkpoint[0].items() if not name.startswith(left)}
         own = {name: weight for name, weight in task.state_dict().items() if not name.startswith(left)}
         own |= {name: one for name, one in task.named_buffers() if name in source}  # stored positions of a decoder

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ from patchloom.system.distributed import (
     rank,
     smallest,
     total,
+    wait_for_all,
     world,
 )
 from patchloom.system.hardware import Cores, cores, keep_freed_memory
@@ -343,13 +344,16 @@ def pretrain(
         ended, measure, state = train(fabric, pretext, source, plan.settings, folder, reporter, validation, tracks)
 
         # ---- the final evaluation
+        if not ended:
+            tracks.close("aborted")
+            with suppress(RuntimeError):  # the end of one process may end the others at once, so all wait for the first
+                wait_for_all()
+            if not fabric.is_global_zero:
+                raise AlreadyReported("stopped", Stopped.exit_code)
+            raise Stopped("stopped, and a checkpoint was written: run the same command to resume")
         if not fabric.is_global_zero:
-            if not ended:
-                raise AlreadyReported("stopped")
             return Run(folder.path, "")
         compile_blocks(pretext, enabled=False)  # the final evaluation uses each of its shapes only once
-        if not ended:
-            raise Stopped("stopped, and a checkpoint was written: run the same command to resume")
         if isinstance(pretext, FSDPModule):  # this process has only its shard; the last checkpoint has all weights
             validation.task = load_task(folder.path).task.to(fabric.device)
         elif state.best.chosen:

@@ -30,7 +30,14 @@ from patchloom.system.hardware import (
     fused_gain,
     when,
 )
-from patchloom.tasks import check_step_size, encoder_defaults, task_class, training_defaults, updates_needed
+from patchloom.tasks import (
+    check_step_size,
+    data_defaults,
+    encoder_defaults,
+    task_class,
+    training_defaults,
+    updates_needed,
+)
 
 # Defaults by device, chosen for speed.
 
@@ -203,7 +210,7 @@ def resolve(
         chosen["devices"] = here.processes
     epochs = auto("epochs", epochs, f"{round(n * epochs):,} samples in all from {n:,} training {modality.noun}")
     updates = max(1, steps_of(epochs, n, batch) // settings.accumulate)
-    wanted = training_defaults(settings.task, updates)
+    wanted = training_defaults(settings.task, updates) | data_defaults(settings.task, n, modality.noun)
     auto("weight_decay", *wanted.get("weight_decay", (0.05, "as MAE's")))
     scratch = _blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate, swin is not None)
     for name, value, why in _adaptation(settings, *scratch):

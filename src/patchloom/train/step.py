@@ -168,9 +168,12 @@ class Stepper:
         """Accumulate the gradients of a step; the ``last`` step before an update averages them over processes."""
         seed_step(self.settings.seed, step, self.fabric.global_rank, generator)
         views = [normalize(view, self.task.mean, self.task.std) for view in batch.views]
+        known: dict[str, Any] = {}
+        if self.task.uses_indices:
+            known["indices"] = batch.indices.to(self.fabric.device, non_blocking=True)
         with nullcontext() if last else self.fabric.no_backward_sync(self.module):
             with self.autocast():
-                outcome = self.module(*views, progress=self.progress(step), generator=generator)
+                outcome = self.module(*views, progress=self.progress(step), generator=generator, **known)
             self.fabric.backward(outcome.loss * scale / self.settings.accumulate)
         return Forward({"loss": outcome.loss.detach(), **outcome.metrics}, batch.indices)
 

@@ -18,6 +18,7 @@ from patchloom.data.sources.synthetic import Shapes, Tones
 from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
 from patchloom.system.files import cache_root
+from patchloom.system.network import network_error
 
 _FLAG = {"train": True}, {"train": False}
 _SPLIT = {"split": "train"}, {"split": "test"}
@@ -167,7 +168,8 @@ def _download(name: str, dataset: str, folder: Path, arguments: dict[str, Any], 
         return getattr(torchvision.datasets, dataset)(root=folder, download=True, **arguments)
     except Exception as error:  # no network, a dead mirror, a full disc, a missing package: the remedy is the same
         reason = " ".join(str(error).split())
-        raise PatchloomError(
+        raise network_error(
             f"{name} could not be downloaded ({reason}): put the files of torchvision.datasets.{dataset} into "
-            f"{folder}, or name the folder that has them as {name}@FOLDER"
+            f"{folder}, or name the folder that has them as {name}@FOLDER",
+            error,
         ) from error

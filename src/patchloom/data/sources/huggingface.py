@@ -17,6 +17,7 @@ from patchloom.data.source import TEST_SPLITS, Data, Source, digest, note_on_spl
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.urls import error_line
 from patchloom.errors import PatchloomError, pip_install
+from patchloom.system.network import network_error
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -182,7 +183,7 @@ def splits_of(name: str) -> tuple[dict[str, Dataset], Callable[[str], str]]:
         else:
             found = datasets.load_dataset(str(folder) if stored else place, config)
     except Exception as error:  # no network, no such name, a full disc, damaged files: each with its own exception
-        raise PatchloomError(f"{name} cannot be opened: {error_line(error)}") from error
+        raise network_error(f"{name} cannot be opened: {error_line(error)}", error) from error
     splits = found if isinstance(found, dict) else {str(found.split or "train"): found}
 
     def state(split: str) -> str:

@@ -14,6 +14,7 @@ from fsspec.core import url_to_fs
 from patchloom.data.source import stamp_of_files
 from patchloom.data.workers import in_threads
 from patchloom.errors import PatchloomError, one_line
+from patchloom.system.network import network_error
 
 PIPE = "pipe:"
 _FILE = re.compile(r"file:///(?!.*://)")  # an address that is a path
@@ -212,4 +213,4 @@ def _state(address: str) -> Shard:
 
 
 def _unreachable(address: str, error: Exception) -> PatchloomError:
-    return PatchloomError(f"{address} cannot be opened: {error_line(error)}")
+    return network_error(f"{address} cannot be opened: {error_line(error)}", error)

@@ -39,7 +39,7 @@ from patchloom.nets.lora import merged
 from patchloom.nets.swin import Encoder
 from patchloom.sizes import compact
 from patchloom.system.files import write_whole
-from patchloom.system.network import from_cache_alone, why_offline
+from patchloom.system.network import from_cache_alone, network_error, why_offline
 
 ENCODER_FORMAT = "patchloom-encoder-1"
 _SUM = "sha256"
@@ -346,15 +346,16 @@ def _from_timm(name: str) -> tuple[Encoder, EncoderCard]:
     offline = why_offline()
     try:
         if offline and not _has_repository(name):  # only the hub's library can use its cache alone
-            raise PatchloomError(offline)
+            raise network_error(offline)
         with from_cache_alone(bool(offline)):
             vit = cast(Encoder, timm.create_model(name, pretrained=True, num_classes=0))
     except Exception as problem:  # hubs fail in many ways, and each means: no weights
         home = timm.models.get_pretrained_cfg(name)
         place = f"model.safetensors of {home.hf_hub_id}" if home and home.hf_hub_id else "them"
-        raise PatchloomError(
+        raise network_error(
             f"the weights of {name} could not be fetched ({offline or problem}): check the network, or fetch {place} "
-            f"elsewhere, and give that file with --model {name} instead"
+            f"elsewhere, and give that file with --model {name} instead",
+            problem,
         ) from problem
     about = cast(dict[str, Any], vit.pretrained_cfg)
     return vit.eval(), EncoderCard(None, tuple(about["mean"]), tuple(about["std"]), f"timm:{name}", name)

@@ -1,0 +1,199 @@
+"""Adapting an encoder to other images: what it gains over its start, by task, trained part and anchor.
+
+    python benchmarks/get_data.py cifar10 /tmp/data
+    for name in camvid raccoon; do python benchmarks/get_data.py $name /tmp/data; done
+    python benchmarks/dense.py split /tmp/data/raccoon /tmp/raccoon
+    python benchmarks/adapt.py draw /tmp/cells
+    python benchmarks/adapt.py start /tmp/data/train /tmp/adapt --encoder vit        # or eva
+    python benchmarks/adapt.py cells /tmp/cells /tmp/adapt --encoder vit
+    python benchmarks/adapt.py camvid /tmp/data/camvid /tmp/adapt --encoder vit --arms mae,mae-blocks,distill
+    python benchmarks/adapt.py raccoon /tmp/raccoon /tmp/adapt --encoder vit --arms mae-blocks
+
+No public weights are used: the start is pre-trained here by MAE on CIFAR-10, without labels. ``draw`` makes 3,000
+unlabelled and 1,500 labelled fields of cells as a fluorescence microscope shows them, with six phenotypes. Each arm
+continues from the same start for the same number of images, with three seeds; ``scratch`` trains on the new images from
+random weights for as many images, and ``scratch-long`` for those of the start, too. The seed draws the adaptation and
+the labelled images or heads of the evaluation. Finished parts are not repeated, so the same command resumes a study.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from scipy.ndimage import gaussian_filter
+
+import patchloom
+from patchloom.data.sources.open import open_data
+from patchloom.evaluate.protocols import evaluate
+
+SEEDS = (0, 1, 2)
+START_EPOCHS, IMAGES = 20, 150_000  # of the start; images that an adaptation sees
+SIZE: dict[str, Any] = {"img_size": 64, "patch_size": 8, "batch_size": 64, "workers": 0, "kernels": "torch"}
+SMALL = {"embed_dim": 128, "depth": 6, "num_heads": 4}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "vit": {"model": {"name": "nano"}},
+    "eva": {"model": {"name": "vit_small_patch16_dinov3", **SMALL}},
+}
+# settings of `pretrain` that differ from its defaults for --init
+ARMS: dict[str, dict[str, Any]] = {
+    "mae": {"task": "mae"},
+    "mae-anchor": {"task": "mae", "anchor": 1.0},
+    "mae-blocks": {"task": "mae", "adapt": "blocks"},
+    "mae-blocks-anchor": {"task": "mae", "adapt": "blocks", "anchor": 1.0},
+    "mae-lora": {"task": "mae", "adapt": "lora"},
+    "mae-full-rate": {"task": "mae", "blr": 4e-3, "layer_decay": 1.0, "heads_first": 0.0},
+    "extrema": {"task": "extrema"},
+    "distill": {"task": "distill"},
+    "diet": {"task": "diet"},
+    "droppos": {"task": "droppos"},
+    "scratch": {"task": "mae"},
+    "scratch-long": {"task": "mae"},
+}
+
+# A field of cells.
+
+
+SIDE = 64
+# radius in pixels, elongation, spots per cell, share of the light in the rim, whether the cells are in one clump
+PHENOTYPES = {
+    "control": (6.0, 1.15, 0, 0.0, False),
+    "enlarged": (8.0, 1.15, 0, 0.0, False),
+    "elongated": (5.5, 1.8, 0, 0.0, False),
+    "granular": (6.0, 1.15, 6, 0.0, False),
+    "rimmed": (6.0, 1.15, 0, 0.7, False),
+    "clumped": (6.0, 1.15, 0, 0.0, True),
+}
+
+
+def field_of(phenotype: str, rng: np.random.Generator) -> np.ndarray:
+    """Draw a field of view, uint8 [64 64]: cells, light out of focus, uneven illumination, photon and camera noise."""
+    radius, elongation, spots, rim, clumped = PHENOTYPES[phenotype]
+    rows, columns = np.mgrid[:SIDE, :SIDE].astype(np.float32)
+    light = np.zeros((SIDE, SIDE), np.float32)
+    centre = rng.uniform(16, SIDE - 16, 2)
+    for _ in range(rng.integers(4, 8)):
+        r, c = rng.normal(centre, 9.0) if clumped else rng.uniform(2, SIDE - 2, 2)
+        size, turn = radius * rng.lognormal(0, 0.15), rng.uniform(0, np.pi)
+        stretch = np.sqrt(elongation * rng.lognormal(0, 0.1))
+        u = ((rows - r) * np.cos(turn) + (columns - c) * np.sin(turn)) / (size * stretch)
+        v = ((columns - c) * np.cos(turn) - (rows - r) * np.sin(turn)) / (size / stretch)
+        distance = np.hypot(u, v)
+        body = 1 / (1 + np.exp((distance - 1) * 8))
+        cell = (1.15 - rim) * body + rim * np.exp(-(((distance - 0.95) / 0.15) ** 2))
+        for _ in range(rng.poisson(spots)):
+            a, b = rng.uniform(-0.7, 0.7, 2)
+            cell += 0.9 * np.exp(-((u - a) ** 2 + (v - b) ** 2) / 0.02) * body
+        light = np.maximum(light, rng.lognormal(0, 0.25) * cell)
+    seen = gaussian_filter(light, rng.uniform(0.5, 1.1)) + 0.25 * gaussian_filter(light, 6)
+    slope = 1 + rng.uniform(-0.5, 0.5) * (rows / SIDE - 0.5) + rng.uniform(-0.5, 0.5) * (columns / SIDE - 0.5)
+    photons = rng.poisson(np.clip(seen * slope * rng.uniform(25, 60) + rng.uniform(2, 6), 0, None))
+    return np.clip((photons + rng.normal(0, 1.5, light.shape)) * 255 / 110, 0, 255).astype(np.uint8)
+
+
+def draw(out: Path) -> None:
+    """Write the unlabelled images, and the labelled ones as train and test."""
+    rng = np.random.default_rng(0)
+    for part, each in (("unlabelled", 500), ("labelled/train", 100), ("labelled/test", 150)):
+        for name in PHENOTYPES:
+            folder = out / part / ("" if part == "unlabelled" else name)
+            folder.mkdir(parents=True, exist_ok=True)
+            for i in range(each):
+                Image.fromarray(field_of(name, rng)).save(folder / f"{name}{i:04}.png")
+
+
+# Training.
+
+
+def start(data: Path, out: Path, encoder: str) -> Path:
+    """Pre-train the start on CIFAR-10, scaled to 64 pixels."""
+    folder = out / f"start-{encoder}"
+    patchloom.pretrain(data, "mae", out=folder, epochs=START_EPOCHS, seed=0, **SIZE, **ENCODERS[encoder])
+    return folder
+
+
+def adapted(images: Path, out: Path, name: str, encoder: str, arm: str, seed: int) -> Path:
+    """Continue from the start on unlabelled images, or train from scratch on them."""
+    folder, begin = out / f"{name}-{encoder}-{arm}-{seed}", out / f"start-{encoder}"
+    given = dict(ARMS[arm])
+    task: Any = given.pop("task")
+    if task == "distill":
+        task = {"name": "distill", "features_of": str(begin)}
+    n = 0.95 * len(open_data(images).train)
+    seen = IMAGES + (START_EPOCHS * 47_500 if arm == "scratch-long" else 0)
+    given |= ENCODERS[encoder] | {"positions": "auto"} if arm.startswith("scratch") else {"init": str(begin)}
+    patchloom.pretrain(images, task, out=folder, epochs=round(seen / n, 2), seed=seed, **SIZE, **given)
+    return folder
+
+
+def scored(run: Path, data: Path, protocol: str, quoted: str, **given: Any) -> float:
+    """Evaluate a run once, and store the accuracy or mIoU of its row ``quoted`` in percent in the run's folder."""
+    kept = run / f"scored-{protocol}-{given.get('seed', 0)}.json"
+    if not kept.exists():
+        report = evaluate(protocol, run, data, **given)
+        rows = [
+            row
+            for row in report.rows
+            if row.encoder == run.name and quoted in (row.pooling, row.settings.get("measure"))
+        ]
+        kept.write_text(json.dumps(100 * rows[0].value))
+    return float(json.loads(kept.read_text()))
+
+
+def table(title: str, found: dict[str, list[float]]) -> None:
+    """Print mean and range over seeds of each arm, and its difference from the start by seed."""
+    print(f"\n{title}")
+    for arm, values in found.items():
+        mean, low, high = statistics.mean(values), min(values), max(values)
+        gains = ", ".join(f"{one - base:+.1f}" for one, base in zip(values, found["start"], strict=True))
+        print(f"  {arm:18} {mean:5.1f} ({low:.1f} to {high:.1f})   less the start, by seed: {gains}", flush=True)
+
+
+PROTOCOLS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
+    "cells": [("knn", "mean", {}), ("linear", "mean", {})],
+    "camvid": [("segment", "mIoU", {"head": "linear", "steps": 300, "size": 128, "side": 176, "ignore": 11})],
+    "raccoon": [("detect", "AP", {"steps": 300, "size": 192})],
+}
+IMAGES_OF = {"cells": "unlabelled", "camvid": "images/train", "raccoon": "images/train"}
+
+
+def study(name: str, data: Path, out: Path, encoder: str, arms: list[str]) -> None:
+    """Adapt by each arm and seed, and print a table for each protocol."""
+    labelled = data / "labelled" if name == "cells" else data
+    more = {} if name == "cells" else {"validation": 0.0}
+    for protocol, quoted, given in PROTOCOLS[name]:
+        found = {}
+        for arm in ("start", *arms):
+            runs = [
+                out / f"start-{encoder}"
+                if arm == "start"
+                else adapted(data / IMAGES_OF[name], out, name, encoder, arm, seed)
+                for seed in SEEDS
+            ]
+            found[arm] = [
+                scored(run, labelled, protocol, quoted, seed=seed, **given, **more)
+                for seed, run in zip(SEEDS, runs, strict=True)
+            ]
+        table(f"{name}, {encoder}, {protocol}", found)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("draw", "start", *PROTOCOLS))
+    parser.add_argument("paths", nargs="+", type=Path, help="data, and folder of the runs")
+    parser.add_argument("--encoder", choices=[*ENCODERS], default="vit")
+    parser.add_argument("--arms", default=",".join(ARMS), help="names with commas between")
+    asked = parser.parse_args()
+    torch.manual_seed(0)
+    if asked.what == "draw":
+        draw(*asked.paths)
+    elif asked.what == "start":
+        start(*asked.paths, asked.encoder)
+    else:
+        study(asked.what, *asked.paths, asked.encoder, asked.arms.split(","))

@@ -1,0 +1,1 @@
+"""Distillation of an encoder into any backbone of timm."""

@@ -1,0 +1,194 @@
+"""Students: backbones of timm with linear heads, and the files that hold a trained one.
+
+Letters: b batch, c channels, h w height and width, d width of the teacher.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.errors import PatchloomError, closest_word
+from patchloom.system.files import write_whole
+
+WEIGHTS, CARD = "student.safetensors", "student.json"
+_FORMAT = "patchloom student 1"
+_LARGEST = 2**16  # pixels of a side, channels
+
+
+@dataclass(frozen=True)
+class StudentCard:
+    """Facts that a student's weights do not show.
+
+    Attributes:
+        model: timm's name of the backbone.
+        options: further arguments of ``timm.create_model``.
+        size: height and width of the training images in pixels.
+        mean, std: statistics per channel that normalise images in [0, 1], which are the teacher's.
+        teacher: name of the teacher.
+    """
+
+    model: str
+    options: dict[str, int | list[int]]
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    teacher: str
+
+
+def create_backbone(model: str, options: dict[str, Any]) -> Any:
+    """Create a backbone without a classifier and with random weights."""
+    if model not in timm.list_models():
+        near = closest_word(model, timm.list_models())
+        hint = f"did you mean {near}?" if near else "timm.list_models() lists the names"
+        raise PatchloomError(f"--student {model} is no model of timm: {hint}")
+    try:
+        return timm.create_model(model, pretrained=False, num_classes=0, **options)
+    except (TypeError, ValueError, AssertionError, RuntimeError, KeyError) as problem:
+        reason = " ".join(str(problem).split())
+        raise PatchloomError(f"--student {model} does not fit these images ({reason}): choose another") from problem
+
+
+def student_options(model: str, size: tuple[int, int], channels: int) -> dict[str, int | list[int]]:
+    """Return the arguments of ``timm.create_model`` for images of this size: a ViT or Swin needs it, a CNN does not."""
+    plain: dict[str, int | list[int]] = {"in_chans": channels}
+    with torch.device("meta"):
+        sized = getattr(getattr(create_backbone(model, dict(plain)), "patch_embed", None), "img_size", None) is not None
+    return plain | ({"img_size": [*size]} if sized else {})
+
+
+class Student(nn.Module):
+    """Backbone with linear heads for the pooled and the dense features of a teacher.
+
+    The heads are discarded after training.
+
+    Args:
+        backbone: model of timm without a classifier.
+        size: height and width of the images.
+        channels: channels of the images.
+        width: width d of the teacher.
+        name: name of the backbone, for errors.
+    """
+
+    backbone: Any
+
+    def __init__(self, backbone: Any, size: tuple[int, int], channels: int, width: int, name: str):
+        super().__init__()
+        self.backbone = backbone
+        self.last = False  # whether a map is [b h w c], as a Swin's
+        training = backbone.training
+        with torch.no_grad():
+            found = backbone.eval().forward_features(torch.zeros(2, channels, *size))
+            wide = int(backbone.num_features)
+            shapes = isinstance(found, Tensor) and found.ndim == 4 and wide in (found.shape[1], found.shape[3])
+            if shapes:
+                self.last = found.shape[1] != wide
+            elif not (isinstance(found, Tensor) and found.ndim == 3 and self._grid_fits(found)):
+                raise PatchloomError(f"--student {name} has no map of features: choose a CNN or a plain ViT")
+            pooled = backbone.forward_head(found, pre_logits=True)
+        backbone.train(training)
+        if pooled.ndim != 2:
+            raise PatchloomError(f"--student {name} has no pooled features: choose another model of timm")
+        self.pooled_head, self.dense_head = nn.Linear(pooled.shape[1], width), nn.Linear(wide, width)
+
+    def _grid_fits(self, tokens: Tensor) -> bool:
+        grid = getattr(getattr(self.backbone, "patch_embed", None), "grid_size", None)
+        prefix = getattr(self.backbone, "num_prefix_tokens", 0)
+        return grid is not None and math.prod(grid) + prefix == tokens.shape[1]
+
+    def _map(self, found: Tensor) -> Tensor:
+        """Return a backbone's features as a map [b h w c]."""
+        if found.ndim == 4:
+            return found if self.last else found.permute(0, 2, 3, 1)
+        return found[:, getattr(self.backbone, "num_prefix_tokens", 0) :].unflatten(
+            1, self.backbone.patch_embed.grid_size
+        )
+
+    def forward(self, images: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Predict the teacher's pooled features [b d], and those of a ``grid`` of n patches [b n d]."""
+        found = self.backbone.forward_features(images)
+        dense = self.dense_head(self._map(found)).permute(0, 3, 1, 2)
+        dense = F.interpolate(dense.float(), grid, mode="bilinear", align_corners=False)
+        pooled = self.pooled_head(self.backbone.forward_head(found, pre_logits=True))
+        return pooled.float(), dense.flatten(2).transpose(1, 2)
+
+
+def pooled_features(backbone: nn.Module, images: Tensor) -> Tensor:
+    """Return a backbone's pooled features [b c], which timm's classifier would get, of images [b c h w]."""
+    model: Any = backbone
+    return model.forward_head(model.forward_features(images), pre_logits=True).float()
+
+
+def save_student(backbone: nn.Module, card: StudentCard, folder: Path) -> None:
+    """Write weights with timm's own names, and the card."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / CARD, lambda path: path.write_text(json.dumps({"format": _FORMAT} | asdict(card), indent=2)))
+    weights = {name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()}
+    write_whole(folder / WEIGHTS, lambda path: save_file(weights, path))
+
+
+def read_student_card(folder: Path) -> StudentCard:
+    """Read a student's card, which may be a stranger's: types and ranges are checked."""
+    path = folder / CARD
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as problem:
+        raise PatchloomError(
+            f"there is no student at {folder}: give a folder that patchloom distill wrote"
+        ) from problem
+    if not _valid(found):
+        raise PatchloomError(f"{path} is damaged or of another version: write it again with patchloom distill")
+    pairs = {name: tuple(found[name]) for name in ("size", "mean", "std")}
+    return StudentCard(found["model"], found["options"], teacher=found["teacher"], **pairs)
+
+
+def load_student(folder: str | Path) -> tuple[nn.Module, StudentCard]:
+    """Load a student's backbone in eval mode, and its card.
+
+    Args:
+        folder: folder that `patchloom.distill` wrote.
+
+    Raises:
+        PatchloomError: there is no student, or its files are damaged.
+    """
+    card = read_student_card(Path(folder))
+    backbone = create_backbone(card.model, card.options)
+    try:
+        backbone.load_state_dict(load_file(Path(folder) / WEIGHTS))
+    except Exception as problem:  # safetensors and torch raise many kinds for a damaged file
+        reason = " ".join(str(problem).split())[:200]
+        raise PatchloomError(f"{Path(folder) / WEIGHTS} is not of {card.model}: {reason}") from problem
+    return backbone.eval(), card
+
+
+def _valid(found: Any) -> bool:
+    """Return whether the values of a card have the right types and ranges."""
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        return False
+    words = all(isinstance(found.get(name), str) for name in ("model", "teacher"))
+    options, size, mean, std = (found.get(name) for name in ("options", "size", "mean", "std"))
+    if not (words and isinstance(options, dict) and options.keys() <= {"in_chans", "img_size"} and _sides(size)):
+        return False
+    if not _count(options.get("in_chans")) or ("img_size" in options and not _sides(options["img_size"])):
+        return False
+    lists = [one for one in (mean, std) if isinstance(one, list) and len(one) == options["in_chans"]]
+    numbers = [x for one in lists for x in one]
+    right = all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in numbers)
+    return len(lists) == 2 and right and all(x > 0 for x in lists[1])
+
+
+def _count(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and 0 < x <= _LARGEST
+
+
+def _sides(x: Any) -> bool:
+    return isinstance(x, list) and len(x) == 2 and all(map(_count, x))

@@ -1,0 +1,161 @@
+"""The verb distill: a backbone of timm learns an encoder's features, and its files need no patchloom."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from sweep import teacher_file
+
+import patchloom
+from patchloom.cli import main
+from patchloom.distill.training import Distillation, feature_cosines
+from patchloom.errors import PatchloomError, Stopped
+from patchloom.evaluate import trainer
+from patchloom.nets.student import Student, create_backbone, load_student, student_options
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "json.schema.json"
+QUICK = {"side": 32, "batch_size": 8, "workers": 0, "device": "cpu"}
+
+
+def noise(n=24):
+    return [*np.random.default_rng(0).integers(0, 256, (n, 40, 40, 3), dtype=np.uint8)]
+
+
+def states(folder):
+    return load_file(folder / "student.safetensors")
+
+
+@pytest.mark.parametrize("name", ["convnext_atto", "mobilenetv3_small_050", "vit_tiny_patch16_224", "resnet10t"])
+def test_a_student_loads_in_timm_without_patchloom(name, tmp_path):
+    found = patchloom.distill(teacher_file(), noise(8), student=name, epochs=1, out=tmp_path / "s", **QUICK)
+    card = json.loads((tmp_path / "s" / "student.json").read_text())
+    model = timm.create_model(card["model"], num_classes=0, **card["options"])
+    model.load_state_dict(states(tmp_path / "s"), strict=True)
+    assert card["mean"] == pytest.approx([0.4, 0.5, 0.6]) and card["size"] == [32, 32]  # the teacher's
+    backbone, again = load_student(tmp_path / "s")
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(backbone(images), model.eval()(images), rtol=0, atol=0)
+    assert again == found.card
+
+
+@pytest.mark.parametrize("name", ["convnext_atto", "mobilenetv3_small_050", "swin_s3_tiny_224", "vit_tiny_patch16_224"])
+def test_every_layout_gives_pooled_and_dense_features_with_gradients(name):
+    size = (64, 64)
+    backbone = create_backbone(name, student_options(name, size, 3))
+    net = Student(backbone, size, 3, 16, name).train()
+    pooled, dense = net(torch.randn(2, 3, *size), (3, 5))
+    assert pooled.shape == (2, 16) and dense.shape == (2, 15, 16)
+    (pooled.sum() + dense.sum()).backward()
+    assert all(head.weight.grad.abs().sum() > 0 for head in (net.pooled_head, net.dense_head))
+    assert any(one.grad is not None for one in backbone.parameters())
+
+
+def test_dense_features_keep_their_place():
+    net = Student(create_backbone("convnext_atto", {"in_chans": 3}), (64, 64), 3, 16, "convnext_atto").eval()
+    images = torch.randn(1, 3, 64, 64)
+    dense = net(images, (2, 2))[1]
+    by_hand = net.dense_head(net.backbone.forward_features(images).permute(0, 2, 3, 1)).flatten(1, 2)
+    torch.testing.assert_close(dense, by_hand)
+
+
+def test_the_cosines_are_those_of_the_mean_and_of_each_patch():
+    features = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    whole, each = feature_cosines(torch.tensor([[2.0, 2.0]]), torch.tensor([[[1.0, 0.0], [1.0, 0.0]]]), features)
+    assert whole.item() == pytest.approx(1.0) and each.item() == pytest.approx(0.5)
+
+
+def test_a_stopped_training_goes_on_to_the_same_weights(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked = {"student": "mobilenetv3_small_050", "epochs": 2, **QUICK}
+    patchloom.distill(teacher_file(), noise(), out=tmp_path / "whole", **asked)
+    steps, real = [], Distillation.update
+
+    def update(self, step, batch):
+        steps.append(step)
+        if len(steps) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, step, batch)
+
+    monkeypatch.setattr(Distillation, "update", update)
+    monkeypatch.setattr(trainer, "_SAVE_EVERY", 0.0)
+    with pytest.raises(Stopped, match="run the same command"):
+        patchloom.distill(teacher_file(), noise(), out=tmp_path / "cut", **asked)
+    assert not (tmp_path / "cut" / "student.safetensors").exists()
+    patchloom.distill(teacher_file(), noise(), out=tmp_path / "cut", **asked)
+    assert steps == [*range(6)]
+    whole, cut = states(tmp_path / "whole"), states(tmp_path / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_the_loss_falls(tmp_path, monkeypatch):
+    losses, real = [], Distillation.update
+    monkeypatch.setattr(
+        Distillation, "update", lambda self, step, batch: losses.append(real(self, step, batch)) or losses[-1]
+    )
+    patchloom.distill(
+        teacher_file(), noise(8), student="convnext_atto", epochs=20, lr=2e-3, out=tmp_path / "s", **QUICK
+    )
+    assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
+
+
+def test_the_controls_are_the_random_start_and_the_teacher_over_seeds(tmp_path, capsys):
+    words = ["distill", teacher_file(), "shapes:60", "--student", "mobilenetv3_small_050", "--labels", "shapes:200"]
+    words += ["--side", "32", "--epochs", "1", "--seeds", "2", "--out", str(tmp_path / "s"), "--workers", "0", "--json"]
+    assert main(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, json.loads(SCHEMA.read_text("utf-8")))
+    result = document["result"]
+    names = {row["encoder"] for row in result["report"]["rows"]}
+    assert {"mobilenetv3_small_050", "random mobilenetv3_small_050", "teacher"} <= names
+    against = result["report"]["against"]
+    assert [one["control"] for one in against] == ["random mobilenetv3_small_050", "teacher"]
+    assert all(one["trainings"] == 2 for one in against) and result["student"]["model"] == "mobilenetv3_small_050"
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        ({"student": "convnext_ato"}, "convnext_atto"),
+        ({"epochs": 0.0}, "--epochs"),
+        ({"batch_size": 1}, "--batch_size"),
+        ({"decay": -1.0}, "--decay"),
+        ({"dense": float("nan")}, "--dense"),
+        ({"side": 4}, "--side"),
+        ({"seeds": 2}, "--labels"),
+    ],
+)
+def test_wrong_options_are_refused_in_a_sentence(asked, word, tmp_path):
+    with pytest.raises(PatchloomError, match=word):
+        patchloom.distill(
+            teacher_file(), noise(8), **{"student": "convnext_atto", "out": tmp_path / "s"} | QUICK | asked
+        )
+
+
+def test_a_student_is_not_overwritten(tmp_path):
+    (tmp_path / "student.safetensors").touch()
+    with pytest.raises(PatchloomError, match="another --out"):
+        patchloom.distill(teacher_file(), noise(8), student="convnext_atto", out=tmp_path, **QUICK)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "other"}, {"model": 3}, {"options": {"in_chans": 0}},
+        {"options": {"in_chans": 3, "pretrained": True}},
+        {"size": [32]}, {"size": [32, 10**9]}, {"mean": [0.5]}, {"std": [0.5, 0.0, 0.5]}, {"mean": ["a", 0, 0]},
+        {"std": None},
+    ],
+)  # fmt: skip
+def test_a_strangers_card_is_checked(change, tmp_path):
+    card = {"format": "patchloom student 1", "model": "convnext_atto", "options": {"in_chans": 3}, "size": [32, 32]}
+    card |= {"mean": [0.5] * 3, "std": [0.5] * 3, "teacher": "t"}
+    (tmp_path / "student.json").write_text(json.dumps(card | change))
+    with pytest.raises(PatchloomError, match=r"student\.json is damaged"):
+        load_student(tmp_path)
