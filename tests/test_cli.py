@@ -200,17 +200,18 @@ def test_folders_without_images(capsys, tmp_path):
         (["pretrain", "shapes:50", "--model", "vit_tinny_patch16_224"], "did you mean vit_tiny_patch16_224"),
         (
             ["pretrain", "shapes:50", "--model", "resnet18"],
-            "resnet18 is timm's ResNet, and patchloom supports plain VisionTransformer and SwinTransformer only",
+            "resnet18 is timm's ResNet, and patchloom supports plain VisionTransformer, Eva and SwinTransformer only",
         ),
         (
-            ["pretrain", "shapes:50", "--model", "vit_base_patch16_dinov3"],
-            "the nearest of these is vit_base_patch14_dinov2",
+            ["pretrain", "shapes:50", "--model", "beit_base_patch16_224"],
+            "the nearest of these is vit_base_patch16_224",
         ),
         (
-            ["pretrain", "shapes:50", "--init", "timm:vit_small_patch16_dinov3.lvd1689m"],
-            "is timm's Eva, and patchloom supports plain VisionTransformer and SwinTransformer only: the nearest of "
-            "these is vit_small_patch14_dinov2.lvd142m",
+            ["pretrain", "shapes:50", "--init", "timm:beit_base_patch16_224.in22k_ft_in22k"],
+            "is timm's Beit, and patchloom supports plain VisionTransformer, Eva and SwinTransformer only: the nearest "
+            "of these is vit_base_patch16_224.augreg2_in21k_ft_in1k",
         ),
+        (["pretrain", "shapes:50", "--model", "vit_base_patch16_sapiens2"], "random rotations in training"),
         (["pretrain", "shapes:50", "--img_size", "60", "--patch_size", "8"], "do not divide images of 60x60"),
         (["pretrain", "shapes:50", "--img_size", "huge"], "--img_size cannot be huge"),
         (["pretrain", "shapes:50", "--model.num_heads", "7"], "timm cannot build"),

@@ -131,7 +131,7 @@ def pretrain_spec(task: str) -> CommandSpec:
     own = verb_spec("pretrain")
     folder = "folder of the run (default runs/DATA-TASK or -RECIPE); a run that was stopped there resumes"
     size = "image size of the encoder in pixels; 64x128 is height x width"
-    model = "nano, micro, mini (our sizes, smallest first), swin-nano, or a ViT or Swin by timm's name"
+    model = "nano, micro, mini (our sizes, smallest first), swin-nano, or a ViT, Eva (DINOv3) or Swin by timm's name"
     word = str | Literal["auto"]
     options = [
         Option("data", str, None, _IMAGES, positional=True, required=True),

@@ -122,7 +122,7 @@ def test_an_encoder_in_half_precision(half):
 
 def test_a_block_the_class_token_and_the_instance_head():
     vit, images, head = random_vit(), photos(), InstanceHead(32, 2)
-    layers = dict(zip(layer_names(vit), attend_each(vit, embed(vit, all_patches(images, 12))), strict=True))
+    layers = dict(zip(layer_names(vit), attend_each(vit, embed(vit, all_patches(images, 12)), None), strict=True))
     wanted = {
         ("patches", 2): layers["block 2"][:, 1:],
         ("class", None): layers["norm"][:, :1],
@@ -130,7 +130,9 @@ def test_a_block_the_class_token_and_the_instance_head():
     }
     for (of, block), features in wanted.items():
         found = invert(named(vit, head), images, ratio=0.0, of=of, block=block, steps=1)
-        drawn = dict(zip(layer_names(vit), attend_each(vit, embed(vit, all_patches(found.images, 12))), strict=True))
+        drawn = dict(
+            zip(layer_names(vit), attend_each(vit, embed(vit, all_patches(found.images, 12)), None), strict=True)
+        )
         mine = {
             "patches": drawn["block 2"][:, 1:],
             "class": drawn["norm"][:, :1],

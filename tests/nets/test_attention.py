@@ -63,7 +63,7 @@ def hooked(net, run):
 def test_weights_are_those_of_the_stock_blocks(options, size, p, channels):
     vit = tiny(size, p, channels, **options)
     given = all_patches(torch.randn(2, channels, *size), patch_count(vit))
-    weights = [one for one, _ in attention_each(vit, embed(vit, given))]
+    weights = [one for one, _ in attention_each(vit, embed(vit, given), None)]
     t = prefix_count(vit) + patch_count(vit)
     assert [tuple(one.shape) for one in weights] == [(2, 4, t, t)] * 3
     for mine, its in zip(weights, hooked(vit, lambda: encode(vit, given)), strict=True):
@@ -80,7 +80,7 @@ def test_the_encoder_gives_the_same_bit_for_bit(fused):
     use_kernels(vit, "native")
     given = all_patches(torch.randn(2, 3, 16, 24), patch_count(vit))
     before, settings = encode(vit, given), [dict(module.__dict__) for module in vit.modules()]
-    *_, (_, last) = attention_each(vit, embed(vit, given))
+    *_, (_, last) = attention_each(vit, embed(vit, given), None)
     assert torch.equal(final_norm(vit, last), before)
     assert torch.equal(encode(vit, given), before)
     assert [dict(module.__dict__) for module in vit.modules()] == settings
@@ -90,7 +90,7 @@ def test_the_encoder_gives_the_same_bit_for_bit(fused):
 def test_weights_of_an_encoder_in_half_precision_are_float32():
     vit = tiny().bfloat16()
     given = all_patches(torch.randn(1, 3, 16, 24).bfloat16(), patch_count(vit))
-    for weights, tokens in attention_each(vit, embed(vit, given)):
+    for weights, tokens in attention_each(vit, embed(vit, given), None):
         assert weights.dtype == torch.float32 and tokens.dtype == torch.bfloat16
         torch.testing.assert_close(weights.sum(-1), torch.ones(1, 4, 7))
 

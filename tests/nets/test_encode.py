@@ -201,7 +201,7 @@ def test_fixed_positions(options):
     [
         ("vit_tinny_patch16_224", "did you mean vit_tiny_patch16_224"),
         ("resnet50", "ResNet"),
-        ("eva02_tiny_patch14_224", "Eva"),
+        ("eva02_enormous_patch14_clip_224", "EvaBlockPostNorm"),
         ("deit_tiny_distilled_patch16_224", "VisionTransformerDistilled"),
         ("swinv2_tiny_window8_256", "SwinTransformerV2"),
     ],

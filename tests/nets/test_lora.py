@@ -27,11 +27,26 @@ def vit(**options):
     return build_encoder(EncoderSpec("nano", SIZE, 4, positions="learned", options=sizes))
 
 
+def eva(model, positions="rotary"):
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+    net = build_encoder(EncoderSpec(model, SIZE, 4, positions=positions, options=sizes))
+    with torch.no_grad():  # LayerScale of 1e-5 would hide the updates
+        for name, weight in net.named_parameters():
+            if "gamma" in name:
+                weight.fill_(0.5)
+    return net
+
+
 SERVED = {
     "ViT": vit,
     "ViT without a bias of qkv": lambda: vit(qkv_bias=False),
     "ViT with norms of queries and keys": lambda: vit(qk_norm=True),
     "ViT with LayerScale": lambda: vit(init_values=0.1, reg_tokens=2),
+    "Eva with biases of queries and values": lambda: eva("vit_small_patch16_dinov3_qkvb"),
+    "Eva without a bias of qkv": lambda: eva("vit_small_patch16_dinov3"),
+    "Eva with separate queries": lambda: eva("eva02_base_patch14_224", "learned"),
+    "Eva with trained rotations": lambda: eva("vit_small_patch16_rope_mixed_224"),
     "Swin": swins.swin,
 }
 
@@ -84,7 +99,10 @@ def test_a_step_on_the_updates_moves_the_output_of_every_class(net, target, fuse
     assert names_before == {name for name, _ in effective_parameters(net)}
 
 
-@pytest.mark.parametrize("layer", ["qkv", "proj", "fc1", "fc2"])
+NAMES = {"qkv": (".qkv", ".q_proj"), "proj": (".proj",), "fc1": (".fc1", ".fc1_g"), "fc2": (".fc2",)}
+
+
+@pytest.mark.parametrize("layer", NAMES)
 def test_the_update_of_each_layer_reaches_the_output(net, layer):
     """A wrapped layer would be passed over by code that reads its weight."""
     images, before = images_for(net), None
@@ -92,7 +110,7 @@ def test_the_update_of_each_layer_reaches_the_output(net, layer):
     adapted(net)
     with torch.no_grad():
         for name, weight in net.named_parameters():
-            if name.endswith(f"{layer}.parametrizations.weight.0.up"):
+            if name.endswith(tuple(f"{one}.parametrizations.weight.0.up" for one in NAMES[layer])):
                 weight.normal_(std=0.1)
     assert (output(net, images) - before).abs().max() > 1e-3
 

@@ -18,7 +18,14 @@ KINDS = {
     "p16 no class token": (16, "sincos", {"class_token": False}),
     "p16 two blocks": (16, "sincos", {"depth": 2}),
     "p32 no positions": (32, "none", {}),
+    "dinov3": (16, "rotary", {"init_values": 0.1}),
+    "mixed rotations": (16, "rotary", {}),
     "swin": (4, "none", SWIN),
+}
+MODELS = {
+    "swin": "swin-nano",
+    "dinov3": "vit_small_patch16_dinov3",
+    "mixed rotations": "vit_small_patch16_rope_mixed_224",
 }
 
 
@@ -32,7 +39,7 @@ def encoder(kind: str = "p16 registers", grid: tuple[int, int] = (4, 4), channel
     p, positions, own = KINDS[kind]
     sizes = ({} if kind == "swin" else SMALL) | own | options
     side = p * 2 ** (len(sizes["depths"]) - 1) if kind == "swin" else p
-    model, size = "swin-nano" if kind == "swin" else "nano", (grid[0] * side, grid[1] * side)
+    model, size = MODELS.get(kind, "nano"), (grid[0] * side, grid[1] * side)
     spec = EncoderSpec(model, size, p, channels, positions=positions, options=sizes)
     vit = build_encoder(spec)
     with torch.no_grad():  # zero biases would hide mistakes

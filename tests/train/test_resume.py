@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 from forked import Command
 from killing import SMALL
 from PIL import Image
+from safetensors.torch import load_file
 
 from patchloom import PatchloomError, load_encoder, pretrain
 from patchloom.cli import main
@@ -87,8 +89,6 @@ def test_training_goes_on_without_a_reader_of_its_output(door, images, plain, tm
 
 
 def weights(run: Path) -> dict[str, bytes]:
-    from safetensors.torch import load_file
-
     tensors = load_file(run / "checkpoints" / "last.safetensors")
     return {name: value.numpy().tobytes() for name, value in tensors.items()}
 
@@ -164,6 +164,18 @@ def test_longer_training_that_is_killed_resumes_to_the_same_result(
     assert contents_of(run) == contents_of(finished / "six")
     kept = run / "earlier" / "epochs-2"
     assert weights(kept) == weights(finished / "two") and contents_of(kept) == contents_of(finished / "two")
+
+
+@pytest.mark.parametrize("model", ["vit_small_patch16_dinov3", "vit_small_patch16_rope_mixed_224"])
+def test_a_run_with_rotations_that_is_killed_resumes_to_the_same_result(model, images, tmp_path, monkeypatch):
+    sizes = {"depth": 1, "embed_dim": 32, "num_heads": 2, "init_values": 0.1}
+    settings = SMALL | {"model": {"name": model, **sizes}, "epochs": 2}
+    pretrain(images, "droppos", out=tmp_path / "whole", **settings)
+    killed(monkeypatch, TrainState, "count", 5, images, "droppos", out=tmp_path / "parts", **settings)
+    pretrain(images, "droppos", out=tmp_path / "parts", **settings)
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    arguments = RunFolder(tmp_path / "parts").read_config().encoder_spec().timm_arguments()
+    timm.create_model(**arguments).load_state_dict(load_file(tmp_path / "parts" / "encoder.safetensors"))
 
 
 def test_the_command_of_the_verdict_works(images, tmp_path, monkeypatch):

@@ -14,7 +14,6 @@ from functools import partial
 import torch
 from timm.layers import LayerNorm2d
 from timm.models.swin_transformer import SwinTransformer
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -27,10 +26,11 @@ from patchloom.nets.encode import (
     patch_side,
     pooled_norm,
     prefix_count,
+    rotations,
     width,
 )
-from patchloom.nets.sparse_attention import run_blocks
-from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, level_count, patch_embedding, stages_of
+from patchloom.nets.sparse_attention import AnyBlock, Rotations, run_blocks
+from patchloom.nets.swin import Encoder, PlainViT, blocks_of, is_hierarchical, level_count, patch_embedding, stages_of
 from patchloom.withhold.encoder_input import all_patches
 
 # Windows of an image's patches, for attention that would cost too much over all of them (ViTDet, section 3).
@@ -83,15 +83,24 @@ class Windows(nn.Module):
         self.register_buffer("order", order, persistent=False)
         self.register_buffer("back", order.argsort(), persistent=False)
 
-    def forward(self, run: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
-        """Apply ``run``, a block over tokens [b t d], to tokens [b prefix+n d], window by window."""
+    def forward(self, run: Callable[..., Tensor], tokens: Tensor, rope: Tensor | None = None) -> Tensor:
+        """Apply ``run``, a block over tokens [b t d], to tokens [b prefix+n d], window by window.
+
+        ``rope`` [1 h n 2e] are the rotations of the patches; ``run`` takes those of windows [b h t 2e].
+        """
         b, p = len(tokens), self.prefix
         front, patches = tokens[:, :p], tokens[:, p:][:, self.order]
+        counts = [g * t for g, t in self.sizes]
+        ropes = [None] * len(counts) if rope is None else rope[:, :, self.order].split(counts, dim=2)
         fronts, made = [], []
-        for some, (g, t) in zip(patches.split([g * t for g, t in self.sizes], dim=1), self.sizes, strict=True):
+        for some, turned, (g, t) in zip(patches.split(counts, dim=1), ropes, self.sizes, strict=True):
             windows = some.unflatten(1, (g, t))
-            given = torch.cat([front[:, None].expand(b, g, -1, -1), windows], dim=2)
-            out = run(given.flatten(0, 1)).unflatten(0, (b, g))
+            given = torch.cat([front[:, None].expand(b, g, -1, -1), windows], dim=2).flatten(0, 1)
+            if turned is None:
+                out = run(given).unflatten(0, (b, g))
+            else:
+                each = turned[0].unflatten(1, (g, t)).transpose(0, 1)  # [g h t 2e]
+                out = run(given, each.repeat(b, 1, 1, 1)).unflatten(0, (b, g))
             fronts.append(out[:, :, :p])
             made.append(out[:, :, p:].flatten(1, 2))
         return torch.cat([torch.cat(fronts, dim=1).mean(1), torch.cat(made, dim=1)[:, self.back]], dim=1)
@@ -123,7 +132,11 @@ def has_relative_positions(vit: Encoder) -> bool:
 
 
 def tokens_after(
-    vit: VisionTransformer, tokens: Tensor, numbers: Sequence[int], windows: Windows | None = None
+    vit: PlainViT,
+    tokens: Tensor,
+    numbers: Sequence[int],
+    windows: Windows | None = None,
+    turns: Rotations | None = None,
 ) -> dict[int, Tensor]:
     """Return tokens [b prefix+n d] after the blocks ``numbers``, from 1; later blocks do not run."""
     last, kept = max(numbers), vit.grad_checkpointing
@@ -133,12 +146,19 @@ def tokens_after(
         until, all_of_them = done + 1, done + 1 in whole
         while all_of_them and until not in numbers and until + 1 in whole:
             until += 1
-        run = partial(run_blocks, blocks_of(vit)[done:until], checkpointing=kept)
-        tokens = run(tokens) if windows is None or all_of_them else windows(run, tokens)
+        some = None if turns is None else turns[done:until]
+        if windows is None or all_of_them:
+            tokens = run_blocks(blocks_of(vit)[done:until], tokens, rotations=some, checkpointing=kept)
+        else:
+            tokens = windows(partial(_run_block, blocks_of(vit)[done], kept), tokens, None if some is None else some[0])
         done = until
         if done in numbers:
             found[done] = tokens
     return found
+
+
+def _run_block(block: AnyBlock, checkpointing: bool, tokens: Tensor, rope: Tensor | None = None) -> Tensor:
+    return run_blocks([block], tokens, rotations=None if rope is None else [rope], checkpointing=checkpointing)
 
 
 def stages_after(swin: SwinTransformer, images: Tensor, numbers: Sequence[int]) -> dict[int, Tensor]:
@@ -232,8 +252,8 @@ class FeatureMaps(nn.Module):
         if is_hierarchical(vit):
             found = stages_after(vit, images, self.numbers)
         else:
-            tokens = embed(vit, all_patches(images, patch_count(vit)))
-            found = tokens_after(vit, tokens, self.numbers, self.windows)
+            given = all_patches(images, patch_count(vit))
+            found = tokens_after(vit, embed(vit, given), self.numbers, self.windows, rotations(vit, given))
             prefix = prefix_count(vit)
             found = {number: one[:, prefix:].unflatten(1, grid_size(vit)) for number, one in found.items()}
         if self.final:

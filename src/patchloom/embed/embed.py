@@ -58,6 +58,7 @@ from patchloom.nets.encode import (
     patch_count,
     patch_layers,
     prefix_count,
+    rotations,
 )
 from patchloom.nets.encode import embed as embed_patches
 from patchloom.nets.heads import (
@@ -144,7 +145,8 @@ def _tokens_after(vit: Encoder, images: Tensor, number: int) -> Tensor:
     """Return the tokens [b prefix+n d] of the layer with this number in `layer_names`; later ones are not computed."""
     if is_hierarchical(vit):
         return next(islice(patch_layers(vit, images), number, None)).flatten(1, 2)
-    return next(islice(attend_each(vit, embed_patches(vit, all_patches(images, patch_count(vit)))), number, None))
+    given = all_patches(images, patch_count(vit))
+    return next(islice(attend_each(vit, embed_patches(vit, given), rotations(vit, given)), number, None))
 
 
 class Encoding(NamedTuple):

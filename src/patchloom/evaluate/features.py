@@ -35,6 +35,7 @@ from patchloom.nets.encode import (
     layer_names,
     patch_count,
     prefix_count,
+    rotations,
 )
 from patchloom.nets.heads import InstanceHead, pooled_tokens, poolings_of, select_pooling
 from patchloom.nets.swin import Encoder, is_hierarchical
@@ -190,7 +191,8 @@ def extract(
 
     def layer_means(images: Tensor) -> dict[str, Tensor]:
         assert not is_hierarchical(vit)  # refused by `layers`
-        each = attend_each(vit, embed(vit, all_patches(images, patches)))
+        given = all_patches(images, patches)
+        each = attend_each(vit, embed(vit, given), rotations(vit, given))
         means = (tokens[:, prefix_count(vit) :].float().mean(1) for tokens in each)
         return dict(zip(layer_names(vit), means, strict=True))
 

@@ -14,6 +14,7 @@ import torch
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, though not in its __all__
 from timm.models import save_for_hf
+from timm.models.eva import Eva
 from torch import Tensor, nn
 
 from patchloom.data.sources.in_memory import DataLike
@@ -177,9 +178,8 @@ def _save(one: Exportable, folder: Path) -> None:
     pool: dict[str, Any] = {}
     if not one.hierarchical:  # a Swin returns the mean already
         # by default, "avg" would move the norm behind the mean, unlike in pre-training
-        pool = (
-            {"global_pool": "token"} if one.pooling == "class" else {"global_pool": "avg", "fc_norm": one.pooled_norm}
-        )
+        norm = "use_fc_norm" if isinstance(one.vit, Eva) else "fc_norm"
+        pool = {"global_pool": "token"} if one.pooling == "class" else {"global_pool": "avg", norm: one.pooled_norm}
     arguments = {name: value for name, value in one.arguments.items() if value is not None} | pool
     model: Any = timm.create_model(**arguments)
     model.load_state_dict(one.vit.state_dict(), strict=True)

@@ -27,7 +27,7 @@ from patchloom.look.context import (
 )
 from patchloom.look.image_grid import Scale, Tile, draw_tiles
 from patchloom.nets.attention import attention_each, class_attention_each
-from patchloom.nets.encode import embed, encode, grid_size, has_class_token, patch_count, prefix_count
+from patchloom.nets.encode import embed, encode, grid_size, has_class_token, patch_count, prefix_count, rotations
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder
 from patchloom.withhold.encoder_input import all_patches
@@ -44,8 +44,8 @@ _SCALE = Scale("attention to a patch", 0.0, 1.0, "OrRd", ("none", "maximum, writ
 def each_block(encoder: Encoder, images: Tensor) -> Iterator[Tensor]:
     """Yield the attention [b heads t t] of each block, as in `attention_maps`."""
     vit = refuse_swin(encoder, "attention")
-    tokens = embed(vit, all_patches(images, patch_count(vit)))
-    for weights, _ in attention_each(vit, tokens):
+    given = all_patches(images, patch_count(vit))
+    for weights, _ in attention_each(vit, embed(vit, given), rotations(vit, given)):
         yield weights
 
 

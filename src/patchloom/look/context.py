@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.data.loader import plain_batches
@@ -30,7 +29,7 @@ from patchloom.nets.encode import (
     prefix_count,
 )
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.nets.swin import Encoder, PlainViT, is_hierarchical
 from patchloom.questions.question import Sheet
 from patchloom.withhold.encoder_input import all_patches
 
@@ -120,7 +119,7 @@ class LookRequest:
         return Title(f"{self.encoder.name}: {what}")
 
 
-def refuse_swin(vit: Encoder, what: str) -> VisionTransformer:
+def refuse_swin(vit: Encoder, what: str) -> PlainViT:
     """Return a plain ViT; refuse a Swin, whose windows do not allow the picture ``what``."""
     if is_hierarchical(vit):
         raise PatchloomError(f"{what} needs global attention, which a Swin does not have: choose another picture")

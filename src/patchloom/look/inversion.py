@@ -34,6 +34,7 @@ from patchloom.nets.encode import (
     patch_count,
     patch_size,
     prefix_count,
+    rotations,
 )
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.swin import Encoder, is_hierarchical
@@ -282,7 +283,7 @@ def _features(
         raise PatchloomError(f"the encoder has no block {block}: choose from 1 to {len(names) - 2}")
     # the head takes tokens before the final norm
     last = block or len(names) - (2 if of == "instance" else 1)
-    tokens = next(islice(attend_each(vit, embed(vit, given)), last, None))
+    tokens = next(islice(attend_each(vit, embed(vit, given), rotations(vit, given)), last, None))
     if of == "instance":
         assert head is not None
         return represent(vit, head, tokens)[:, None]

@@ -11,27 +11,26 @@ from collections.abc import Iterable, Iterator
 from typing import cast
 
 import torch
-from timm.layers import Attention
 from timm.models.cait import ClassAttn, LayerScaleBlockClassAttn
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.nets.finetune import RelativeAttention
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.sparse_attention import attention_of, heads_of
-from patchloom.nets.swin import blocks_of
+from patchloom.nets.sparse_attention import AnyAttention, Rotations, attention_of, heads_of, rotate_patches
+from patchloom.nets.swin import PlainViT, blocks_of
 
 
-def attention_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Compute the attention weights of each block, and its output as in `attend_each`.
+def attention_each(vit: PlainViT, tokens: Tensor, rotations: Rotations | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Compute the attention weights of each block, and its output as in `attend_each`, which has the same arguments.
 
     Yields:
         Weights [b heads t t] in float32, each row sums to 1, class and register tokens first; and the tokens [b t d]
         after the block, without the final norm.
     """
-    for block in blocks_of(vit):
-        weights = _self_attention(attention_of(block), block.norm1(tokens))
-        tokens = block(tokens)
+    for i, block in enumerate(blocks_of(vit)):
+        rope = None if rotations is None else rotations[i]
+        weights = _self_attention(attention_of(block), block.norm1(tokens), rope)
+        tokens = block(tokens) if rope is None else block(tokens, rope=rope)
         yield weights, tokens
 
 
@@ -48,9 +47,11 @@ def class_attention_each(head: InstanceHead, patches: Tensor) -> Iterator[Tensor
         token = block(patches, token)
 
 
-def _self_attention(attn: Attention, tokens: Tensor) -> Tensor:
+def _self_attention(attn: AnyAttention, tokens: Tensor, rope: Tensor | None) -> Tensor:
     q, keys_values = heads_of(attn, tokens, tokens)
     q, k = attn.q_norm(q.transpose(1, 2)), attn.k_norm(keys_values[:, :, 0].transpose(1, 2))
+    if rope is not None:
+        q, k = rotate_patches(attn, q, rope), rotate_patches(attn, k, rope)
     scores = attn.scale * q.float() @ k.float().mT
     if isinstance(attn, RelativeAttention):
         scores = scores + attn.rel_pos.get_bias()

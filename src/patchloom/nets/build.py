@@ -1,4 +1,4 @@
-"""Construction of stock timm ViT and Swin encoders."""
+"""Construction of stock timm encoders: ViT, Swin, and Eva, a ViT whose queries and keys are rotated (RoPE)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,28 @@ from typing import Any, Literal
 
 import timm
 import torch
-from timm.layers import Attention, PatchEmbed
+from timm.layers import (
+    Attention,
+    AttentionRope,
+    PatchEmbed,
+    RotaryEmbeddingCat,
+    RotaryEmbeddingDinoV3,
+    RotaryEmbeddingMixed,
+)
+from timm.models.eva import Eva, EvaAttention, EvaBlock
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from patchloom.errors import PatchloomError, check_range, check_type, closest_word, listing, normalize_word, suggestion
-from patchloom.nets.encode import grid_size, input_size
-from patchloom.nets.swin import Encoder, check_hierarchical, is_hierarchical, patch_embedding, patches_along_unit
+from patchloom.nets.encode import grid_size, has_class_token, has_rotations, input_size, patch_positions
+from patchloom.nets.swin import (
+    Encoder,
+    PlainViT,
+    check_hierarchical,
+    is_hierarchical,
+    patch_embedding,
+    patches_along_unit,
+)
 from patchloom.patches.positions import sincos_2d
 from patchloom.sizes import PatchSize, compact, in_pixels, to_pair
 
@@ -33,10 +48,10 @@ def check_servable(vit: nn.Module, name: str) -> Encoder:
     if is_hierarchical(vit):
         check_hierarchical(vit, name)
         return vit
-    if type(vit) is not VisionTransformer:
+    if type(vit) is not VisionTransformer and type(vit) is not Eva:
         other = served_like(name)
         raise PatchloomError(
-            f"{name} is timm's {type(vit).__name__}, and patchloom supports plain VisionTransformer and "
+            f"{name} is timm's {type(vit).__name__}, and patchloom supports plain VisionTransformer, Eva and "
             f"SwinTransformer only{f': the nearest of these is {other}' if other else ''}"
         )
     if unknown := _unknown_parts(vit):
@@ -45,23 +60,30 @@ def check_servable(vit: nn.Module, name: str) -> Encoder:
 
 
 def _is_plain(vit: nn.Module) -> bool:
-    return is_hierarchical(vit) or type(vit) is VisionTransformer
+    return is_hierarchical(vit) or type(vit) is VisionTransformer or type(vit) is Eva
 
 
-def _unknown_parts(vit: VisionTransformer) -> list[str]:
+def _unknown_parts(vit: PlainViT) -> list[str]:
     """Describe the parts of a ViT that `encode` does not support."""
-    unknown = [type(block).__name__ for block in vit.blocks if type(block) is not Block]
-    unknown += [
-        type(getattr(block, "attn", None)).__name__
-        for block in vit.blocks
-        if type(getattr(block, "attn", None)) is not Attention
-    ]
-    unknown += ["gated attention" for block in vit.blocks if getattr(getattr(block, "attn", None), "gate", None)]
+    block_types: tuple[type, ...] = (EvaBlock,) if isinstance(vit, Eva) else (Block,)
+    attention_types = (EvaAttention, AttentionRope) if isinstance(vit, Eva) else (Attention,)
+    unknown = [type(block).__name__ for block in vit.blocks if type(block) not in block_types]
+    attentions = [getattr(block, "attn", None) for block in vit.blocks]
+    unknown += [type(attn).__name__ for attn in attentions if type(attn) not in attention_types]
+    unknown += ["gated attention" for attn in attentions if getattr(attn, "gate", None)]
     if type(vit.patch_embed) is not PatchEmbed:
         unknown.append(type(vit.patch_embed).__name__)
-    if not isinstance(vit.patch_drop, nn.Identity):
+    if vit.patch_drop is not None and not isinstance(vit.patch_drop, nn.Identity):
         unknown.append("patch_drop_rate")
+    if isinstance(vit, Eva):
+        unknown += ["grouped-query attention" for attn in attentions if getattr(attn, "num_kv_groups", 1) != 1]
+        unknown += [type(vit.rope).__name__] * (type(vit.rope) not in _ROTATIONS)
+        unknown += ["random rotations in training"] * bool(getattr(vit.rope, "aug_active", False))
     return unknown
+
+
+_ROTATIONS = (RotaryEmbeddingCat, RotaryEmbeddingDinoV3, RotaryEmbeddingMixed, type(None))
+_FAMILIES = ["vit_*", "swin_*", "eva*"]  # patterns of timm's names
 
 
 def served_like(name: str) -> str:
@@ -70,7 +92,7 @@ def served_like(name: str) -> str:
     If the name has the tag of its weights, the result has a tag with published weights, too.
     """
     model, tag, _ = name.partition(".")
-    tagged = {one.partition(".")[0]: one for one in reversed(timm.list_models(["vit_*", "swin_*"], pretrained=True))}
+    tagged = {one.partition(".")[0]: one for one in reversed(timm.list_models(_FAMILIES, pretrained=True))}
     alike = get_close_matches(model, tagged, n=_ALIKE)
     alike.sort(key=lambda one: -len(_words(one) & _words(model)))  # a dinov3 is nearer to dinov2 than to radio_v3
     return next((tagged[one] if tag else one for one in alike if _servable(one)), "")
@@ -83,7 +105,7 @@ def _words(model: str) -> set[str]:
 
 def models_like(word: str, pretrained: bool = False, own: Iterable[str] = ()) -> list[str]:
     """Return up to three supported models whose names contain ``word``, small ones first, or else a similar one."""
-    names = timm.list_models(["vit_*", "swin_*"], pretrained=pretrained)
+    names = timm.list_models(_FAMILIES, pretrained=pretrained)
     if (typed := normalize_word(word.removeprefix("timm:"))) in ("", "vit"):
         return []
     holding = sorted((name for name in names if typed in normalize_word(name)), key=_size)
@@ -109,7 +131,7 @@ def _servable(name: str) -> bool:
     return False
 
 
-PositionKind = Literal["sincos", "sincos-learned", "learned", "random", "none"]
+PositionKind = Literal["sincos", "sincos-learned", "learned", "random", "rotary", "none"]
 
 # patchloom's presets are small, for images of 8 to 64 pixels: stock timm models with other sizes, loadable by timm.
 _SMALL = "vit_tiny_patch16_224"
@@ -135,7 +157,16 @@ _NOT_OPTIONS = (
     "strict_img_size",
     "always_partition",
     "patch_drop_rate",
+    "use_abs_pos_emb",
+    "use_rot_pos_emb",
 )
+# names of the same options in timm's Eva
+_OF_EVA = {
+    "reg_tokens": "num_reg_tokens",
+    "pre_norm": "use_pre_transformer_norm",
+    "final_norm": "use_post_transformer_norm",
+    "fc_norm": "use_fc_norm",
+}
 
 _SIDE, _RATE = 2**16, 0.99
 # The only options of a model: sizes, rates and switches, with their type and range. A name may come from an untrusted
@@ -174,7 +205,7 @@ class EncoderSpec:
         patch_size: side of a patch in pixels; rows and columns if it is not square.
         channels: number of channels of the images.
         positions: fixed 2-d sine-cosine embeddings, learned ones that start from these (DropPos Table S1) or at random,
-            fixed random ones, or none (MP3, and every Swin).
+            fixed random ones, or none (MP3, and every Swin). An Eva's patches are rotated, too; rotary: only that.
         options: further keyword arguments of timm's model, such as ``depth`` or ``reg_tokens`` of a ViT.
     """
 
@@ -204,10 +235,14 @@ class EncoderSpec:
         }
         if is_hierarchical(_stock(base)):
             return {**common, "drop_path_rate": 0.0, **options}  # timm's default rate is for supervised training
+        # pooling with parameters, or a norm after pooling, would be weights that no pretext task trains
+        class_token = options.get("class_token", has_class_token(_stock(base)))
+        common["global_pool"] = "token" if class_token else ""
+        if isinstance(_stock(base), Eva):
+            renamed = {_OF_EVA.get(name, name): value for name, value in options.items()}
+            return {**common, "use_abs_pos_emb": self.positions not in ("rotary", "none"), **renamed}
         return {
             **common,
-            # pooling with parameters, or a norm after pooling, would be weights that no pretext task trains
-            "global_pool": "token" if options.get("class_token", _stock(base).has_class_token) else "",
             **({"pos_embed": "none"} if self.positions == "none" else {}),
             **options,
         }
@@ -219,6 +254,20 @@ def _stock(model: str) -> Encoder:
     with torch.device("meta"):
         stock = _create(model_name=model)
     return check_servable(stock, model)
+
+
+def rotates(model: str) -> PositionKind | None:
+    """Return the usual positions of a model that rotates queries and keys by place; None for other models."""
+    stock = None if model == "auto" else _stock(PRESETS.get(model, (model, {}))[0])
+    if stock is None or not has_rotations(stock):
+        return None
+    return "rotary" if patch_positions(stock) is None else "sincos"
+
+
+def own_names(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of timm's Eva by the names of other ViTs' options."""
+    ours = {theirs: name for name, theirs in _OF_EVA.items()}
+    return {ours.get(name, name): value for name, value in arguments.items()}
 
 
 def swin_sizes(model: str, options: Mapping[str, Any]) -> tuple[int | None, int] | None:
@@ -237,7 +286,7 @@ def _create(**arguments: Any) -> nn.Module:
         meant = models_like(name, own=PRESETS)
         hint = f"; did you mean {listing(meant)}?" if meant else "."
         raise PatchloomError(
-            f"no model is called {name}{hint} Choose {', '.join(PRESETS)}, or a ViT or Swin that timm lists."
+            f"no model is called {name}{hint} Choose {', '.join(PRESETS)}, or a ViT, Eva or Swin that timm lists."
         )
     try:
         return timm.create_model(**arguments)
@@ -246,7 +295,7 @@ def _create(**arguments: Any) -> nn.Module:
 
 
 def build_encoder(spec: EncoderSpec) -> Encoder:
-    """Build an encoder: a stock timm ViT or Swin without a head, initialised as in MAE (xavier, tokens normal 0.02)."""
+    """Build an encoder: a stock ViT, Eva or Swin of timm without a head, initialised as in MAE (xavier)."""
     _check_sizes(spec)
     vit = check_servable(_create(**spec.timm_arguments()), spec.model)
     initialize(vit)
@@ -304,6 +353,7 @@ def check_model_options(options: Mapping[str, Any]) -> None:
 def _check_sizes(spec: EncoderSpec) -> None:
     check_model_options(spec.options)
     _check_stages(spec)
+    _check_rotary(spec)
     h, w = spec.img_size
     (rows, columns), p = to_pair(spec.patch_size), in_pixels(spec.patch_size)
     if h % rows or w % columns:
@@ -311,6 +361,20 @@ def _check_sizes(spec: EncoderSpec) -> None:
         raise PatchloomError(
             f"patches of {p} pixels do not divide images of {h}x{w}: choose an image size that is a multiple of {p}, "
             f"such as {near[0] if rows == columns else in_pixels(near)}"
+        )
+
+
+def _check_rotary(spec: EncoderSpec) -> None:
+    """Raise an error if the positions are rotations only and the model has none, or the other way round."""
+    if spec.positions not in ("rotary", "none"):
+        return
+    rotary = rotates(spec.model) is not None
+    if spec.positions == "rotary" and not rotary:
+        raise PatchloomError(f"{spec.model} does not rotate queries and keys: use --positions sincos")
+    if spec.positions == "none" and rotary:
+        raise PatchloomError(
+            f"{spec.model} rotates queries and keys by the places of patches: use --positions rotary, without position "
+            "embeddings"
         )
 
 
@@ -334,8 +398,16 @@ def _check_stages(spec: EncoderSpec) -> None:
 def spec_of_stock(vit: Encoder, model: str) -> EncoderSpec:
     """Return the spec of an encoder that timm built from a name alone, perhaps with the tag of its weights."""
     positions: PositionKind = "learned" if getattr(vit, "pos_embed", None) is not None else "none"
+    options: dict[str, Any] = {}
+    if isinstance(vit, Eva):
+        positions = "rotary" if positions == "none" and has_rotations(vit) else positions
+        # which norms an Eva has depends on the pooling that its name implies
+        options = {
+            "final_norm": not isinstance(vit.norm, nn.Identity),
+            "fc_norm": not isinstance(vit.fc_norm, nn.Identity),
+        }
     patch, channels = compact(patch_embedding(vit).patch_size), patch_embedding(vit).proj.in_channels
-    return EncoderSpec(model.partition(".")[0], input_size(vit), patch, channels, positions)
+    return EncoderSpec(model.partition(".")[0], input_size(vit), patch, channels, positions, options)
 
 
 def outline(spec: EncoderSpec) -> Encoder:

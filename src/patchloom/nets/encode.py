@@ -1,25 +1,33 @@
 """Forward pass of a timm encoder over an `EncoderInput`.
 
-A stock ``VisionTransformer`` or ``SwinTransformer`` is used unmodified: no weight is ever renamed. Few other files
-access its blocks, tokens and position embeddings; `tests/test_arrows.py` lists them. `swin` does the same for a Swin,
-whose patches are then its units, the areas of the tokens of its last stage. Letters as in `patchloom.patches.tokens`; d
-is the width of the encoder and ``prefix`` the number of class and register tokens.
+A stock ``VisionTransformer``, ``Eva`` or ``SwinTransformer`` is used unmodified: no weight is ever renamed. Few other
+files access its blocks, tokens and position embeddings; `tests/test_arrows.py` lists them. `swin` does the same for a
+Swin, whose patches are then its units, the areas of the tokens of its last stage. Letters as in
+`patchloom.patches.tokens`; d is the width of the encoder and ``prefix`` the number of class and register tokens. An
+``Eva``, such as DINOv3, rotates queries and keys by the places of their patches (RoPE); `rotations` has the form of
+`patchloom.nets.sparse_attention`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from timm.layers import RotaryEmbeddingDinoV3, RotaryEmbeddingMixed
+from timm.layers.pos_embed_sincos import get_mixed_freqs
+from timm.models.eva import Eva
 from timm.models.swin_transformer import SwinTransformer
-from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.sparse_attention import attention_of, run_blocks
+from patchloom.nets.sparse_attention import Rotations, attention_of, identity_rotation, run_blocks
 from patchloom.nets.swin import (
     Encoder,
+    PlainViT,
     blocks_of,
     encode_units,
     is_hierarchical,
@@ -40,7 +48,7 @@ def grid_size(vit: Encoder) -> tuple[int, int]:
     return unit_grid(vit) if is_hierarchical(vit) else _grid_size(vit)
 
 
-def _grid_size(vit: VisionTransformer) -> tuple[int, int]:
+def _grid_size(vit: PlainViT) -> tuple[int, int]:
     rows, columns = patch_embedding(vit).grid_size
     return rows, columns
 
@@ -98,7 +106,7 @@ def prefix_count(vit: Encoder) -> int:
 
 def has_class_token(vit: Encoder) -> bool:
     """Return whether the first token is a class token."""
-    return not isinstance(vit, SwinTransformer) and vit.has_class_token
+    return not isinstance(vit, SwinTransformer) and vit.cls_token is not None
 
 
 def attention_heads(vit: Encoder) -> int:
@@ -119,11 +127,77 @@ def patch_positions(vit: Encoder) -> Tensor | None:
 
 
 def has_positions(vit: Encoder) -> bool:
-    """Return whether features depend on the places of patches: by position embeddings, or by a Swin's windows."""
-    return is_hierarchical(vit) or vit.pos_embed is not None
+    """Return whether features depend on the places of patches: by embeddings, rotations, or a Swin's windows."""
+    return is_hierarchical(vit) or vit.pos_embed is not None or has_rotations(vit)
 
 
-def _prefix_tokens(vit: VisionTransformer) -> list[Tensor]:
+def has_rotations(vit: Encoder) -> bool:
+    """Return whether an encoder rotates queries and keys by the places of patches (RoPE)."""
+    return isinstance(vit, Eva) and vit.rope is not None
+
+
+# tables of rotations that are not trained, by grid, device and type, of the modules that compute them
+_TABLES: WeakKeyDictionary[nn.Module, dict[Any, Tensor]] = WeakKeyDictionary()
+
+
+def patch_rotations(vit: Encoder) -> Tensor | None:
+    """Return the rotations [l h n 2e] of the patches, or None if the model has none.
+
+    l is the number of blocks and h that of heads if the frequencies are trained for each (mixed), else 1.
+    """
+    if not isinstance(vit, Eva) or vit.rope is None:
+        return None
+    rope: Any = vit.rope
+    grid = _grid_size(vit)
+    shape: Any = grid if rope.feat_shape is None else None
+    if isinstance(rope, RotaryEmbeddingMixed):
+        return rope.get_embed(shape)
+    like = next(rope.buffers())
+    key, kept = (grid, like.device, like.dtype), _TABLES.setdefault(rope, {})
+    if key not in kept:
+        # timm computes it on the CPU in every pass if its model takes images of any size
+        with torch.inference_mode(False), torch.no_grad():
+            table = rope.get_embed(shape).to(like.device)[None, None]
+        if type(table) is not Tensor:  # a fake one, of an estimate
+            return table
+        kept[key] = table
+    return kept[key]
+
+
+def rotations_at(vit: Encoder, places: Tensor) -> Tensor:
+    """Return the rotations [l h m 2e] of ``places`` [m 2], in the coordinates of the encoder's own rotations."""
+    assert isinstance(vit, Eva) and vit.rope is not None
+    rope: Any = vit.rope
+    if isinstance(rope, RotaryEmbeddingMixed):
+        return get_mixed_freqs(rope.freqs, places[:, 0], places[:, 1])
+    dinov3 = type(rope) is RotaryEmbeddingDinoV3
+    frequencies: Tensor = 2 * math.pi / rope.periods if dinov3 else rope.bands
+    angles = (places[:, :, None].to(frequencies.dtype) * frequencies).flatten(1)
+    angles = torch.cat([angles, angles], -1) if rope.rotate_half else angles.repeat_interleave(2, -1)
+    return torch.cat([angles.sin(), angles.cos()], -1)[None, None]
+
+
+def rotations(vit: PlainViT, given: EncoderInput, stand_in: Tensor | None = None) -> Rotations | None:
+    """Return the rotations [b h k 2e] of the patches that enter, for each block; None if the model has none.
+
+    Args:
+        vit: the encoder.
+        given: its input.
+        stand_in: rotations of dropped positions, broadcast to [l b h k 2e]; None: by no angle.
+    """
+    table = patch_rotations(vit)
+    if table is None:
+        return None
+    # images of one order share their rotations
+    visible = given.visible[:1] if given.visible.stride(0) == 0 else given.visible
+    rows = table[:, :, visible].transpose(1, 2)
+    if given.dropped is not None:
+        dropped = given.dropped[:, None, :, None]
+        rows = torch.where(dropped, identity_rotation(table[:, None, :, :1]) if stand_in is None else stand_in, rows)
+    return rows.unbind() if len(rows) > 1 else rows.unbind() * len(blocks_of(vit))
+
+
+def _prefix_tokens(vit: PlainViT) -> list[Tensor]:
     """Return class and register tokens [1 prefix d], with position embeddings if they have any."""
     tokens: list[Tensor] = [token for token in (vit.cls_token, vit.reg_token) if token is not None]
     if not tokens:
@@ -135,7 +209,7 @@ def _prefix_tokens(vit: VisionTransformer) -> list[Tensor]:
 
 
 def embed(
-    vit: VisionTransformer,
+    vit: PlainViT,
     given: EncoderInput,
     *,
     mask_token: Tensor | None = None,
@@ -167,12 +241,15 @@ def embed(
     return vit.norm_pre(vit.pos_drop(torch.cat([*prefix, tokens], dim=1)))
 
 
-def attend(vit: VisionTransformer, tokens: Tensor, context: Tensor | None = None, norm: bool = True) -> Tensor:
+def attend(
+    vit: PlainViT, tokens: Tensor, rotations: Rotations | None, context: Tensor | None = None, norm: bool = True
+) -> Tensor:
     """Run the blocks and the final norm over tokens [b prefix+k d].
 
     Args:
         vit: the encoder.
         tokens: output of `embed`.
+        rotations: output of `rotations` for the same input.
         context: [b m] indices of the patches that are keys and values, besides the prefix tokens (MP3 section 3);
             those of the others are never computed. None: all patches.
         norm: False leaves the final norm to the caller (`final_norm`).
@@ -181,7 +258,13 @@ def attend(vit: VisionTransformer, tokens: Tensor, context: Tensor | None = None
     if context is not None:
         prefix = torch.arange(vit.num_prefix_tokens, device=context.device).expand(len(context), -1)
         keys_values = torch.cat([prefix, context + vit.num_prefix_tokens], dim=1)
-    tokens = run_blocks(blocks_of(vit), tokens, keys_values=keys_values, checkpointing=vit.grad_checkpointing)
+    tokens = run_blocks(
+        blocks_of(vit),
+        tokens,
+        rotations=rotations,
+        keys_values=keys_values,
+        checkpointing=vit.grad_checkpointing,
+    )
     return vit.norm(tokens) if norm else tokens
 
 
@@ -195,14 +278,14 @@ def pooled_norm(vit: Encoder, pooled: Tensor) -> Tensor:
     return pooled if is_hierarchical(vit) else vit.fc_norm(pooled)
 
 
-def attend_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[Tensor]:
+def attend_each(vit: PlainViT, tokens: Tensor, rotations: Rotations | None) -> Iterator[Tensor]:
     """Yield tokens [b prefix+k d] at every stage of `attend`: as given, after each block, after the final norm.
 
     `layer_names` has the names of the stages.
     """
     yield tokens
-    for block in blocks_of(vit):
-        tokens = block(tokens)
+    for i, block in enumerate(blocks_of(vit)):
+        tokens = block(tokens) if rotations is None else block(tokens, rope=rotations[i])
         yield tokens
     yield vit.norm(tokens)
 
@@ -211,7 +294,7 @@ def layer_patterns(vit: Encoder) -> tuple[str, list[tuple[str, tuple[int, ...] |
     """Return regular expressions that group parameter names by layer, for layer-wise learning rates in timm."""
     if is_hierarchical(vit):
         return "patch_embed", [(r"layers\.(\d+)\.downsample", (0,)), (r"layers\.(\d+)\.blocks\.(\d+)", None)]
-    return "(?:cls_token|reg_token|pos_embed|patch_embed|norm_pre)", [(r"blocks\.(\d+)", None)]
+    return "(?:cls_token|reg_token|pos_embed|patch_embed|norm_pre|rope)", [(r"blocks\.(\d+)", None)]
 
 
 def layer_names(vit: Encoder) -> tuple[str, ...]:
@@ -235,7 +318,7 @@ def patch_layers(vit: Encoder, images: Tensor) -> Iterator[Tensor]:
         yield vit.norm(tokens)
         return
     given = all_patches(images, patch_count(vit))
-    for tokens in attend_each(vit, embed(vit, given)):
+    for tokens in attend_each(vit, embed(vit, given), rotations(vit, given)):
         yield tokens[:, prefix_count(vit) :].unflatten(1, grid_size(vit))
 
 
@@ -245,11 +328,13 @@ def encode(
     *,
     mask_token: Tensor | None = None,
     position_token: Tensor | None = None,
+    rotation: Tensor | None = None,
     norm: bool = True,
 ) -> Tensor:
     """Return the features [b prefix+k d] of an input; for `all_patches` they equal timm's ``forward_features``.
 
-    The arguments are those of `embed` and `attend`. The features of a Swin are those of its last stage, row by row.
+    The arguments are those of `embed`, `rotations` and `attend`. The features of a Swin are those of its last stage,
+    row by row.
     """
     if is_hierarchical(vit):
         if given.context is not None:
@@ -257,4 +342,4 @@ def encode(
         tokens = encode_units(vit, given, mask_token=mask_token, position_token=position_token)
         return vit.norm(tokens) if norm else tokens
     tokens = embed(vit, given, mask_token=mask_token, position_token=position_token)
-    return attend(vit, tokens, given.context, norm)
+    return attend(vit, tokens, rotations(vit, given, rotation), given.context, norm)

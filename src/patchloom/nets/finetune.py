@@ -10,16 +10,24 @@ import timm
 import torch
 from timm.layers import Attention
 from timm.layers.pos_embed_rel import RelPosBias
+from timm.models.eva import Eva
 from timm.models.swin_transformer import SwinTransformer
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.resize import resize_input
-from patchloom.nets.encode import grid_size, input_size, patch_count, patch_positions, patch_side
+from patchloom.nets.encode import (
+    grid_size,
+    has_class_token,
+    has_rotations,
+    input_size,
+    patch_count,
+    patch_positions,
+    patch_side,
+)
 from patchloom.nets.lora import Target, add_adapters
-from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, resize_swin, stages_of
+from patchloom.nets.swin import Encoder, PlainViT, blocks_of, is_hierarchical, resize_swin, stages_of
 from patchloom.patches.positions import sincos_2d
 
 # MP3's variants (section 4.2.3, Table 3), and the encoder's own positions
@@ -56,16 +64,21 @@ def _varied(vit: Encoder, card: EncoderCard, positions: Variant, class_token: bo
     if is_hierarchical(vit):
         return _vary_swin(vit, card, positions, class_token, drop_path)
     table = patch_positions(vit)
+    if has_rotations(vit) and positions in ("relative", "none"):
+        raise PatchloomError(f"an encoder with rotations keeps them: leave out --positions {positions}")
     absolute = positions in ("fixed", "learned") or (positions == "keep" and table is not None)
     arguments = {"model_name": card.timm_name, "num_classes": 0} if card.spec is None else card.spec.timm_arguments()
-    arguments |= {"drop_path_rate": drop_path, "pos_embed": "learn" if absolute else "none"}
+    arguments |= {"drop_path_rate": drop_path}
+    arguments |= (
+        {"use_abs_pos_emb": absolute} if isinstance(vit, Eva) else {"pos_embed": "learn" if absolute else "none"}
+    )
     arguments["img_size"] = input_size(vit)  # may differ from the size it was built with
     if class_token:
         arguments["class_token"] = True
-    copy = cast(VisionTransformer, timm.create_model(**arguments))
+    copy = cast(PlainViT, timm.create_model(**arguments))
     state = vit.state_dict()
     known = state.pop("pos_embed", None)
-    if class_token and not vit.has_class_token:
+    if class_token and not has_class_token(vit):
         state["cls_token"] = torch.empty(1, 1, vit.embed_dim).normal_(std=0.02)
     if absolute:
         parameter = copy.get_parameter("pos_embed")
@@ -91,7 +104,7 @@ def _vary_swin(
     return copy
 
 
-def _positions(vit: VisionTransformer, variant: Variant, known: Tensor | None, length: int) -> Tensor:
+def _positions(vit: PlainViT, variant: Variant, known: Tensor | None, length: int) -> Tensor:
     """Return position embeddings [1 length d] of class and register tokens, if they have any, and patches."""
     d, n = vit.embed_dim, patch_count(vit)
     if variant == "fixed":
@@ -106,7 +119,7 @@ def _positions(vit: VisionTransformer, variant: Variant, known: Tensor | None, l
     return torch.cat([known.new_zeros(1, length - known.shape[1], d), known], dim=1)
 
 
-def _relate(vit: VisionTransformer) -> None:
+def _relate(vit: PlainViT) -> None:
     prefix = vit.num_prefix_tokens
     if prefix > 1:
         raise PatchloomError("relative positions cannot be given to register tokens: use --positions keep")
@@ -191,7 +204,7 @@ def kept_names(vit: Encoder, count: int) -> list[str]:
 
 def _blocks(vit: Encoder) -> list[tuple[nn.Module, ...]]:
     """Return an encoder's blocks, first to last; the first block of a Swin's stage comes with its patch merging."""
-    if isinstance(vit, VisionTransformer):
+    if not is_hierarchical(vit):
         return [(block,) for block in blocks_of(vit)]
     return [
         (stage.downsample, block) if i == 0 else (block,)

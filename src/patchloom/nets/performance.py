@@ -9,8 +9,9 @@ from contextlib import suppress
 from typing import Any, TypeGuard
 
 import torch
-from timm.layers import Attention
+from timm.layers import Attention, AttentionRope
 from timm.models.cait import ClassAttn
+from timm.models.eva import EvaAttention, EvaBlock
 from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, WindowAttention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
@@ -70,7 +71,7 @@ def fuse_attention(net: nn.Module, fused: bool) -> None:
     `patchloom.system.hardware.fused_gain` measures which one is faster.
     """
     for module in net.modules():
-        if isinstance(module, Attention | ClassAttn | WindowAttention):
+        if isinstance(module, Attention | EvaAttention | AttentionRope | ClassAttn | WindowAttention):
             module.fused_attn = fused  # type: ignore[misc]  # Final only for TorchScript
 
 
@@ -126,8 +127,8 @@ def check_native(vit: Encoder, device: str, bfloat16: bool) -> None:
 
 
 def _knows(vit: Encoder, kernels: BlockKernels) -> TypeGuard[VisionTransformer]:
-    """Return whether kernels support every block of an encoder; they support no Swin."""
-    return isinstance(vit, VisionTransformer) and all(map(kernels.know, blocks_of(vit)))
+    """Return whether kernels support every block of an encoder; they support no Swin or Eva."""
+    return isinstance(vit, VisionTransformer) and all(isinstance(b, Block) and kernels.know(b) for b in blocks_of(vit))
 
 
 def checkpoint_gradients(net: nn.Module, enabled: bool) -> None:
@@ -147,7 +148,7 @@ def compile_blocks(net: nn.Module, enabled: bool = True) -> None:
     # training, teacher, decoder and measures have more shapes than torch's limit of 8
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     for module in net.modules():
-        if not isinstance(module, Block | SwinTransformerBlock):
+        if not isinstance(module, Block | EvaBlock | SwinTransformerBlock):
             continue
         if enabled:
             module.compile(dynamic=False)

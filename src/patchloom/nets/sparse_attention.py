@@ -1,13 +1,18 @@
-"""Forward passes of timm blocks with few queries, or few keys and values; the others are never computed."""
+"""Forward passes of timm blocks with few queries, or few keys and values; the others are never computed.
+
+Rotations (RoPE) are [b h k 2e]: sines, then cosines, of the e channels of a head, for the k patch tokens; b and h may
+be 1. Class and register tokens in front of the patches are never rotated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-from timm.layers import Attention
+from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
+from timm.models.eva import EvaAttention, EvaBlock
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,6 +21,10 @@ from torch.utils.checkpoint import checkpoint
 from patchloom.patches.tokens import gather_tokens
 
 R = TypeVar("R")
+
+AnyBlock = Block | EvaBlock
+AnyAttention = Attention | EvaAttention | AttentionRope
+Rotations = Sequence[Tensor]  # of each block, as above
 
 
 class BlockKernels(NamedTuple):
@@ -30,13 +39,13 @@ class BlockKernels(NamedTuple):
     """
 
     know: Callable[[Block], bool]
-    serve: Callable[[Block, Tensor], bool]
+    serve: Callable[[Any, Tensor], bool]
     compute: Callable[..., tuple[Tensor, Tensor, Tensor]]
     attend: Callable[[Tensor], Tensor]
     missing: Callable[[], str | None]
 
 
-def kernels_of(block: Block, tokens: Tensor) -> BlockKernels | None:
+def kernels_of(block: AnyBlock, tokens: Tensor) -> BlockKernels | None:
     """Return the kernels that can compute a block on ``tokens`` now; None: torch's."""
     kernels: BlockKernels | None = getattr(block, "kernels", None)
     return kernels if kernels is not None and kernels.serve(block, tokens) else None
@@ -48,13 +57,19 @@ def _sum_parts(tokens: Tensor, more: Tensor, shift: Tensor) -> Tensor:
 
 
 def run_blocks(
-    blocks: Iterable[Block], tokens: Tensor, *, keys_values: Tensor | None = None, checkpointing: bool = False
+    blocks: Iterable[AnyBlock],
+    tokens: Tensor,
+    *,
+    rotations: Rotations | None = None,
+    keys_values: Tensor | None = None,
+    checkpointing: bool = False,
 ) -> Tensor:
     """Run tokens [b t d] through all blocks.
 
     Args:
         blocks: timm blocks.
         tokens: [b t d].
+        rotations: those of the patch tokens, for each block; None: none.
         keys_values: [b m] indices of the tokens that are keys and values; None: all.
         checkpointing: recompute activations inside the blocks in backward instead of keeping them.
     """
@@ -69,10 +84,10 @@ def run_blocks(
             tokens, more, shift = checkpoint(kernel, *given, use_reentrant=False) if checkpointing else kernel(*given)
         assert more is not None and shift is not None  # blocks is not empty
         return _sum_parts(tokens, more, shift)
-    for block in blocks:
-        step: Callable[[Tensor], Tensor] = (
-            block if keys_values is None else partial(as_compiled(block, context_block), block, keys_values=keys_values)
-        )
+    for block, rope in zip(blocks, [None] * len(blocks) if rotations is None else rotations, strict=True):
+        step: Callable[[Tensor], Tensor] = block if rope is None else partial(block, rope=rope)
+        if keys_values is not None:
+            step = partial(as_compiled(block, context_block), block, keys_values=keys_values, rope=rope)
         tokens = checkpoint(step, tokens, use_reentrant=False) if checkpointing else step(tokens)
     return tokens
 
@@ -87,49 +102,101 @@ def _compiled(function: Callable[..., R]) -> Callable[..., R]:
     return torch.compile(function, dynamic=False)
 
 
-def context_block(block: Block, tokens: Tensor, keys_values: Tensor) -> Tensor:
+def context_block(block: AnyBlock, tokens: Tensor, keys_values: Tensor, rope: Tensor | None = None) -> Tensor:
     """Run a block over tokens [b t d]; only those at ``keys_values`` [b m] are keys and values (MP3)."""
-    normed = block.norm1(tokens)
-    return _after_attention(block, tokens, _attention(attention_of(block), normed, gather_tokens(normed, keys_values)))
+    attn, normed = attention_of(block), block.norm1(tokens)
+    ropes = None
+    if rope is not None:
+        queries = _of_all_tokens(attn, rope)
+        ropes = queries, queries.take_along_dim(keys_values[:, None, :, None], 2)
+    return _after_attention(block, tokens, _attention(attn, normed, gather_tokens(normed, keys_values), ropes))
 
 
-def query_block(block: Block, tokens: Tensor, first: int) -> Tensor:
+def query_block(block: AnyBlock, tokens: Tensor, first: int, rope: Tensor | None = None) -> Tensor:
     """Return a block's output for ``tokens[:, first:]`` [b t-first d], with all tokens [b t d] as keys and values.
 
     For a last block whose other outputs are not used.
     """
     if (kernels := kernels_of(block, tokens)) is not None:
         return _sum_parts(*kernels.compute(block, tokens, first=first))
-    normed = block.norm1(tokens)
-    return _after_attention(block, tokens[:, first:], _attention(attention_of(block), normed[:, first:], normed))
+    attn, normed = attention_of(block), block.norm1(tokens)
+    ropes = None
+    if rope is not None:
+        keys = _of_all_tokens(attn, rope)
+        ropes = keys[:, :, first:], keys
+    return _after_attention(block, tokens[:, first:], _attention(attn, normed[:, first:], normed, ropes))
 
 
-def attention_of(block: Block) -> Attention:
+def attention_of(block: AnyBlock) -> AnyAttention:
     """Return a block's attention, which timm declares as a Module."""
     return cast(Attention, block.attn)
 
 
-def heads_of(attn: Attention, queries: Tensor, keys_values: Tensor) -> tuple[Tensor, Tensor]:
+def heads_of(attn: AnyAttention, queries: Tensor, keys_values: Tensor) -> tuple[Tensor, Tensor]:
     """Compute queries [b t h d] of ``queries`` [b t w], keys and values [b m 2 h d] of ``keys_values`` [b m w]."""
     heads, side = attn.num_heads, attn.head_dim
+    if attn.qkv is None:
+        kv = torch.cat([attn.k_proj(keys_values), attn.v_proj(keys_values)], dim=-1)
+        return attn.q_proj(queries).unflatten(-1, (heads, side)), kv.unflatten(-1, (2, heads, side))
     parts = [heads * side, 2 * heads * side]
     weights = attn.qkv.weight.split(parts)
-    biases = (None, None) if attn.qkv.bias is None else attn.qkv.bias.split(parts)
+    bias: Tensor | None = attn.qkv.bias
+    if isinstance(attn, EvaAttention) and attn.q_bias is not None:
+        assert attn.k_bias is not None  # a buffer of zeros
+        bias = torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
+    biases = (None, None) if bias is None else bias.split(parts)
     q = F.linear(queries, weights[0], biases[0]).unflatten(-1, (heads, side))
     return q, F.linear(keys_values, weights[1], biases[1]).unflatten(-1, (2, heads, side))
 
 
-def _after_attention(block: Block, tokens: Tensor, attended: Tensor) -> Tensor:
+def identity_rotation(rope: Tensor) -> Tensor:
+    """Return rotations by no angle, in the shape of ``rope`` [... 2e]: sines 0, cosines 1."""
+    sin, cos = rope.chunk(2, -1)
+    return torch.cat([torch.zeros_like(sin), torch.ones_like(cos)], -1)
+
+
+def rotate(attn: AnyAttention, heads: Tensor, rope: Tensor) -> Tensor:
+    """Rotate queries or keys [b h k e] of patches."""
+    return apply_rot_embed_cat(heads, rope, half=cast(bool, attn.rotate_half))
+
+
+def rotate_patches(attn: AnyAttention, heads: Tensor, rope: Tensor) -> Tensor:
+    """Rotate queries or keys [b h t e] of all tokens; class and register tokens stay."""
+    prefix = cast(int, attn.num_prefix_tokens)
+    return torch.cat([heads[:, :, :prefix], rotate(attn, heads[:, :, prefix:], rope)], dim=2)
+
+
+def _of_all_tokens(attn: AnyAttention, rope: Tensor) -> Tensor:
+    """Return rotations [b h t 2e] of all tokens: none for class and register tokens."""
+    unrotated = identity_rotation(rope[:, :, :1]).expand(-1, -1, cast(int, attn.num_prefix_tokens), -1)
+    return torch.cat([unrotated, rope], dim=2)
+
+
+def _after_attention(block: AnyBlock, tokens: Tensor, attended: Tensor) -> Tensor:
     """Run the part of a block after its attention."""
+    if isinstance(block, EvaBlock):
+        tokens = tokens + block.drop_path1(_scaled(attended, block.gamma_1))
+        return tokens + block.drop_path2(_scaled(block.mlp(block.norm2(tokens)), block.gamma_2))
     tokens = tokens + block.drop_path1(block.ls1(attended))
     return tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
 
 
-def _attention(attn: Attention, queries: Tensor, keys_values: Tensor) -> Tensor:
-    """Compute timm's attention with queries from ``queries`` [b t d], keys and values from ``keys_values`` [b m d]."""
+def _scaled(tokens: Tensor, gamma: Tensor | None) -> Tensor:
+    return tokens if gamma is None else gamma * tokens
+
+
+def _attention(
+    attn: AnyAttention, queries: Tensor, keys_values: Tensor, ropes: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Compute timm's attention with queries from ``queries`` [b t d], keys and values from ``keys_values`` [b m d].
+
+    ``ropes`` are the rotations of the queries [b h t 2e] and keys [b h m 2e], class and register tokens included.
+    """
     q, kv = heads_of(attn, queries, keys_values)
     q, (k, v) = q.transpose(1, 2), kv.permute(2, 0, 3, 1, 4)
     q, k = attn.q_norm(q), attn.k_norm(k)
+    if ropes is not None:
+        q, k = (rotate(attn, heads, rope).type_as(v) for heads, rope in zip((q, k), ropes, strict=True))
     if attn.fused_attn:
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=attn.attn_drop.p if attn.training else 0.0)
     else:  # in bfloat16 on CPUs the fused kernel is slower

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, cast, overload
 
 import torch
 from timm.layers import PatchEmbed
+from timm.models.eva import Eva, EvaBlock
 from timm.models.swin_transformer import (
     PatchMerging,
     SwinTransformer,
@@ -43,7 +44,8 @@ from patchloom.patches.tokens import patchify
 from patchloom.sizes import Sides
 from patchloom.withhold.encoder_input import EncoderInput
 
-Encoder = VisionTransformer | SwinTransformer
+PlainViT = VisionTransformer | Eva  # global attention over one sequence of tokens
+Encoder = PlainViT | SwinTransformer
 
 
 def is_hierarchical(net: nn.Module) -> TypeIs[SwinTransformer]:
@@ -65,14 +67,16 @@ def stages_of(swin: SwinTransformer) -> Sequence[SwinTransformerStage]:
 
 
 @overload
-def blocks_of(net: VisionTransformer) -> Sequence[Block]: ...
+def blocks_of(net: PlainViT) -> Sequence[Block | EvaBlock]: ...
 
 
 @overload
 def blocks_of(net: SwinTransformerStage) -> Sequence[SwinTransformerBlock]: ...
 
 
-def blocks_of(net: VisionTransformer | SwinTransformerStage) -> Sequence[Block] | Sequence[SwinTransformerBlock]:
+def blocks_of(
+    net: PlainViT | SwinTransformerStage,
+) -> Sequence[Block | EvaBlock] | Sequence[SwinTransformerBlock]:
     """Return the blocks of a ViT, or of a Swin's stage."""
     return cast(Sequence[Block], net.blocks)
 
@@ -129,7 +133,7 @@ def check_hierarchical(swin: nn.Module, name: str) -> None:
         raise PatchloomError(f"{name} needs a width divisible by 4, not {d}: give another --model.embed_dim")
 
 
-def refuse_hierarchical(net: Encoder, what: str, instead: str) -> VisionTransformer:
+def refuse_hierarchical(net: Encoder, what: str, instead: str) -> PlainViT:
     """Return a plain ViT; raise an error for a Swin, which ``what`` cannot use, with the remedy ``instead``."""
     if is_hierarchical(net):
         raise PatchloomError(f"{what} needs the tokens of a plain ViT, and this is a Swin: {instead}")

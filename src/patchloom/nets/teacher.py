@@ -8,7 +8,6 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,6 +15,7 @@ from patchloom.nets.checkpoints.format import checksum
 from patchloom.nets.checkpoints.resize import resize_input
 from patchloom.nets.encode import encode, grid_size, patch_count, patch_size
 from patchloom.nets.lora import effective_parameters, plain_buffers
+from patchloom.nets.swin import PlainViT
 from patchloom.withhold.encoder_input import all_patches
 
 
@@ -49,7 +49,7 @@ class Teacher(nn.Module):
         parts: modules to copy, by the name of the copy; each starts equal to the student's.
     """
 
-    encoder: VisionTransformer  # if it is a part, as in `Agreement`
+    encoder: PlainViT  # if it is a part, as in `Agreement`
     projection: nn.Sequential
 
     def __init__(self, **parts: nn.Module):
@@ -108,7 +108,7 @@ class FrozenTeacher(nn.Module):
     std: Tensor
     digest: Tensor
 
-    def __init__(self, vit: VisionTransformer, mean: Sequence[float], std: Sequence[float], grid: tuple[int, int]):
+    def __init__(self, vit: PlainViT, mean: Sequence[float], std: Sequence[float], grid: tuple[int, int]):
         super().__init__()
         self.half_no_grad = False
         (rows, columns), (p, q) = grid, patch_size(vit)

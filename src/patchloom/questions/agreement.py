@@ -6,7 +6,6 @@ import math
 from typing import Literal, cast
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,7 +13,7 @@ from patchloom.data.modality import IMAGES, Modality
 from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.heads import InstanceHead, Stem, represent
-from patchloom.nets.swin import Encoder
+from patchloom.nets.swin import Encoder, PlainViT
 from patchloom.nets.teacher import Teacher, no_grad_autocast
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
 from patchloom.system.distributed import gathered, rank
@@ -70,7 +69,7 @@ class Agreement(Question):
         parts: dict[str, nn.Module] = {"encoder": encoder, "projection": self.projection}
         return parts if self.instance_head is None else parts | {"instance_head": self.instance_head}
 
-    def represent(self, by: VisionTransformer | Teacher, given: EncoderInput) -> Tensor:
+    def represent(self, by: PlainViT | Teacher, given: EncoderInput) -> Tensor:
         """Return the representation [b d] of an input, by the teacher or by an encoder that needs no mask token."""
         if isinstance(by, Teacher):
             vit, head = by.encoder, cast(InstanceHead | None, getattr(by, "instance_head", None))

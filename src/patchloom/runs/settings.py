@@ -55,7 +55,7 @@ class Settings:
         img_size: height and width in pixels.
         patch_size: side of a patch in pixels; 40x1 is rows x columns.
         positions: position embeddings: sincos, sincos-learned (starts as sincos), learned (starts random), random or
-            none. sincos and random stay fixed.
+            none. sincos and random stay fixed. rotary: rotations only, for models such as DINOv3.
         channels: number of channels; greyscale and colour are converted into each other.
         epochs: passes over the training images; 0.5 is half a pass.
         minutes: training time instead of epochs; the number of epochs follows from a timing before the run, and is

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.errors import check_type
 from patchloom.nets.decoders import PatchHead
+from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import random_partition
 from patchloom.questions.features import FeatureLoss, Features
 from patchloom.tasks.defaults import frozen_teacher
@@ -32,7 +32,7 @@ class Distill(Task):
 
     def __init__(
         self,
-        encoder: VisionTransformer,
+        encoder: PlainViT,
         features_of: str | None = None,
         mask_ratio: float = 0.4,
         loss: FeatureLoss = "cosine",

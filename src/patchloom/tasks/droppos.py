@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.decoders import Decoder
-from patchloom.nets.encode import patch_positions
+from patchloom.nets.encode import has_positions, has_rotations, patch_positions, patch_rotations, rotations_at
 from patchloom.nets.swin import Encoder
 from patchloom.patches.partition import random_dropped, random_partition
 from patchloom.patches.tokens import gather_tokens
@@ -46,6 +46,7 @@ class DropPos(Task):
             without masking, because the forward pass over the whole image would add a third to the step.
         placeholder: stand-in for a dropped position: a learned vector, zeros, or another patch's position. auto:
             learned, as in the paper; for a Swin zeros, because without pre-training it has no position embeddings.
+            Rotations (RoPE) are dropped, too: learned is a trained place of two coordinates, zeros no rotation.
         shuffle: random order of the visible patches instead of row by row. Does not affect the result.
         pixels: reconstruction of the removed patches as a second task, with MAE's decoder; the two losses are added.
         normalized_pixels: with ``pixels``, target pixels normalised within each patch.
@@ -80,7 +81,7 @@ class DropPos(Task):
     ):
         super().__init__(encoder)
         check_type("task.placeholder", placeholder, Placeholder)
-        if patch_positions(encoder) is None:
+        if not has_positions(encoder):
             raise PatchloomError("droppos needs an encoder with position embeddings: use --positions sincos")
         if not 0 < position_mask_ratio <= 1:
             raise PatchloomError(f"--task.position_mask_ratio must lie in (0, 1], not at {position_mask_ratio}")
@@ -109,7 +110,11 @@ class DropPos(Task):
             begins, why = "zeros", "the exported encoder has no positions either"
         self.placeholder, self.shuffle = self.resolve_auto("placeholder", placeholder, begins, why), shuffle
         learned = self.placeholder == "learned"
-        self.position_token = nn.Parameter(torch.empty(g.token_width).normal_(std=0.02)) if learned else None
+        token = learned and patch_positions(encoder) is not None
+        self.position_token = nn.Parameter(torch.empty(g.token_width).normal_(std=0.02)) if token else None
+        # a place, as coordinates in the encoder's units: a vector would not be a rotation
+        place = learned and has_rotations(encoder)
+        self.position_place = nn.Parameter(torch.zeros(1, 2)) if place else None
         sizes = decoder_sizes(self, decoder_width, decoder_depth, decoder_heads, (512, 2, 16))
         decoder = Decoder(g.width, n, *sizes, g.prefix)
         ratios = DROPPOS_RATIOS
@@ -159,15 +164,18 @@ class DropPos(Task):
         return drop_positions(mask_patches(all_patches(images, n), visible, masked), dropped)
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Return the stand-in for a dropped position."""
-        if self.position_token is not None:
-            return {"position_token": self.position_token}
-        if self.placeholder == "zeros":
+        """Return the stand-in for a dropped position, and for a dropped rotation if the encoder has them."""
+        if self.placeholder == "learned":
+            found: dict[str, Tensor] = {} if self.position_token is None else {"position_token": self.position_token}
+            if self.position_place is not None:
+                found["rotation"] = rotations_at(self.encoder, self.position_place)[:, None]
+            return found
+        if self.placeholder == "zeros":  # without a stand-in a dropped rotation is by no angle
             return {"position_token": given.images.new_zeros(())}
         foreign = another_patch(given.visible, self.geometry.n, generator)
-        table = patch_positions(self.encoder)
-        assert table is not None  # an encoder without positions has none to drop
-        return {"position_token": table[foreign]}
+        table, rotations = patch_positions(self.encoder), patch_rotations(self.encoder)
+        found = {} if table is None else {"position_token": table[foreign]}
+        return found if rotations is None else {**found, "rotation": rotations[:, :, foreign].transpose(1, 2)}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Draw the paper's Fig. 3, and the images rebuilt from the predicted positions."""

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.data.augment import Sharing, TwoViews
 from patchloom.errors import PatchloomError, check_type
-from patchloom.nets.encode import attention_heads
+from patchloom.nets.encode import attention_heads, has_class_token
 from patchloom.nets.heads import InstanceHead
+from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import random_partition
 from patchloom.questions.agreement import Agreement, Loss, Representation, agreement_measure
 from patchloom.questions.question import ROWS, Measure, Outcome, Sheet
@@ -50,11 +50,11 @@ class ExtreMA(Task):
         PatchloomError: more masks than the patches allow, or an encoder without the class token needed.
     """
 
-    encoder: VisionTransformer
+    encoder: PlainViT
 
     def __init__(
         self,
-        encoder: VisionTransformer,
+        encoder: PlainViT,
         mask_ratio: float = 0.8,
         masks: int | Literal["auto"] = "auto",
         loss: Loss | Literal["auto"] = "auto",
@@ -88,7 +88,7 @@ class ExtreMA(Task):
             if divisor <= 0:
                 raise PatchloomError(f"--task.temperature must be above 0, not {divisor}")
         start = teacher_momentum(self, momentum)
-        if class_token == "vit" and not encoder.has_class_token:
+        if class_token == "vit" and not has_class_token(encoder):
             raise PatchloomError("--task.class_token vit needs an encoder with one: give --model.class_token true")
         self.augment = TwoViews(self.augment.size, crop=crop, color=color)
         self.sizes = (visible,) * parts

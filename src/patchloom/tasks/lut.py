@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any, Literal, cast
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.data.augment import TwoViews
 from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.decoders import PatchHead
+from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import complement, random_unit_partition, share_of
 from patchloom.questions.agreement import Agreement
 from patchloom.questions.pixels import Pixels
@@ -56,11 +56,11 @@ class LUT(Task):
         PatchloomError: a mask ratio that does not leave two disjoint parts, or weights without agreement.
     """
 
-    encoder: VisionTransformer
+    encoder: PlainViT
 
     def __init__(
         self,
-        encoder: VisionTransformer,
+        encoder: PlainViT,
         base: Base = "mae",
         mask_ratio: float | Literal["auto"] = "auto",
         context_weight: float = 0.25,

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.data.augment import TwoViews
 from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.decoders import Decoder, MAEDecoder
-from patchloom.nets.encode import patch_positions
+from patchloom.nets.encode import has_positions, has_rotations, patch_positions
+from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import random_partition, share_of
 from patchloom.questions.agreement import Agreement
 from patchloom.questions.features import FeatureLoss, Features
@@ -89,7 +89,7 @@ class Mixture(Task):
 
     def __init__(
         self,
-        encoder: VisionTransformer,
+        encoder: PlainViT,
         withhold: dict[str, float] | Literal["auto"] = "auto",
         ask: dict[str, float] | Literal["auto"] = "auto",
         teacher: Second | Literal["auto"] = "auto",
@@ -136,7 +136,9 @@ class Mixture(Task):
         d = encoder.embed_dim
         self.mask_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if "blank" in self.withhold else None
         partly = 0 < self.withhold.get("drop_positions", 0) < 1
-        self.position_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if partly else None
+        self.position_token = (
+            nn.Parameter(torch.empty(d).normal_(std=0.02)) if partly and patch_positions(encoder) is not None else None
+        )
         start = MOMENTUM
         if "agreement" in self.question_weights:
             start = teacher_momentum(self, momentum)
@@ -244,15 +246,17 @@ class Mixture(Task):
         for name in ("pixels", "features"):
             if name in self.question_weights and not content:
                 raise PatchloomError(f"no pixels are withheld, so {name} cannot be asked: add mask or blank")
-        has_positions = patch_positions(self.encoder) is not None
+        table = patch_positions(self.encoder) is not None
+        lacking = not has_positions(self.encoder)
         dropped = self.withhold.get("drop_positions")
         if "positions" in self.question_weights and dropped is None:
             raise PatchloomError(
                 "no visible patch's position is withheld, and a masked patch has no token to predict it from: add "
                 "drop_positions to --task.withhold"
             )
-        if dropped is not None and has_positions == (dropped == 1):
-            state, remedy = ("has", "none") if has_positions else ("has no", "sincos")
+        if dropped is not None and (table if dropped == 1 else lacking):
+            without = "rotary" if has_rotations(self.encoder) else "none"
+            state, remedy = ("has no", "sincos") if lacking else ("has", without)
             raise PatchloomError(
                 f"drop_positions {dropped} does not go with an encoder that {state} positions: use --positions {remedy}"
             )

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import PatchHead
-from patchloom.nets.encode import patch_positions
+from patchloom.nets.encode import has_positions, has_rotations, patch_positions
+from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import random_partition, share_of
 from patchloom.questions.positions import (
     MP3_RATIOS,
@@ -33,7 +33,8 @@ class MP3(Task):
     """Prediction of the positions of all patches, with most patches barred from keys and values.
 
     Args:
-        encoder: ViT to train; without position embeddings, unless some patches keep their position.
+        encoder: ViT to train; without position embeddings, unless some patches keep their position. Rotations (RoPE)
+            are withheld like embeddings: queries and keys of these patches are not rotated.
         context_mask_ratio: fraction η of the patches that are queries only, neither keys nor values; auto: the paper's
             for such a grid: 0.75 from 100 patches (ImageNet), 0.8 from 64 patches of 8 pixels or more (Tiny
             ImageNet), else 0.5 (CIFAR-100).
@@ -45,7 +46,7 @@ class MP3(Task):
 
     def __init__(
         self,
-        encoder: VisionTransformer,
+        encoder: PlainViT,
         context_mask_ratio: float | Literal["auto"] = "auto",
         known_positions: float = 0.0,
     ):
@@ -63,13 +64,14 @@ class MP3(Task):
         if not 0 <= known_positions < 1:
             raise PatchloomError(f"--task.known_positions must lie in [0, 1), not {known_positions}")
         self.known = min(share_of(self.geometry.n, known_positions), self.geometry.n - 1)
-        has_positions = patch_positions(encoder) is not None
-        if self.known and not has_positions:
+        table = patch_positions(encoder) is not None
+        if self.known and not has_positions(encoder):
             raise PatchloomError("known positions need an encoder that has them: use --positions sincos")
-        if has_positions and not self.known:
+        if table and not self.known:
+            none = "rotary, without embeddings," if has_rotations(encoder) else "none,"
             raise PatchloomError(
-                "mp3 withholds every position, so the encoder must have none: use --positions none, or let a share of "
-                "the patches keep theirs with --task.known_positions"
+                f"mp3 withholds every position, so the encoder must have none: use --positions {none} or let a share "
+                "of the patches keep theirs with --task.known_positions"
             )
         g = self.geometry
         head = PatchHead(g.width, g.n, g.prefix)
@@ -96,7 +98,7 @@ class MP3(Task):
         return limit_context(given, context) if m < n else given
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Return zeros as the stand-in for withheld positions."""
+        """Return zeros as the stand-in for withheld positions; withheld rotations are by no angle."""
         return {"position_token": given.images.new_zeros(())}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:

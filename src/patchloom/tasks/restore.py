@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.data.augment import RandomCrop
 from patchloom.errors import PatchloomError, check_type
+from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import central_block, random_block, random_partition
 from patchloom.questions.pixels import BandTarget, Restoration, TargetNorm
 from patchloom.tasks.defaults import check_normalizable, patch_decoder, refuse_unused
@@ -191,7 +191,7 @@ class Restore(Task):
 
     def __init__(
         self,
-        encoder: VisionTransformer,
+        encoder: PlainViT,
         degradation: DegradationKind = "zoom_in",
         mask_ratio: float | Literal["auto"] = "auto",
         sampling: Sampling = "random",

@@ -159,7 +159,11 @@ class Task(nn.Module, ABC):
         """
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Return stand-ins for content (``mask_token``) and positions (``position_token``), broadcast to [b k d]."""
+        """Return stand-ins, the keyword arguments of `patchloom.nets.encode.encode`.
+
+        Those for content (``mask_token``) and positions (``position_token``) are broadcast to [b k d], those for
+        rotations (``rotation``) to [l b h k 2e].
+        """
         return {}
 
     def encode(

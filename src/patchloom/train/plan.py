@@ -385,7 +385,9 @@ def describe_adaptation(task: Task, settings: ResolvedSettings) -> list[str]:
         updates = f"updates of rank {settings.lora_rank}"
         what = updates if count is None else f"{what}, and {updates} in the others"
     lines.append(f"trains {what}: {trained} of {whole} parameters of the encoder")
-    learned = [name for name in ("mask_token", "position_token") if getattr(task, name, None) is not None]
+    learned = [
+        name for name in ("mask_token", "position_token", "position_place") if getattr(task, name, None) is not None
+    ]
     if learned:
         lines.append(f"  gradients pass through all blocks to {' and '.join(learned)}, which costs time and memory")
     return lines

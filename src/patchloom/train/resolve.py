@@ -14,7 +14,7 @@ from patchloom.data.loader import steps_of
 from patchloom.data.source import Source
 from patchloom.data.stats import Stats, measure, variance_lost
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import PRESETS, EncoderSpec, outline, swin_sizes
+from patchloom.nets.build import PRESETS, EncoderSpec, outline, rotates, swin_sizes
 from patchloom.nets.performance import attention_shape, check_native, choose_kernels
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import Auto, ResolvedSettings, Settings, encoder_spec
@@ -189,7 +189,11 @@ def resolve(
     auto("model", *_model(device, (h // rows) * (w // columns), modality.noun))
     defaults = encoder_defaults(settings.task)
     usual = ("sincos", "as in the papers") if swin is None else ("none", "a Swin has relative positions")
-    auto("positions", *defaults.get("positions", usual))
+    positions = defaults.get("positions", usual)
+    if rotary := rotates(chosen.get("model", settings.model)["name"]):
+        # a task that withholds all positions withholds rotations, too
+        positions = ("rotary", positions[1]) if positions[0] == "none" else (rotary, "as in timm")
+    auto("positions", *positions)
     if "class_token" in defaults and settings.model.get("class_token") is None:
         value, reasons["model.class_token"] = defaults["class_token"]
         chosen["model"] = {**chosen.get("model", settings.model), "class_token": value}

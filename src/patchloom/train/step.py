@@ -19,7 +19,7 @@ from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.distributed import Shared, total, world
 from patchloom.tasks.task import Task
 
-_FREE = ("pos_embed", "reg_token", "relative_position_bias_table")
+_FREE = ("pos_embed", "reg_token", "rope.freqs", "relative_position_bias_table")
 
 
 def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

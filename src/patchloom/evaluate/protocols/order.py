@@ -19,7 +19,7 @@ from patchloom.evaluate.logistic import linear_probe
 from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
 from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
-from patchloom.nets.encode import input_size, patch_positions, patch_size
+from patchloom.nets.encode import has_positions, has_rotations, input_size, patch_positions, patch_size
 from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
@@ -61,7 +61,7 @@ def order(
         probes = _probes(train, pooled, k, settings)
         # all choices are made: read the test images
         tests = {AS_THEY_ARE: features_of(parts.test), SHUFFLED: features_of(shuffled)}
-        if net is not None and patch_positions(net) is not None:
+        if net is not None and has_positions(net):
             tests[ZEROED] = extractors(without_positions(net), card, settings)[0].features_of(parts.test)
         for probe, right in probes.items():
             for given, test in tests.items():
@@ -126,12 +126,17 @@ class ShuffledPatches(Source):
 
 
 def without_positions(vit: Encoder) -> Encoder:
-    """Return a copy of an encoder with zero position embeddings for patches; class and register tokens keep theirs."""
+    """Return a copy of an encoder with zero position embeddings for patches, and without rotations.
+
+    Class and register tokens keep their embeddings.
+    """
     copy = deepcopy(vit)
+    if has_rotations(copy):
+        copy.register_module("rope", None)
     with torch.no_grad():
         table = patch_positions(copy)
-        assert table is not None  # checked by the caller
-        table.zero_()
+        if table is not None:
+            table.zero_()
     return copy
 
 
@@ -149,7 +154,9 @@ def _probes(
 
 def _sentences(vit: Encoder, n: int, n_test: int, k: int, noun: str) -> str:
     zeroed = "and with the position embeddings of the patches set to zero. "
-    if patch_positions(vit) is None:
+    if has_rotations(vit):
+        zeroed = "and without positions: no patch is rotated, and embeddings, if there are any, are zero. "
+    if not has_positions(vit):
         zeroed = "while the encoder has no position embeddings to remove. "
     return (
         f"Order: a linear probe (its L2 strength chosen on a stratified fifth) and the {k} nearest neighbours (votes "

@@ -24,11 +24,13 @@ from patchloom.nets.encode import (
     encode,
     entry_width,
     grid_size,
+    has_positions,
+    has_rotations,
     input_channels,
     input_size,
     patch_count,
-    patch_positions,
     prefix_count,
+    rotations_at,
     width,
 )
 from patchloom.nets.swin import Encoder
@@ -80,7 +82,7 @@ def position_sensitivity(
     if finetuned is not None:
         encoders[_FINETUNED] = _load_finetuned(finetuned)
     for name, (one, _) in encoders.items():
-        if patch_positions(one) is None:
+        if not has_positions(one):
             raise PatchloomError(
                 f"{name} has no position embeddings to mask: if its task predicts positions, use "
                 "`patchloom evaluate positions`"
@@ -149,7 +151,7 @@ def _load_finetuned(path: str | Path) -> tuple[Encoder, EncoderCard]:
 
 
 class PositionProbe(nn.Module):
-    """Frozen encoder, a vector that replaces masked position embeddings, and a linear layer on the features.
+    """Frozen encoder, a vector or place that replaces masked positions, and a linear layer on the features.
 
     Args:
         vit: encoder, which is frozen and set to eval mode.
@@ -162,6 +164,9 @@ class PositionProbe(nn.Module):
         self.vit = vit.requires_grad_(False).eval()
         self.n, d = patch_count(vit), width(vit)
         self.token = nn.Parameter(torch.zeros(entry_width(vit)), requires_grad=placeholder == "learned")
+        # a place in the encoder's coordinates; at zero a patch is not rotated
+        origin = nn.Parameter(torch.zeros(1, 2), requires_grad=placeholder == "learned")
+        self.origin = origin if has_rotations(vit) else None
         self.standardize = nn.BatchNorm1d(d, affine=False) if standardize else nn.Identity()
         self.layer = nn.Linear(d, self.n)
         for weight in self.layer.parameters():
@@ -171,7 +176,8 @@ class PositionProbe(nn.Module):
         """Predict positions of patches of images [b c h w] with a fraction ``ratio`` of the embeddings masked."""
         dropped = random_dropped(len(images), self.n, ratio, generator, images.device)
         given = drop_positions(all_patches(images, self.n), dropped)
-        tokens = encode(self.vit, given, position_token=self.token)[:, prefix_count(self.vit) :]
+        turned = None if self.origin is None else rotations_at(self.vit, self.origin)[:, None]
+        tokens = encode(self.vit, given, position_token=self.token, rotation=turned)[:, prefix_count(self.vit) :]
         features = self.standardize(tokens.flatten(0, 1)).view_as(tokens)
         assert given.dropped is not None  # set by `drop_positions`
         return PositionPrediction(given.visible, given.dropped, self.layer(features))

@@ -21,10 +21,11 @@ from typing import Any, Literal, NamedTuple, cast
 
 import timm
 import torch
+from timm.models.eva import Eva
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError, listing
-from patchloom.nets.build import EncoderSpec, PositionKind, build_encoder, outline
+from patchloom.nets.build import EncoderSpec, PositionKind, build_encoder, outline, own_names
 from patchloom.nets.checkpoints.format import (
     ENCODER_FILE,
     HUB_CONFIG,
@@ -52,6 +53,7 @@ from patchloom.nets.checkpoints.programs import (
     Program,
     depth_of,
     describe_leftovers,
+    eva_names,
     is_teacher,
     place_of,
     position_axis_order,
@@ -71,7 +73,7 @@ from patchloom.nets.checkpoints.resize import (
     format_grid,
 )
 from patchloom.nets.decoders import Decoder, MAEDecoder
-from patchloom.nets.encode import attention_heads, entry_width, grid_size
+from patchloom.nets.encode import attention_heads, entry_width, grid_size, has_rotations
 from patchloom.nets.heads import InstanceHead, Stem, Use
 from patchloom.nets.swin import Encoder, patch_embedding
 from patchloom.sizes import compact
@@ -292,12 +294,18 @@ def _of_timm(config: Mapping[str, Any], states: list[tuple[str, State]]) -> HubM
     sizes["patch_size"] = sizes["patch_size"] or compact(patch_embedding(stock).patch_size)
     if isinstance(sizes["img_size"], int):
         sizes["img_size"] = [sizes["img_size"]] * 2
-    for set_here in ("num_classes", "global_pool", "pos_embed"):
+    for set_here in ("num_classes", "global_pool", "pos_embed", "use_abs_pos_emb"):
         given.pop(set_here, None)
     if not given.get("fc_norm", True):  # default of an encoder without pooling
         del given["fc_norm"]
     table = next((value for _, state in states for key, value in state.items() if key.endswith(POSITIONS_KEY)), None)
     positions = positions_of({} if table is None else {POSITIONS_KEY: table}, None)
+    if isinstance(stock, Eva):
+        given = own_names(given)
+        names = {name for _, state in states for name in state}
+        if "fc_norm.weight" in names:  # the pooling that a name or a configuration implies
+            given |= {"fc_norm": True, "final_norm": "norm.weight" in names}
+        positions = "rotary" if table is None and has_rotations(stock) else positions
     spec = spec_from({"model": name, **sizes, "channels": channels, "positions": positions, "options": given})
     assert spec is not None  # of an encoder
     return HubModel(name, spec=spec, statistics=check_statistics(about["mean"], about["std"]))
@@ -431,7 +439,10 @@ class LoadedWeights(NamedTuple):
 # weights that change the result of the blocks, and that a plain ViT, or this one, does not have
 _STAGE = re.compile(r"(^|\.)layers\.\d+\.$")
 _STAGES = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.")
-_INSIDE = re.compile(r"^reg_token$|relative_position_bias_table|\.ls\d\.gamma$|[qk]_norm\.|\.mlp\.w\d|\.mlp\.fc1_g")
+_INSIDE = re.compile(
+    r"^reg_token$|^rope\.freqs$|relative_position_bias_table|\.ls\d\.gamma$|[qk]_norm\.|\.mlp\.w\d|\.mlp\.fc1_g"
+)
+_OF_EVA = (".gamma_1", ".attn.q_bias", ".attn.q_proj.weight")  # names that only an Eva has
 
 
 class _Selected(NamedTuple):
@@ -473,8 +484,9 @@ def load_published(
         found = _of_program(str(source), foreign, vit, target, task)
     else:
         found = _choose(str(source), [(path, timm_names(state)) for path, state in states], target)
+    changes = _fit_norm(vit, found.weights, target)
     fitting = {name: _numbers(found, name) for name in target if name in found.weights}
-    changes = fit_projection(fitting, target)
+    changes += fit_projection(fitting, target)
     changes += fit_positions(vit, found.source, found.weights, fitting, target, grid)
     changes += fit_biases(fitting, target)
     for name, value in fitting.items():
@@ -491,6 +503,20 @@ def load_published(
         tuple(found.prefix + name for name in unexpected if _changes(name, target)),
         foreign,
     )
+
+
+def _fit_norm(vit: Encoder, weights: State, target: State) -> list[str]:
+    """Take the norm of an Eva's pooled features as the norm of all tokens, in place, if only the source pools."""
+    if (
+        not isinstance(vit, Eva)
+        or "norm.weight" not in target
+        or {"norm.weight", "fc_norm.weight"} - weights.keys() != {"norm.weight"}
+    ):
+        return []
+    for part in ("weight", "bias"):
+        if f"fc_norm.{part}" in weights:
+            weights[f"norm.{part}"] = weights.pop(f"fc_norm.{part}")
+    return ["norm: the fc_norm of pooled features, for every token"]
 
 
 def _changes(name: str, target: State) -> bool:
@@ -517,6 +543,8 @@ def _of_program(source: str, foreign: ForeignCheckpoint, vit: Encoder, target: S
 
 def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Selected:
     """Return the state dict, and the prefix of its names, that match most of the encoder's weights."""
+    if any(name.endswith(_OF_EVA) for name in target):
+        states = [(path, eva_names(state, target)) for path, state in states]
     best: tuple[tuple[Any, ...], str, State, str] | None = None
     for order, (path, state) in enumerate(states):
         named, alike = Counter[str](), Counter[str]()
@@ -585,6 +613,9 @@ def _misfit(found: _Selected, name: str, value: Tensor, own: Tensor, width: int)
         named = f"--model vit_{size}_patch16_224, or " if size else ""
         advice = f"the width there is {first.numel()}, here {width}: give {named}--model.embed_dim {first.numel()} "
         advice += "with the num_heads of these weights"
+        if _seems_rotary(found.weights):
+            advice = f"the width there is {first.numel()}, here {width}: give its name in timm, such as --model "
+            advice += "vit_small_patch16_dinov3"
     elif name == PROJECTION_KEY and value.ndim == 4:
         advice = f"give --channels {value.shape[1]}"
     elif name == "reg_token" and value.ndim == 3:
@@ -755,6 +786,8 @@ def infer_architecture(weights: State, program: Program | None = None, heads: in
     if any(weights[name].ndim != 3 for name in ("cls_token", "reg_token") if name in weights):
         return None
     depth = depth_of(weights)
+    if _seems_rotary(weights):
+        return None
     if (width not in _USUAL and heads is None) or p != across or first.shape[1] != width:
         return None
     model, usual_depth, usual_heads = _USUAL.get(width, ("vit_tiny_patch16_224", 12, 3))
@@ -791,6 +824,12 @@ def positions_of(weights: State, program: Program | None) -> PositionKind:
         return "none"
     computed = program is not None and not program.saves_positions
     return "sincos" if computed or position_axis_order(weights[POSITIONS_KEY]) else "learned"
+
+
+def _seems_rotary(weights: State) -> bool:
+    """Return whether weights look like those of an encoder with rotations, most of which do not show in weights."""
+    marks = "rope.freqs", "rope_embed.periods"
+    return not weights.keys().isdisjoint(marks) or ("reg_token" in weights and POSITIONS_KEY not in weights)
 
 
 def _grid_side(weights: State, p: int) -> int:
@@ -951,7 +990,10 @@ def public_shape(weights: Weights, model: str | None = None) -> dict[str, Any] |
         fixed = foreign is not None and positions_of(foreign.encoder("student"), foreign.program) == "sincos"
         return _stock_shape(named) | ({"positions": "sincos", "read_off": ("positions",)} if fixed else {})
     if weights.hub is not None and (built := weights.hub.spec) is not None:
-        found = {"name": built.model, "patch_size": built.patch_size, "options": built.options}
+        options = dict(built.options)
+        if isinstance(stock_encoder(built.model), Eva):  # pre-training norms all tokens
+            options = {name: value for name, value in options.items() if name not in ("fc_norm", "final_norm")}
+        found = {"name": built.model, "patch_size": built.patch_size, "options": options}
         return found | {"positions": built.positions, "read_off": ("patch_size", "positions")}
     if shape is None:
         return None
@@ -963,6 +1005,6 @@ def public_shape(weights: Weights, model: str | None = None) -> dict[str, Any] |
 
 def _stock_shape(name: str) -> dict[str, Any]:
     stock = stock_encoder(name)
-    positions = "learned" if POSITIONS_KEY in stock.state_dict() else "none"
+    positions = "learned" if POSITIONS_KEY in stock.state_dict() else "rotary" if has_rotations(stock) else "none"
     patch = compact(patch_embedding(stock).patch_size)
     return {"name": name.split(".")[0], "patch_size": patch, "positions": positions, "options": {}}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -217,6 +217,8 @@ _BLOCK = r"((?:^|.*\.)blocks\.\d+\.)"
 _CHUNK = re.compile(r"(^|\.)blocks\.\d+\.(\d+\.)")  # DINOv2 trains its blocks in chunks, numbered consecutively
 _SCALE = re.compile(_BLOCK + r"gamma_([12])$")
 _BIAS = re.compile(_BLOCK + r"attn\.q_bias$")
+_REGISTERS = re.compile(r"((?:^|.*\.))(?:register|storage)_tokens$")
+_OF_VIT = re.compile(r"((?:^|.*\.)(blocks\.\d+\.))(?:ls([12])\.gamma|attn\.qkv\.(weight|bias))$")
 _MERGING = re.compile(r"((?:^|.*\.)layers\.)(\d+)(\.downsample\..+)")
 _COMPUTED = re.compile(r"(^|\.)layers\.\d+\.blocks\.\d+\.(attn\.relative_position_index|attn_mask)$")
 _APART = re.compile(_BLOCK.replace("blocks", "(?:decoder_)?blocks") + r"attn\.q(_proj)?\.(weight|bias)$")
@@ -254,7 +256,7 @@ def timm_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     - ``q_bias`` and ``v_bias`` become ``qkv.bias``, with zeros for the keys (BEiT, SimMIM, Beyond Masking).
     - separate ``q``, ``k`` and ``v`` become ``qkv``.
     - the names of transformers' ViT, ViTMAE and DINOv2 become those of the original programs.
-    - ``register_tokens`` becomes ``reg_token`` (DINOv2).
+    - ``register_tokens`` (DINOv2) and ``storage_tokens`` (DINOv3) become ``reg_token``.
     - ``layers.0.downsample.``, the patch merging at the end of a Swin's stage, becomes ``layers.1.downsample.``: in
       timm it begins the next stage; buffers computed from the windows' sizes are left out (Swin, SimMIM).
 
@@ -269,8 +271,8 @@ def timm_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
             continue
         if found := _SCALE.fullmatch(name):
             name = f"{found[1]}ls{found[2]}.gamma"
-        elif name == "register_tokens" or name.endswith(".register_tokens"):
-            name = name.removesuffix("register_tokens") + "reg_token"
+        elif found := _REGISTERS.fullmatch(name):
+            name = f"{found[1]}reg_token"
         elif found := _BIAS.fullmatch(name):
             if values := _alike(state, [name, f"{found[1]}attn.v_bias"]):
                 done.update(values)
@@ -282,6 +284,34 @@ def timm_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
                 name, value = f"{found[1]}attn.qkv.{found[3]}", torch.cat(list(values.values()))
         named[name] = value
     return {name: value for name, value in named.items() if name not in done}
+
+
+def eva_names(state: dict[str, Tensor], target: Container[str]) -> dict[str, Tensor]:
+    """Rename weights of `timm_names` as in timm's Eva, where ``target``, the names of an Eva, lacks a ViT's name.
+
+    ``ls1.gamma`` becomes ``gamma_1``, and the thirds of ``qkv`` those of ``q_proj``, ``k_proj`` and ``v_proj``, or
+    ``q_bias`` and ``v_bias``. A bias that an Eva lacks is left out if it is zero.
+    """
+    named: dict[str, Tensor] = {}
+    for name, value in state.items():
+        found = _OF_VIT.fullmatch(name)
+        if found is None or not value.ndim or name.removeprefix(found[1].removesuffix(found[2])) in target:
+            named[name] = value
+            continue
+        before, block, scale, kind = found.groups()
+        if scale:
+            named[f"{before}gamma_{scale}" if f"{block}gamma_{scale}" in target else name] = value
+            continue
+        parts = [(f"attn.{one}_proj.{kind}", f"attn.{one}_bias" if kind == "bias" else "") for one in "qkv"]
+        own = [next((part for part in pair if block + part in target), None) for pair in parts]
+        thirds = value.chunk(3)
+        if len(thirds) != 3 or any(
+            part is None and third.count_nonzero() for part, third in zip(own, thirds, strict=True)
+        ):
+            named[name] = value
+            continue
+        named |= {before + part: third for part, third in zip(own, thirds, strict=True) if part is not None}
+    return named
 
 
 def _from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -7,12 +7,11 @@ import math
 import torch
 from timm.layers import resample_abs_pos_embed, resample_patch_embed, resize_rel_pos_bias_table
 from timm.models import adapt_input_conv
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import grid_size, patch_count
-from patchloom.nets.swin import Encoder
+from patchloom.nets.swin import Encoder, PlainViT
 
 POSITIONS_KEY, PROJECTION_KEY, BIASES_KEY = "pos_embed", "patch_embed.proj.weight", "relative_position_bias_table"
 _TOKENS = ("cls_token", "dist_token", "reg_token")  # in their order before the patches; dist_token is DeiT's
@@ -122,7 +121,7 @@ def fit_biases(fitting: State, target: State) -> list[str]:
     return changes
 
 
-def resize_input(vit: VisionTransformer, size: tuple[int, int]) -> None:
+def resize_input(vit: PlainViT, size: tuple[int, int]) -> None:
     """Set the input size of an encoder in place; its position embeddings are resampled (bicubic, as in timm).
 
     timm before 1.0.31 makes fixed embeddings trainable, and does not resample them if the number of patches is the
