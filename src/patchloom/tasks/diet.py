@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal, cast
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.data.augment import ColoredCrop
 from patchloom.errors import PatchloomError, check_type
+from patchloom.nets.swin import PlainViT
 from patchloom.questions.identity import Identity
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Sheet
 from patchloom.system.distributed import rank
@@ -41,11 +41,11 @@ class DIET(Task):
     """
 
     uses_indices: ClassVar[bool] = True
-    encoder: VisionTransformer
+    encoder: PlainViT
 
     def __init__(
         self,
-        encoder: VisionTransformer,
+        encoder: PlainViT,
         images: int | Literal["auto"] = "auto",
         smoothing: float = 0.8,
         color: Color = "own",
