@@ -371,7 +371,8 @@ def test_weights_under_metas_names_are_read(biased):
             meta[name] = value
     for i, block in enumerate(vit.blocks):
         q, v = (block.attn.q_bias, block.attn.v_bias) if biased else (torch.zeros(32), torch.zeros(32))
-        meta[f"blocks.{i}.attn.qkv.bias"] = torch.cat([q, torch.zeros(32), v]).detach()
+        meta[f"blocks.{i}.attn.qkv.bias"] = torch.cat([q, torch.full((32,), 0.2), v]).detach()
+        meta[f"blocks.{i}.attn.qkv.bias_mask"] = torch.ones(96).index_fill(0, torch.arange(32, 64), 0)
     meta["mask_token"] = torch.zeros(1, 32)
     other = zeros_like(vit)
     done = load_published(other, "weights", meta, GRID)

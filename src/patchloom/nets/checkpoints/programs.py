@@ -217,6 +217,7 @@ _BLOCK = r"((?:^|.*\.)blocks\.\d+\.)"
 _CHUNK = re.compile(r"(^|\.)blocks\.\d+\.(\d+\.)")  # DINOv2 trains its blocks in chunks, numbered consecutively
 _SCALE = re.compile(_BLOCK + r"gamma_([12])$")
 _BIAS = re.compile(_BLOCK + r"attn\.q_bias$")
+_MASK = re.compile(_BLOCK + r"attn\.qkv\.bias_mask$")
 _REGISTERS = re.compile(r"((?:^|.*\.))(?:register|storage)_tokens$")
 _OF_VIT = re.compile(r"((?:^|.*\.)(blocks\.\d+\.))(?:ls([12])\.gamma|attn\.qkv\.(weight|bias))$")
 _MERGING = re.compile(r"((?:^|.*\.)layers\.)(\d+)(\.downsample\..+)")
@@ -257,6 +258,7 @@ def timm_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     - separate ``q``, ``k`` and ``v`` become ``qkv``.
     - the names of transformers' ViT, ViTMAE and DINOv2 become those of the original programs.
     - ``register_tokens`` (DINOv2) and ``storage_tokens`` (DINOv3) become ``reg_token``.
+    - ``qkv.bias_mask``, which is 0 for the keys, is left out; so is the bias that it removes (DINOv3).
     - ``layers.0.downsample.``, the patch merging at the end of a Swin's stage, becomes ``layers.1.downsample.``: in
       timm it begins the next stage; buffers computed from the windows' sizes are left out (Swin, SimMIM).
 
@@ -264,6 +266,7 @@ def timm_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     state = _from_transformers(state)
     state = _merging({_CHUNK.sub(r"\1blocks.\2", name): value for name, value in state.items()})
+    state = _masked(state)
     named: dict[str, Tensor] = {}
     done: set[str] = set()
     for name, value in state.items():
@@ -284,6 +287,16 @@ def timm_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
                 name, value = f"{found[1]}attn.qkv.{found[3]}", torch.cat(list(values.values()))
         named[name] = value
     return {name: value for name, value in named.items() if name not in done}
+
+
+def _masked(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Apply the masks of biases, and leave them out; in Meta's DINOv3 only the keys' bias is masked, to 0."""
+    named = {name: value for name, value in state.items() if _MASK.fullmatch(name) is None}
+    for name in state.keys() - named.keys():
+        bias, mask = name.removesuffix("_mask"), state[name]
+        if bias in named and named[bias].shape == mask.shape:
+            named[bias] = torch.where(mask == 1, named[bias], 0)
+    return named
 
 
 def eva_names(state: dict[str, Tensor], target: Container[str]) -> dict[str, Tensor]:
