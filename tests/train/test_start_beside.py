@@ -7,6 +7,7 @@ from killing import SMALL
 from patchloom.compare.runner import Job
 from patchloom.compare.scores import contenders, load_contender
 from patchloom.evaluate.protocols import evaluate
+from patchloom.export.to_hub import _license_note
 from patchloom.look.look import named_encoder, starting_encoder
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
@@ -83,3 +84,8 @@ def test_pictures_have_the_start_as_the_first_control(adapted):
     encoder = named_encoder(str(adapted), None, None, torch.device("cpu"))
     (start,) = starting_encoder(adapted, encoder, torch.device("cpu"))
     assert (start.name, start.card.mean) == ("start", MEAN)
+
+
+def test_the_licence_of_the_weights_holds_for_the_exported_start(adapted):
+    before = RunFolder(adapted).read_config().weights_before[0]
+    assert f"The licence of {before}" in _license_note(adapted / "start.safetensors")
