@@ -10,7 +10,16 @@ from typing import Any
 
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.compare.outcome import Comparison, health_tables
-from patchloom.compare.scores import PIXELS, TASK, UNTRAINED, Contender, file_of, load_or_compute, measurement_key
+from patchloom.compare.scores import (
+    PIXELS,
+    TASK,
+    UNTRAINED,
+    Contender,
+    file_of,
+    load_contender,
+    load_or_compute,
+    measurement_key,
+)
 from patchloom.data.source import Data, Source
 from patchloom.display import StatusMessage, TextTable
 from patchloom.errors import PatchloomError, listing
@@ -104,7 +113,7 @@ def _of_plain(values: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def _rows(one: Contender, source: Source, settings: EvalSettings) -> list[Row]:
-    vit, card = load_encoder(one.place)
+    vit, card = load_contender(one)
     if one.name == UNTRAINED:
         vit = untrained_twin(card, None, one.seed)[0]
     return label_free_rows(one.name, vit, card, source, replace(settings, seed=0))

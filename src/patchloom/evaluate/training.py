@@ -577,12 +577,14 @@ class Candidate:
         build: function that builds a classifier; random values come from torch's global generator.
         settings: additional settings for the row.
         save: function called with the trained classifier and all settings, before test images are read.
+        card: provides mean and std to normalise its images; None: that of the plan.
     """
 
     name: str
     build: Build
     settings: Mapping[str, Any]
     save: Callable[[Classifier, dict[str, Any]], None] | None = None
+    card: EncoderCard | None = None
 
 
 def plan_for(
@@ -651,6 +653,7 @@ def fit(
     Ties go to the lowest rate.
     """
     chosen = {}
+    plan = replace(plan, card=candidate.card or plan.card)
     if len(plan.rates) > 1:
         rest, held = hold_out(splittable(source), _RATE_VALIDATION_SHARE, len(source), plan.settings.seed)
         found = []
@@ -721,7 +724,8 @@ def train_and_predict(
     # all choices are made: read the test images
     rows, found = [], []
     for candidate, model, row_settings in fitted:
-        found.append(predict_classes(model, parts.test, plan.card, plan.settings, plan.precision, candidate.name))
+        card = candidate.card or plan.card
+        found.append(predict_classes(model, parts.test, card, plan.settings, plan.precision, candidate.name))
         rows.append(Row.of_images(candidate.name, model.pooling, protocol, row_settings, found[-1].right))
         model.cpu()
     return rows, found

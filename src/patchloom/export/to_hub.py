@@ -30,7 +30,7 @@ from patchloom.export.encoder import (
 )
 from patchloom.export.examples import Examples, describe_files, largest_difference, make_examples, vectors_of_files
 from patchloom.export.model_card import check_license, model_card, timm_code, transformers_code
-from patchloom.runs.folder import RunFolder
+from patchloom.runs.folder import RunFolder, run_around
 from patchloom.system.files import make_folder, write_whole
 from patchloom.system.network import network_error, why_offline
 
@@ -163,7 +163,7 @@ def _check_folder(folder: Path) -> None:
 
 def _license_note(run: str | Path) -> str:
     """Return a sentence on a missing licence, and on the weights that the run began with or learnt from."""
-    folder = RunFolder(run)
+    folder = RunFolder(run if Path(run).is_dir() else run_around(run) or run)
     before = folder.read_config().weights_before if folder.config.exists() else ()
     inherited = f" The licence of {' and '.join(before)} applies to these weights, too." if before else ""
     return f"The model card says license: unknown. Name yours by --license, such as apache-2.0.{inherited}"

@@ -16,6 +16,7 @@ import torch
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.audio.compatibility import with_encoder_sound
+from patchloom.claims import START
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name, open_data, open_stored
@@ -28,7 +29,7 @@ from patchloom.nets.encode import input_size
 from patchloom.nets.finetune import at_size
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder, level_count
-from patchloom.runs.encoder import load_encoder, load_extra_module
+from patchloom.runs.encoder import load_encoder, load_extra_module, load_start
 from patchloom.runs.folder import RunFolder, data_slug
 from patchloom.runs.held_out import own_held_out
 from patchloom.runs.settings import TaskLike
@@ -125,6 +126,12 @@ def _sized(
     return NamedEncoder(name, vit.to(device).eval(), card, None if head is None else head.to(device).eval())
 
 
+def starting_encoder(run: str | Path, encoder: NamedEncoder, device: torch.device) -> list[NamedEncoder]:
+    """Return the encoder from which a run started, at the size of ``encoder``; an empty list if there is none."""
+    found = load_start(run)
+    return [] if found is None else [_sized(START, *found, None, input_size(encoder.vit), device)]
+
+
 def untrained_encoder(encoder: NamedEncoder, seed: int, device: torch.device) -> NamedEncoder:
     """Return an untrained encoder of the same architecture and size."""
     twin, fresh = untrained_twin(encoder.card, encoder.head, seed)
@@ -218,8 +225,8 @@ def look(
         exemplar: image file; retrieval finds the most similar crop of each image.
         blocks: numbers of the blocks to draw, from 1, such as 3,12; default: chosen by each picture.
         steps: optimisation steps of inversion; default: 3,000 as in the paper, or 300 on a CPU.
-        beside: further encoders for relative, depth and retrieval, separated by commas; an untrained one is always
-            included.
+        beside: further encoders for relative, depth and retrieval, separated by commas; an untrained one, and the start
+            of a run with --init or --from, are always included.
         img_size: height and width in pixels of the encoder's input, if not its own.
         model: timm's model name, if the encoder is a file with weights only.
         device: device for the encoder: auto, cpu, cuda, or another device name of torch.
@@ -263,7 +270,7 @@ def look(
         encoder,
         source,
         Path(out) if out else target,
-        (untrained_encoder(encoder, seed, at), *further),
+        (*starting_encoder(run, encoder, at), untrained_encoder(encoder, seed, at), *further),
         images,
         seed,
         points[0] if points else None,

@@ -16,12 +16,12 @@ from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
 from patchloom.evaluate.features import Precision, count_classes, labels_of
 from patchloom.evaluate.frozen import compare_frozen
-from patchloom.evaluate.protocols.finetune import classifier_builder, scratch_candidate
+from patchloom.evaluate.protocols.finetune import about_control, classifier_builder, scratch_candidate, start_candidate
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, share_nothing, share_steps, stratified_subset
-from patchloom.evaluate.training import SCRATCH, Candidate, plan_for, train_and_test
+from patchloom.evaluate.training import Candidate, plan_for, train_and_test
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.heads import Stem
 from patchloom.nets.swin import Encoder
@@ -61,7 +61,7 @@ def fewshot(
         recipe: small (ours), or from a paper: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
             restore, simmim, extrema, extrema-22k, extrema-few or lut; options below override it.
         positions: position embeddings: keep, fixed, learned, relative or none, as in finetune.
-        control: control training from scratch.
+        control: control training from the start of a run with --init or --from, or else from scratch.
         precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.
         changes: overrides of the recipe's values.
 
@@ -94,13 +94,16 @@ def fewshot(
         row_settings["pooling"] = more["pooling"]
         on = f"the projection's first layer and a linear head on the {more['pooling']} representation"
     candidates = [Candidate(card.name, classifier_builder(vit, card, positions, classes, **more), row_settings)]
-    if control:
+    start = load_start(run)
+    if control and start is not None:
+        candidates.append(replace(start_candidate(start, positions, classes, **fresh), settings=row_settings))
+    elif control:
         candidates.append(
             replace(scratch_candidate(card, positions, classes, settings, **fresh), settings=row_settings)
         )
     done = f"Few labels: the encoder and {on} were trained together, positions: {variant}."
     if control:
-        done += f" {SCRATCH.capitalize()} is the same with newly initialised weights."
+        done += f" {about_control(start is not None)}"
     return train_and_test("few-shot", f"Fine-tuning with {len(parts.train):,} labels", done, candidates, plan, parts)
 
 

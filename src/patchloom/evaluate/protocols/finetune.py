@@ -11,6 +11,7 @@ from typing import Any, TypedDict, Unpack
 from torch import nn
 
 from patchloom.arguments import takes_recipe
+from patchloom.claims import START
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import (
@@ -31,7 +32,7 @@ from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder
+from patchloom.runs.encoder import load_encoder, load_start
 
 
 @partial(takes_recipe, kind=Recipe)
@@ -56,7 +57,7 @@ def finetune(
             restore, simmim, extrema, extrema-22k, extrema-few or lut; options below override it.
         positions: position embeddings: keep, fixed (sine-cosine), learned, relative (attention bias) or none; auto is
             keep, or learned for an encoder without positions.
-        control: control training from scratch.
+        control: control training from the start of a run with --init or --from, or else from scratch.
         from_scratch: training from scratch only.
         precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.
         out: output file of the classifier; by default finetuned/DATA-RECIPE-SEED.safetensors in the run.
@@ -75,11 +76,14 @@ def finetune(
     variant, classes = variant_of(positions, vit), class_names(parts.train)
     place = None if from_scratch else classifier_path(run, data, recipe, settings, out)
     candidates = [] if from_scratch else [pretrained_candidate(vit, card, positions, parts, settings, place)]
-    if control or from_scratch:
+    start = None if from_scratch else load_start(run)
+    if control and start is not None:
+        candidates.append(start_candidate(start, positions, len(classes)))
+    elif control or from_scratch:
         candidates.append(scratch_candidate(card, positions, len(classes), settings))
     done = f"Fine-tuning: the encoder and a linear head were trained together, positions: {variant}."
     if len(candidates) > 1:
-        done += f" {SCRATCH.capitalize()} is the same with newly initialised weights."
+        done += f" {about_control(start is not None)}"
     return train_and_test("finetune", "Fine-tuning", done, candidates, plan, parts)
 
 
@@ -106,6 +110,22 @@ def pretrained_candidate(
     return Candidate(
         card.name, classifier_builder(vit, card, positions, len(classes)), {"positions": variant, **(more or {})}, save
     )
+
+
+def start_candidate(
+    start: tuple[Encoder, EncoderCard], positions: PositionChoice, classes: int, **more: Any
+) -> Candidate:
+    """Return the control of a run that adapts weights: the same training from its start, with its normalisation."""
+    vit, card = start
+    build = classifier_builder(vit, card, positions, classes, **more)
+    return Candidate(START, build, {"positions": variant_of(positions, vit)}, card=card)
+
+
+def about_control(start: bool) -> str:
+    """Return a sentence on the control of fine-tuning."""
+    if start:
+        return "Start is the same from the weights with which the run began, with their own normalisation."
+    return f"{SCRATCH.capitalize()} is the same with newly initialised weights."
 
 
 def scratch_candidate(

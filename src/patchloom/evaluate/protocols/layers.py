@@ -7,17 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
+from patchloom.claims import START
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures
-from patchloom.evaluate.frozen import INSTEAD, circumstances, extractors, majority
+from patchloom.evaluate.frozen import INSTEAD, circumstances, encoder_extractor, extractors, majority
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
 from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
 from patchloom.evaluate.results import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import refuse_hierarchical
-from patchloom.runs.encoder import load_encoder
+from patchloom.runs.encoder import load_encoder, load_start
 
 
 def layers(
@@ -38,9 +39,13 @@ def layers(
     vit, card = load_encoder(run, settings.model)
     refuse_hierarchical(vit, "layers", INSTEAD)
     parts = parts_of(data, settings, card=card, run=run)
+    start = load_start(run)
     groups: list[list[Row]] = []
     cached = []
-    for name, features_of, encoder in extractors(vit, card, settings, layers=True):
+    compared = extractors(vit, card, settings, layers=True)
+    if start is not None:
+        compared.insert(1, encoder_extractor(START, *start, settings, layers=True))
+    for name, features_of, encoder in compared:
         train = features_of(parts.train)
         row_settings = [{}] if encoder is None else _held_out(train, k, settings)
         # the best layer is chosen: read the test images
@@ -52,15 +57,17 @@ def layers(
             found.append(Row.of_images(name, pooling, "layers", about, right))
         groups.append(found)
         cached += [name] * (train.cached or test.cached)
-    ours, twins, (pixels,) = groups
+    ours, *starts, twins, (pixels,) = groups
     n_test = len(test.labels)
     guessed = majority("layers", train.labels, test.labels)
-    quoted = (ours[-1], _best(ours), twins[-1], _best(twins), pixels)
+    named = ours[-1], _best(ours), twins[-1], _best(twins), pixels
+    quoted = (*named, *(its[-1] for its in starts))
     size = input_size(vit)
     return Report(
-        rows=[*ours, *twins, pixels, guessed],
-        protocol=f"{_sentences(len(ours) - 2, k, train, test)} {circumstances(parts, train, test, size, cached)}",
-        headline=_headline(*quoted, n_test, test.noun),
+        rows=[*ours, *sum(starts, []), *twins, pixels, guessed],
+        protocol=f"{_sentences(len(ours) - 2, k, train, test)} {circumstances(parts, train, test, size, cached)}"
+        + (" Start: the weights that the run began with, with their own normalisation." if starts else ""),
+        headline=_headline(*named, n_test, test.noun),
         quoted=quoted,
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),
@@ -70,7 +77,7 @@ def layers(
         across="layer",
         down=True,
         drawings=_drawings(run, out, ours, twins, [pixels, guessed]),
-    ).with_differences(False, (0, 2))  # in the last layer
+    ).with_differences(False, *((0, 5) for _ in starts), (0, 2))  # in the last layer
 
 
 def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, settings: EvalSettings) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchloom.arguments import takes_recipe
+from patchloom.claims import START
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import Classifier, class_names
@@ -31,7 +32,7 @@ from patchloom.nets.encode import has_class_token
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_extra_module
+from patchloom.runs.encoder import load_encoder, load_extra_module, load_start
 
 _LOGISTIC = "logistic"
 _LEAST = 0.5 * 50_000 * 90 * 0.1  # images · epochs · base rate: the layer moves by about four times its norm
@@ -63,7 +64,7 @@ def linear(
             "all" means the paper's.
         recipe: logistic (ours: regression on features of centre crops, in a minute), or a paper's, mae or extrema
             (90 epochs of random crops), whose values the options below override.
-        control: control training on an untrained encoder.
+        control: control training on an untrained encoder, and on the start of a run with --init or --from.
         precision: precision of the frozen encoder: float32 or bfloat16 products; auto is bfloat16 if clearly faster.
         changes: overrides of the recipe's values.
 
@@ -102,6 +103,8 @@ def linear(
     candidates = [Candidate(card.name, _builder(vit, card, head, classes), {})]
     if control:
         twin, fresh = untrained_twin(card, head, settings.seed)
+        if (start := load_start(run)) is not None:
+            candidates.append(Candidate(START, _builder(*start, fresh, classes), {}, card=start[1]))
         candidates.append(Candidate(UNTRAINED, _builder(twin, card, fresh, classes), {}))
     done = _done(plan, published_recipe(recipe, vit, PROBES), len(parts.train), stands_in)
     return train_and_test("linear", f"Linear probe, {pool}", done, candidates, plan, parts)
