@@ -43,7 +43,7 @@ _PATTERNS = (
 # words for a subject of several images, with a number, in names of files
 _WHOLES = re.compile(
     r"(?<![A-Za-z])(slide|patient|subject|case|donor|specimen|animal|video|clip|film|sequence|seq|scene|scan|volume|wsi"
-    r"|plate|batch|well|site|field)[-_ ]?\d",
+    r"|plate|batch)[-_ ]?\d",
     re.IGNORECASE,
 )
 _NAMED = 0.5  # share of the names that must have such a word
