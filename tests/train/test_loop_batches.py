@@ -11,8 +11,9 @@ from patchloom.cli import main
 from patchloom.data.loader import Batch
 from patchloom.data.sources.open import open_data
 from patchloom.data.splits import hold_out
-from patchloom.errors import PatchloomError
+from patchloom.errors import AlreadyReported, PatchloomError, TemporaryError
 from patchloom.runs.settings import Settings
+from patchloom.train import loop
 from patchloom.train.loop import equalize_batches
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -74,6 +75,25 @@ def test_a_batch_that_is_too_small_for_the_task_is_refused():
     assert (
         len(next(equalize_batches(iter([batch_of(1)]), Settings("x", {"name": "mae"}, batch_size=4), 4)).indices) == 1
     )
+
+
+@pytest.mark.parametrize(("sent", "code"), [(-2, 2), (-75, 75), (0, 2)])
+def test_a_process_that_fails_ends_the_others_with_its_exit_code(monkeypatch, sent, code):
+    mae = Settings("x", {"name": "mae"}, batch_size=4)
+    monkeypatch.setattr(loop, "smallest", lambda count: min(count, sent))
+    with pytest.raises(AlreadyReported) as raised:
+        next(equalize_batches(iter([batch_of(4)]), mae, 4))
+    assert raised.value.exit_code == code
+
+    def lost():
+        raise TemporaryError("a process that read images has died")
+        yield
+
+    told = []
+    monkeypatch.setattr(loop, "smallest", lambda count: told.append(count) or count)
+    with pytest.raises(TemporaryError):
+        next(equalize_batches(lost(), mae, 4))
+    assert told == [-75]
 
 
 REFUSED = {

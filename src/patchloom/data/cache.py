@@ -32,8 +32,8 @@ from patchloom.data.source import Source, digest
 from patchloom.data.stats import sample_images
 from patchloom.data.workers import in_workers
 from patchloom.display import StatusMessage
-from patchloom.errors import PatchloomError
-from patchloom.system.files import cache_root, size_in_words, write_whole
+from patchloom.errors import PatchloomError, TemporaryError
+from patchloom.system.files import cache_root, disk_error_kind, size_in_words, write_whole
 
 # "whole": original size; a number: largest shorter side in pixels, to which larger images are reduced
 Cache = Literal["whole"] | int
@@ -242,7 +242,7 @@ def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], 
     images, folder = sum(len(parts.images(number)) for number in missing), parts.folder
     need, free = images * parts.mean, shutil.disk_usage(folder).free
     if need > free:
-        raise PatchloomError(
+        raise TemporaryError(
             f"--cache {parts.cache} needs about {size_in_words(need)} and {folder} has {size_in_words(free)} free: "
             "make room, name a larger disc by XDG_CACHE_HOME, or give a smaller --cache"
         )
@@ -258,7 +258,7 @@ def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], 
 
 
 def _unwritable(folder: Path, problem: OSError) -> PatchloomError:
-    return PatchloomError(
+    return disk_error_kind(problem)(
         f"{folder} could not be written ({problem.strerror or problem}): make room, name another disc by "
         "XDG_CACHE_HOME, or leave out --cache"
     )

@@ -40,7 +40,7 @@ from patchloom.embed.parts import (
     path_of,
     to_utf8,
 )
-from patchloom.errors import PatchloomError, listing
+from patchloom.errors import PatchloomError, TemporaryError, listing
 from patchloom.estimate import scaled_seconds
 from patchloom.evaluate.features import digest_tensors, each_batch, runs_in_bfloat16
 from patchloom.evaluate.results import note_unreadable
@@ -383,7 +383,7 @@ def check_disk_space(to: Path, parts: PartFolder, size: int) -> None:
     need = (size if to == parts.folder else 2 * size) - parts.size
     free = shutil.disk_usage(folder).free
     if need > free:
-        raise PatchloomError(
+        raise TemporaryError(
             f"{to.name} needs about {size_in_words(need)} while it is made, and {folder} has {size_in_words(free)} "
             "free: free some space, choose a --to on a larger disc, or use --dtype float16"
         )

@@ -172,7 +172,7 @@ def size_in_words(count: float) -> str:
 def write_error(path: object, problem: Exception) -> PatchloomError:
     """Return the error for a file that could not be written."""
     why = getattr(problem, "strerror", None) or problem
-    return _kind(problem)(f"{path} could not be written ({why}): choose another folder, or free space")
+    return disk_error_kind(problem)(f"{path} could not be written ({why}): choose another folder, or free space")
 
 
 def disk_error(problem: Exception) -> PatchloomError | None:
@@ -182,10 +182,13 @@ def disk_error(problem: Exception) -> PatchloomError | None:
     name, why = str(problem.filename or "a file"), problem.strerror or problem
     if problem.errno in _NAMED:
         return PatchloomError(f"{name[:100]} cannot be used as a path here ({why}): give another one")
-    return _kind(problem)(f"{name} could not be read or written ({why}): choose another folder, or free space")
+    return disk_error_kind(problem)(
+        f"{name} could not be read or written ({why}): choose another folder, or free space"
+    )
 
 
-def _kind(problem: Exception) -> type[PatchloomError]:
+def disk_error_kind(problem: Exception) -> type[PatchloomError]:
+    """Return `TemporaryError` for a fault of a disc that may pass by itself, else `PatchloomError`."""
     return TemporaryError if isinstance(problem, OSError) and problem.errno in _MAY_PASS else PatchloomError
 
 

@@ -353,7 +353,7 @@ def refuse_full_disc(folder: RunFolder, need: float) -> float:
     except OSError:  # writing there will fail with a message of its own
         return float("inf")
     if need > room:
-        raise PatchloomError(
+        raise TemporaryError(
             f"the run needs {size_in_words(need)} for its checkpoints and the encoder, and the disc of {folder.path} "
             f"has {size_in_words(room)} free: free some space, choose another folder with --out, or a smaller --model"
         )

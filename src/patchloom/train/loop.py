@@ -99,14 +99,14 @@ def equalize_batches(batches: Iterator[Batch], settings: ResolvedSettings, each:
     while True:
         try:
             batch = next(batches, None)
-        except PatchloomError:
-            smallest(0)  # tells the other processes, which would wait otherwise
+        except PatchloomError as problem:
+            smallest(-problem.exit_code)  # tells the other processes, which would wait otherwise
             raise
         if batch is None:
             return
         fewest = smallest(len(batch.indices))
-        if not fewest:
-            raise AlreadyReported("another process cannot read its images")
+        if fewest <= 0:
+            raise AlreadyReported("another process cannot read its images", -fewest or PatchloomError.exit_code)
         if fewest < each:
             check_step_size(settings.task, settings.batch_size, fewest * world())
         yield batch.first(fewest)
