@@ -28,7 +28,7 @@ def test_a_damaged_record_is_refused(text, tmp_path):
 
 
 def test_quoted_results_are_metrics():
-    assert RESULT.scores() == {"results/knn/run": 0.5, "results/knn/raw pixels": 0.25} and not RESULT.tags()
+    assert RESULT.scores() == {"results/knn/trained": 0.5, "results/knn/raw pixels": 0.25} and not RESULT.tags()
 
 
 def test_the_verdict_and_its_measure_are_values():

@@ -57,7 +57,7 @@ def test_tensorboard_has_settings_and_result(tensorboard_run):
     assert "| task.mask_ratio | 0.75 |" in text("settings") and "| model.depth | 2 |" in text("settings")
     assert text("verdict") == RESULT.verdict and text("summary") == RESULT.summary
     assert "| knn | raw pixels | 0.25 | 0.2 | 0.3 |" in text("results")
-    assert found.Scalars("results/knn/run")[0].value == 0.5
+    assert found.Scalars("results/knn/trained")[0].value == 0.5
 
 
 @pytest.mark.parametrize("noted", [4, 0, -1, None])
@@ -248,7 +248,7 @@ def test_trackio_calls(tmp_path, monkeypatch):
     assert begun[0][1].startswith("photos-mae-")
     assert [one[0] for one in calls if one != "finish"] == [0, 0, 4, 8, 8, 8]
     assert calls[0][1]["baseline/flat patches"] == 1.0 and calls[1][1]["pictures/recovered"].getpixel((0, 0))[0] == 10
-    assert calls[-2][1]["verdict"] == RESULT.verdict and calls[-2][1]["results/knn/run"] == 0.5
+    assert calls[-2][1]["verdict"] == RESULT.verdict and calls[-2][1]["results/knn/trained"] == 0.5
 
 
 def test_trackio_database(tmp_path_factory, monkeypatch):

@@ -60,8 +60,16 @@ class FinalResult(NamedTuple):
         return result
 
     def scores(self) -> dict[str, float]:
-        """Return the held-out measure and the quoted results as metrics, such as ``results/knn/untrained``."""
-        found = {f"results/{row['protocol']}/{row['encoder']}": float(row["value"]) for row in self.rows}
+        """Return the held-out measure and the quoted results as metrics, such as ``results/knn/untrained``.
+
+        The first row of a protocol is the run's encoder. It is called ``trained``, so that runs share a column.
+        """
+        found: dict[str, float] = {}
+        seen: set[str] = set()
+        for row in self.rows:
+            name = row["encoder"] if row["protocol"] in seen else "trained"
+            seen.add(row["protocol"])
+            found[f"results/{row['protocol']}/{name}"] = float(row["value"])
         measure = Health.of(self.health).measure if self.health else None
         if measure is None:
             return found
