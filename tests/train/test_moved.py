@@ -158,7 +158,7 @@ def test_two_that_begin_at_once(images, tmp_path, monkeypatch, capfd):
         return begin(self, *arguments)
 
     monkeypatch.setattr(RunFolder, "begin", begin_after)
-    assert main(typed(images, out, TASK)) == 2
+    assert main(typed(images, out, TASK)) == 75
     assert f"another process has begun a run in {out} meanwhile: run the same command again" in capfd.readouterr().err
     assert held(out) == calls[1]
 

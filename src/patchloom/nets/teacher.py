@@ -76,6 +76,8 @@ class Teacher(nn.Module):
                 (dict(own[name].named_buffers()), dict(plain_buffers(part))),
             ):
                 # by name, because low-rank updates change the order
+                if missing := mine.keys() - theirs.keys():
+                    raise ValueError(f"the student has no {min(missing)}")
                 _follow(list(mine.values()), [theirs.pop(at).detach() for at in mine], momentum)
 
 
