@@ -19,6 +19,8 @@ from patchloom.errors import PatchloomError, TemporaryError, closest_word
 _MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ESTALE)
 # of these, the ones that may pass by themselves: no space, a quota, a fault of a disc or of a network's file system
 _MAY_PASS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
+# safetensors' exception has the number in its words alone
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 # errors of a name that no file can have, or that names another kind of file
 _NAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 _LARGE = 2**28  # bytes that a disc may take seconds to write
@@ -189,7 +191,10 @@ def disk_error(problem: Exception) -> PatchloomError | None:
 
 def disk_error_kind(problem: Exception) -> type[PatchloomError]:
     """Return `TemporaryError` for a fault of a disc that may pass by itself, else `PatchloomError`."""
-    return TemporaryError if isinstance(problem, OSError) and problem.errno in _MAY_PASS else PatchloomError
+    number = getattr(problem, "errno", None)
+    if number is None and (said := _OS_ERROR.search(str(problem))):
+        number = int(said[1])
+    return TemporaryError if number in _MAY_PASS else PatchloomError
 
 
 def remove_leftovers(folder: Path) -> None:
