@@ -192,7 +192,7 @@ def disk_error(problem: Exception) -> PatchloomError | None:
 def disk_error_kind(problem: Exception) -> type[PatchloomError]:
     """Return `TemporaryError` for a fault of a disc that may pass by itself, else `PatchloomError`."""
     number = getattr(problem, "errno", None)
-    if number is None and (said := _OS_ERROR.search(str(problem))):
+    if not number and (said := _OS_ERROR.search(str(problem))):
         number = int(said[1])
     return TemporaryError if number in _MAY_PASS else PatchloomError
 
