@@ -38,6 +38,11 @@ _CALLED = {  # controls in a sentence
 }
 
 
+def control_name(control: str) -> str:
+    """Return the name of a control in a verdict on a run."""
+    return _CALLED[START] if control == START else control
+
+
 class Level(Enum):
     """Claim about an effect."""
 

@@ -47,7 +47,7 @@ class AlreadyReported(PatchloomError):
         exit_code: the other process's exit code.
     """
 
-    def __init__(self, text: str, exit_code: int = 2):
+    def __init__(self, text: str, exit_code: int = PatchloomError.exit_code):
         super().__init__(text)
         self.exit_code = exit_code
 

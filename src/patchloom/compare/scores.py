@@ -280,13 +280,17 @@ def file_of(one: Contender, number: int, out: Path, kind: str = "") -> Path:
 
 def load_contender(one: Contender) -> tuple[Encoder, EncoderCard]:
     """Load the encoder at the place of a contender: the start of a run if that is the contender, else its encoder."""
-    start = load_start(one.place) if (one.name, one.kind) == (START, CONTROL) else None
+    start = load_start(one.place) if _is_start(one) else None
     return start or load_encoder(one.place)
+
+
+def _is_start(one: Contender) -> bool:
+    return (one.name, one.kind) == (START, CONTROL)
 
 
 def _score(one: Contender, on: LabelledData, settings: EvalSettings) -> Scores:
     vit, card = load_contender(one)
-    head = None if one.name == START else load_extra_module(one.place, "pooling")
+    head = None if _is_start(one) else load_extra_module(one.place, "pooling")
     its = replace(settings, seed=one.seed, cache=False)
     # in the order of `extractors`: the encoder, its untrained twin, raw pixels
     which = {UNTRAINED: 1, PIXELS: 2}.get(one.name, 0) if one.kind == CONTROL else 0

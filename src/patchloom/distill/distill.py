@@ -21,7 +21,7 @@ from patchloom.display import Displayable, TextTable, TimeLeft, Verbatim, track_
 from patchloom.distill.training import Distillation
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures, groups_of, labels_of, only_labelled
-from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, evaluate_extractor, majority
+from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, evaluate_extractor, frozen_report
 from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings, open_with_notes, parts_of
@@ -192,30 +192,17 @@ def _compare(
         FeatureExtractor(name, partial(_features, net, about, settings), None) for name, net in backbones.items()
     ]
     extractors.append(encoder_extractor("teacher", vit, card, settings))
-    rows, quoted = [], []
+    rows = []
     for extractor in extractors:
         found, train, test = evaluate_extractor(extractor, (KNN,), parts, settings, "mean")
-        rows += found[KNN.name]
-        quoted.append(KNN.quoted(found[KNN.name]))
-    ours, random, theirs = quoted
-    n = len(test.labels)
-    return Report(
-        rows=[*rows, majority(KNN.name, train.labels, test.labels)],
-        protocol=(
-            f"{KNN.sentence(train, test)} {parts.story} The student's features are those that timm's classifier gets."
-        ),
-        headline=(
-            f"kNN (k={ours.settings['k']}): {ours.text()} against {100 * random.value:.1f} % of its random start and "
-            f"{100 * theirs.value:.1f} % of the teacher on {n:,} test {parts.test.noun}."
-        ),
-        quoted=tuple(quoted),
-        data=parts.test.name,
-        fingerprint=parts.test.fingerprint(),
-        seed=settings.seed,
-        n_test=n,
-        across=KNN.across,
-        noun=parts.test.noun,
-    ).with_differences(True)
+        rows.append(found[KNN.name])
+    ours, random, theirs = map(KNN.quoted, rows)
+    headline = (
+        f"kNN (k={ours.settings['k']}): {ours.text()} against {100 * random.value:.1f} % of its random start and "
+        f"{100 * theirs.value:.1f} % of the teacher"
+    )
+    around = f"{parts.story} The student's features are those that timm's classifier gets."
+    return frozen_report(KNN, rows, headline, around, parts, settings, train, test).with_differences(True)
 
 
 @torch.inference_mode()

@@ -61,6 +61,7 @@ class Distillation(Loop):
         self.source, self.settings, self.dense, self.lr = source, settings, dense, lr
         self.device, self.seed, self.clip = settings.torch_device, settings.seed, _CLIP
         self.channels, self.batch = len(teacher.mean), min(batch, len(source))
+        self.statistics = teacher.mean.flatten().tolist(), teacher.std.flatten().tolist()
         self.augment = ColoredCrop(size, scale=_SCALE)
         recipe: dict[str, Any] = {
             "epochs": epochs,
@@ -89,8 +90,7 @@ class Distillation(Loop):
         return training_batches(self.source, self.augment, *reading, device=self.device)
 
     def _loss(self, batch: Batch) -> Tensor:
-        mean, std = self.teacher.mean.flatten().tolist(), self.teacher.std.flatten().tolist()
-        pooled, dense = self.parallel(normalize(batch.views[0], mean, std), self.grid)
+        pooled, dense = self.parallel(normalize(batch.views[0], *self.statistics), self.grid)
         images = batch.views[0] if batch.views[0].is_floating_point() else batch.views[0].float() / 255
         one, each = feature_cosines(pooled, dense, self.teacher(images))
         return 1 - one + self.dense * (1 - each)

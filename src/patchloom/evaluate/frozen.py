@@ -110,12 +110,18 @@ def extractors(
     head: InstanceHead | None = None,
     *,
     layers: bool = False,
+    start: tuple[Encoder, EncoderCard] | None = None,
 ) -> list[FeatureExtractor]:
-    """Return the extractors of an encoder, its untrained twin and raw pixels, with the cache."""
+    """Return the extractors of an encoder, its start if given, its untrained twin and raw pixels, with the cache.
+
+    The start has no instance ``head``.
+    """
     twin, fresh = untrained_twin(card, head, settings.seed)
+    starts = [] if start is None else [encoder_extractor(START, *start, settings, layers=layers)]
     # functions, so that only one set of features is in memory at a time
     return [
         encoder_extractor(card.name, vit, card, settings, head, layers=layers),
+        *starts,
         encoder_extractor(UNTRAINED, twin, card, settings, fresh, layers=layers),
         raw_extractor(vit, card, settings),
     ]
@@ -187,10 +193,7 @@ def compare_frozen(
         check_pooling(pooling, tokens_of(vit, head))
     rows: dict[str, list[list[Row]]] = {protocol.name: [] for protocol in protocols}
     cached = []
-    compared = extractors(vit, card, settings, head)
-    if start is not None and pooling != "instance":
-        compared.insert(1, encoder_extractor(START, *start, settings))
-    for extractor in compared:
+    for extractor in extractors(vit, card, settings, head, start=None if pooling == "instance" else start):
         found, train, test = evaluate_extractor(extractor, protocols, parts, settings, pooling)
         for title, its in found.items():
             rows[title].append(its)
@@ -236,25 +239,41 @@ def _report(
     train: ImageFeatures,
     test: ImageFeatures,
 ) -> Report:
-    quoted = tuple(map(protocol.quoted, rows))
-    trained, *controls = quoted
+    trained, *controls = map(protocol.quoted, rows)
     beside = [f"{100 * row.value:.1f} % {_IN_HEADLINE.get(row.encoder, row.encoder)}" for row in controls]
+    headline = f"{protocol.title(trained)}: {trained.text()} against {listing(beside, 'and')}"
+    return frozen_report(protocol, rows, headline, around, parts, settings, train, test).with_differences(
+        protocol.drawn
+    )
+
+
+def frozen_report(
+    protocol: FrozenProtocol,
+    rows: list[list[Row]],
+    headline: str,
+    around: str,
+    parts: Parts,
+    settings: EvalSettings,
+    train: ImageFeatures,
+    test: ImageFeatures,
+) -> Report:
+    """Return the report on the ``rows`` of each extractor, without differences.
+
+    The end of the ``headline``, which names the test images, is added, and so is the row of the majority class.
+    """
     n_test = len(test.labels)
     return Report(
         rows=[*sum(rows, []), majority(protocol.name, train.labels, test.labels)],
         protocol=f"{protocol.sentence(train, test)} {around}",
-        headline=(
-            f"{protocol.title(trained)}: {trained.text()} against {listing(beside, 'and')} on {n_test:,} test "
-            f"{parts.test.noun}."
-        ),
-        quoted=quoted,
+        headline=f"{headline} on {n_test:,} test {parts.test.noun}.",
+        quoted=tuple(map(protocol.quoted, rows)),
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),
         seed=settings.seed,
         n_test=n_test,
         across=protocol.across,
         noun=parts.test.noun,
-    ).with_differences(protocol.drawn)
+    )
 
 
 def circumstances(

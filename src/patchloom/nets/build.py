@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import timm
 import torch
@@ -45,21 +45,20 @@ _ALIKE = 20  # number of similar names to try
 
 def check_servable(vit: nn.Module, name: str) -> Encoder:
     """Raise an error, with an alternative, for a model whose forward pass `encode` would not reproduce."""
-    if is_hierarchical(vit):
-        check_hierarchical(vit, name)
-        return vit
-    if type(vit) is not VisionTransformer and type(vit) is not Eva:
+    if not _is_plain(vit):
         other = served_like(name)
         raise PatchloomError(
             f"{name} is timm's {type(vit).__name__}, and patchloom supports plain VisionTransformer, Eva and "
             f"SwinTransformer only{f': the nearest of these is {other}' if other else ''}"
         )
-    if unknown := _unknown_parts(vit):
+    if is_hierarchical(vit):
+        check_hierarchical(vit, name)
+    elif unknown := _unknown_parts(vit):
         raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom does not support: choose a plain ViT")
     return vit
 
 
-def _is_plain(vit: nn.Module) -> bool:
+def _is_plain(vit: nn.Module) -> TypeGuard[Encoder]:
     return is_hierarchical(vit) or type(vit) is VisionTransformer or type(vit) is Eva
 
 

@@ -159,24 +159,19 @@ class OnEncoder(nn.Module):
         free = {f"{self.encoder_at}.{name}" for name in own} | {*_vectors(self)}
         return layer_groups(self, self.encoder_at, free, weight_decay, layer_decay)
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return regular expressions that group parameter names by layer, for timm; all others are the top layer."""
-        return _layer_matcher(self._encoder(), self.encoder_at)
-
 
 def layer_groups(
     net: nn.Module, encoder_at: str, free: Collection[str], weight_decay: float, layer_decay: float
 ) -> list[dict[str, Any]]:
-    """Return parameter groups of a net on an encoder as in `OnEncoder.groups`; ``free`` have no weight decay."""
-    matcher = _layer_matcher(cast(Encoder, net.get_submodule(encoder_at)), encoder_at)
+    """Return parameter groups of a net on an encoder as in `OnEncoder.groups`; ``free`` have no weight decay.
+
+    Parameters outside of the encoder's layers are those of the top layer.
+    """
+    stem, blocks = layer_patterns(cast(Encoder, net.get_submodule(encoder_at)))
+    begin = rf"^{encoder_at}\."
+    matcher = {"stem": f"{begin}{stem}", "blocks": [(f"{begin}{one}", order) for one, order in blocks]}
     named: Any = SimpleNamespace(named_parameters=net.named_parameters, group_matcher=lambda coarse: matcher)
     return param_groups_layer_decay(named, weight_decay, free, layer_decay=layer_decay)
-
-
-def _layer_matcher(vit: Encoder, encoder_at: str) -> dict[str, Any]:
-    stem, blocks = layer_patterns(vit)
-    begin = rf"^{encoder_at}\."
-    return {"stem": f"{begin}{stem}", "blocks": [(f"{begin}{one}", order) for one, order in blocks]}
 
 
 def _vectors(net: nn.Module) -> list[str]:

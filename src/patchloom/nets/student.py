@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.errors import PatchloomError, closest_word
+from patchloom.errors import PatchloomError, check_range, closest_word, typed_fields
+from patchloom.nets.checkpoints.format import check_statistics
 from patchloom.system.files import write_whole
 
 WEIGHTS, CARD = "student.safetensors", "student.json"
@@ -130,8 +131,7 @@ def pooled_features(backbone: nn.Module, images: Tensor) -> Tensor:
 
 def save_student(backbone: nn.Module, card: StudentCard, folder: Path) -> None:
     """Write weights with timm's own names, and the card."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / CARD, lambda path: path.write_text(json.dumps({"format": _FORMAT} | asdict(card), indent=2)))
+    write_whole(folder / CARD, json.dumps({"format": _FORMAT} | asdict(card), indent=2))
     weights = {name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()}
     write_whole(folder / WEIGHTS, lambda path: save_file(weights, path))
 
@@ -145,10 +145,12 @@ def read_student_card(folder: Path) -> StudentCard:
         raise PatchloomError(
             f"there is no student at {folder}: give a folder that patchloom distill wrote"
         ) from problem
-    if not _valid(found):
-        raise PatchloomError(f"{path} is damaged or of another version: write it again with patchloom distill")
-    pairs = {name: tuple(found[name]) for name in ("size", "mean", "std")}
-    return StudentCard(found["model"], found["options"], teacher=found["teacher"], **pairs)
+    try:
+        return _card_of(found)
+    except (ValueError, TypeError, KeyError) as problem:
+        raise PatchloomError(
+            f"{path} is damaged or of another version ({problem}): write it again with patchloom distill"
+        ) from problem
 
 
 def load_student(folder: str | Path) -> tuple[nn.Module, StudentCard]:
@@ -170,25 +172,17 @@ def load_student(folder: str | Path) -> tuple[nn.Module, StudentCard]:
     return backbone.eval(), card
 
 
-def _valid(found: Any) -> bool:
-    """Return whether the values of a card have the right types and ranges."""
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
-        return False
-    words = all(isinstance(found.get(name), str) for name in ("model", "teacher"))
-    options, size, mean, std = (found.get(name) for name in ("options", "size", "mean", "std"))
-    if not (words and isinstance(options, dict) and options.keys() <= {"in_chans", "img_size"} and _sides(size)):
-        return False
-    if not _count(options.get("in_chans")) or ("img_size" in options and not _sides(options["img_size"])):
-        return False
-    lists = [one for one in (mean, std) if isinstance(one, list) and len(one) == options["in_chans"]]
-    numbers = [x for one in lists for x in one]
-    right = all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in numbers)
-    return len(lists) == 2 and right and all(x > 0 for x in lists[1])
-
-
-def _count(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool) and 0 < x <= _LARGEST
-
-
-def _sides(x: Any) -> bool:
-    return isinstance(x, list) and len(x) == 2 and all(map(_count, x))
+def _card_of(found: Any) -> StudentCard:
+    """Check types and ranges of a card's values."""
+    if not isinstance(found, dict) or found.pop("format", None) != _FORMAT:
+        raise ValueError("it has another format")
+    card = StudentCard(**typed_fields(StudentCard, found, {"size": (1, _LARGEST)}))
+    if card.options.keys() - {"in_chans", "img_size"} or not isinstance(channels := card.options["in_chans"], int):
+        raise ValueError("its options are not those of a student")
+    for name, value in card.options.items():
+        check_range(name, value, 1, _LARGEST)
+    side = card.options.get("img_size", [1, 1])
+    if len(card.mean) != channels or not isinstance(side, list) or len(side) != 2:
+        raise ValueError("its sizes do not fit each other")
+    check_statistics(card.mean, card.std)
+    return card

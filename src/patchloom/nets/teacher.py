@@ -78,7 +78,7 @@ class Teacher(nn.Module):
                 # by name, because low-rank updates change the order
                 if missing := mine.keys() - theirs.keys():
                     raise ValueError(f"the student has no {min(missing)}")
-                _follow(list(mine.values()), [theirs.pop(at).detach() for at in mine], momentum)
+                _follow(list(mine.values()), [theirs[at].detach() for at in mine], momentum)
 
 
 def _follow(mine: list[torch.Tensor], theirs: list[torch.Tensor], momentum: float) -> None:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from patchloom.claims import START, MeasureResult, finite_or_none, number_of, text_of
+from patchloom.claims import START, MeasureResult, control_name, finite_or_none, number_of, text_of
 from patchloom.errors import PatchloomError
 from patchloom.runs.checksummed import read_checksummed, write_checksummed
 
@@ -294,8 +294,7 @@ def _by_knn(health: Health) -> str:
 
 
 def _control(health: Health) -> str:
-    control = str(health.figures["control"])
-    return "its start" if control == START else control
+    return control_name(str(health.figures["control"]))
 
 
 def _counted(n: int, items: str) -> str:

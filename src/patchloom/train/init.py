@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from patchloom.claims import START
+from patchloom.display import is_first
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
@@ -45,7 +46,7 @@ class Start:
 
     Attributes:
         sentences: report on the weights that were loaded.
-        loaded: copy of the encoder's weights as they were loaded; empty for random ones.
+        loaded: copy of the encoder's weights as they were loaded, in the first process; empty for random ones.
     """
 
     def __init__(self, asked: Settings):
@@ -125,7 +126,7 @@ class Start:
             if shape is not None and self.asked.model["name"] == "auto":
                 self.sentences.append(describe_assumptions(shape))
             self.sentences += self._statistics(self._weights)
-        if self.asked.init is not None or self.asked.from_run is not None:
+        if is_first() and (self.asked.init is not None or self.asked.from_run is not None):
             self.loaded = {name: weight.detach().clone() for name, weight in vit.state_dict().items()}
 
     def write(self, folder: RunFolder, card: EncoderCard) -> None:

@@ -11,7 +11,17 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from patchloom.claims import MIN_VERDICT_IMAGES, SMALL, START, Effect, Level, MeasureResult, effect_between, effect_of
+from patchloom.claims import (
+    MIN_VERDICT_IMAGES,
+    SMALL,
+    START,
+    Effect,
+    Level,
+    MeasureResult,
+    control_name,
+    effect_between,
+    effect_of,
+)
 from patchloom.data.modality import IMAGES, Modality
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.results import Report, Row, compare_rows
@@ -96,9 +106,7 @@ def _of_classes(knn: Report, modality: Modality) -> str:
         effect_over_control(trained, best, knn.n_test).level,
         _counted(knn.n_test, f"test {modality.noun}", modality),
     )
-    meaning = _CLASSES[level].format(
-        other="its start" if best.encoder == START else best.encoder, images=_being(knn.n_test, images)
-    )
+    meaning = _CLASSES[level].format(other=control_name(best.encoder), images=_being(knn.n_test, images))
     numbers = f"{trained.value:.1%}, {best.value:.1%}"
     for row in rest:
         other = effect_over_control(trained, row, knn.n_test).level
@@ -111,7 +119,7 @@ def _of_classes(knn: Report, modality: Modality) -> str:
 def best_control_first(knn: Report) -> list[Row]:
     """Return the encoder's row of a kNN, then its controls, the best one first.
 
-    The start of an adapted encoder comes before the others: whoever has it needs a reason to prefer another encoder.
+    The start of an adapted encoder comes before the others, because it is what the run must improve on.
     """
     trained, *controls = knn.quoted
     return [trained, *sorted(controls, key=lambda row: (row.encoder != START, -row.value))]

@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from patchloom.claims import START
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures
-from patchloom.evaluate.frozen import INSTEAD, circumstances, encoder_extractor, extractors, majority
+from patchloom.evaluate.frozen import INSTEAD, circumstances, extractors, majority
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
 from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
 from patchloom.evaluate.results import Drawing, Report, Row
@@ -42,10 +41,7 @@ def layers(
     start = load_start(run)
     groups: list[list[Row]] = []
     cached = []
-    compared = extractors(vit, card, settings, layers=True)
-    if start is not None:
-        compared.insert(1, encoder_extractor(START, *start, settings, layers=True))
-    for name, features_of, encoder in compared:
+    for name, features_of, encoder in extractors(vit, card, settings, layers=True, start=start):
         train = features_of(parts.train)
         row_settings = [{}] if encoder is None else _held_out(train, k, settings)
         # the best layer is chosen: read the test images
