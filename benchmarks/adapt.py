@@ -139,17 +139,11 @@ def adapted(images: Path, out: Path, name: str, encoder: str, arm: str, seed: in
     return folder
 
 
-def scored(run: Path, data: Path, protocol: str, quoted: str, **given: Any) -> float:
-    """Evaluate a run once, and store the accuracy or mIoU of its row ``quoted`` in percent in the run's folder."""
+def scored(run: Path, data: Path, protocol: str, **given: Any) -> float:
+    """Evaluate a run once, and store the value that the report quotes, in percent, in the run's folder."""
     kept = run / f"scored-{protocol}-{given.get('seed', 0)}.json"
     if not kept.exists():
-        report = evaluate(protocol, run, data, **given)
-        rows = [
-            row
-            for row in report.rows
-            if row.encoder == run.name and quoted in (row.pooling, row.settings.get("measure"))
-        ]
-        kept.write_text(json.dumps(100 * rows[0].value))
+        kept.write_text(json.dumps(100 * evaluate(protocol, run, data, **given).quoted[0].value))
     return float(json.loads(kept.read_text()))
 
 
@@ -162,10 +156,10 @@ def table(title: str, found: dict[str, list[float]]) -> None:
         print(f"  {arm:18} {mean:5.1f} ({low:.1f} to {high:.1f})   less the start, by seed: {gains}", flush=True)
 
 
-PROTOCOLS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
-    "cells": [("knn", "mean", {}), ("linear", "mean", {})],
-    "camvid": [("segment", "mIoU", {"head": "linear", "steps": 300, "size": 128, "side": 176, "ignore": 11})],
-    "raccoon": [("detect", "AP", {"steps": 300, "size": 192})],
+PROTOCOLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "cells": [("knn", {}), ("linear", {})],
+    "camvid": [("segment", {"head": "linear", "steps": 300, "size": 128, "side": 176, "ignore": 11})],
+    "raccoon": [("detect", {"steps": 300, "size": 192})],
 }
 IMAGES_OF = {"cells": "unlabelled", "camvid": "images/train", "raccoon": "images/train"}
 
@@ -174,7 +168,7 @@ def study(name: str, data: Path, out: Path, encoder: str, arms: list[str]) -> No
     """Adapt by each arm and seed, and print a table for each protocol."""
     labelled = data / "labelled" if name == "cells" else data
     more = {} if name == "cells" else {"validation": 0.0}
-    for protocol, quoted, given in PROTOCOLS[name]:
+    for protocol, given in PROTOCOLS[name]:
         found = {}
         for arm in ("start", *arms):
             runs = [
@@ -184,7 +178,7 @@ def study(name: str, data: Path, out: Path, encoder: str, arms: list[str]) -> No
                 for seed in SEEDS
             ]
             found[arm] = [
-                scored(run, labelled, protocol, quoted, seed=seed, **given, **more)
+                scored(run, labelled, protocol, seed=seed, **given, **more)
                 for seed, run in zip(SEEDS, runs, strict=True)
             ]
         table(f"{name}, {encoder}, {protocol}", found)
