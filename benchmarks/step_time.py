@@ -41,6 +41,7 @@ from patchloom.train.estimate import Step, memory_of
 from patchloom.train.resolve import resolve
 
 STATS = Stats((0.5,) * 3, (0.25,) * 3, 224, 224, 1, [])
+IMAGES = 2**16  # of the training set; diet takes no more
 PRODUCTS = 5
 TABLES = ("peers", "tasks", "mp3", "growth", "memory", "blocks", "kernels")
 BLOCKS = (None, 4, 2, 1)
@@ -51,7 +52,7 @@ def settings_for(task: dict | str, device: str, batch: int, dtype: str, **change
     """Return the resolved settings of a task at the sizes of this benchmark."""
     given = {"model": "vit_small_patch16_224", "img_size": 224, "patch_size": 16, "batch_size": batch}
     given |= {"precision": dtype, "device": device, "clip": 0.0, "compile": False, **changes}
-    return resolve(request("shapes", task, given), 100_000, 3, STATS)[0]
+    return resolve(request("shapes", task, given), IMAGES, 3, STATS)[0]
 
 
 def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:

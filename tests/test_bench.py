@@ -87,6 +87,20 @@ def test_tasks_without_required_options_are_the_default(monkeypatch):
     assert built.value.args[0] == ready_tasks()
 
 
+def test_a_default_task_that_does_not_suit_the_images_is_left_out(monkeypatch, capsys):
+    monkeypatch.setattr("patchloom.tasks.diet._MOST", 10)  # images
+    monkeypatch.setattr("patchloom.bench.memory_of", lambda settings, compiled, sound: None)
+    monkeypatch.setattr("patchloom.bench.ready_tasks", lambda: ["mae", "diet"])
+    built = bench("shapes:64", model="nano", batch_size=8, rounds=1, precision="float32").paces
+    assert [one.task for one in built] == ["mae"]
+    assert "diet is left out: diet has one class per training image, up to 10" in capsys.readouterr().out
+    with pytest.raises(PatchloomError, match="up to 10"):
+        bench("shapes:64", tasks=["diet"], batch_size=8)
+    monkeypatch.setattr("patchloom.bench.ready_tasks", lambda: ["diet"])
+    with pytest.raises(PatchloomError, match="up to 10"):  # none is left
+        bench("shapes:64", batch_size=8)
+
+
 def test_the_gain_of_compiling_is_stored_and_used(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("patchloom.bench.memory_of", lambda settings, compiled, sound: None)

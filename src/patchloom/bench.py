@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -13,10 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from patchloom.arguments import validate_arguments
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.sources.open import open_data
+from patchloom.data.stats import Stats
 from patchloom.display import Displayable, StatusMessage, TextTable
 from patchloom.errors import PatchloomError
 from patchloom.nets.performance import fuse_attention
-from patchloom.runs.settings import ResolvedSettings, request
+from patchloom.runs.settings import ResolvedSettings, Settings, request
 from patchloom.sizes import PatchSize, in_pixels
 from patchloom.system.hardware import compile_gain, keep_freed_memory, product_rates, seconds_of
 from patchloom.tasks import ready_tasks
@@ -187,7 +189,7 @@ def bench(
     source = open_data(data).train
     channels, stats = measure_data(asked[0], source, sample=100)
     source = source.heard_as(stats.sound)
-    each = [resolve(one, len(source), channels, stats)[0] for one in asked]
+    each = _resolved(asked, len(source), channels, stats, explicit=tasks is not None)
     if each[0].device == "cpu":
         torch.set_num_threads(each[0].threads)
     refuse_too_large(each[0], each[0].batch_size)  # encoder and images are the same for all tasks
@@ -228,6 +230,27 @@ def bench(
         s = done.settings
         compile_gain(s.device, s.precision, s.model["name"], s.kernels, s.threads, lambda: min(gains))
     return done
+
+
+def _resolved(asked: Sequence[Settings], n: int, channels: int, stats: Stats, explicit: bool) -> list[ResolvedSettings]:
+    """Return the resolved settings of each task.
+
+    A task that does not suit the images is left out, with a line, unless the user named it or none is left.
+    """
+    found: list[ResolvedSettings] = []
+    refused: list[tuple[str, PatchloomError]] = []
+    for one in asked:
+        try:
+            found.append(resolve(one, n, channels, stats)[0])
+        except PatchloomError as problem:
+            if explicit:
+                raise
+            refused.append((label(one.task["name"]), problem))
+    if not found:
+        raise refused[0][1]
+    for name, why in refused:
+        print(f"{name} is left out: {why}", flush=True)
+    return found
 
 
 def _counted(step: Step, waiting: StatusMessage) -> None:

@@ -198,7 +198,7 @@ def test_no_gpu_is_set_up_for_steps_that_are_tried_elsewhere(monkeypatch):
 def test_a_disc_without_the_room_is_refused_before_anything_is_written(images, tmp_path, monkeypatch, capsys):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage(9e6, 8e6, 1e6))
-    assert main(typed(images, tmp_path / "some" / "run", {"task": "mae", "epochs": 3})) == 2
+    assert main(typed(images, tmp_path / "some" / "run", {"task": "mae", "epochs": 3})) == 75
     err = capsys.readouterr().err
     need = re.search(
         r"the run needs ([\d.]+) MB for its checkpoints and the encoder, and the disc of (\S+) has 1.0", err
