@@ -34,7 +34,7 @@ from patchloom.data.sources.open import open_data
 from patchloom.evaluate.protocols import evaluate
 
 SEEDS = (0, 1, 2)
-START_EPOCHS, IMAGES = 20, 150_000  # of the start; images that an adaptation sees
+START_EPOCHS, IMAGES = 10, 50_000  # of the start; images that an adaptation sees
 SIZE: dict[str, Any] = {
     "img_size": 64,
     "patch_size": 8,
