@@ -31,10 +31,12 @@ Z = 1.959963984540054  # standard normal quantile of a 95 % interval
 WIDE = 0.07  # half-width of an interval from which a sentence says that the images are few
 _SPLIT = 0.25  # ratio of test to training images of a split: a fifth is split off
 START = "start"  # the control of an adapted encoder: the weights that its run began with, unchanged
+BLEND = "blend"  # a control of an adapted encoder: weights between its start and its own
 _CALLED = {  # controls in a sentence
     "untrained": "the untrained one",
     "from scratch": "training from scratch",
     START: "its start",
+    BLEND: "the chosen blend",
 }
 
 

@@ -118,7 +118,8 @@ def check_license(license: str | None) -> None:
 
 def model_card(run: str | Path, one: Exportable, license: str | None, name: str | None, difference: float) -> str:
     """Return Markdown with a YAML header, with names from users escaped and without paths."""
-    told = load_run(run) if Path(run).is_dir() and (Path(run) / "config.yaml").is_file() else None
+    of_run = one.blend != 0 and Path(run).is_dir() and (Path(run) / "config.yaml").is_file()
+    told = load_run(run) if of_run else None
     hidden = {} if told is None else _hidden(told)
     called = one.card.name if name is None else name.rpartition("/")[2]
     place = name or f"NAME/{re.sub(r'[^A-Za-z0-9._-]+', '-', called)}"
@@ -133,7 +134,7 @@ def model_card(run: str | Path, one: Exportable, license: str | None, name: str 
         f"# {escaped(_public(called, hidden))}",
         _lead(one),
         "## Model\n\n" + _listed(_model(one)),
-        *([] if told is None else _of_run(told, one.card.note, hidden)),
+        *([] if told is None else _of_run(told, one, hidden)),
         "## Limits\n\n" + _limits(one, told),
         _usage(one, place, difference),
         f"Written by patchloom {__version__}.",
@@ -148,6 +149,11 @@ def escaped(text: str) -> str:
 
 def _lead(one: Exportable) -> str:
     task = one.card.task.rpartition("/")[2]  # a user's task has the path of its file
+    if one.blend == 0:
+        return (
+            f"An image encoder: the weights of {escaped(task)} with which a run began, fitted to its sizes. It has no "
+            "classifier and computes a vector for each image."
+        )
     entry = TASKS.get(task)
     by = f"`{task}`" if re.fullmatch(r"[\w.-]+", task) else escaped(task)
     paper = ""
@@ -173,8 +179,8 @@ def _model(one: Exportable) -> list[tuple[str, str]]:
     ]
 
 
-def _of_run(told: RunData, note: str, hidden: Mapping[str, str]) -> list[str]:
-    """Return the sections about a run: training, figures and verdict."""
+def _of_run(told: RunData, one: Exportable, hidden: Mapping[str, str]) -> list[str]:
+    """Return the sections about a run: training and, unless its weights are blended, figures and verdict."""
     settings = told.settings
     about = dict(run_metadata(told))
     data = data_slug(settings.data) if not is_object(settings.data) else "images in memory"
@@ -183,13 +189,15 @@ def _of_run(told: RunData, note: str, hidden: Mapping[str, str]) -> list[str]:
         ("data", f"{data}, without labels"),
         ("images", _images(told)),
         ("epochs", epochs),
-        ("weights", note),
+        ("weights", one.card.note),
         ("batch", f"{settings.batch_size} images"),
         ("state", "" if told.finished else told.state()),
         *((term, about.get(term, "")) for term in _PUBLISHED),
     ]
     facts = [(term, _public(text, hidden)) for term, text in facts if text]
     found = ["## Training\n\n" + _listed(facts)]
+    if one.blend is not None:
+        return found
     try:
         numbers = key_numbers(told)
     except ValueError as problem:  # results.csv is damaged

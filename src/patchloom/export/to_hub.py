@@ -97,15 +97,16 @@ def to_hub(
     name: str | None,
     public: bool,
     model: str | None = None,
+    blend: float | None = None,
 ) -> Export:
     """Write the folder with a model card, load it with both libraries, compare, and upload it if requested."""
     require_packages("hf", "transformers")
     check_license(license)
     if name is not None:
         check_push(name)
-    one = load_exportable(run, pooling, model)
+    one = load_exportable(run, pooling, model, blend)
     _check(one)
-    folder = Path(out) if out else default_out(run, "hf")
+    folder = Path(out) if out else default_out(run, "hf", blend)
     _check_folder(folder)
     examples = make_examples(run, data, one.card)
     readable = one.channels in (1, 3)
