@@ -99,7 +99,7 @@ def measure_run(
     settings: EvalSettings,
     pooling: Pooling | Literal["all"],
     gallery: float = 1.0,
-    shares: Sequence[float] | None = None,
+    shares: float | Sequence[float] | None = None,
 ) -> Report:
     """Evaluate a run by one protocol.
 
@@ -110,6 +110,7 @@ def measure_run(
         gallery: stratified fraction of the training images that is used.
         shares: shares of the run's weights in blends with its start; 0 and 1 are added.
     """
+    shares = [shares] if isinstance(shares, int | float) else shares
     if shares is not None:
         _check_shares(shares, run, pooling)
     vit, card = load_encoder(run, settings.model)
@@ -236,7 +237,9 @@ def compare_frozen(
     ) -> tuple[dict[str, list[Row]], ImageFeatures, ImageFeatures]:
         found, train, test = evaluate_extractor(extractor, protocols, parts, settings, pooling)
         cached.extend([extractor.name] * (train.cached or test.cached))
-        for protocol in protocols if share is not None else ():
+        for protocol in protocols:
+            if share is None:
+                continue
             row = protocol.quoted([one for one in found[protocol.name] if one.pooling != "instance"])
             assert protocol.held_out is not None  # of the protocols with --blend
             curves[protocol.name].append(BlendPoint(share, row, protocol.held_out(train, row, settings)))

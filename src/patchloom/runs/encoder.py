@@ -167,8 +167,8 @@ def blend(
 
 
 def _between(first: tuple[float, ...], second: tuple[float, ...], share: float) -> tuple[float, ...]:
-    ends = (torch.tensor(values, dtype=torch.float64) for values in (first, second))
-    return tuple(torch.lerp(*ends, share).tolist())
+    one, other = (torch.tensor(values, dtype=torch.float64) for values in (first, second))
+    return tuple(torch.lerp(one, other, share).tolist())
 
 
 def _with_current_name(card: EncoderCard, source: str | Path) -> EncoderCard:

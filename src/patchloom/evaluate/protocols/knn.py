@@ -101,7 +101,7 @@ def knn(
     pooling: Pooling | Literal["all"] = "all",
     ks: Sequence[int] = _KS,
     gallery: float = 1.0,
-    blend: Sequence[float] | None = None,
+    blend: float | list[float] | None = None,
 ) -> Report:
     """Classify by the nearest neighbours among training images, by cosine similarity of frozen features.
 

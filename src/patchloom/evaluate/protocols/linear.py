@@ -53,7 +53,7 @@ def linear(
     recipe: str = _LOGISTIC,
     control: bool = True,
     precision: Precision = "auto",
-    blend: Sequence[float] | None = None,
+    blend: float | list[float] | None = None,
     **changes: Any,
 ) -> Report:
     """Train a linear classifier on frozen features.
