@@ -37,7 +37,8 @@ from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.features import count_classes, only_labelled
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.nets.checkpoints.format import stock_encoder
+from patchloom.nets.checkpoints.format import is_on_hub, stock_encoder
+from patchloom.nets.checkpoints.load import Weights
 from patchloom.report.page import Page, Table, render
 from patchloom.report.report import page_of
 from patchloom.runs.encoder import check_place, load_encoder
@@ -164,7 +165,9 @@ def compare(
     )
     others = _names(beside)
     for one in others:
-        if one.startswith("timm:"):
+        if is_on_hub(one):
+            Weights(one).encoder_spec()
+        elif one.startswith("timm:"):
             stock_encoder(one.removeprefix("timm:"))
         else:
             check_place(one)

@@ -14,6 +14,7 @@ from patchloom.data.sources.in_memory import is_object
 from patchloom.data.sources.open import split_names
 from patchloom.errors import PatchloomError
 from patchloom.export.encoder import Exportable
+from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE
 from patchloom.nets.heads import POOLED
 from patchloom.report.load_run import RunData, load_run
 from patchloom.report.metadata import run_metadata
@@ -124,7 +125,7 @@ def model_card(run: str | Path, one: Exportable, license: str | None, name: str 
     called = one.card.name if name is None else name.rpartition("/")[2]
     place = name or f"NAME/{re.sub(r'[^A-Za-z0-9._-]+', '-', called)}"
     front = {
-        "license": license or "unknown",
+        **_license_header(license or one.card.license or UNKNOWN_LICENSE),
         "library_name": "timm",
         "pipeline_tag": "image-feature-extraction",
         "tags": ["image-feature-extraction", "timm", "transformers", "self-supervised-learning", "patchloom"],
@@ -135,11 +136,39 @@ def model_card(run: str | Path, one: Exportable, license: str | None, name: str 
         _lead(one),
         "## Model\n\n" + _listed(_model(one)),
         *([] if told is None else _of_run(told, one, hidden)),
+        *([f"## Licence\n\n{license_terms(one.card.license)}"] if one.card.license else []),
         "## Limits\n\n" + _limits(one, told),
         _usage(one, place, difference),
         f"Written by patchloom {__version__}.",
     ]
     return "\n\n".join(sections) + "\n"
+
+
+# licences that timm states and the Hub lists; it takes others by name (huggingface.co/docs/hub/repositories-licenses)
+_OF_THE_HUB = {
+    *("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0", "cc-by-nc-4.0", "apple-ascl", "apple-amlr", "gemma"),
+    *("other", UNKNOWN_LICENSE),
+}
+# licences under which weights derived from others have to be passed on, with a copy of the text
+_WITH_A_COPY = {"dinov3-license": "https://github.com/facebookresearch/dinov3/blob/main/LICENSE.md"}
+
+
+def _license_header(license: str) -> dict[str, str]:
+    """Return the fields of the header for a licence that the user or the weights state."""
+    if license in _OF_THE_HUB:
+        return {"license": license}
+    link = _WITH_A_COPY.get(license)
+    return {"license": "other", "license_name": license, **({} if link is None else {"license_link": link})}
+
+
+def license_terms(license: str) -> str:
+    """Return sentences on the licence of the weights that training began with."""
+    if license == UNKNOWN_LICENSE:
+        return "Licence of the weights that training began with: unknown: check the weights' source."
+    said = f"Licence of the weights that training began with: {escaped(license)}. It applies to these weights, too."
+    if license in _WITH_A_COPY:
+        said += f" They may be passed on only under it, with a copy of its text: {_WITH_A_COPY[license]}"
+    return said
 
 
 def escaped(text: str) -> str:

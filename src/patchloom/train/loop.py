@@ -330,13 +330,13 @@ def pretrain(
             say = partial(print, flush=True) if fabric.is_global_zero else lambda line: None
             cached = cache_images(opened.train, plan.settings.cache, plan.settings.workers, say)
             source = plan.held_out.parts(cached)[0]
-        card = run_card(plan.settings, plan.stats, folder.name)
         if not plan.resumed:
             first_decides(lambda: planner.store(plan))
             if start is not None:
-                first_decides(partial(start.write, folder, card))
+                first_decides(partial(start.write, folder, run_card(plan.settings, plan.stats, folder)))
         else:
             first_decides(lambda: planner.go_on(plan, pretext.views))
+        card = run_card(plan.settings, plan.stats, folder)  # with the licence of the start
         for line in lines:
             reporter.note(line)
 
