@@ -419,7 +419,7 @@ def timm_license(name: str) -> str:
 
 
 def license_from(stated: Any) -> str:
-    """Return a licence that an untrusted file or timm states, in one printable line; `UNKNOWN_LICENSE` if it is none."""
+    """Return the licence that an untrusted file or timm states, as printable text, or else `UNKNOWN_LICENSE`."""
     found = printable(" ".join(stated.split()), 100) if isinstance(stated, str) else ""
     return found or UNKNOWN_LICENSE
 
