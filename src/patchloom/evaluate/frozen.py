@@ -324,9 +324,9 @@ def _with_blends(report: Report, curve: Sequence[BlendPoint]) -> Report:
         f"({100 * best.held_out:.1f} %): {chosen.text()}, {against.text()} against the start."
     )
     method = (
-        "Blends are (1 - blend) times the start and blend times the encoder, weight by weight (WiSE-FT). The quoted one "
-        f"was chosen on a stratified {100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {report.noun}; a tie goes "
-        "to the one nearest to the start."
+        "Blends are (1 - blend) times the start and blend times the encoder, weight by weight (WiSE-FT). The quoted "
+        f"one was chosen on a stratified {100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {report.noun}; a tie "
+        "goes to the one nearest to the start."
     )
     return replace(
         report,

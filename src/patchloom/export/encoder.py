@@ -126,6 +126,8 @@ def _specified(vit: Encoder, card: EncoderCard, model: str) -> tuple[Encoder, En
 
 def default_out(run: str | Path, name: str, blend: float | None = None) -> Path:
     """Return the default path of a file or folder called ``name``: in the run, or beside the encoder's file."""
+    if str(run).startswith("timm:"):
+        raise PatchloomError(f"{run} has no folder for an export: give --out")
     place = Path(run)
     before = "" if blend is None else "start-" if blend == 0 else f"blend-{blend:g}-"
     return (place if place.is_dir() else place.parent) / f"{before}{name}"

@@ -13,6 +13,7 @@ from timm.models import save_for_hf
 
 import patchloom
 from patchloom.errors import PatchloomError
+from patchloom.export.export import export
 from patchloom.nets.checkpoints import format
 from patchloom.nets.checkpoints.format import (
     EncoderCard,
@@ -63,6 +64,9 @@ def test_a_repository_is_read_like_its_folder(repository):
         "model.safetensors",
     }
     assert public_shape(Weights(ADDRESS))["options"]["embed_dim"] == 32
+    with pytest.raises(PatchloomError, match="has no folder for an export: give --out"):
+        export(ADDRESS)
+    assert export(ADDRESS, out=folder / "exported.safetensors").images == 16
 
 
 def test_torchs_file_is_read_where_there_is_no_other(repository):
