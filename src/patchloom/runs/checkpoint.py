@@ -143,8 +143,9 @@ class Checkpoints:
         """Return the number of steps done and their seconds, from `about`; zeros if unknown."""
         found = self.about()
         step, seconds = found.get("step"), found.get("seconds")
-        good = type(step) is int and step >= 0 and isinstance(seconds, int | float) and 0 <= seconds < math.inf
-        return (step, float(seconds)) if good else (0, 0.0)
+        if not (isinstance(step, int) and step >= 0 and isinstance(seconds, int | float) and 0 <= seconds < math.inf):
+            return 0, 0.0
+        return step, float(seconds)
 
     def read(self, unsealed: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
         """Return tensors and ``about`` of the newest intact checkpoint, and a message for each damaged one."""

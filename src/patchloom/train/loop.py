@@ -142,6 +142,7 @@ class Run(Displayable):
         return {
             "folder": str(folder.path),
             "finished": not dry,
+            "step": folder.checkpoints.progress()[0],
             "summary": self.summary,
             "planned": self.planned,
             "settings": None if dry else folder.read_config().plain(),
@@ -352,7 +353,8 @@ def pretrain(
                 wait_for_all()
             if not fabric.is_global_zero:
                 raise AlreadyReported("stopped", Stopped.exit_code)
-            raise Stopped("stopped, and a checkpoint was written: run the same command to resume")
+            run = {"folder": str(folder.path), "finished": False, "step": state.step, "steps": state.steps}
+            raise Stopped("stopped, and a checkpoint was written: run the same command to resume", run)
         if not fabric.is_global_zero:
             return Run(folder.path, "")
         compile_blocks(pretext, enabled=False)  # the final evaluation uses each of its shapes only once
