@@ -97,21 +97,32 @@ def may_pass(error: BaseException) -> bool:
     """
     if constants.HF_HUB_OFFLINE and any(kind.__name__ == "OfflineModeIsEnabled" for kind in type(error).__mro__):
         return False
-    seen: list[BaseException] = []
-    one: BaseException | None = error
-    while one is not None and one not in seen:
-        seen.append(one)
+    for one in (chain := _chain(error)):
         if isinstance(one, TemporaryError):
             return True
         if isinstance(one, socket.gaierror):
             return one.errno == socket.EAI_AGAIN
-        if (status := _status(one)) is not None:
+        if (status := http_status(one)) is not None:
             return status >= 500 or status in _STATES
+    return any(_is_of_network(found) for found in chain)
+
+
+def was_refused(error: BaseException) -> bool:
+    """Return whether an exception, or one behind it, is a refused connection: the host is there, and no server."""
+    return any(isinstance(one, OSError) and one.errno == errno.ECONNREFUSED for one in _chain(error))
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return an exception and those behind it."""
+    chain: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in chain:
+        chain.append(one)
         one = one.__cause__ or one.__context__
-    return any(_is_of_network(found) for found in seen)
+    return chain
 
 
-def _status(error: BaseException) -> int | None:
+def http_status(error: BaseException) -> int | None:
     """Return the state of an HTTP answer, from the attributes that clients give their exceptions."""
     answer = getattr(error, "response", None)
     if isinstance(answer, dict):  # botocore's

@@ -6,10 +6,12 @@ import gzip
 import io
 import os
 import pickle
+import socket
 import tarfile
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -27,7 +29,7 @@ from patchloom.data.sources.open import absolute_name, open_data
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.sources.urls import Shard, expand_braces, stat_shards
 from patchloom.data.splits import hold_out
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, TemporaryError
 
 CROP = RandomCrop((8, 8))
 EACH = 5
@@ -518,6 +520,43 @@ def test_errors_say_what_to_do(memory, tmp_path, monkeypatch, data, sentence):
     with pytest.raises(PatchloomError, match=sentence) as caught:
         open_data(data)
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def server():
+    """Address of a server that answers with the state in the path, such as /503/a.tar."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(int(self.path.split("/")[1]))
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as found:
+        threading.Thread(target=found.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
+
+
+@pytest.mark.parametrize(
+    "state, kind, sentence",
+    [
+        (404, PatchloomError, "nothing was found there"),
+        (403, PatchloomError, "opened: 403"),
+        (503, TemporaryError, "opened: 503"),
+        (None, TemporaryError, "opened: the connection was refused"),
+    ],
+)
+def test_what_a_server_answers_is_said(server, state, kind, sentence):
+    with socket.socket() as free:  # bound, and not listening
+        free.bind(("127.0.0.1", 0))
+        address = f"{server}/{state}/a.tar" if state else f"http://127.0.0.1:{free.getsockname()[1]}/a.tar"
+        with pytest.raises(PatchloomError, match=sentence) as caught:
+            open_data(address)
+    assert type(caught.value) is kind and ("nothing was found" in str(caught.value)) == (state == 404)
 
 
 def test_a_missing_package_is_named(monkeypatch):
