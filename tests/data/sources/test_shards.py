@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
@@ -412,6 +413,40 @@ def test_a_command_that_fails_leaves_nothing(folder, cache):
     with pytest.raises(PatchloomError, match="cannot be fetched: the command ended with code 3"):
         open_data(f"pipe:cat {folder}/a-00.tar; exit 3")
     assert {path.suffix for path in (cache / "fetched").iterdir()} == {".lock"}
+
+
+@pytest.mark.parametrize(
+    "command, code, kind",
+    [
+        ("curl -sf 'https://host/a.tar?b&c'", 7, TemporaryError),
+        ("curl -sf https://host/a.tar", 6, PatchloomError),  # no such host
+        ("curl -sf https://host/a.tar", 22, PatchloomError),  # 404, or 503: curl does not say which
+        ("curl -sf https://host/a.tar; exit 7", 0, PatchloomError),  # not curl's
+        ("wget -q -O - https://host/a.tar", 4, TemporaryError),
+        ("other https://host/a.tar", 7, PatchloomError),
+        ("other https://host/a.tar", 75, TemporaryError),
+        ("other '", 0, PatchloomError),
+    ],
+)
+def test_a_command_that_reaches_no_host_may_be_repeated(tmp_path, monkeypatch, command, code, kind):
+    for name in ("curl", "wget", "other"):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(PatchloomError, match="cannot be fetched") as caught:
+        open_data(f"pipe:{command}")
+    assert type(caught.value) is kind
+
+
+def test_shards_that_cannot_be_fetched_on_opening_may_be_later(memory, monkeypatch):
+    """A host that answers with their state and then goes away."""
+
+    def reset(*_, **__):
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "get_file", reset)
+    with pytest.raises(TemporaryError, match="a-00.tar cannot be fetched: .*Connection reset"):
+        open_data(f"{memory}/a-*.tar")
 
 
 def test_downloads_of_another_length_are_refused(folder):
