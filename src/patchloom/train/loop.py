@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name
 from patchloom.data.sources.open import open_data
 from patchloom.display import Displayable, StatusMessage, Verbatim
-from patchloom.errors import AlreadyReported, PatchloomError, Stopped
+from patchloom.errors import AlreadyReported, PatchloomError
 from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.loggers.trackers import check_installed, parse_trackers
 from patchloom.look.charts import read_metrics
@@ -46,8 +46,8 @@ from patchloom.system.distributed import (
     launch,
     rank,
     smallest,
+    stopped_by_all,
     total,
-    wait_for_all,
     world,
 )
 from patchloom.system.hardware import Cores, cores, keep_freed_memory
@@ -349,12 +349,8 @@ def pretrain(
         # ---- the final evaluation
         if not ended:
             tracks.close("aborted")
-            with suppress(RuntimeError):  # the end of one process may end the others at once, so all wait for the first
-                wait_for_all()
-            if not fabric.is_global_zero:
-                raise AlreadyReported("stopped", Stopped.exit_code)
             run = {"folder": str(folder.path), "finished": False, "step": state.step, "steps": state.steps}
-            raise Stopped("stopped, and a checkpoint was written: run the same command to resume", run)
+            raise stopped_by_all("stopped, and a checkpoint was written: run the same command to resume", run)
         if not fabric.is_global_zero:
             return Run(folder.path, "")
         compile_blocks(pretext, enabled=False)  # the final evaluation uses each of its shapes only once
