@@ -165,7 +165,8 @@ class TrackerSet:
             absent = absent + 1 if why else 0
             if not said:
                 said = True
-                self.say(f"  waiting up to {_END:g} s for {one.name} to receive the rest{why and f' ({why})'}")
+                most = _CHECK * _CHECKS if why else _END
+                self.say(f"  waiting up to {most:g} s for {one.name} to receive the rest{why and f' ({why})'}")
         self.say(
             f"  {one.name} did not receive everything within {time.monotonic() - begun:.0f} s"
             f"{why and f' ({why})'}: the rest is in the run, and the same command sends it"
