@@ -31,7 +31,10 @@ def why_offline() -> str:
 def why_unreachable(url: str) -> str:
     """Return the reason why the host of a URL, or the proxy to it, cannot be reached; "" if it accepts a connection."""
     server = urlsplit(url)
-    host, port = server.hostname or "", server.port or {"http": 80}.get(server.scheme, 443)
+    try:
+        host, port = server.hostname or "", server.port or {"http": 80}.get(server.scheme, 443)
+    except ValueError:
+        return f"the address of {server.hostname} has no valid port"
     proxy = urllib.request.getproxies().get(server.scheme, "")
     if proxy and not urllib.request.proxy_bypass(host):
         through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
