@@ -97,6 +97,19 @@ def test_the_right_number_of_blank_patches_is_measured():
     assert question(encoded, 0.0).loss.isfinite() and question.measure(encoded).values.isfinite().all()
 
 
+def test_a_caption_tells_masked_patches_from_blank_ones():
+    images = torch.randn(2, 3, 16, 16)
+    visible, masked = random_partition(2, 16, (4, 12))
+    removed = asking(images, False, torch.zeros(2, 12, 48)).sheets(
+        encoded_of(images, masking(images, 4, visible, masked))
+    )
+    blank = blank_question(images, 4, 4).sheets(blank_input(images, masked[:, :4]))
+    assert removed[0].caption.startswith("75% of the patches are masked;") and "mask token" not in removed[0].caption
+    assert blank[0].caption.startswith("25% of the patches are replaced by a mask token;")
+    both = encoded_of(images, blank_patches(masking(images, 4, visible, masked), torch.tensor([[0, 1], [1, 3]])))
+    assert "75% of the patches are masked and 12%" in blank_question(images, 2, 2).withheld(both.given)
+
+
 @pytest.mark.parametrize("blank", [0, 2, 4])
 @pytest.mark.parametrize("call", ["measure", "sheets"])
 def test_another_number_of_blank_patches_is_an_error(blank, call):

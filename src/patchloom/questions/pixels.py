@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, listing
 from patchloom.nets.decoders import MAEDecoder, PatchHead
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.pictures import fill_holes
@@ -91,6 +91,13 @@ class PatchQuestion(Question):
         if not self.blank:
             return given.visible
         return gather_tokens(given.visible, _content_first(given))[:, : given.visible.shape[1] - self.blank]
+
+    def withheld(self, given: EncoderInput, removed: str = "masked") -> str:
+        """Return the fractions of patches that did not enter (``removed``) and of blank ones, for a caption."""
+        n = self.geometry.n
+        fractions = {removed: 1 - given.visible.shape[1] / n, "replaced by a mask token": self.blank / n}
+        found = [f"{fraction:.0%} of the patches are {how}" for how, fraction in fractions.items() if fraction]
+        return listing(found, "and") if found else f"no patches are {removed}"
 
 
 def _content_first(given: EncoderInput) -> Tensor:
@@ -209,6 +216,7 @@ class Pixels(PatchQuestion):
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:
         """Draw original | input | recovered."""
+        self.check_blank(encoded.given)
         asked, answers = self.answer(encoded)
         truth = patchify(self.truth(encoded), self.geometry.p, asked)
         columns = {"original": encoded.images, "given": self.given_picture(encoded.given)}
@@ -242,8 +250,7 @@ class Pixels(PatchQuestion):
 
     def caption(self, encoded: Encoded, recovered: Tensor, error: Tensor) -> str:
         """Return the caption; ``recovered`` [b c h w] are the predictions, and ``error`` is their mean loss."""
-        withheld = 1 - self.with_content(encoded.given).shape[1] / self.geometry.n
-        return f"{withheld:.0%} of the patches are masked; visible patches are the original's."
+        return f"{self.withheld(encoded.given)}; the other patches are the original's."
 
 
 class Restoration(Pixels):
@@ -374,12 +381,10 @@ class Restoration(Pixels):
     def caption(self, encoded: Encoded, recovered: Tensor, error: Tensor) -> str:
         """Return the caption, with the mean errors over all images."""
         off = (encoded.plain(recovered) - self.degradation.frame(encoded.plain(encoded.images))).square().mean()
-        masked = 1 - self.with_content(encoded.given).shape[1] / self.geometry.n
-        lacking = "masked" if self.degradation.padded else "not given"
-        share = f"{masked:.0%} of the" if masked else "no"
+        withheld = self.withheld(encoded.given, "masked" if self.degradation.padded else "not given")
         modality = encoded.modality
         return (
-            f"Degradation: {self.degradation.title}, {share} patches {lacking}. Mean over "
+            f"Degradation: {self.degradation.title}; {withheld}. Mean over "
             f"{len(encoded.images)} {modality.noun}: loss {error:.3f}, mean squared error {off:.4f} in "
             f"{modality.values} from 0 to 1, with each patch's own statistics where {modality.values} are normalised."
         )
