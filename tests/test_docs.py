@@ -284,6 +284,7 @@ def test_options_links_and_lines(page):
     # options of a task that the page defines, of other programs, and of older versions
     others = {
         "extend.md": {"task.share"},
+        "extend-parts.md": {"task.share"},
         "extend-question.md": {"task.share"},
         "compare-and-extend.md": {"task.side"},
         "pretrain.md": {"lr"},

@@ -162,13 +162,18 @@ class Run(Displayable):
 _MAX_SETBACKS = 3  # number of times a run goes back
 
 
+def finite_weights(stepper: Stepper) -> bool:
+    """Return whether all weights are finite, in all processes. Every process must call this."""
+    spoilt = not all_finite(stepper.task.parameters())
+    return not total(torch.tensor([spoilt], dtype=torch.float32, device=stepper.fabric.device)).item()
+
+
 def save_checkpoint(folder: RunFolder, stepper: Stepper, state: TrainState, unreadable: set[str]) -> bool:
     """Write a checkpoint and the files beside it, unless weights are not finite; return whether it was written.
 
     Every process must call this; the first one writes.
     """
-    spoilt = not all_finite(stepper.task.parameters())
-    if total(torch.tensor([spoilt], dtype=torch.float32, device=stepper.fabric.device)).item():
+    if not finite_weights(stepper):
         return False
     tensors = tensors_of(stepper.task, stepper.optimizer.optimizer)
     names = collected(sorted(unreadable))
@@ -406,12 +411,13 @@ def train(
             folder.write_metrics(state.rows)  # the run may have been killed before it wrote them
         tracks.start(settings, state.rows)
     else:
+        if not finite_weights(stepper):  # first: their features cannot be measured
+            reason = "the initial weights are not finite: choose others"
+            raise PatchloomError(reason) if fabric.is_global_zero else AlreadyReported(reason)
         state = TrainState(steps=steps)
         tracks.start(settings, [])
         journal.before_the_first_step(state)
-        if not save_checkpoint(folder, stepper, state, unreadable):
-            reason = "the initial weights are not finite: choose others"
-            raise PatchloomError(reason) if fabric.is_global_zero else AlreadyReported(reason)
+        save_checkpoint(folder, stepper, state, unreadable)
 
     if state.began == state.step > 0:  # so that going back returns to the new schedule
         save_checkpoint(folder, stepper, state, unreadable)
