@@ -39,8 +39,6 @@ from patchloom.runs.encoder import load_encoder, load_extra_module, load_start
 INSTEAD = "take knn, linear, blocks, few-shot or finetune, and positions for a run of droppos"
 UNTRAINED, PIXELS, MAJORITY = "untrained", "raw pixels", "majority class"
 
-_IN_HEADLINE = {START: "at its start"}
-
 # features of test images -> settings of each row of the protocol, and [n] correctness of each image
 ScoreFunction = Callable[[ImageFeatures], list[tuple[dict[str, Any], Tensor]]]
 # features of training images, pooling, settings -> the function above; all choices are made here
@@ -240,8 +238,8 @@ def _report(
     test: ImageFeatures,
 ) -> Report:
     trained, *controls = map(protocol.quoted, rows)
-    beside = [f"{100 * row.value:.1f} % {_IN_HEADLINE.get(row.encoder, row.encoder)}" for row in controls]
-    headline = f"{protocol.title(trained)}: {trained.text()} against {listing(beside, 'and')}"
+    beside = listing([row.as_control() for row in controls], "and")
+    headline = f"{protocol.title(trained)}: {trained.text()} against {beside}"
     return frozen_report(protocol, rows, headline, around, parts, settings, train, test).with_differences(
         protocol.drawn
     )
