@@ -196,7 +196,9 @@ def detect(
     test, found, rows, lost = setup.parts.test, [], [], []
     for candidate, (model, chosen) in zip(candidates, models, strict=True):
         name = f"  {candidate.name}"
-        found.append(detect_objects(model, test, candidate.card, settings, values.score, precision=precision, name=name))
+        found.append(
+            detect_objects(model, test, candidate.card, settings, values.score, precision=precision, name=name)
+        )
         lost = [test.images.describe(i) for i, one in enumerate(found[-1]) if one is None]
         check_read(test, lost)
         its = setup.row_settings(masks=with_masks, **chosen)
