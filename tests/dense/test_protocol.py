@@ -104,6 +104,41 @@ def test_a_linear_layer_has_an_untrained_encoder_and_pixels_beside_it(run: Path,
     assert "head width" not in report.protocol and "layer_decay" not in report.rows[0].settings
 
 
+@pytest.mark.parametrize(
+    ("protocol", "given", "controls"),
+    [
+        ("segment", {}, ["start"]),
+        ("segment", {"head": "linear", "head_width": None}, ["start", "untrained", "raw pixels"]),
+        ("detect", {"score": 0.0, "lr": 3e-3}, ["start"]),  # every box counts, else so short a training finds none
+    ],
+)
+def test_the_start_of_a_run_is_trained_alike(
+    run: Path, squares: object, protocol: str, given: dict[str, Any], controls: list[str]
+) -> None:
+    """Its rows are those of its file, which has other statistics than the run."""
+    squares(test=12)
+    spec = EncoderSpec("nano", (16, 16), 4, options={"depth": 4, "embed_dim": 16, "num_heads": 2})
+    start = run / "start.safetensors"
+    save_encoder(build_encoder(spec), EncoderCard(spec, (0.1,) * 3, (0.9,) * 3, "mae", "start"), start)
+    given = {**OPTIONS[protocol], **given, **COMMON}
+    report = evaluate(protocol, run, "data", **given)
+    alone = evaluate(protocol, start, "data", control=False, **given)
+    assert [row.encoder for row in report.quoted] == ["tiny", *controls]
+    assert [row for row in report.rows if row.encoder == "start"] == alone.rows
+    assert [row.value for row in report.rows if row.encoder == "tiny"] != [row.value for row in alone.rows]
+    assert [row.encoder for row in alone.quoted] == ["start"]
+    gain, ours, its = report.against[0], *report.quoted[:2]
+    assert (gain.control, gain.trained, gain.n) == ("start", True, 12)
+    assert gain.value == ours.value - its.value and gain.low < gain.value < gain.high
+    assert "at its start" in report.headline and "its start" in report.conclusion()
+    assert "with their own normalisation" in report.protocol and "own normalisation" not in alone.protocol
+    stored = report.plain()["against"][0]
+    assert (stored["control"], stored["low"], stored["high"]) == ("start", gain.low, gain.high)
+    if given.get("head") != "linear":
+        scratch = evaluate(protocol, run, "data", from_scratch=True, **given)
+        assert [row.encoder for row in scratch.quoted] == ["from scratch"]
+
+
 @pytest.mark.parametrize("protocol", OPTIONS)
 def test_test_images_are_read_after_all_training(
     run: Path, squares: object, protocol: str, monkeypatch: pytest.MonkeyPatch
