@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,16 @@ from patchloom.claims import Claim
 from patchloom.cli import main
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source
+from patchloom.data.stats import normalize
 from patchloom.dense.annotations.base import AnnotatedData
 from patchloom.dense.checkpoint import load_dense
 from patchloom.dense.training import DenseTraining
+from patchloom.dense.windows import detect_image
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.trainer import Loop
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.system.hardware import LiveBytes
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -104,12 +107,20 @@ def test_a_linear_layer_has_an_untrained_encoder_and_pixels_beside_it(run: Path,
     assert "head width" not in report.protocol and "layer_decay" not in report.rows[0].settings
 
 
+def save_start(run: Path) -> Path:
+    """Give a run a start with statistics of its own."""
+    spec, path = load_encoder_file(run / "encoder.safetensors")[1].own_spec, run / "start.safetensors"
+    save_encoder(build_encoder(spec), EncoderCard(spec, (0.1,) * 3, (0.9,) * 3, "mae", "start"), path)
+    return path
+
+
 @pytest.mark.parametrize(
     ("protocol", "given", "controls"),
     [
         ("segment", {}, ["start"]),
         ("segment", {"head": "linear", "head_width": None}, ["start", "untrained", "raw pixels"]),
-        ("detect", {"score": 0.0, "lr": 3e-3}, ["start"]),  # every box counts, else so short a training finds none
+        # every box counts, else so short a training finds none
+        ("detect", {"score": 0.0, "lr": 3e-3}, ["start"]),
     ],
 )
 def test_the_start_of_a_run_is_trained_alike(
@@ -117,9 +128,7 @@ def test_the_start_of_a_run_is_trained_alike(
 ) -> None:
     """Its rows are those of its file, which has other statistics than the run."""
     squares(test=12)
-    spec = EncoderSpec("nano", (16, 16), 4, options={"depth": 4, "embed_dim": 16, "num_heads": 2})
-    start = run / "start.safetensors"
-    save_encoder(build_encoder(spec), EncoderCard(spec, (0.1,) * 3, (0.9,) * 3, "mae", "start"), start)
+    start = save_start(run)
     given = {**OPTIONS[protocol], **given, **COMMON}
     report = evaluate(protocol, run, "data", **given)
     alone = evaluate(protocol, start, "data", control=False, **given)
@@ -137,6 +146,26 @@ def test_the_start_of_a_run_is_trained_alike(
     if given.get("head") != "linear":
         scratch = evaluate(protocol, run, "data", from_scratch=True, **given)
         assert [row.encoder for row in scratch.quoted] == ["from scratch"]
+
+
+def test_detection_normalises_for_each_encoder(run: Path, squares: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training, validation and test: too short a training gives no AP that would show it."""
+    save_start(run)
+    trained, tested = list[float](), list[float]()
+
+    def normalized(images: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+        trained.append(mean[0])
+        return normalize(images, mean, std)
+
+    def detected(model: Any, image: torch.Tensor, mean: tuple[float, ...], *others: Any) -> Any:
+        tested.append(mean[0])
+        return detect_image(model, image, mean, *others)
+
+    monkeypatch.setattr("patchloom.dense.detect.normalize", normalized)
+    monkeypatch.setattr("patchloom.dense.detect.detect_image", detected)
+    evaluate("detect", run, "data", **OPTIONS["detect"], **COMMON)
+    assert [mean for mean, _ in groupby(trained)] == [0.4, 0.1]
+    assert [mean for mean, _ in groupby(tested)] == [0.4, 0.1, 0.4, 0.1]  # each validates, then each is tested
 
 
 @pytest.mark.parametrize("protocol", OPTIONS)
