@@ -26,7 +26,6 @@ from patchloom.dense.metrics import DetectedObjects, average_precision, coco_too
 from patchloom.dense.pictures import BoxRow
 from patchloom.dense.protocol import (
     Setup,
-    adapted_candidates,
     best_and_worst,
     check_outputs,
     check_read,
@@ -34,6 +33,7 @@ from patchloom.dense.protocol import (
     save_model,
     set_up,
     train_each,
+    trained_candidates,
 )
 from patchloom.dense.recipes import DETECT, DetectRecipe, ResolvedDetectRecipe, dense_recipe
 from patchloom.dense.training import DenseTraining, mask_padding, predict_images
@@ -188,7 +188,7 @@ def detect(
     def built(encoder: Encoder) -> Detector:
         return Detector(setup.encoder(encoder), len(classes), **options)
 
-    candidates, beside = adapted_candidates(setup, built, control, from_scratch)
+    candidates, beside = trained_candidates(setup, built, control, from_scratch)
     models = train_each(candidates, setup, begin)
     if save or out is not None:
         save_model(models[0][0], setup, "detect", None, options, out)

@@ -336,7 +336,7 @@ class DenseCandidate:
     card: EncoderCard
 
 
-def adapted_candidates(
+def trained_candidates(
     setup: Setup[T, R], built: Callable[[Encoder], nn.Module], control: bool, from_scratch: bool
 ) -> tuple[list[DenseCandidate], str]:
     """Return the encoder, the control that is trained like it, and a sentence on the control, "" without one.

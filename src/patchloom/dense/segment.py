@@ -26,7 +26,6 @@ from patchloom.dense.pictures import MapRow
 from patchloom.dense.protocol import (
     DenseCandidate,
     Setup,
-    adapted_candidates,
     best_and_worst,
     check_outputs,
     check_read,
@@ -36,6 +35,7 @@ from patchloom.dense.protocol import (
     set_up,
     start_candidates,
     train_each,
+    trained_candidates,
     window_count,
 )
 from patchloom.dense.recipes import PROBE, SEGMENT, ResolvedSegmentRecipe, SegmentRecipe, dense_recipe
@@ -228,7 +228,7 @@ def segment(
     def pixels() -> PixelSegmenter:
         return PixelSegmenter(len(classes), setup.size, input_channels(setup.vit), patch_side(setup.vit))
 
-    candidates, beside = adapted_candidates(setup, built, control and not linear, from_scratch)
+    candidates, beside = trained_candidates(setup, built, control and not linear, from_scratch)
     if linear and control:
         starts = start_candidates(setup, built)
         untrained, raw = scratch_candidate(UNTRAINED, setup, built), DenseCandidate(PIXELS, pixels, setup.card)

@@ -342,8 +342,8 @@ def pretrain(
             reporter.note(line)
 
         # ---- the training
-        about_images = held_out, training, plan.settings, plan.held_out.doubt
-        validation = Validation(pretext, card, *about_images, None if plan.resumed else load_start(folder.path))
+        begun = partial(load_start, folder.path)
+        validation = Validation(pretext, card, held_out, training, plan.settings, plan.held_out.doubt, begun)
         tracks = ending.enter_context(TrackerSet(trackers if fabric.is_global_zero else (), folder, reporter.say))
         ended, measure, state = train(fabric, pretext, source, plan.settings, folder, reporter, validation, tracks)
 

@@ -44,7 +44,8 @@ class Validation:
         training: training images; up to ``knn_gallery`` labelled ones form the kNN gallery.
         settings: seed of the random draws, the same at every evaluation; batch size and workers.
         doubt: whether the held-out images may be known to the initial weights (`patchloom.runs.held_out.HeldOut`).
-        start: initial weights of an adaptation and their card, the control of its kNN accuracy.
+        start: loads the initial weights of an adaptation and their card, the control of its kNN accuracy; None for
+            a run from random weights.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Validation:
         training: Source,
         settings: ResolvedSettings,
         doubt: str = "",
-        start: tuple[Encoder, EncoderCard] | None = None,
+        start: Callable[[], tuple[Encoder, EncoderCard] | None] = lambda: None,
     ):
         self.task, self.card, self.held_out, self.seed, self.doubt = task, card, held_out, settings.seed, doubt
         self.start = start
@@ -100,9 +101,8 @@ class Validation:
             elif name in ("knn", "instance_knn"):
                 assert pixels is not None  # there is a kNN column
                 row |= {f"{name}:untrained": untrained, f"{name}:raw pixels": pixels}
-        if self.start is not None and self.gallery is not None:
-            vit, card = self.start
-            found = self._knn_of(vit.to(device), card, None, device)
+        if self.gallery is not None and (start := self.start()) is not None:
+            found = self._knn_of(*start, None, device)
             row |= {f"{name}:{START}": value for name, value in found.items()}
         return row
 
