@@ -348,8 +348,10 @@ def trained_candidates(
     ours = DenseCandidate(setup.card.name, lambda: built(setup.vit), setup.card)
     if not control:
         return [ours], ""
-    beside = start_candidates(setup, built) or [scratch_candidate(SCRATCH, setup, built)]
-    return [ours, *beside], about_control(setup.start is not None)
+    controls = start_candidates(setup, built)
+    if not controls:
+        controls = [scratch_candidate(SCRATCH, setup, built)]
+    return [ours, *controls], about_control(setup.start is not None)
 
 
 def start_candidates(setup: Setup[T, R], built: Callable[[Encoder], nn.Module]) -> list[DenseCandidate]:
