@@ -348,9 +348,7 @@ def trained_candidates(
     ours = DenseCandidate(setup.card.name, lambda: built(setup.vit), setup.card)
     if not control:
         return [ours], ""
-    controls = start_candidates(setup, built)
-    if not controls:
-        controls = [scratch_candidate(SCRATCH, setup, built)]
+    controls: list[DenseCandidate] = start_candidates(setup, built) or [scratch_candidate(SCRATCH, setup, built)]
     return [ours, *controls], about_control(setup.start is not None)
 
 
