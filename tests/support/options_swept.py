@@ -110,6 +110,11 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {},
         {"images": 20, "smoothing": 0.0, "color": "none"},
     ],
+    "jigsaw": [
+        {},
+        {"mask_ratio": 0.0},
+        {"mask_ratio": 0.9},
+    ],
     "mixture": [
         {},
         {"sigma": 0.0, "decoder_depth": 1, "position_depth": 1, **_DECODER},

@@ -93,6 +93,12 @@ TASKS = {
         "surroundings and colours, by a random view",
         "which training image it is",
     ),
+    "jigsaw": Entry(
+        "patchloom.tasks.jigsaw.Jigsaw",
+        "Chen et al. 2022",
+        "half of the patches, and all positions",
+        "where each visible patch was",
+    ),
     "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted"),
 }
 
