@@ -115,6 +115,11 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"mask_ratio": 0.0},
         {"mask_ratio": 0.9},
     ],
+    "part": [
+        {},
+        {"pairs": 100, "head": "linear"},
+        {"context_mask_ratio": 0.5},
+    ],
     "mixture": [
         {},
         {"sigma": 0.0, "decoder_depth": 1, "position_depth": 1, **_DECODER},

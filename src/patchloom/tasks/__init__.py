@@ -99,6 +99,12 @@ TASKS = {
         "half of the patches, and all positions",
         "where each visible patch was",
     ),
+    "part": Entry(
+        "patchloom.tasks.part.PART",
+        "Ayoughi et al. 2025",
+        "the grid, and all positions",
+        "how far one patch is from another",
+    ),
     "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted"),
 }
 
