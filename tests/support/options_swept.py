@@ -120,6 +120,11 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"pairs": 100, "head": "linear"},
         {"context_mask_ratio": 0.5},
     ],
+    "loca": [
+        {},
+        {"mask_ratio": 0.0, "context_ratio": 1.0, "momentum": 0.9},
+        {"mask_ratio": 0.9, "context_ratio": 0.1},
+    ],
     "mixture": [
         {},
         {"sigma": 0.0, "decoder_depth": 1, "position_depth": 1, **_DECODER},

@@ -1,4 +1,4 @@
-"""PART: the loss against plain equations, patches off the grid, pairs, the floor of a constant, consistency, pictures."""
+"""PART: the loss against plain equations, patches off the grid, the floor of a constant, consistency, pictures."""
 
 from copy import deepcopy
 
@@ -21,9 +21,8 @@ def make(**options):
 
 def crops_by_loop(images, corners):
     """Cut [b n c p p] one by one."""
-    return torch.stack(
-        [torch.stack([one[:, y : y + P, x : x + P] for y, x in at.tolist()]) for one, at in zip(images, corners)]
-    )
+    pairs = zip(images, corners.tolist(), strict=True)
+    return torch.stack([torch.stack([one[:, y : y + P, x : x + P] for y, x in at]) for one, at in pairs])
 
 
 def plain_tokens(task, images, corners):

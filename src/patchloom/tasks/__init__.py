@@ -105,6 +105,12 @@ TASKS = {
         "the grid, and all positions",
         "how far one patch is from another",
     ),
+    "loca": Entry(
+        "patchloom.tasks.loca.LOCA",
+        "Caron et al. 2022",
+        "a crop's positions, and most of its patches",
+        "where each patch is in another crop",
+    ),
     "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted"),
 }
 
