@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from timm.layers import Mlp
@@ -148,6 +148,7 @@ class LOCA(Task):
         PatchloomError: an encoder without positions or with trained ones, or ratios that leave nothing to see.
     """
 
+    cuts_crops: ClassVar[bool] = True
     encoder: PlainViT
 
     def __init__(
