@@ -273,12 +273,11 @@ def loca() -> Drawing:
     one = Drawing()
     one.grid("image", {}, 6, "seen")
     one.arrow(6)
-    few = [(0, 2), (1, 1), (2, 0), (3, 3), (1, 3)]
-    one.loose("query sees", [(row + 1, column + 1) for row, column in few], columns=2)
+    inside = [(0, 0), (1, 3), (2, 1)]  # in the teacher's crop, which begins a patch later than the centre
+    one.loose("query sees", [(-1, 2), (0, 3), *((row + 1, column + 1) for row, column in inside)], columns=2)
     one.x += 18
-    one.grid("teacher sees", all_of([(row, column) for row in range(4) for column in range(4)], "seen"), corner=(2, 2))
+    one.grid("teacher sees", {}, default="seen", corner=(2, 2))
     one.arrow()
-    inside = [(row, column) for row, column in ((1, 0), (2, 1), (0, 1))]
     one.grid("asked: places there", all_of(inside, "place"), corner=(2, 2))
     return one
 
