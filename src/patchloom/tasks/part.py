@@ -163,8 +163,8 @@ class Translations(Question):
         caption = (
             "Given: patches cut at random places, overlapping, in random order. Then: each patch at its true place, "
             "and where the predicted translations of all pairs put it (least squares; the centre is the true one). The "
-            f"mean where several overlap. The mean distance between both is {off:.2f} patch sides; it would be {heap:.2f} "
-            "with all patches at the centre."
+            f"mean where several overlap. The mean distance between both is {off:.2f} patch sides; with all patches at "
+            f"the centre it would be {heap:.2f}."
         )
         return [Sheet("arranged", caption, columns, "no patch there")]
 
