@@ -99,6 +99,21 @@ class Drawing:
         self.x += width
         self.height = max(self.height, TOP + 2 + -(-len(places) // columns) * gap)
 
+    def pair(self, title: str, first: Place, second: Place) -> None:
+        """Draw two patches and the translation between them, which is asked for, beneath a title."""
+        width = 5 * STEP
+        self.text(self.x + width / 2, TOP - 12, title)
+        ends = (self.x + 8, TOP + 4.0), (self.x + width - STEP - 6, TOP + 2.4 * STEP)
+        for (x, y), place in zip(ends, (first, second), strict=True):
+            self.square(x, y, colour_of(place), INK)
+        (x1, y1), (x2, y2) = ((x + SIDE / 2, y + SIDE / 2) for x, y in ends)
+        self.parts.append(
+            f'<line x1="{x1 + 16:g}" y1="{y1 + 10:g}" x2="{x2 - 16:g}" y2="{y2 - 10:g}" stroke="{ASKED}" '
+            'stroke-width="3" stroke-dasharray="5 3"/>'
+        )
+        self.x += width
+        self.height = max(self.height, TOP + 4 * STEP)
+
     def vector(self, title: str, y: float = TOP + 2 * STEP) -> None:
         """Draw a vector that is asked for, beside its title."""
         for i, tall in enumerate((16, 30, 9, 24, 13, 34, 20)):
@@ -238,6 +253,35 @@ def diet() -> Drawing:
     return one
 
 
+def jigsaw() -> Drawing:
+    one = start()
+    one.loose("encoder sees", MIXED[:8])
+    one.arrow()
+    one.grid("asked: their places", all_of(MIXED[:8], "place"))
+    return one
+
+
+def part() -> Drawing:
+    one = start()
+    one.loose("cut anywhere", MIXED[3:11], MIXED[4:6])
+    one.arrow()
+    one.pair("asked: how far apart?", MIXED[4], MIXED[5])
+    return one
+
+
+def loca() -> Drawing:
+    one = Drawing()
+    one.grid("image", {}, 6, "seen")
+    one.arrow(6)
+    inside = [(0, 0), (1, 3), (2, 1)]  # in the teacher's crop, which begins a patch later than the centre
+    one.loose("query sees", [(-1, 2), (0, 3), *((row + 1, column + 1) for row, column in inside)], columns=2)
+    one.x += 18
+    one.grid("teacher sees", {}, default="seen", corner=(2, 2))
+    one.arrow()
+    one.grid("asked: places there", all_of(inside, "place"), corner=(2, 2))
+    return one
+
+
 ABOUT = {
     mae: "mae: a quarter of the patches is seen; the pixels of the others are asked",
     simmim: "simmim: mask tokens replace 60 % of the patches; their pixels are asked",
@@ -248,6 +292,9 @@ ABOUT = {
     lut: "lut: a quarter of each of two crops is seen; pixels and the teacher's vector of the other crop are asked",
     distill: "distill: mask tokens replace 40 % of the patches; the teacher's features there are asked",
     diet: "diet: a random view is seen; which image of the training set it is is asked",
+    jigsaw: "jigsaw: half of the patches are seen without place; their places are asked",
+    part: "part: patches cut at any place are seen without it; how far one is from another is asked",
+    loca: "loca: patches of one crop are seen without place; their places in another crop are asked",
 }
 
 

@@ -39,6 +39,10 @@ ROWS = {  # values of the papers: task, model, patch, images per update, epochs,
     "mp3-vit-l": ("mp3", "large", 16, 2048, 150, 2.5e-4, 5, 83.6),
     "mp3-cifar100": ("mp3", "small", 4, 256, 2000, 2.5e-4, 5, 84.0),
     "mp3-tiny-imagenet": ("mp3", "base", 8, 512, 2000, 2.5e-4, 5, 72.8),
+    "jigsaw-vit-s": ("jigsaw", "small", 16, 1024, 300, 2.5e-4, 5, None),
+    "part-vit-b": ("part", "base", 16, 1024, 1600, 6.25e-5, 20, None),
+    "part-cifar100": ("part", "small", 4, 512, 1000, 2.5e-4, 20, None),
+    "loca-vit-b": ("loca", "base", 16, 1024, 100, 2.5e-4, 15, None),
     "restore-vit-b": ("restore", "base", 16, 2048, 300, 1.5e-4, 20, 83.2),
     "restore-vit-b-100": ("restore", "base", 16, 2048, 100, 1.5e-4, 20, 83.0),
     "restore-vit-b-50": ("restore", "base", 16, 2048, 50, 1.5e-4, 20, 82.7),
@@ -91,6 +95,10 @@ OPTIONS = {  # of the task, by which rows of a paper differ
     "mp3-cifar100": {"context_mask_ratio": 0.5},
     "mp3-tiny-imagenet": {"context_mask_ratio": 0.8},
     "mp3-vit-b": {"context_mask_ratio": 0.75},
+    "jigsaw-vit-s": {"mask_ratio": 0.5},
+    "part-vit-b": {"pairs": 4802, "head": "attention", "context_mask_ratio": 0.0},
+    "part-cifar100": {"pairs": 2048, "head": "attention", "context_mask_ratio": 0.0},
+    "loca-vit-b": {"mask_ratio": 0.64, "context_ratio": 0.2, "momentum": 0.996},
     "restore-vit-b": {"degradation": "zoom_in", "mask_ratio": 0.75, "canvas": 320, "band_weight": 0.2},
     "restore-vit-b-masked": {"degradation": "masked", "mask_ratio": 0.75, "sampling": "random"},
     "restore-vit-b-zoom-in": {"degradation": "zoom_in", "mask_ratio": 0.0, "scale": 0.7143},  # 160 of 224
@@ -151,9 +159,12 @@ def images(tmp_path_factory):
 
 
 def test_which_recipes_have_other_betas():
-    """MP3 4.2: pre-training largely follows DeiT; 4.3: Adam, whose authors propose the same; SimMIM's program."""
-    of_mp3 = {name for name in NAMES if name.startswith("mp3-")}
-    assert of_mp3 | {"simmim-vit-b"} == {
+    """MP3 4.2: pre-training largely follows DeiT, as do jigsaw and part; 4.3: Adam, whose authors propose the same.
+
+    SimMIM's program has them, too.
+    """
+    as_deit = {name for name in NAMES if name.startswith(("mp3-", "jigsaw-", "part-"))}
+    assert as_deit | {"simmim-vit-b"} == {
         name for name in NAMES if request("digits", "auto", {"recipe": name}).betas == (0.9, 0.999)
     }
 
@@ -198,12 +209,12 @@ def test_a_recipe_shows_all_its_settings(name):
 
 
 def test_gradients_are_clipped_where_the_authors_programs_clip_them():
-    """At 5 in DropPos' and SimMIM's; those of MAE, LUT, ExtreMA and Beyond Masking, and DeiT, do not."""
+    """At 5 in DropPos' and SimMIM's, at 1 in LOCA's; those of MAE, LUT, ExtreMA, Beyond Masking and DeiT do not."""
     clipped = {name: recipe_named(name).settings["clip"] for name in NAMES}
     assert {name for name, norm in clipped.items() if norm} == {
-        name for name in NAMES if name.startswith(("droppos-", "simmim-"))
+        name for name in NAMES if name.startswith(("droppos-", "simmim-", "loca-"))
     }
-    assert {*clipped.values()} == {0.0, 5.0}
+    assert {*clipped.values()} == {0.0, 1.0, 5.0} and clipped["loca-vit-b"] == 1.0
 
 
 @pytest.mark.parametrize("name", ["mp3-cifar100", "mp3-tiny-imagenet", "mae-vit-b"])

@@ -110,6 +110,21 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {},
         {"images": 20, "smoothing": 0.0, "color": "none"},
     ],
+    "jigsaw": [
+        {},
+        {"mask_ratio": 0.0},
+        {"mask_ratio": 0.9},
+    ],
+    "part": [
+        {},
+        {"pairs": 100, "head": "linear"},
+        {"context_mask_ratio": 0.5},
+    ],
+    "loca": [
+        {},
+        {"mask_ratio": 0.0, "context_ratio": 1.0, "momentum": 0.9},
+        {"mask_ratio": 0.9, "context_ratio": 0.1},
+    ],
     "mixture": [
         {},
         {"sigma": 0.0, "decoder_depth": 1, "position_depth": 1, **_DECODER},

@@ -109,7 +109,7 @@ def context_block(block: AnyBlock, tokens: Tensor, keys_values: Tensor, rope: Te
     if rope is not None:
         queries = _of_all_tokens(attn, rope)
         ropes = queries, queries.take_along_dim(keys_values[:, None, :, None], 2)
-    return _after_attention(block, tokens, _attention(attn, normed, gather_tokens(normed, keys_values), ropes))
+    return _after_attention(block, tokens, cross_attention(attn, normed, gather_tokens(normed, keys_values), ropes))
 
 
 def query_block(block: AnyBlock, tokens: Tensor, first: int, rope: Tensor | None = None) -> Tensor:
@@ -124,7 +124,7 @@ def query_block(block: AnyBlock, tokens: Tensor, first: int, rope: Tensor | None
     if rope is not None:
         keys = _of_all_tokens(attn, rope)
         ropes = keys[:, :, first:], keys
-    return _after_attention(block, tokens[:, first:], _attention(attn, normed[:, first:], normed, ropes))
+    return _after_attention(block, tokens[:, first:], cross_attention(attn, normed[:, first:], normed, ropes))
 
 
 def attention_of(block: AnyBlock) -> AnyAttention:
@@ -185,10 +185,10 @@ def _scaled(tokens: Tensor, gamma: Tensor | None) -> Tensor:
     return tokens if gamma is None else gamma * tokens
 
 
-def _attention(
+def cross_attention(
     attn: AnyAttention, queries: Tensor, keys_values: Tensor, ropes: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Compute timm's attention with queries from ``queries`` [b t d], keys and values from ``keys_values`` [b m d].
+    """Return timm's attention [b t d] with queries from ``queries`` [b t d], keys, values from ``keys_values`` [b m d].
 
     ``ropes`` are the rotations of the queries [b h t 2e] and keys [b h m 2e], class and register tokens included.
     """

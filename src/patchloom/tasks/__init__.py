@@ -93,6 +93,24 @@ TASKS = {
         "surroundings and colours, by a random view",
         "which training image it is",
     ),
+    "jigsaw": Entry(
+        "patchloom.tasks.jigsaw.Jigsaw",
+        "Chen et al. 2022",
+        "half of the patches, and all positions",
+        "where each visible patch was",
+    ),
+    "part": Entry(
+        "patchloom.tasks.part.PART",
+        "Ayoughi et al. 2025",
+        "the grid, and all positions",
+        "how far one patch is from another",
+    ),
+    "loca": Entry(
+        "patchloom.tasks.loca.LOCA",
+        "Caron et al. 2022",
+        "a crop's positions, and most of its patches",
+        "where each patch is in another crop",
+    ),
     "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted"),
 }
 

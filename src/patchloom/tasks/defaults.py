@@ -10,9 +10,10 @@ from torch import nn
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.load import load_pretrained
 from patchloom.nets.decoders import MAEDecoder
+from patchloom.nets.encode import has_rotations, patch_positions
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.heads import mlp
-from patchloom.nets.swin import refuse_hierarchical
+from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.patches.positions import sincos_2d
 from patchloom.tasks.task import PAPERS, Size, Task
@@ -109,6 +110,19 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
             f"give --channels {len(card.mean)}, or another teacher"
         )
     return FrozenTeacher(plain, card.mean, card.std, geometry.grid)
+
+
+def refuse_positions(task: str, encoder: Encoder, otherwise: str = "") -> None:
+    """Raise an error if an encoder has position embeddings, all of which ``task`` withholds: none would be trained.
+
+    ``otherwise`` ends the message.
+    """
+    if patch_positions(encoder) is not None:
+        none = "rotary, without embeddings" if has_rotations(encoder) else "none"
+        raise PatchloomError(
+            f"{task} withholds every position, so the encoder must have none: use --positions {none}"
+            f"{f',{otherwise}' if otherwise else ''}"
+        )
 
 
 def refuse_unused(why: str, **options: Any) -> None:
