@@ -24,6 +24,11 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"mask_ratio": 0.9, "decoder_depth": 1, **_DECODER},
         {"mask_unit": 8},
     ],
+    "crossmae": [
+        {},
+        {"mask_ratio": 0.5, "prediction_ratio": 0.5, "normalized_pixels": False, "encoder_maps": 2},
+        {"encoder_maps": 1, "decoder_depth": 1, **_DECODER},
+    ],
     "simmim": [
         {},
         {"mask_ratio": 0.75, "mask_unit": 4},

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.nets.decoders import MAEDecoder, PatchHead
+from patchloom.nets.decoders import CrossDecoder, MAEDecoder, PatchHead
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.pictures import fill_holes
 from patchloom.patches.tokens import (
@@ -39,7 +39,7 @@ class PatchQuestion(Question):
         blank: number of visible patches that are blank, in every image.
     """
 
-    def __init__(self, geometry: Geometry, decoder: MAEDecoder | PatchHead, blank: int = 0):
+    def __init__(self, geometry: Geometry, decoder: MAEDecoder | CrossDecoder | PatchHead, blank: int = 0):
         super().__init__(geometry)
         self.decoder, self.blank = decoder, blank
 
@@ -89,7 +89,7 @@ class Pixels(PatchQuestion):
     def __init__(
         self,
         geometry: Geometry,
-        decoder: MAEDecoder | PatchHead,
+        decoder: MAEDecoder | CrossDecoder | PatchHead,
         normalized: bool = True,
         absolute: bool = False,
         blank: int = 0,
