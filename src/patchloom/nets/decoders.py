@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from patchloom.nets.build import initialize
 from patchloom.nets.sparse_attention import as_compiled, attention_of, query_block, run_blocks
+from patchloom.patches.tokens import gather_tokens, scatter_tokens
 
 
 class Decoder(nn.Module):
@@ -204,6 +206,47 @@ class CrossDecoder(nn.Module):
             step = (queries, context)
             queries = checkpoint(block, *step, use_reentrant=False) if self.grad_checkpointing else block(*step)
         return self.answer(self.norm(queries))
+
+
+class ConvDecoder(nn.Module):
+    """data2vec 2.0's decoder: convolutions over the grid of the encoder's tokens and of mask tokens.
+
+    Args:
+        in_width: width of the encoder's tokens.
+        answers: number of outputs per patch.
+        grid: rows and columns of patches.
+        width: number of channels.
+        depth: number of convolutions of 3x3 patches, in up to 16 groups of channels.
+        prefix: number of class and register tokens in front, which are not used.
+    """
+
+    def __init__(self, in_width: int, answers: int, grid: tuple[int, int], width: int, depth: int, prefix: int):
+        super().__init__()
+        self.grid, self.prefix = grid, prefix
+        self.mask_token = nn.Parameter(torch.empty(in_width).normal_(std=0.02))
+        widths = [in_width, *[width] * (depth - 1)]
+        self.convs = nn.ModuleList(
+            nn.Conv2d(enters, width, 3, padding=1, groups=math.gcd(16, enters, width)) for enters in widths
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in widths)
+        self.answer = nn.Linear(width, answers)
+        initialize(self)
+
+    def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
+        """Return predictions [b m answers] for the patches ``masked`` [b m].
+
+        Args:
+            tokens: [b prefix+k d] from the encoder.
+            visible: [b k] indices of the visible patches.
+            masked: [b m] indices of the predicted patches.
+        """
+        empty = self.mask_token.expand(len(tokens), math.prod(self.grid), -1)
+        x = scatter_tokens(tokens[:, self.prefix :], visible, empty)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            mixed = conv(x.mT.unflatten(2, self.grid)).flatten(2).mT
+            mixed = F.gelu(norm(mixed))
+            x = x + mixed if x.shape == mixed.shape else mixed
+        return self.answer(gather_tokens(x, masked))
 
 
 class PatchHead(nn.Linear):

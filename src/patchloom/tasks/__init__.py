@@ -90,6 +90,12 @@ TASKS = {
         "a frozen model's features of them",
         needs="features_of",
     ),
+    "latent": Entry(
+        "patchloom.tasks.latent.Latent",
+        "I-JEPA, data2vec 2.0, Bootleg",
+        "patches (removed)",
+        "a teacher's hidden layers there",
+    ),
     "diet": Entry(
         "patchloom.tasks.diet.DIET",
         "Balestriero 2023",
