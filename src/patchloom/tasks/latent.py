@@ -134,15 +134,17 @@ class Latent(Task):
             raise PatchloomError(f"--task.target_scale must be above 0 and below 1, not {share}")
         size = max(1, round(n * share))
         most = (n - 1) // size
-        count = self.resolve_auto(
-            "target_blocks", blocks, min(4, most), f"{min(4, most)} blocks of {size} of {n} patches"
-        )
+        if not most:
+            raise PatchloomError(
+                f"a block of {size} of {n} patches leaves none visible: lower --task.target_scale, or use smaller patches "
+                "or larger images"
+            )
+        usual = min(4, most)
+        count = self.resolve_auto("target_blocks", blocks, usual, f"{usual} of {size} patches fit into {n}")
         if not 1 <= count <= most:
             raise PatchloomError(
-                f"{count} blocks of {size} patches may cover all {n} patches: give --task.target_blocks 1 to {most}, or "
-                "lower --task.target_scale"
-                if most
-                else f"blocks leave none of {n} patch{'es'[: 2 * (n > 1)]} visible: use smaller patches or larger images"
+                f"{count} blocks of {size} patches may cover all {n} patches: give --task.target_blocks 1 to {most}, "
+                "or lower --task.target_scale"
             )
         room = n - count * size
         least = math.floor((1 - room / n) * 1e4) / 1e4  # rounded, but with as many patches
