@@ -136,7 +136,7 @@ class Latent(Task):
         most = (n - 1) // size
         if not most:
             raise PatchloomError(
-                f"a block of {size} of {n} patches leaves none visible: lower --task.target_scale, or use smaller patches "
+                f"a block of {size} of {n} patches leaves none visible: lower --task.target_scale, use smaller patches, "
                 "or larger images"
             )
         usual = min(4, most)
