@@ -106,9 +106,8 @@ class Latent(Task):
         if sampling == "blocks":
             self.blocks, self.visible = self._block_sizes(target_blocks, target_scale, mask_ratio)
         else:
-            refuse_unused(
-                "only --task.sampling blocks has them", target_blocks=target_blocks, target_scale=target_scale
-            )
+            why = f"--task.sampling is {sampling}"
+            refuse_unused(why, target_blocks=target_blocks, target_scale=target_scale)
             self.visible, _ = masked_units(g, 1, self.resolve_auto("mask_ratio", mask_ratio, 0.8, PAPERS))
         answers = g.width * (len(numbers) if combine == "each" else 1)
         predictor: MAEDecoder | ConvDecoder
@@ -136,8 +135,8 @@ class Latent(Task):
         most = (n - 1) // size
         if not most:
             raise PatchloomError(
-                f"a block of {size} of {n} patches leaves none visible: lower --task.target_scale, use smaller patches, "
-                "or larger images"
+                f"a block of {size} of {n} patches leaves none visible: lower --task.target_scale, use smaller "
+                "patches, or larger images"
             )
         usual = min(4, most)
         count = self.resolve_auto("target_blocks", blocks, usual, f"{usual} of {size} patches fit into {n}")
