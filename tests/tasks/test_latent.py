@@ -189,9 +189,17 @@ def test_a_collapse_is_visible():
         for block in teacher.blocks:  # every token becomes the same one
             block.mlp.fc2.weight.zero_()
             block.mlp.fc2.bias.add_(torch.randn(32) * 1e4)
-    assert healthy > 0.3 and task(images, generator=seeded()).metrics["target_deviation"] < 0.01
+    collapsed = task(images, generator=seeded()).metrics
+    assert healthy > 0.3 and collapsed["target_deviation"] < 0.01 and collapsed["target_deviation_within"] < 0.01
     measure = task.eval().measure(images, seeded())
     assert measure.collapsed() and measure.diversity["spread"] < 0.01
+
+
+def test_patches_that_are_alike_within_an_image_are_visible():
+    task = make(positions="none", encoder={"class_token": False})
+    flat = torch.randn(8, 3, 1, 1).expand(-1, -1, 32, 32)  # without positions, the patches of an image are equal
+    metrics = task(flat, generator=seeded()).metrics
+    assert metrics["target_deviation_within"] < 1e-3 < 0.1 < metrics["target_deviation"]
 
 
 def test_the_picture_has_the_mean_of_overlapping_blocks():

@@ -87,14 +87,19 @@ class HiddenLayers(Question):
         return loss(answers, targets, reduction="none")
 
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
-        """Return the mean loss; the deviation of the targets from their mean token, 0 to 1, is a metric."""
+        """Return the mean loss; deviations of the targets, 0 to 1, are metrics of a collapse.
+
+        ``target_deviation`` is 0 if all tokens are equal, and ``target_deviation_within`` if those of each image are.
+        """
         with no_grad_autocast(self.teacher, encoded.teacher_images):
             targets = self.teacher_features(encoded.teacher_images)
         asked, answers = self.answer(encoded)
         loss = self.errors(answers, _at(targets, asked)).mean()
-        # each token has a variance of 1 or less, so this is 0 if all tokens are equal and 1 if their mean is 0
-        deviation = (targets - targets.mean((0, 1))).square().mean().sqrt()
-        return Outcome(loss, {"target_deviation": deviation})
+        # a token has a variance of 1, so these are at most 1
+        overall, within = (
+            (targets - mean).square().mean().sqrt() for mean in (targets.mean((0, 1)), targets.mean(1, keepdim=True))
+        )
+        return Outcome(loss, {"target_deviation": overall, "target_deviation_within": within})
 
     def after_step(self, progress: float, encoder: Encoder) -> None:
         """Update the teacher after an update of the weights."""
