@@ -104,7 +104,7 @@ class Latent(Task):
         self.sampling: Sampling = sampling
         self.masks = masks
         if sampling == "blocks":
-            self.blocks, self.visible = self._block_sizes(target_blocks, target_scale, mask_ratio)
+            self.target_sizes, self.visible = self._block_sizes(target_blocks, target_scale, mask_ratio)
         else:
             why = f"--task.sampling is {sampling}"
             refuse_unused(why, target_blocks=target_blocks, target_scale=target_scale)
@@ -171,7 +171,7 @@ class Latent(Task):
         b, v, grid, n = len(images), self.masks, self.geometry.grid, self.geometry.n
         shared = generator, images.device
         if self.sampling == "blocks":
-            count, size = self.blocks
+            count, size = self.target_sizes
             asked = random_rectangles(b, v * count, grid, size, _ASPECT, *shared).unflatten(1, (v, count))
             context = random_rectangles(b, v, grid, share_of(n, _CONTEXT), (1, 1), *shared)
             # random patches of the context and outside of all blocks; if these are too few, also from its surroundings
