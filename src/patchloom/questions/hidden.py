@@ -22,7 +22,7 @@ from patchloom.questions.question import Encoded, Measure, Outcome, Question, Sh
 from patchloom.withhold.encoder_input import all_patches
 
 Combine = Literal["each", "mean"]
-Source = Literal["block", "mlp"]
+LayerOutput = Literal["block", "mlp"]
 HiddenLoss = Literal["smooth_l1", "mse"]
 
 
@@ -50,7 +50,7 @@ class HiddenLayers(Question):
         layers: Sequence[int],
         momentum: float,
         combine: Combine = "each",
-        source: Source = "block",
+        source: LayerOutput = "block",
         loss: HiddenLoss = "smooth_l1",
     ):
         super().__init__(Geometry.of(encoder))

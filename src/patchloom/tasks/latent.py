@@ -18,7 +18,7 @@ from patchloom.nets.decoders import ConvDecoder, MAEDecoder
 from patchloom.nets.encode import layer_names
 from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import inverse_blocks, random_rectangles, share_of
-from patchloom.questions.hidden import Combine, HiddenLayers, HiddenLoss, Source
+from patchloom.questions.hidden import Combine, HiddenLayers, HiddenLoss, LayerOutput
 from patchloom.system.distributed import draw
 from patchloom.tasks.defaults import (
     AGREEMENT_UPDATES,
@@ -33,7 +33,7 @@ from patchloom.tasks.masking import masked_units
 from patchloom.tasks.task import PAPERS, Size, Task
 from patchloom.withhold.encoder_input import EncoderInput
 
-Sampling = Literal["blocks", "inverse", "random"]
+MaskSampling = Literal["blocks", "inverse", "random"]
 Predictor = Literal["transformer", "conv"]
 
 # I-JEPA's program draws the share of a context in [0.85, 1]; here all have equally many patches
@@ -75,8 +75,8 @@ class Latent(Task):
         encoder: PlainViT,
         layers: list[int] | Literal["auto"] = "auto",
         combine: Combine = "each",
-        source: Source = "block",
-        sampling: Sampling = "blocks",
+        source: LayerOutput = "block",
+        sampling: MaskSampling = "blocks",
         mask_ratio: float | Literal["auto"] = "auto",
         masks: int = 1,
         target_blocks: Size = "auto",
@@ -89,7 +89,13 @@ class Latent(Task):
         decoder_heads: Size = "auto",
     ):
         super().__init__(encoder)
-        chosen = {"combine": Combine, "source": Source, "sampling": Sampling, "loss": HiddenLoss, "decoder": Predictor}
+        chosen = {
+            "combine": Combine,
+            "source": LayerOutput,
+            "sampling": MaskSampling,
+            "loss": HiddenLoss,
+            "decoder": Predictor,
+        }
         for (option, kinds), value in zip(chosen.items(), (combine, source, sampling, loss, decoder), strict=True):
             check_type(f"task.{option}", value, kinds)
         if not 1 <= masks <= 1000:
@@ -101,7 +107,7 @@ class Latent(Task):
             raise PatchloomError(
                 f"--task.layers {numbers} are not blocks of this encoder: give increasing numbers from 1 to {depth}"
             )
-        self.sampling: Sampling = sampling
+        self.sampling: MaskSampling = sampling
         self.masks = masks
         if sampling == "blocks":
             self.target_sizes, self.visible = self._block_sizes(target_blocks, target_scale, mask_ratio)
