@@ -149,6 +149,8 @@ FEW = [(0, 2), (1, 1), (2, 3), (3, 0)]  # a quarter of the patches
 TOKENS = [(0, 0), (0, 3), (1, 0), (1, 2), (2, 1), (2, 2), (3, 1), (3, 3), (1, 3), (3, 2)]
 MIXED = [(3, 2), (0, 1), (2, 2), (1, 1), (0, 3), (3, 0), (1, 3), (2, 0), (0, 2), (2, 3), (1, 0), (3, 3), (0, 0), (1, 2)]
 MIXED += [(2, 1), (3, 1)]
+BLOCKS = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 2), (2, 3), (3, 2), (3, 3)]  # several blocks
+CONTEXT = [(0, 2), (0, 3), (2, 0), (3, 1)]
 OTHERS = [place for place in INNER if place not in FEW]
 
 
@@ -165,6 +167,14 @@ def mae() -> Drawing:
     one.grid("encoder sees", all_of(FEW, "seen"))
     one.arrow()
     one.grid("asked: pixels", all_of(OTHERS, "pixels"))
+    return one
+
+
+def crossmae() -> Drawing:
+    one = start()
+    one.grid("encoder sees", all_of(FEW, "seen"))
+    one.arrow()
+    one.grid("asked: pixels", all_of(OTHERS[::3], "pixels"))
     return one
 
 
@@ -243,6 +253,16 @@ def distill() -> Drawing:
     return one
 
 
+def latent() -> Drawing:
+    one = start()
+    one.grid("student sees", all_of(CONTEXT, "seen"))
+    one.arrow()
+    one.grid("asked: features", all_of(BLOCKS, "features"))
+    one.x += 18
+    one.grid("of the teacher, who sees", {}, default="seen")
+    return one
+
+
 def diet() -> Drawing:
     one = Drawing()
     one.grid("image 17 of n", {}, 6, "seen")
@@ -284,6 +304,7 @@ def loca() -> Drawing:
 
 ABOUT = {
     mae: "mae: a quarter of the patches is seen; the pixels of the others are asked",
+    crossmae: "crossmae: a quarter of the patches is seen; the pixels of a third of the others are asked",
     simmim: "simmim: mask tokens replace 60 % of the patches; their pixels are asked",
     droppos: "droppos: a quarter of the patches is seen, most without place; their places are asked",
     mp3: "mp3: all patches are seen without place; all places are asked",
@@ -291,6 +312,7 @@ ABOUT = {
     extrema: "extrema: five masks leave a fifth of the patches each; the teacher's vector of the whole image is asked",
     lut: "lut: a quarter of each of two crops is seen; pixels and the teacher's vector of the other crop are asked",
     distill: "distill: mask tokens replace 40 % of the patches; the teacher's features there are asked",
+    latent: "latent: a part of the patches is seen; a teacher's features of several blocks are asked",
     diet: "diet: a random view is seen; which image of the training set it is is asked",
     jigsaw: "jigsaw: half of the patches are seen without place; their places are asked",
     part: "part: patches cut at any place are seen without it; how far one is from another is asked",

@@ -29,6 +29,9 @@ NAMES = recipe_names()
 ROWS = {  # values of the papers: task, model, patch, images per update, epochs, base rate, warm-up, fine-tuned
     "mae-vit-b": ("mae", "base", 16, 4096, 1600, 1.5e-4, 40, 83.6),
     "mae-vit-b-800": ("mae", "base", 16, 4096, 800, 1.5e-4, 40, None),
+    "crossmae-vit-b": ("crossmae", "base", 16, 4096, 800, 5e-5, 40, 83.5),
+    "crossmae-vit-s": ("crossmae", "small", 16, 4096, 800, 5e-5, 40, 79.2),
+    "data2vec2-vit-b": ("latent", "base", 16, 256, 75, 1e-3, 10, None),
     "simmim-vit-b": ("simmim", "base", 16, 2048, 800, 5e-5, 10, 83.8),
     "droppos-vit-b": ("droppos", "base", 16, 4096, 800, 1.5e-4, 10, 84.2),
     "droppos-vit-b-200": ("droppos", "base", 16, 4096, 200, 1.5e-4, 10, 83.0),
@@ -86,7 +89,7 @@ PLACES = {
 }
 LINEAR = {
     **{"extrema-vit-s": 69.4, "extrema-vit-b": 73.3, "extrema-vit-s-22k": 65.7, "extrema-vit-b-22k": 74.5},  # Table 7
-    **{"extrema-vit-b-22k-90": 72.0, "mae-vit-b": 68.0},
+    **{"extrema-vit-b-22k-90": 72.0, "mae-vit-b": 68.0, "crossmae-vit-b": 65.4, "crossmae-vit-s": 51.5},
     **{"restore-vit-b-masked": 61.5, "restore-vit-b": 63.1},  # Beyond Masking, section 5
     **{f"lut-vit-b-weight-{w}": one for w, one in {0.1: 70.7, 0.25: 67.9, 0.5: 70.1, 1.0: 63.6}.items()},
 }
@@ -114,6 +117,10 @@ OPTIONS = {  # of the task, by which rows of a paper differ
     "lut-vit-b": {"base": "mae", "context_weight": 0.25, "pixel_weight": 1.0},
     "lut-vit-b-context": {"base": "mae", "pixel_weight": 0.0},
     "lut-simmim-vit-b": {"base": "simmim", "mask_ratio": 0.6},
+    "crossmae-vit-b": {"decoder_width": 512, "decoder_depth": 12, "decoder_heads": 16, "encoder_maps": 13},
+    "crossmae-vit-s": {"decoder_width": 256, "decoder_depth": 12, "decoder_heads": 8, "prediction_ratio": 0.25},
+    "ijepa-vit-h": {"layers": [32], "target_blocks": 4, "decoder_width": 384, "decoder_depth": 12},
+    "data2vec2-vit-b": {"layers": [*range(3, 13)], "combine": "mean", "source": "mlp", "masks": 16, "decoder": "conv"},
     "pixio-vit-h": {
         "mask_ratio": 0.75,
         "mask_unit": 64,
@@ -209,12 +216,12 @@ def test_a_recipe_shows_all_its_settings(name):
 
 
 def test_gradients_are_clipped_where_the_authors_programs_clip_them():
-    """At 5 in DropPos' and SimMIM's, at 1 in LOCA's; those of MAE, LUT, ExtreMA, Beyond Masking and DeiT do not."""
+    """At 5 in DropPos' and SimMIM's, 1 in LOCA's, 4 in data2vec's; those of the others, and DeiT, do not."""
     clipped = {name: recipe_named(name).settings["clip"] for name in NAMES}
     assert {name for name, norm in clipped.items() if norm} == {
-        name for name in NAMES if name.startswith(("droppos-", "simmim-", "loca-"))
+        name for name in NAMES if name.startswith(("droppos-", "simmim-", "loca-", "data2vec2-"))
     }
-    assert {*clipped.values()} == {0.0, 1.0, 5.0} and clipped["loca-vit-b"] == 1.0
+    assert {*clipped.values()} == {0.0, 1.0, 4.0, 5.0} and clipped["loca-vit-b"] == 1.0
 
 
 @pytest.mark.parametrize("name", ["mp3-cifar100", "mp3-tiny-imagenet", "mae-vit-b"])
@@ -238,7 +245,8 @@ def test_its_task_is_built_at_the_papers_size(name):
         return
     sizes = {"small": 384, "base": 768, "large": 1024, "tiny": 768, "huge": 1280}
     width, pixio = sizes[settings.model["name"].split("_")[1]], name.startswith("pixio")
-    assert (task.geometry.width, task.geometry.n) == (width, 64 if settings.patch_size < 16 else 256 if pixio else 196)
+    patches = {4: 64, 8: 64, 14: 256, 16: 256 if pixio else 196}
+    assert (task.geometry.width, task.geometry.n) == (width, patches[settings.patch_size])
     assert (task.geometry.prefix == 8 and task.sizes == (4, 12)) == pixio
     assert task.views == recipe.views and recipe.changes(settings.plain()) == []
 

@@ -249,3 +249,13 @@ def contents_of(run: Path) -> dict[str, object]:
     kept = ("pictures/*.png", "verdict.yaml", "summary.txt", "encoder.safetensors", "trained_on.bin")
     files = {str(path.relative_to(run)): path.read_bytes() for pattern in kept for path in run.glob(pattern)}
     return {**weights(run), **files, "metrics": metrics(run)}
+
+
+@pytest.mark.parametrize("task", ["crossmae", "latent"])
+def test_a_task_that_is_killed_resumes_to_the_same_result(task, images, tmp_path, monkeypatch):
+    settings = SMALL | {"epochs": 2}
+    pretrain(images, task, out=tmp_path / "whole", **settings)
+    killed(monkeypatch, TrainState, "count", 5, images, task, out=tmp_path / "parts", **settings)
+    pretrain(images, task, out=tmp_path / "parts", **settings)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert weights(parts) == weights(whole) and metrics(parts) == metrics(whole)

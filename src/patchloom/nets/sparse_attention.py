@@ -174,11 +174,27 @@ def _of_all_tokens(attn: AnyAttention, rope: Tensor) -> Tensor:
 
 def _after_attention(block: AnyBlock, tokens: Tensor, attended: Tensor) -> Tensor:
     """Run the part of a block after its attention."""
-    if isinstance(block, EvaBlock):
-        tokens = tokens + block.drop_path1(_scaled(attended, block.gamma_1))
-        return tokens + block.drop_path2(_scaled(block.mlp(block.norm2(tokens)), block.gamma_2))
-    tokens = tokens + block.drop_path1(block.ls1(attended))
-    return tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
+    tokens = tokens + _attention_residual(block, attended)
+    return tokens + _mlp_residual(block, tokens)
+
+
+def _attention_residual(block: AnyBlock, attended: Tensor) -> Tensor:
+    scaled = _scaled(attended, block.gamma_1) if isinstance(block, EvaBlock) else block.ls1(attended)
+    return block.drop_path1(scaled)
+
+
+def _mlp_residual(block: AnyBlock, tokens: Tensor) -> Tensor:
+    mixed = block.mlp(block.norm2(tokens))
+    return block.drop_path2(_scaled(mixed, block.gamma_2) if isinstance(block, EvaBlock) else block.ls2(mixed))
+
+
+def block_with_mlp(block: AnyBlock, tokens: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return a block's output for tokens [b t d], and the output of its MLP [b t d], which that contains."""
+    attn, normed = attention_of(block), block.norm1(tokens)
+    ropes = None if rope is None else (_of_all_tokens(attn, rope),) * 2
+    tokens = tokens + _attention_residual(block, _attention(attn, normed, normed, ropes))
+    mixed = _mlp_residual(block, tokens)
+    return tokens + mixed, mixed
 
 
 def _scaled(tokens: Tensor, gamma: Tensor | None) -> Tensor:

@@ -38,6 +38,9 @@ class Entry(NamedTuple):
 
 TASKS = {
     "mae": Entry("patchloom.tasks.mae.MAE", "He et al. 2022", "patches (removed)", "their pixels", (1.0, 1.0)),
+    "crossmae": Entry(
+        "patchloom.tasks.crossmae.CrossMAE", "Fu et al. 2024", "patches (removed)", "the pixels of a third of them"
+    ),
     "simmim": Entry(
         "patchloom.tasks.simmim.SimMIM",
         "Xie et al. 2022",
@@ -86,6 +89,12 @@ TASKS = {
         "patches (a mask token instead)",
         "a frozen model's features of them",
         needs="features_of",
+    ),
+    "latent": Entry(
+        "patchloom.tasks.latent.Latent",
+        "I-JEPA, data2vec 2.0, Bootleg",
+        "patches (removed)",
+        "a teacher's hidden layers there",
     ),
     "diet": Entry(
         "patchloom.tasks.diet.DIET",

@@ -47,6 +47,15 @@ def decoder_sizes(
     return wide, deep, many
 
 
+def check_decoder_depth(blocks: int, option: str = "decoder_depth") -> None:
+    """Raise an error if a decoder of masked patches alone has no block."""
+    if not blocks:
+        raise PatchloomError(
+            "without a block in the decoder, masked patches are guessed from their place alone and the encoder learns "
+            f"nothing from them: give --task.{option} 1 or more"
+        )
+
+
 def patch_decoder(
     task: Task,
     width: Size,
@@ -60,11 +69,8 @@ def patch_decoder(
 ) -> MAEDecoder:
     """Build a decoder that predicts ``answers`` numbers per patch; by default the pixels of the masked patches."""
     d, blocks, attending = decoder_sizes(task, width, depth, heads, usual, depth_option)
-    if not blocks and not visible_asked:
-        raise PatchloomError(
-            "without a block in the decoder, masked patches are guessed from their place alone and the encoder learns "
-            f"nothing from them: give --task.{depth_option} 1 or more"
-        )
+    if not visible_asked:
+        check_decoder_depth(blocks, depth_option)
     g = task.geometry
     numbers = g.patch_dim if answers is None else answers
     return MAEDecoder(g.width, numbers, sincos_2d(d, g.grid), blocks, attending, g.prefix, has_masked, visible_asked)
