@@ -192,7 +192,7 @@ def block_with_mlp(block: AnyBlock, tokens: Tensor, rope: Tensor | None = None) 
     """Return a block's output for tokens [b t d], and the output of its MLP [b t d], which that contains."""
     attn, normed = attention_of(block), block.norm1(tokens)
     ropes = None if rope is None else (_of_all_tokens(attn, rope),) * 2
-    tokens = tokens + _attention_residual(block, _attention(attn, normed, normed, ropes))
+    tokens = tokens + _attention_residual(block, cross_attention(attn, normed, normed, ropes))
     mixed = _mlp_residual(block, tokens)
     return tokens + mixed, mixed
 
