@@ -176,4 +176,4 @@ def _sentence(train: ImageFeatures, test: ImageFeatures) -> str:
     )
 
 
-LINEAR = FrozenProtocol("linear", _fit, _quoted, _title, _sentence)
+LINEAR = FrozenProtocol("linear", _fit, _quoted, _title, _sentence, gallery="Fitted on")
