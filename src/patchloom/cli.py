@@ -548,9 +548,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             refusal = result.refusal if isinstance(result, Displayable) else ""
             if is_first() and as_json and not refusal:
                 _print_document(verb, result=_values(result))
-            elif (
-                is_first() and not as_json and verb != "pretrain" or wants_help
-            ):  # pretrain has printed its result already
+            elif (is_first() and not as_json and verb != "pretrain") or wants_help:  # pretrain has printed it already
                 print(*result if isinstance(result, list) else [result], sep="\n", flush=True)
             if refusal:
                 raise PatchloomError(refusal)
