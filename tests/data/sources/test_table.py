@@ -43,7 +43,7 @@ def test_a_header_names_the_paths(table, tmp_path, column):
     data = open_data(table(f"id,{column},class", *(f"{i},{name},{'ab'[i % 2]}" for i, name in enumerate(IMAGES))))
     assert names(data.train, tmp_path) == IMAGES and data.test is None
     assert data.train.classes == ("a", "b") and data.train.labels.tolist() == [0, 1] * 3
-    assert len(data.notes) == 1 and "not used: id" in data.notes[0]
+    assert len(data.notes) == 1 and "other columns: id" in data.notes[0]
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])

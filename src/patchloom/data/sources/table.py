@@ -49,7 +49,7 @@ def describe_roles(roles: Mapping[str, str], names: Sequence[str], name: str) ->
     said = ", ".join(f"{role} from {column}" if role != column else role for role, column in roles.items())
     left = [column for column in names if column not in roles.values()]
     more = "" if "label" in roles else f" ({name.partition('@')[0]}@label=COLUMN takes one as the label)"
-    return f"{name}: columns used: {said}" + (f"; not used: {join_some(left)}{more}" if left else "")
+    return f"{name}: columns used: {said}" + (f"; other columns: {join_some(left)}{more}" if left else "")
 
 
 class ColumnRoles(NamedTuple):
