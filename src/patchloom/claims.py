@@ -31,10 +31,12 @@ Z = 1.959963984540054  # standard normal quantile of a 95 % interval
 WIDE = 0.07  # half-width of an interval from which a sentence says that the images are few
 _SPLIT = 0.25  # ratio of test to training images of a split: a fifth is split off
 START = "start"  # the control of an adapted encoder: the weights that its run began with, unchanged
+BLEND = "blend"  # a control of an adapted encoder: weights between its start and its own
 _CALLED = {  # controls in a sentence
     "untrained": "the untrained one",
     "from scratch": "training from scratch",
     START: "its start",
+    BLEND: "the chosen blend",
 }
 
 
@@ -128,6 +130,16 @@ class Effect(NamedTuple):
         # + 0.0: no minus sign on a share that is rounded to 0
         share, low, high = (f"{round(100 * one, digits) + 0.0:.{digits}f}" for one in (self.share, self.low, self.high))
         return f"{share} % [{low}, {high}]" if finite else f"{share} %"
+
+
+def leave_open(n: int, images: str) -> str:
+    """Return the beginning of a sentence such as "64 held-out images leave open whether ...", for ``n`` ``images``.
+
+    Below `MIN_VERDICT_IMAGES` they are too few for any claim. More of them can decide only about larger effects.
+    """
+    if n < MIN_VERDICT_IMAGES:
+        return f"{images} {'is' if n == 1 else 'are'} too few to tell"
+    return f"{images} leave open"
 
 
 def effect_of(values: Sequence[float], baseline: Sequence[float], perfect: float) -> Effect:

@@ -12,7 +12,6 @@ from patchloom.export.encoder import Export, ExportPooling, default_out, load_ex
 from patchloom.export.examples import make_examples
 from patchloom.export.to_timm import to_timm
 from patchloom.nets.checkpoints.load import check_model
-from patchloom.runs.folder import RunFolder
 
 # options of single formats with their defaults
 _OWN: dict[str, dict[str, Any]] = {
@@ -36,6 +35,7 @@ def export(
     push: str | None = None,
     public: bool = False,
     start: bool = False,
+    blend: float | None = None,
 ) -> Export:
     """Write an encoder for use without patchloom, and compare its features with those of the exported code.
 
@@ -57,6 +57,8 @@ def export(
         public: public visibility of a new repository; default: private.
         start: export the weights that the run began with (``--init``, ``--from``) instead of the trained ones, to names
             that begin with ``start``.
+        blend: share of the trained weights in a blend with those that the run began with, such as 0.5 (WiSE-FT), to
+            names that begin with ``blend``.
 
     Raises:
         PatchloomError: if the format is unknown, there is no encoder, an option belongs to another format, a library is
@@ -66,25 +68,23 @@ def export(
         raise PatchloomError(f"--to {to} is not a format: choose from {listing(_OWN)}")
     _check_options(to, {"fp16": fp16, "license": license, "push": push, "public": public})
     run = plain_path(run)
-    if start:
-        folder = RunFolder(run)
-        if not folder.start.is_file():
-            raise PatchloomError(
-                f"{run} has no start.safetensors: only runs with --init or --from have it; leave out --start"
-            )
-        names = {"timm": "start-timm.safetensors", "hf": "start-hf", "onnx": "start.onnx"}
-        run, out = folder.start, out or default_out(folder.path, names[to])
+    if start and blend is not None:
+        raise PatchloomError(f"--start is --blend 0: leave out --start or --blend {blend:g}")
+    if blend is not None and not 0 <= blend <= 1:
+        raise PatchloomError(f"--blend is the share of the adapted weights, from 0 to 1, not {blend:g}")
+    blend = 0.0 if start else blend
     check_model(run, model)
     if to == "hf":
         from patchloom.export.to_hub import to_hub  # imports modules of the report, which the others do not need
 
-        return to_hub(run, data, out, pooling, license, push, public, model)
+        return to_hub(run, data, out, pooling, license, push, public, model, blend)
     if to == "onnx":
         from patchloom.export.to_onnx import to_onnx
 
-        return to_onnx(run, data, out, pooling, fp16, model)
-    one = load_exportable(run, pooling, model)
-    return to_timm(one, make_examples(run, data, one.card), Path(out) if out else default_out(run, "timm.safetensors"))
+        return to_onnx(run, data, out, pooling, fp16, model, blend)
+    one = load_exportable(run, pooling, model, blend)
+    path = Path(out) if out else default_out(run, "timm.safetensors", blend)
+    return to_timm(one, make_examples(run, data, one.card), path)
 
 
 def _check_options(to: str, given: dict[str, Any]) -> None:

@@ -130,7 +130,7 @@ def _embedding(by_file: bool) -> str:
 def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
     """Write the encoder, and its instance head to a file whose name begins with the encoder's."""
     vit, head, head_file = one.vit, one.head, path.with_name(f"{path.stem}-{one.head_file}")
-    files = {path: save(vit.state_dict())}
+    files = {path: save(vit.state_dict(), None if one.blend is None else {"blend": f"{one.blend:g}"})}
     if head is not None:
         files[head_file] = save(head.state_dict())  # its name is unique per encoder in the folder
     by_file = examples.by_file() and one.channels in (1, 3)

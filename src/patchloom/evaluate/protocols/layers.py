@@ -58,6 +58,10 @@ def layers(
     guessed = majority("layers", train.labels, test.labels)
     named = ours[-1], _best(ours), twins[-1], _best(twins), pixels
     quoted = (*named, *(its[-1] for its in starts))
+    pairs = (
+        *((0, i) for i in range(len(named), len(quoted))),
+        (0, 2),
+    )  # in the last layer: the starts, the untrained one
     size = input_size(vit)
     return Report(
         rows=[*ours, *sum(starts, []), *twins, pixels, guessed],
@@ -73,7 +77,7 @@ def layers(
         across="layer",
         down=True,
         drawings=_drawings(run, out, ours, twins, [pixels, guessed]),
-    ).with_differences(False, *((0, 5) for _ in starts), (0, 2))  # in the last layer
+    ).with_differences(False, *pairs)
 
 
 def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, settings: EvalSettings) -> Tensor:
