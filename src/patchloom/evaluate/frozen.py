@@ -70,6 +70,7 @@ class FrozenProtocol:
         sentence: function from training and test features to a description of the method.
         drawn: whether the result of a given encoder is random, such as with a draw of few labels.
         across: setting whose values are the columns of the table, as in `Report`.
+        gallery: name of the training images in the headline, before their number; "" leaves them out.
         held_out: function from training features, a quoted row and settings to the row's accuracy on held-out training
             images, by which a blend is chosen; None: the protocol has no blends.
     """
@@ -81,6 +82,7 @@ class FrozenProtocol:
     sentence: Callable[[ImageFeatures, ImageFeatures], str]
     drawn: bool = False
     across: str = ""
+    gallery: str = ""
     held_out: Callable[[ImageFeatures, Row, EvalSettings], float] | None = None
 
 
@@ -348,13 +350,16 @@ def frozen_report(
 ) -> Report:
     """Return the report on the ``rows`` of each extractor, without differences.
 
-    The end of the ``headline``, which names the test images, is added, and so is the row of the majority class.
+    The end of the ``headline``, which names training and test images, is added, and so is the row of the majority
+    class.
     """
     n_test = len(test.labels)
+    used = f" {protocol.gallery}: {len(train.labels):,} training {parts.train.noun}" if protocol.gallery else ""
+    used += f"; test: {parts.origin}" if used and parts.origin else ""
     return Report(
         rows=[*sum(rows, []), majority(protocol.name, train.labels, test.labels)],
         protocol=f"{protocol.sentence(train, test)} {around}",
-        headline=f"{headline} on {n_test:,} test {parts.test.noun}.",
+        headline=f"{headline} on {n_test:,} test {parts.test.noun}.{used}{'.' if used else ''}",
         quoted=tuple(map(protocol.quoted, rows)),
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),

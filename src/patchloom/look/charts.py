@@ -35,6 +35,7 @@ STYLE: dict[Any, Any] = {
     "axes.labelcolor": QUIET,
 }
 MARKED = 40  # curves with at most this many points have markers
+_LONGEST_NOTE = 56  # letters of a subtitle that fit above a panel
 LABEL_GAP = 0.075  # smallest distance between labels as a fraction of the panel's height
 
 
@@ -67,18 +68,21 @@ def draw_curves(
     smooth: float = 0.02,
     images: str = "held-out images",
     percent: bool = False,
+    gallery: str = "training images",
 ) -> Path:
     """Draw the loss, the held-out measure and the kNN accuracy in a ``metrics.csv`` over epochs as a PNG file.
 
     Panels without data are left out. Baselines are dashed lines at the last value of their columns. ``percent``: the
-    measure is a fraction, written as a percentage.
+    measure is a fraction, written as a percentage. ``gallery``: images in which kNN searches for those of ``images``.
     """
-    columns = read_metrics(metrics_csv)
+    columns, searched = read_metrics(metrics_csv), f"on {images}; gallery: {gallery}"
+    if len(searched) > _LONGEST_NOTE:
+        searched = searched.replace("; ", "\n")
     panels = [
         panel_of(columns, "loss", None, "training loss", "as logged", False, smooth),
         panel_of(columns, "held_out", "baseline:", measure, f"on {images}", percent, 0),
-        panel_of(columns, "knn", "knn:", "kNN accuracy", "of the encoder's features", True, 0),
-        panel_of(columns, "instance_knn", "instance_knn:", "kNN, instance", "by the task's representation", True, 0),
+        panel_of(columns, "knn", "knn:", "kNN accuracy", searched, True, 0),
+        panel_of(columns, "instance_knn", "instance_knn:", "kNN, the task's representation", searched, True, 0),
     ]
     panels = [p for p in panels if len(p.values)]
     if not panels:
@@ -167,7 +171,7 @@ def draw_panel(axes: Axes, panel: Panel, longest: float) -> None:
 
 def frame_panel(axes: Axes, panel: Panel) -> None:
     """Draw a panel's title, note, grid and dashed baselines."""
-    axes.set_title(panel.title, loc="left", pad=19, fontsize=10.5, color=INK)
+    axes.set_title(panel.title, loc="left", pad=19 + 10 * panel.note.count("\n"), fontsize=10.5, color=INK)
     small: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 8, "color": QUIET}
     axes.annotate(panel.note, (0, 1), (0, 7), **small)
     for value in panel.baselines.values():

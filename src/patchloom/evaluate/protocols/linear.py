@@ -185,4 +185,4 @@ def _held_out(train: ImageFeatures, row: Row, settings: EvalSettings) -> float:
     return float(row.settings["held_out_accuracy"])
 
 
-LINEAR = FrozenProtocol("linear", _fit, _quoted, _title, _sentence, held_out=_held_out)
+LINEAR = FrozenProtocol("linear", _fit, _quoted, _title, _sentence, gallery="Fitted on", held_out=_held_out)
