@@ -91,6 +91,8 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"attention_blocks": 1, "masks": 2},
         {"loss": "infonce", "class_token": "mean", "crop": "own", "color": "shared"},
         {"loss": "infonce", "temperature": 1.0, "momentum": 1.0},
+        {"loss": "sigreg", "directions": 8},
+        {"loss": "visreg", "gaussian_weight": 0.5, "class_token": "mean", "head_out": 8},
     ],
     "lut": [
         {},
@@ -100,6 +102,9 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"base": "simmim"},
         {"base": "simmim", "mask_ratio": 0.75, "mask_unit": 4, "normalized_pixels": True},
         {"base": "simmim", "pixel_weight": 0.0},
+        {"loss": "infonce", "temperature": 0.5},
+        {"loss": "sigreg", "gaussian_weight": 0.1},
+        {"loss": "visreg", "directions": 8, "base": "simmim"},
     ],
     "distill": [
         {},
