@@ -81,8 +81,9 @@ def agreement_heads(
     """Build the projection and prediction heads of `Agreement`; ``auto`` is the papers' width 4096 and 256 outputs.
 
     For an encoder narrower than ViT-S, which the papers do not train, auto is four times its width, with as many
-    outputs as its width. sigreg and visreg have no prediction head, and a projection with batch norm, of width 2048
-    and 64 or 256 outputs.
+    outputs as its width. sigreg and visreg have no prediction head, and a projection of width 2048 with 64 or 256
+    outputs. Its norm is that of the task: a batch norm would leave the bias of the encoder's last norm without gradient
+    if no other question has one.
     """
     d, free = task.geometry.width, loss in GAUSSIAN
     why = "in proportion to an encoder below ViT-S" if d < _SMALL else "the papers'"
@@ -92,11 +93,9 @@ def agreement_heads(
     leaves = task.resolve_auto("head_out", out, outputs if d < _SMALL else usual[1], why)
     if min(wide, leaves) < 1:
         raise PatchloomError(f"heads cannot be {wide} wide with {leaves} outputs: both must be 1 or more")
-    if free:
-        return mlp((d, *(wide,) * (layers[0] - 1), leaves), "batch"), None
     enters = zip((d, leaves), layers, strict=True)
     first, second = (mlp((enter, *(wide,) * (n - 1), leaves), norm) for enter, n in enters)
-    return first, second
+    return first, None if free else second
 
 
 def agreement_loss(

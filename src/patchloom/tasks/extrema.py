@@ -135,9 +135,9 @@ class ExtreMA(Task):
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
-        """Return 2 except with BYOL: InfoNCE, which auto may become, has negatives, and sigreg and visreg a batch norm."""
+        """Return 2 except with BYOL: the other losses, which auto may become, compare the images of a step."""
         if options["loss"] in GAUSSIAN:
-            return 2, "its batch norm needs several images in a step"
+            return 2, f"{options['loss']} tests the distribution over the images of a step"
         if options["loss"] != "byol":
             return 2, "infonce distinguishes the images of a step"
         return super().images_needed(options)
