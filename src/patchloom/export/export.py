@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,15 @@ from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, listing
 from patchloom.export.encoder import Export, ExportPooling, default_out, load_exportable
-from patchloom.export.examples import make_examples
+from patchloom.export.examples import make_examples, open_images
 from patchloom.export.to_timm import to_timm
+from patchloom.export.without_positions import remove_positions_of
 from patchloom.nets.checkpoints.load import check_model
 from patchloom.runs.folder import RunFolder
 
 # options of single formats with their defaults
 _OWN: dict[str, dict[str, Any]] = {
-    "timm": {},
+    "timm": {"without_positions": False},
     "hf": {"license": None, "push": None, "public": False},
     "onnx": {"fp16": False},
 }
@@ -36,6 +38,7 @@ def export(
     push: str | None = None,
     public: bool = False,
     start: bool = False,
+    without_positions: bool = False,
 ) -> Export:
     """Write an encoder for use without patchloom, and compare its features with those of the exported code.
 
@@ -57,6 +60,8 @@ def export(
         public: public visibility of a new repository; default: private.
         start: export the weights that the run began with (``--init``, ``--from``) instead of the trained ones, to names
             that begin with ``start``.
+        without_positions: beside the weights, a linear map of the patch tokens from which a linear probe cannot read
+            the place (RASA), fitted to up to 500 images; timm only.
 
     Raises:
         PatchloomError: if the format is unknown, there is no encoder, an option belongs to another format, a library is
@@ -64,7 +69,8 @@ def export(
     """
     if to not in _OWN:
         raise PatchloomError(f"--to {to} is not a format: choose from {listing(_OWN)}")
-    _check_options(to, {"fp16": fp16, "license": license, "push": push, "public": public})
+    own = {"without_positions": without_positions, "fp16": fp16, "license": license, "push": push, "public": public}
+    _check_options(to, own)
     run = plain_path(run)
     if start:
         folder = RunFolder(run)
@@ -84,6 +90,11 @@ def export(
 
         return to_onnx(run, data, out, pooling, fp16, model)
     one = load_exportable(run, pooling, model)
+    if without_positions:
+        source, why = open_images(run, data, one.card)
+        if source is None:
+            raise PatchloomError(f"--without_positions needs {one.card.modality.noun}, but {why}: give --data")
+        one = replace(one, removal=remove_positions_of(one.vit, one.card, source))
     return to_timm(one, make_examples(run, data, one.card), Path(out) if out else default_out(run, "timm.safetensors"))
 
 
