@@ -134,7 +134,8 @@ def test_gaussian_agreement_written_out(name, statistic):
     assert outcome.metrics["output_rank"].item() == pytest.approx(
         (shares.sum() ** 2 / (shares**2).sum()).item(), rel=1e-4
     )
-    assert outcome.metrics["output_std"].item() == pytest.approx(outputs.square().mean(0).sqrt().mean().item(), rel=1e-5)
+    deviation = outputs.square().mean(0).sqrt().mean().item()
+    assert outcome.metrics["output_std"].item() == pytest.approx(deviation, rel=1e-5)
 
 
 def test_gaussian_agreement_is_in_float32_and_reaches_the_whole():
@@ -192,7 +193,8 @@ def test_measures_are_in_full_precision():
     question = task.questions["agreement"]
     full = question.whole_output(task.encoder, images)
     assert use_half_without_grad(task)
-    assert question.target(task.encoder, images).dtype == torch.bfloat16 and torch.equal(question.whole_output(task.encoder, images), full)
+    assert question.target(task.encoder, images).dtype == torch.bfloat16
+    assert torch.equal(question.whole_output(task.encoder, images), full)
     encoded = task.encode(images, task.given(images))
     assert torch.equal(question.measure(encoded).outputs, full)
 

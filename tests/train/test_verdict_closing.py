@@ -57,7 +57,7 @@ CASES = {
     ),
     "nearly so": (
         measure("agreement", 0.973, {"on other images": 0.934}, outputs=torch.randn(200, 99), **AGREEMENT),
-        "The outputs for whole images are nearly the same for all of them, so agreement with them means little: agreement",
+        "The outputs for whole images are nearly the same for all of them, so agreement with them means little",
     ),
     "not so": (
         measure("agreement", 0.972, {"on other images": 0.609}, outputs=torch.randn(200, 99), **AGREEMENT),

@@ -104,6 +104,14 @@ class Agreement(Question):
             return represent(vit, head, encode(vit, given, norm=False))
         return self.summary(encode(vit, given), given)
 
+    def represent_encoded(self, encoded: Encoded) -> Tensor:
+        """Return the representation [b d] of an encoded batch, whose input may have mask tokens."""
+        if self.instance_head is None:
+            return self.summary(encoded.tokens, encoded.given)
+        if encoded.unnormed is None:
+            raise ValueError("an instance head needs tokens before the last norm: encode them, too")
+        return represent(encoded.encoder, self.instance_head, encoded.unnormed)
+
     def summary(self, tokens: Tensor, given: EncoderInput) -> Tensor:
         """Reduce tokens [b prefix+k d] to the representation [b d]: class token, or mean of the patch tokens."""
         if self.instance_head is not None:
@@ -147,7 +155,7 @@ class Agreement(Question):
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
         """Return the loss against the output for the same whole images."""
         target = self.target(cast(PlainViT, encoded.encoder), encoded.teacher_images)
-        return self.disagreement(self.predict(self.summary(encoded.tokens, encoded.given)), target, encoded.generator)
+        return self.disagreement(self.predict(self.represent_encoded(encoded)), target, encoded.generator)
 
     def after_step(self, progress: float, encoder: Encoder) -> None:
         """Update the teacher after an update of the weights; the next step uses it (as in the authors' programs)."""
@@ -156,7 +164,7 @@ class Agreement(Question):
 
     def measure(self, encoded: Encoded) -> Measure:
         """Measure the agreement, beside that with the outputs for other images."""
-        predicted = self.predict(self.summary(encoded.tokens, encoded.given))
+        predicted = self.predict(self.represent_encoded(encoded))
         return self.measured(predicted, cast(PlainViT, encoded.encoder), encoded.teacher_images, encoded.modality)
 
     def measured(self, predicted: Tensor, encoder: PlainViT, images: Tensor, modality: Modality) -> Measure:

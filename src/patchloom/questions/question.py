@@ -23,9 +23,9 @@ from patchloom.withhold.encoder_input import EncoderInput
 # Measures: results per image, beside baselines that need no learning.
 
 
-# Below these the outputs for whole images count as collapsed: the outputs of two images have a mean cosine above 0.99, or hardly
-# differ in more than one direction. ExtreMA on CIFAR-10 fell from rank 28 to 3 when its learning rate was too high, as
-# did its kNN accuracy.
+# Below these the outputs for whole images count as collapsed: those of two images have a mean cosine above 0.99, or
+# hardly differ in more than one direction. ExtreMA on CIFAR-10 fell from rank 28 to 3 when its learning rate was too
+# high, as did its kNN accuracy.
 _LEAST_SPREAD, _LEAST_RANK = 0.1, 4.0
 # Above this agreement on other images little room is left to recognise the image itself, and half of it looks large:
 # 0.973 against 0.934 is 59 % of the way to 1.
@@ -188,12 +188,13 @@ class Encoded:
     Attributes:
         images: [b c h w] clean and normalised; larger than the encoder's input if it sees only a part.
         given: the encoder's input.
-        tokens: [b prefix+k d] output of the encoder.
+        tokens: [b prefix+k d] output of the encoder, or [v*b prefix+k d] for v masks of every image.
         encoder: the encoder, for questions that run it again.
         teacher_images: [b c h w] images for a teacher, nothing withheld.
         mean, std: [c 1 1] statistics that normalise the images.
         modality: kind of data that the images show.
         generator: random generator of the step, for questions that draw; None: the global one.
+        unnormed: the tokens before the encoder's final norm, for class attention; None if no question has it.
     """
 
     images: Tensor
@@ -205,6 +206,7 @@ class Encoded:
     std: Tensor
     modality: Modality = IMAGES
     generator: torch.Generator | None = None
+    unnormed: Tensor | None = None
 
     def plain(self, images: Tensor) -> Tensor:
         """Return normalised images [b c h w] in [0, 1] units."""

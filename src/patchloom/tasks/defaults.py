@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -10,12 +11,13 @@ from torch import nn
 from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.checkpoints.load import load_pretrained
 from patchloom.nets.decoders import MAEDecoder
+from patchloom.nets.encode import attention_heads, has_class_token
 from patchloom.nets.geometry import Geometry
-from patchloom.nets.heads import mlp
+from patchloom.nets.heads import InstanceHead, mlp
 from patchloom.nets.swin import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.patches.positions import sincos_2d
-from patchloom.questions.agreement import GAUSSIAN, AgreementLoss, Loss
+from patchloom.questions.agreement import GAUSSIAN, AgreementLoss, Loss, Representation
 from patchloom.tasks.task import PAPERS, Size, Task
 
 _SMALL = 384  # the papers train no encoder narrower than ViT-S
@@ -98,16 +100,34 @@ def agreement_heads(
     return first, None if free else second
 
 
+def instance_head(task: Task, class_token: Representation, blocks: Size) -> InstanceHead | None:
+    """Build the class attention of ``class_token`` cait; check that the encoder has the token that vit needs."""
+    check_type("task.class_token", class_token, Representation)
+    if class_token != "cait":
+        refuse_unused("only --task.class_token cait has class attention", attention_blocks=blocks)
+        if class_token == "vit" and not has_class_token(task.encoder):
+            raise PatchloomError("--task.class_token vit needs an encoder with one: give --model.class_token true")
+        return None
+    depth = task.resolve_auto("attention_blocks", blocks, 2, PAPERS)
+    if depth < 1:
+        raise PatchloomError(f"--task.attention_blocks must be 1 or more, not {depth}")
+    return InstanceHead(task.geometry.width, attention_heads(task.encoder), depth)
+
+
 def agreement_loss(
     task: Task,
     loss: Loss,
     temperature: float | Literal["auto"],
     gaussian_weight: float | Literal["auto"],
     directions: Size,
-    temperature_option: str = "temperature",
+    options: tuple[str, str] = ("loss", "temperature"),
 ) -> AgreementLoss:
-    """Resolve and check the loss of `Agreement` and the options that only some losses have."""
-    check_type("task.loss", loss, Loss)
+    """Resolve and check the loss of `Agreement` and the options that only some losses have.
+
+    ``options`` are the names of two of these in the task.
+    """
+    name, temperature_option = options
+    check_type(f"task.{name}", loss, Loss)
     settings: dict[str, Any] = {}
     if loss == "infonce":
         settings["temperature"] = task.resolve_auto(temperature_option, temperature, 0.2, PAPERS)
@@ -148,6 +168,17 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
             f"give --channels {len(card.mean)}, or another teacher"
         )
     return FrozenTeacher(plain, card.mean, card.std, geometry.grid)
+
+
+def check_smoothing(sigma: float, sigma_end: float) -> None:
+    """Raise an error for impossible σ of position smoothing at the start and end of the training."""
+    if not 0 <= sigma < math.inf:
+        raise PatchloomError(f"--task.sigma must be 0 or more and finite, not {sigma}")
+    if not 0 <= sigma_end <= sigma:
+        raise PatchloomError(
+            f"--task.sigma_end must be 0 to --task.sigma, which is {sigma:g}, not {sigma_end:g}: give both the "
+            "same value for a constant σ"
+        )
 
 
 def refuse_unused(why: str, **options: Any) -> None:

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data.augment import Sharing, TwoViews
-from patchloom.errors import PatchloomError, check_type
-from patchloom.nets.encode import attention_heads, has_class_token
-from patchloom.nets.heads import InstanceHead
+from patchloom.errors import PatchloomError
 from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import random_partition
 from patchloom.questions.agreement import GAUSSIAN, Agreement, Loss, Representation
@@ -20,8 +18,8 @@ from patchloom.tasks.defaults import (
     AGREEMENT_UPDATES,
     agreement_heads,
     agreement_loss,
+    instance_head,
     momentum_for,
-    refuse_unused,
     teacher_momentum,
 )
 from patchloom.tasks.masking import visible_of
@@ -84,7 +82,6 @@ class ExtreMA(Task):
     ):
         super().__init__(encoder)
         by: Loss = self.resolve_auto("loss", loss, "byol", PAPERS)
-        check_type("task.class_token", class_token, Representation)
         n = self.geometry.n
         visible = visible_of(self.geometry, mask_ratio)
         most = n // visible
@@ -96,18 +93,9 @@ class ExtreMA(Task):
             )
         losses = agreement_loss(self, by, temperature, gaussian_weight, directions)
         start = teacher_momentum(self, momentum, by)
-        if class_token == "vit" and not has_class_token(encoder):
-            raise PatchloomError("--task.class_token vit needs an encoder with one: give --model.class_token true")
         self.augment = TwoViews(self.augment.size, crop=crop, color=color)
         self.sizes = (visible,) * parts
-        head = None
-        if class_token == "cait":
-            blocks = self.resolve_auto("attention_blocks", attention_blocks, 2, PAPERS)
-            if blocks < 1:
-                raise PatchloomError(f"--task.attention_blocks must be 1 or more, not {blocks}")
-            head = InstanceHead(encoder.embed_dim, attention_heads(encoder), blocks)
-        else:
-            refuse_unused("only --task.class_token cait has class attention", attention_blocks=attention_blocks)
+        head = instance_head(self, class_token, attention_blocks)
         heads = agreement_heads(self, head_width, head_out, loss=by)
         self.questions["agreement"] = Agreement(encoder, *heads, start, class_token, head, losses)
 
