@@ -177,6 +177,7 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
             **{"agreement_loss": "visreg", "gaussian_weight": 0.5, "teacher": "second", "color": "shared"},
         },
         {"withhold": {}, "ask": {"agreement": 1.0}, "teacher": "second", "crop": "none"},
+        {"withhold": {"mask": 0.5}, "ask": {"agreement": 1.0}, "teacher": "second", "crop": "own", "color": "none"},
         {
             **{"withhold": {"mask": 0.5}, "ask": {"features": 1.0}},
             **{"features_of": PLAIN, "features_model": "vit_tiny_patch16_224"},
