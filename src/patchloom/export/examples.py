@@ -60,7 +60,7 @@ class Examples:
         return written
 
 
-def open_images(run: str | Path, data: DataLike | None, card: EncoderCard) -> tuple[Source | None, str]:
+def open_run_images(run: str | Path, data: DataLike | None, card: EncoderCard) -> tuple[Source | None, str]:
     """Open the given data or the run's; without either return None and the reason."""
     noun = card.modality.noun
     if (around := run_around(run)) is not None and RunFolder(around).start == Path(run):
@@ -80,7 +80,7 @@ def open_images(run: str | Path, data: DataLike | None, card: EncoderCard) -> tu
 
 def make_examples(run: str | Path, data: DataLike | None, card: EncoderCard) -> Examples:
     """Load examples from the given data or the run's data; otherwise draw noise."""
-    source, why = open_images(run, data, card)
+    source, why = open_run_images(run, data, card)
     if source is not None:
         return _real(source, card)
     generator = torch.Generator().manual_seed(0)

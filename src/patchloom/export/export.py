@@ -10,7 +10,7 @@ from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, listing
 from patchloom.export.encoder import Export, ExportPooling, default_out, load_exportable
-from patchloom.export.examples import make_examples, open_images
+from patchloom.export.examples import make_examples, open_run_images
 from patchloom.export.to_timm import to_timm
 from patchloom.export.without_positions import remove_positions_of
 from patchloom.nets.checkpoints.load import check_model
@@ -91,7 +91,7 @@ def export(
         return to_onnx(run, data, out, pooling, fp16, model)
     one = load_exportable(run, pooling, model)
     if without_positions:
-        source, why = open_images(run, data, one.card)
+        source, why = open_run_images(run, data, one.card)
         if source is None:
             raise PatchloomError(f"--without_positions needs {one.card.modality.noun}, but {why}: give --data")
         one = replace(one, removal=remove_positions_of(one.vit, one.card, source))

@@ -100,7 +100,7 @@ def agreement_heads(
     return first, None if free else second
 
 
-def instance_head(task: Task, class_token: Representation, blocks: Size) -> InstanceHead | None:
+def build_instance_head(task: Task, class_token: Representation, blocks: Size) -> InstanceHead | None:
     """Build the class attention of ``class_token`` cait; check that the encoder has the token that vit needs."""
     check_type("task.class_token", class_token, Representation)
     if class_token != "cait":
@@ -114,7 +114,7 @@ def instance_head(task: Task, class_token: Representation, blocks: Size) -> Inst
     return InstanceHead(task.geometry.width, attention_heads(task.encoder), depth)
 
 
-def agreement_loss(
+def build_agreement_loss(
     task: Task,
     loss: Loss,
     temperature: float | Literal["auto"],

@@ -17,8 +17,8 @@ from patchloom.questions.question import ROWS, Measure, Outcome, Sheet
 from patchloom.tasks.defaults import (
     AGREEMENT_UPDATES,
     agreement_heads,
-    agreement_loss,
-    instance_head,
+    build_agreement_loss,
+    build_instance_head,
     momentum_for,
     teacher_momentum,
 )
@@ -91,11 +91,11 @@ class ExtreMA(Task):
                 f"there are no {parts} disjoint masks of {visible} visible patches each in {n}: give --task.masks 1 to "
                 f"{most}, or raise --task.mask_ratio"
             )
-        losses = agreement_loss(self, by, temperature, gaussian_weight, directions)
+        losses = build_agreement_loss(self, by, temperature, gaussian_weight, directions)
         start = teacher_momentum(self, momentum, by)
         self.augment = TwoViews(self.augment.size, crop=crop, color=color)
         self.sizes = (visible,) * parts
-        head = instance_head(self, class_token, attention_blocks)
+        head = build_instance_head(self, class_token, attention_blocks)
         heads = agreement_heads(self, head_width, head_out, loss=by)
         self.questions["agreement"] = Agreement(encoder, *heads, start, class_token, head, losses)
 

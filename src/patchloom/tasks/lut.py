@@ -20,7 +20,7 @@ from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Sheet
 from patchloom.tasks.defaults import (
     AGREEMENT_UPDATES,
     agreement_heads,
-    agreement_loss,
+    build_agreement_loss,
     check_normalizable,
     momentum_for,
     patch_decoder,
@@ -90,7 +90,7 @@ class LUT(Task):
         check_type("task.base", base, Base)
         if min(context_weight, pixel_weight) < 0 or not context_weight:
             raise PatchloomError("lut needs agreement: give --task.context_weight above 0, and no negative weight")
-        losses = agreement_loss(self, loss, temperature, gaussian_weight, directions)
+        losses = build_agreement_loss(self, loss, temperature, gaussian_weight, directions)
         start = teacher_momentum(self, momentum, loss)
         g, sparse = self.geometry, base == "mae"
         ratio = self.resolve_auto("mask_ratio", mask_ratio, 0.75 if sparse else 0.6, f"the paper's on {base}")

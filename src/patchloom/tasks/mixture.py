@@ -24,17 +24,17 @@ from patchloom.tasks.defaults import (
     AGREEMENT_UPDATES,
     MOMENTUM,
     agreement_heads,
+    build_agreement_loss,
+    build_instance_head,
     check_normalizable,
     check_smoothing,
     decoder_sizes,
     frozen_teacher,
-    instance_head,
     momentum_for,
     patch_decoder,
     refuse_unused,
     teacher_momentum,
 )
-from patchloom.tasks.defaults import agreement_loss as build_agreement_loss
 from patchloom.tasks.masking import visible_of
 from patchloom.tasks.restore import STRENGTHS, band_loss, build_degradation, others_needed
 from patchloom.tasks.task import Size, Task
@@ -233,7 +233,7 @@ class Mixture(Task):
                 *agreement_heads(self, head_width, head_out, loss=agreement_loss),
                 start,
                 class_token,
-                instance_head(self, class_token, attention_blocks),
+                build_instance_head(self, class_token, attention_blocks),
                 build_agreement_loss(
                     self,
                     agreement_loss,
