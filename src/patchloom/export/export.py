@@ -60,8 +60,8 @@ def export(
         public: public visibility of a new repository; default: private.
         start: export the weights that the run began with (``--init``, ``--from``) instead of the trained ones, to names
             that begin with ``start``.
-        without_positions: beside the weights, a linear map of the patch tokens from which a linear probe cannot read
-            the place (RASA), fitted to up to 500 images; timm only.
+        without_positions: beside the weights, write a linear map of the patch tokens after which a linear probe cannot
+            read row and column (as RASA), fitted to up to 500 images; timm only.
 
     Raises:
         PatchloomError: if the format is unknown, there is no encoder, an option belongs to another format, a library is

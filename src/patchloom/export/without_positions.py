@@ -1,8 +1,8 @@
-"""Removal of the place from patch features after training (RASA, Venkataramanan et al. 2025), in closed form."""
+"""Removal of the place from patch features after training, as RASA (Venkataramanan et al. 2025), in closed form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,106 +18,88 @@ from patchloom.nets.encode import encode, grid_size, patch_count, prefix_count
 from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.withhold.encoder_input import all_patches
 
-ROUNDS = 8  # the paper's; more lower the accuracy of segmentation
-_SOLVED = 0.01  # R² below which no place is left
 _IMAGES, _TESTED, _BATCH = 500, 100, 50
 
 
 class ProbeScore(NamedTuple):
-    """Score of a linear probe of the place: R², mean over the axes, and mean distance in patches."""
+    """Scores of linear probes of the place: R², mean over the axes, mean distance in patches, and top-1 accuracy."""
 
     r2: float
     distance: float
+    accuracy: float
 
 
 @dataclass(frozen=True)
 class PositionRemoval:
-    """Linear map of patch tokens after the final norm, from which a linear probe cannot read the place.
+    """Linear map of patch tokens after the final norm, from which a linear probe cannot read row and column.
 
     Attributes:
         weight: [d d] the map, float32: token -> weight @ token.
-        rounds: number of rounds, each of which removes one direction per axis of the grid.
         before, after: scores of fresh probes of the tokens and of their images under the map.
-        chance: mean distance in patches of the middle of the grid, the answer without any knowledge.
-        images, tested: number of images that the directions and probes are fitted to, and of others that they are
-            tested on.
+        chance: scores of the middle of the grid, and of guessing a place.
+        images, tested: number of images that directions and probes are fitted to, and of others that they are tested
+            on.
         noun: noun of the images.
     """
 
     weight: Tensor
-    rounds: int
     before: ProbeScore
     after: ProbeScore
-    chance: float
+    chance: ProbeScore
     images: int
     tested: int
     noun: str
 
     def sentence(self) -> str:
         """Return a sentence on the scores."""
-        before, after = self.before, self.after
+        old, new, chance = self.before, self.after, self.chance
         return (
-            f"A linear probe of the place: R² {before.r2:.2f} before, {after.r2:.2f} after; {before.distance:.2f} and "
-            f"{after.distance:.2f} patches off (the middle is {self.chance:.2f} off). {self.rounds} rounds on "
+            f"Linear probes of row and column: R² {old.r2:.2f} before, {new.r2:.2f} after; {old.distance:.2f} and "
+            f"{new.distance:.2f} patches off (the middle: {chance.distance:.2f}). A linear discriminant of the place: "
+            f"{old.accuracy:.1%} before, {new.accuracy:.1%} after (chance {chance.accuracy:.1%}). Fitted to "
             f"{self.images} {self.noun}, tested on {self.tested} others."
         )
 
     def plain(self) -> dict[str, Any]:
         """Return the scores as values for JSON."""
-        return {
-            "rounds": self.rounds,
-            "before": self.before._asdict(),
-            "after": self.after._asdict(),
-            "chance": self.chance,
-            "images": self.images,
-            "tested": self.tested,
-        }
+        scores = {name: getattr(self, name)._asdict() for name in ("before", "after", "chance")}
+        return {**scores, "images": self.images, "tested": self.tested}
 
 
 class _Moments:
-    """Means and covariances of tokens and of their places, in float64."""
+    """Covariance of tokens, and their mean at each place, in float64."""
 
-    def __init__(self, places: Tensor):
-        self.places = places.double()  # [n a]
-        self.count = 0
-        self.sums: list[Tensor] = []
+    def __init__(self) -> None:
+        self.images = 0
+        self.square: Tensor | None = None
+        self.sums: Tensor | None = None
 
     def add(self, tokens: Tensor) -> None:
         """Add tokens [b n d] in the order of the grid."""
-        z, r = tokens.double(), self.places
-        new = [z.sum((0, 1)), torch.einsum("bnd,bne->de", z, z), torch.einsum("bnd,na->da", z, r)]
-        self.sums = [a + b for a, b in zip(self.sums, new, strict=True)] if self.sums else new
-        self.count += len(z) * len(r)
+        z = tokens.double()
+        square, sums = torch.einsum("bnd,bne->de", z, z), z.sum(0)
+        self.square = square if self.square is None else self.square + square
+        self.sums = sums if self.sums is None else self.sums + sums
+        self.images += len(z)
 
     def centred(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean [d], the covariance [d d], and the covariance with the places [d a]."""
-        mean, square, cross = (one / self.count for one in self.sums)
-        return mean, square - torch.outer(mean, mean), cross - torch.outer(mean, self.places.mean(0))
-
-
-def probe(covariance: Tensor, cross: Tensor) -> Tensor:
-    """Return the weights [a d] of the least-squares probe of the places."""
-    return cross.T @ torch.linalg.pinv(covariance, rtol=1e-9, hermitian=True)
-
-
-def directions_removed(moments: tuple[Tensor, Tensor, Tensor], done: Tensor) -> Tensor:
-    """Return the map [d d] after one more round: without the directions of a probe of what the map ``done`` left."""
-    _, covariance, cross = moments
-    weights = probe(done @ covariance @ done.T, done @ cross)
-    basis = torch.linalg.qr(weights.T).Q  # Gram-Schmidt
-    return done - basis @ (basis.T @ done)
+        """Return the mean [d], the covariance [d d], and the means of places [n d] minus the mean."""
+        assert self.square is not None and self.sums is not None  # an image was added
+        places = self.sums / self.images
+        mean = places.mean(0)
+        return mean, self.square / (self.images * len(places)) - torch.outer(mean, mean), places - mean
 
 
 def remove_positions(
-    tokens: Callable[[], Iterator[Tensor]],
-    tested: Tensor,
-    grid: tuple[int, int],
-    noun: str = "images",
+    batches: Iterator[Tensor], tested: Tensor, grid: tuple[int, int], noun: str = "images"
 ) -> PositionRemoval:
-    """Find the map that removes the place from tokens, in rounds, until a fresh probe finds none in other tokens.
+    """Find the map that removes row and column from tokens: the directions that covary with them are projected away.
+
+    Afterwards no linear function of a token covaries with row or column, so no linear probe is better than the middle
+    (Shao et al. 2023; Belrose et al. 2023, LEACE, Theorem 3.1).
 
     Args:
-        tokens: function that yields tokens [b n d] of batches of images, in the order of the grid.
+        batches: tokens [b n d] of batches of images, in the order of the grid.
         tested: [b n d] tokens of other images.
         grid: rows and columns of patches.
         noun: noun of the images.
@@ -128,31 +110,32 @@ def remove_positions(
     axes = [axis for axis, side in enumerate(grid) if side > 1]
     if not axes:
         raise PatchloomError("a single patch has no place to remove: leave out --without_positions")
-    index = torch.arange(grid[0] * grid[1])
+    n = grid[0] * grid[1]
+    index = torch.arange(n)
     places = torch.stack([index // grid[1], index % grid[1]], 1)[:, axes].double()
-    moments = _Moments(places)
-    for batch in tokens():
+    offsets, moments = places - places.mean(0), _Moments()
+    for batch in batches:
         moments.add(batch)
-    found = moments.centred()
-    mean, covariance, cross = found
+    mean, covariance, means = moments.centred()
+    apart, whole = tested.double() - mean, torch.eye(len(mean), dtype=torch.float64)
 
     def score(done: Tensor) -> ProbeScore:
-        weights = probe(done @ covariance @ done.T, done @ cross)
-        guess = (tested.double() - mean) @ done.T @ weights.T + places.mean(0)
-        off = guess - places
-        r2 = 1 - off.square().mean((0, 1)) / (places - places.mean(0)).square().mean(0)
-        return ProbeScore(r2.mean().item(), off.norm(dim=-1).mean().item())
+        """Score a least-squares probe and a linear discriminant of the tokens under the map ``done``."""
+        inverse = torch.linalg.pinv(done @ covariance @ done.T, rtol=1e-9, hermitian=True)
+        mapped = apart @ done.T @ inverse @ done
+        off = mapped @ (means.T @ offsets / n) - offsets
+        r2 = 1 - off.square().mean((0, 1)) / offsets.square().mean(0)
+        centres = means @ done.T
+        within = done @ (covariance - means.T @ means / n) @ done.T
+        within = within + 1e-6 * covariance.diagonal().mean() * whole  # invertible
+        weights = centres @ torch.linalg.inv(within)
+        right = (apart @ done.T @ weights.T - (weights * centres).sum(1) / 2).argmax(-1) == index
+        return ProbeScore(r2.mean().item(), off.norm(dim=-1).mean().item(), right.double().mean().item())
 
-    done = torch.eye(len(mean), dtype=torch.float64)
-    before = after = score(done)
-    rounds = 0
-    while rounds < ROUNDS and after.r2 > _SOLVED and (rounds + 1) * len(axes) < len(mean):
-        done = directions_removed(found, done)
-        after = score(done)
-        rounds += 1
-    chance = (places - places.mean(0)).norm(dim=-1).mean().item()
-    images = moments.count // len(places)
-    return PositionRemoval(done.float(), rounds, before, after, chance, images, len(tested), noun)
+    basis = torch.linalg.qr(means.T @ offsets).Q  # Gram-Schmidt
+    done = whole - basis @ basis.T
+    chance = ProbeScore(0.0, offsets.norm(dim=-1).mean().item(), 1 / n)
+    return PositionRemoval(done.float(), score(whole), score(done), chance, moments.images, len(tested), noun)
 
 
 def remove_positions_of(vit: Encoder, card: EncoderCard, source: Source) -> PositionRemoval:
@@ -182,7 +165,7 @@ def remove_positions_of(vit: Encoder, card: EncoderCard, source: Source) -> Posi
                 yield encode(plain, all_patches(images, patch_count(plain)))[:, prefix:]
 
     others = torch.cat(list(encoded(mixed[:tested])))
-    return remove_positions(lambda: encoded(mixed[tested:]), others, grid_size(vit), source.noun)
+    return remove_positions(encoded(mixed[tested:]), others, grid_size(vit), source.noun)
 
 
 def turned(images: Tensor, generator: torch.Generator) -> Tensor:
