@@ -66,23 +66,31 @@ def open_run_images(run: str | Path, data: DataLike | None, card: EncoderCard) -
     if (around := run_around(run)) is not None and RunFolder(around).start == Path(run):
         run = around
     if data is not None:
-        opened = open_data(data)
+        opened = with_encoder_sound(open_data(data), card.sound, card.name)
     elif not Path(run).is_dir() or kind_of(run) == "hub":
         return None, f"{run} does not record which {noun} it was trained on"
     else:
         stored = RunFolder(run).read_config().data
         try:
-            opened = open_stored(stored, os.fspath(run), f"--data {noun.upper()}")
+            opened = with_encoder_sound(
+                open_stored(stored, os.fspath(run), f"--data {noun.upper()}"), card.sound, card.name
+            )
         except PatchloomError as problem:
             return None, f"the {noun} of the run are unavailable ({problem})"
-    return with_encoder_sound(opened, card.sound, card.name).train, ""
+    return opened.train, ""
 
 
 def make_examples(run: str | Path, data: DataLike | None, card: EncoderCard) -> Examples:
     """Load examples from the given data or the run's data; otherwise draw noise."""
+    noun = card.modality.noun
     source, why = open_run_images(run, data, card)
     if source is not None:
-        return _real(source, card)
+        try:
+            return _real(source, card)
+        except PatchloomError as problem:
+            if data is not None:
+                raise
+            why = f"the {noun} of the run are unavailable ({problem})"
     generator = torch.Generator().manual_seed(0)
     if card.sound is not None:
         said = f"Compared on noise, because {why}: --data RECORDINGS compares on recordings."

@@ -54,7 +54,7 @@ class PositionRemoval:
         """Return a sentence on the scores."""
         old, new, chance = self.before, self.after, self.chance
         return (
-            f"Linear probes of row and column: R² {old.r2:.2f} before, {new.r2:.2f} after; {old.distance:.2f} and "
+            f"Linear probes of row and column: R² {old.r2:z.2f} before, {new.r2:z.2f} after; {old.distance:.2f} and "
             f"{new.distance:.2f} patches off (the middle: {chance.distance:.2f}). A linear discriminant of the place: "
             f"{old.accuracy:.1%} before, {new.accuracy:.1%} after (chance {chance.accuracy:.1%}). Fitted to "
             f"{self.images} {self.noun}, tested on {self.tested} others."
