@@ -284,10 +284,15 @@ def test_options_links_and_lines(page):
     # options of a task that the page defines, of other programs, and of older versions
     others = {
         "extend.md": {"task.share"},
+        "extend-parts.md": {"task.share"},
         "extend-question.md": {"task.share"},
         "compare-and-extend.md": {"task.side"},
         "pretrain.md": {"lr"},
-        "slurm.md": {"rdzv_conf", "kill_on_bad_exit", "requeue", "signal"},
+        "slurm.md": {
+            *("cpus_per_task", "kill_on_bad_exit", "rdzv_conf", "requeue", "shutdown_timeout", "signal"),
+        },
+        "kubernetes.md": {"shutdown_timeout"},
+        "exit-codes.md": {"kill_on_bad_exit"},
         "install.md": {"no_index", "spec"},
         "troubleshooting.md": {"shm_size"},
         "CHANGELOG.md": {"batch", "lr", "nodes", "taks"},

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from patchloom.dense.checkpoint import save_dense
 from patchloom.display import json_value
 from patchloom.errors import AlreadyReported, Stopped
 from patchloom.options import VERBS
+from patchloom.train.step import Stepper
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -108,6 +110,36 @@ def test_pretrain(document, photos, run, tmp_path, capsys):
     assert again["result"]["finished"] and again == done, "a finished run gives the same"
     assert done["result"]["metrics"]["epoch"] == 1 and Path(done["result"]["encoder"]).exists()
     assert done["result"]["verdict"]["ended"] and done["result"]["settings"]["task"]["name"] == "mae"
+
+
+def test_a_stopped_pretrain_says_where(document, photos, tmp_path, monkeypatch):
+    words = [
+        "pretrain",
+        photos,
+        "--out",
+        tmp_path / "run",
+        *MODEL,
+        "--task",
+        "mae",
+        "--epochs",
+        "3",
+        "--batch_size",
+        "16",
+    ]
+    update = Stepper.update
+
+    def stopping(self, done, *rest):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return update(self, done, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "update", stopping)
+        error = document(*words, code=130)["error"]
+    assert error["run"] == {"folder": str(tmp_path / "run"), "finished": False, "step": 2, "steps": 3}
+    dry = document(*words, "--dry-run")["result"]
+    assert (dry["finished"], dry["step"], dry["planned"]["forecast"]["steps"]) == (False, 2, 1)
+    done = document(*words)["result"]
+    assert (done["finished"], done["step"]) == (True, 3)
 
 
 def test_evaluate(document, photos, run):

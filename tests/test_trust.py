@@ -935,9 +935,7 @@ def test_a_teacher_that_a_run_names_is_not_fetched(run, monkeypatch):
         run, task={"name": "distill", "features_of": "timm:vit_tiny_patch16_224"}, channels=3, model={"name": "nano"}
     )
     monkeypatch.setattr("socket.create_connection", lambda *given, **named: pytest.fail("something is fetched"))
-    monkeypatch.setattr(
-        "patchloom.system.network.accepts_connections", lambda *given: pytest.fail("something is fetched")
-    )
+    monkeypatch.setattr("patchloom.system.network.connection_fault", lambda *given: pytest.fail("something is fetched"))
     with pytest.raises(PatchloomError, match="does not download"):
         load_task(run)
 

@@ -130,6 +130,16 @@ class Effect(NamedTuple):
         return f"{share} % [{low}, {high}]" if finite else f"{share} %"
 
 
+def leave_open(n: int, images: str) -> str:
+    """Return the beginning of a sentence such as "64 held-out images leave open whether ...", for ``n`` ``images``.
+
+    Below `MIN_VERDICT_IMAGES` they are too few for any claim. More of them can decide only about larger effects.
+    """
+    if n < MIN_VERDICT_IMAGES:
+        return f"{images} {'is' if n == 1 else 'are'} too few to tell"
+    return f"{images} leave open"
+
+
 def effect_of(values: Sequence[float], baseline: Sequence[float], perfect: float) -> Effect:
     """Compute the effect of per-image results over a baseline on the same images.
 

@@ -560,7 +560,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 0
             code, message = _explain(error) if isinstance(error, Exception) and not stopped else (130, "stopped.")
             if as_json and is_first():
-                _print_document(verb, error={"message": message, "exit_code": 1 if debug and not stopped else code})
+                run = {"run": error.progress} if isinstance(error, Stopped) and error.progress else {}
+                number = 1 if debug and not stopped else code
+                _print_document(verb, error={"message": message, "exit_code": number, **run})
             if debug and not stopped:
                 raise
             # every process reports its own error, but only the first one that they were stopped

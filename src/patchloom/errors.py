@@ -34,9 +34,18 @@ class TemporaryError(PatchloomError):
 
 
 class Stopped(PatchloomError):
-    """Training was interrupted; its state is saved."""
+    """Training was interrupted; its state is saved.
+
+    Args:
+        text: message.
+        progress: plain values that say where a run stopped, for ``--json``; empty if there is no run.
+    """
 
     exit_code = 130
+
+    def __init__(self, text: str, progress: Mapping[str, Any] | None = None):
+        super().__init__(text)
+        self.progress = dict(progress or {})
 
 
 class AlreadyReported(PatchloomError):

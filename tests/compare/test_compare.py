@@ -43,6 +43,7 @@ from patchloom.runs.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.training_set import read_record
+from patchloom.tasks.mae import MAE
 
 SMALL = ["--img_size", "16", "--patch_size", "8", "--batch_size", "16", "--threads", "1", "--workers", "0"]
 GIVEN = {"img_size": 16, "patch_size": 8, "batch_size": 16, "threads": 1, "workers": 0}
@@ -201,6 +202,12 @@ def test_invalid_options_are_refused_before_training(compared, tmp_path, capsys,
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("task", [{"name": "mae", "mask_ratio": 0.5}, MAE])
+def test_options_and_classes_are_refused(task):
+    with pytest.raises(PatchloomError, match=r"FILE\.py:CLASS.*derive a class"):
+        compare("digits", tasks=["mae", task])
 
 
 def test_a_folder_without_a_comparison_is_refused(compared, tmp_path):

@@ -18,7 +18,7 @@ from patchloom.cli import main
 from patchloom.distill.training import Distillation, feature_cosines
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate import trainer
-from patchloom.nets.student import Student, create_backbone, load_student, student_options
+from patchloom.nets.student import Student, StudentCard, create_backbone, load_student, save_student, student_options
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "json.schema.json"
 QUICK = {"side": 32, "batch_size": 8, "workers": 0, "device": "cpu"}
@@ -117,6 +117,41 @@ def test_the_controls_are_the_random_start_and_the_teacher_over_seeds(tmp_path, 
     against = result["report"]["against"]
     assert [one["control"] for one in against] == ["random mobilenetv3_small_050", "teacher"]
     assert all(one["trainings"] == 2 for one in against) and result["student"]["model"] == "mobilenetv3_small_050"
+
+
+def test_a_dry_run_times_the_training_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "distill",
+        teacher_file(),
+        "shapes:60",
+        "--student",
+        "mobilenetv3_small_050",
+        "--side",
+        "32",
+        "--epochs",
+        "5",
+    ]
+    assert main([*words, "--workers", "0", "--dry-run", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, json.loads(SCHEMA.read_text("utf-8")))
+    planned = document["result"]["planned"]
+    assert planned["steps"] == 5 and planned["seconds"] > 0 and not document["result"]["files"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_images_below_the_stride_are_refused_with_the_least_side(tmp_path):
+    with pytest.raises(PatchloomError, match="16x16 pixels are too small.*--side 32 or more"):
+        patchloom.distill(teacher_file(), noise(8), student="convnext_atto", out=tmp_path / "s", **QUICK | {"side": 16})
+
+
+def test_a_student_is_named_with_its_teacher_where_an_encoder_is_needed(tmp_path):
+    backbone = create_backbone("resnet10t", {"in_chans": 3})
+    card = StudentCard("resnet10t", {"in_chans": 3}, (32, 32), (0.5,) * 3, (0.5,) * 3, "photos-mae")
+    save_student(backbone, card, tmp_path)
+    for place in (tmp_path, tmp_path / "student.safetensors"):
+        with pytest.raises(PatchloomError, match="student of patchloom distill, a resnet10t taught by photos-mae"):
+            patchloom.load_encoder(place)
 
 
 @pytest.mark.parametrize(

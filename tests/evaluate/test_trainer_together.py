@@ -88,6 +88,14 @@ def test_killed_it_goes_on_as_if_it_had_not_been(tiny_encoder: Path, tmp_path: P
     assert saved[0] == saved[1] and _values(whole) == _values(killed)
 
 
+def test_stopped_all_wait_for_the_first_which_writes_the_checkpoint(tiny_encoder: Path, tmp_path: Path) -> None:
+    run = _run(tiny_encoder, tmp_path / "run")
+    stop = {"dies": 7, "number": signal.SIGTERM}
+    codes, _, err = evaluate_together("finetune", run, "digits", 2, tmp_path / "cache", **PLAIN | stop)
+    assert codes == [130, 130] and "run the same command to resume" in err[0] and not err[1].strip()
+    assert [(run / f"{rank}.saw").read_text() for rank in range(2)] == ["saved", "saved"]
+
+
 def test_parts_of_a_step_are_the_step(tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     forward = Classifier.forward

@@ -7,11 +7,13 @@ import pytest
 import torch
 from answering import Answers, encoded_of, geometry_of, masking
 
+from patchloom.errors import PatchloomError
 from patchloom.patches.partition import complement, random_partition
 from patchloom.patches.pictures import fill_holes
 from patchloom.patches.tokens import patch_statistics, patchify
 from patchloom.questions.pixels import Pixels, Restoration
 from patchloom.withhold.degradation import Degradation
+from patchloom.withhold.encoder_input import all_patches, blank_patches
 
 
 def asking(images, normalized, answers=None):
@@ -73,6 +75,72 @@ def test_right_predictions_recover_the_image():
     mean, deviation = patch_statistics(truth)
     (sheet,) = asking(images, True, (truth - mean) / deviation).sheets(encoded)
     torch.testing.assert_close(sheet.columns["recovered, own statistics"], images, rtol=1e-4, atol=1e-4)
+
+
+# blank patches: their number in the input and in the question
+
+
+def blank_input(images, blank):
+    """Return input with all patches, those of ``blank`` [b k] without content."""
+    return encoded_of(images, blank_patches(all_patches(images, geometry_of(images, 4).n), blank))
+
+
+def blank_question(images, blank, visible_asked):
+    answers = torch.zeros(len(images), visible_asked, 48)
+    return Pixels(geometry_of(images, 4), Answers(answers, visible_asked), False, blank=blank)
+
+
+def test_the_right_number_of_blank_patches_is_measured():
+    images = torch.randn(2, 3, 16, 16)
+    encoded = blank_input(images, torch.tensor([[0, 1, 2], [5, 6, 7]]))
+    question = blank_question(images, 3, 3)
+    assert question(encoded, 0.0).loss.isfinite() and question.measure(encoded).values.isfinite().all()
+
+
+def test_a_caption_tells_masked_patches_from_blank_ones():
+    images = torch.randn(2, 3, 16, 16)
+    visible, masked = random_partition(2, 16, (4, 12))
+    removed = asking(images, False, torch.zeros(2, 12, 48)).sheets(
+        encoded_of(images, masking(images, 4, visible, masked))
+    )
+    blank = blank_question(images, 4, 4).sheets(blank_input(images, masked[:, :4]))
+    assert removed[0].caption.startswith("75% of the patches are masked;") and "mask token" not in removed[0].caption
+    assert blank[0].caption.startswith("25% of the patches are replaced by a mask token;")
+    both = encoded_of(images, blank_patches(masking(images, 4, visible, masked), torch.tensor([[0, 1], [1, 3]])))
+    assert "75% of the patches are masked and 12%" in blank_question(images, 2, 2).withheld(both.given)
+
+
+@pytest.mark.parametrize("blank", [0, 2, 4])
+@pytest.mark.parametrize("call", ["measure", "sheets"])
+def test_another_number_of_blank_patches_is_an_error(blank, call):
+    images = torch.randn(2, 3, 16, 16)
+    encoded = blank_input(images, torch.tensor([[0, 1, 2], [5, 6, 7]]))
+    with pytest.raises(PatchloomError, match=f"blank={blank}.*blank=k.*visible_asked=k"):
+        getattr(blank_question(images, blank, blank or 3), call)(encoded)
+
+
+def test_different_numbers_of_blank_patches_are_an_error():
+    images = torch.randn(2, 3, 16, 16)
+    encoded = blank_input(images, torch.tensor([[0, 1, 2], [5, 5, 7]]))
+    with pytest.raises(PatchloomError, match="2 to 3"):
+        blank_question(images, 3, 3).measure(encoded)
+
+
+@pytest.mark.parametrize("blank", [0, 3])
+def test_a_step_notices_blank_patches_of_the_question_or_the_input_alone(blank):
+    images = torch.randn(2, 3, 16, 16)
+    everything = torch.arange(16).expand(2, -1)
+    without = encoded_of(images, masking(images, 4, everything, everything[:, :0]))
+    encoded = without if blank else blank_input(images, torch.tensor([[0, 1, 2], [5, 6, 7]]))
+    with pytest.raises(PatchloomError, match="blank=k"):
+        blank_question(images, blank, 3)(encoded, 0.0)
+
+
+def test_a_decoder_that_predicts_nothing_is_an_error():
+    images = torch.randn(2, 3, 16, 16)
+    encoded = blank_input(images, torch.tensor([[0, 1, 2], [5, 6, 7]]))
+    with pytest.raises(PatchloomError, match="predicts nothing.*visible_asked=3"):
+        blank_question(images, 3, 0)(encoded, 0.0)
 
 
 # restoration: targets and losses beside plain loops

@@ -35,7 +35,7 @@ def test_sheets_are_shown_with_captions(run):
     assert not said
     titles = [one.title for one in found]
     assert "<script>" in titles and "curves" not in " ".join(titles)
-    assert titles[-1] == "Masked patches and their reconstruction, of birds"
+    assert titles[-1] == "Withheld patches and their reconstruction, of birds"
     assert {"Patches whose position was found", "Images reassembled from patches"} <= set(titles)
     for one in found:
         assert opened(one).size == (one.width, one.height) and one.alt

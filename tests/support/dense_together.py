@@ -3,16 +3,25 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from forked import server
-from ranks import free_port
+from ranks import SAVING, free_port
 
 
 def _rank(
-    rank: int, world: int, port: int, words: list[str], run: str, options: dict[str, Any], cache: str, dies: int | None
+    rank: int,
+    world: int,
+    port: int,
+    words: list[str],
+    run: str,
+    options: dict[str, Any],
+    cache: str,
+    dies: int | None,
+    sent: int,
 ) -> None:
     for stream, number in (("out", 1), ("err", 2)):
         os.dup2(os.open(f"{run}/{rank}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
@@ -44,15 +53,24 @@ def _rank(
 
     def dying(self: Loop, step: int, *given: Any) -> Any:
         if step == dies and rank == world - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), sent)
         return update(self, step, *given)
 
+    def slow_save(self: checkpoint.Checkpoints, *given: Any) -> None:
+        time.sleep(SAVING)
+        save(self, *given)
+        Path(f"{run}/saved").touch()
+
     Loop.run, Loop.update = noted, dying
-    if dies is not None:
+    if dies is not None and sent != signal.SIGKILL:
+        save, checkpoint.Checkpoints.save = checkpoint.Checkpoints.save, slow_save
+    elif dies is not None:
         trainer._SAVE_EVERY, checkpoint.SAVE_COST = 0.0, 0  # after every step
     protocol, data = words
     given = [f"--{name}={value}" for name, value in options.items()]
-    sys.exit(main(["evaluate", protocol, run, data, "--device=cpu", "--workers=0", *given]))
+    code = main(["evaluate", protocol, run, data, "--device=cpu", "--workers=0", *given])
+    Path(f"{run}/{rank}.saw").write_text(" ".join(path.name for path in Path(run).glob("saved")))
+    sys.exit(code)
 
 
 def segment_together(run: Path, world: int, cache: Path, **options: Any) -> tuple[list[int], list[str], list[str]]:
@@ -61,14 +79,23 @@ def segment_together(run: Path, world: int, cache: Path, **options: Any) -> tupl
 
 
 def evaluate_together(
-    protocol: str, run: Path, data: str, world: int, cache: Path, dies: int | None = None, **options: Any
+    protocol: str,
+    run: Path,
+    data: str,
+    world: int,
+    cache: Path,
+    dies: int | None = None,
+    number: int = signal.SIGKILL,
+    **options: Any,
 ) -> tuple[list[int], list[str], list[str]]:
     """Exit codes, what each process printed, and what it printed to stderr; the weights at the end are in RANK.pt.
 
-    The last process kills itself before step ``dies``, and checkpoints are written after every step then.
+    The last process sends itself the signal ``number`` before step ``dies``. If that kills it, checkpoints are written
+    after every step; otherwise, writing one takes `SAVING` seconds, and RANK.saw names the file ``saved`` if a process
+    ended after that.
     """
     port, words = free_port(), [protocol, data]
-    given = [(rank, world, port, words, str(run), options, str(cache), dies) for rank in range(world)]
+    given = [(rank, world, port, words, str(run), options, str(cache), dies, number) for rank in range(world)]
     processes = [server().Process(target=_rank, args=one) for one in given]
     for process in processes:
         process.start()

@@ -179,11 +179,13 @@ def test_captions_describe_the_degradation():
     ]
     task = make(degradation="zoom_out", fill="none", scale=0.5)
     (sheet,) = task.draw(pictures(task), seeded())
-    assert sheet.caption.startswith("Degradation: zoom_out without padding, 75% of the patches not given. Mean over 3")
+    assert sheet.caption.startswith(
+        "Degradation: zoom_out without padding; 75% of the patches are not given. Mean over 3"
+    )
     assert sheet.columns["given"].isnan().float().mean() == 0.75
     task = make(degradation="blur")
     (sheet,) = task.draw(pictures(task), seeded())
-    assert sheet.caption.startswith("Degradation: blur, no patches masked. Mean over 3")
+    assert sheet.caption.startswith("Degradation: blur; no patches are masked. Mean over 3")
 
 
 @pytest.mark.parametrize("name", ["restore", "mixture"])

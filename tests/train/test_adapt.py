@@ -307,7 +307,12 @@ def test_the_file_and_the_checkpoint_compute_the_same(lora, images):
 def test_the_log_says_what_is_trained(lora):
     run, _, options = lora
     log = (run / "log.txt").read_text()
-    assert "trains updates of rank 4:" in log
+    assert "trains updates of rank 4\n" in log
+    plain, tensors = load_encoder(run)[0], load_task(run).task.encoder.state_dict()
+    updates = sum(value.numel() for name, value in tensors.items() if name.endswith((".up", ".down")))
+    whole = sum(weight.numel() for weight in plain.parameters())
+    counted = f"{whole / 1e3:.1f} k parameters of the encoder, of which 0 are trained, {updates / 1e3:.1f} k of its low"
+    assert counted in log
     assert ("keeps features near the start" in log) == ("anchor" in options)
 
 

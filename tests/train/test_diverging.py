@@ -2,6 +2,7 @@
 
 import csv
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ from killing import SMALL
 from safetensors.torch import load_file
 
 from patchloom.errors import PatchloomError
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.task import prepare_task
 from patchloom.tasks import task_class
+from patchloom.tasks.mae import MAE
 from patchloom.train import loop as training
 from patchloom.train.loop import pretrain
 from patchloom.train.plan import Planner
@@ -115,3 +119,36 @@ def test_three_setbacks_end_the_run(images, tmp_path, monkeypatch):
     with pytest.raises(PatchloomError, match="no longer finite"):  # and a restart does not forget the setbacks
         pretrain(images, "mae", out=tmp_path / "run", **SMALL)
     assert len(seen) == 14 + 15 + 5
+
+
+class Unmeasurable(MAE):
+    """MAE whose measure is nan.
+
+    Args:
+        encoder: ViT to train.
+    """
+
+    def __init__(self, encoder):
+        super().__init__(encoder)
+
+    def measure(self, images, generator):
+        found = super().measure(images, generator)
+        return replace(found, values=found.values * math.nan)
+
+
+def test_a_measure_that_is_not_finite_before_the_first_step_stops_the_run(images, tmp_path):
+    with pytest.raises(PatchloomError, match="before the first step.*Unmeasurable") as stopped:
+        pretrain(images, Unmeasurable, out=tmp_path / "run", **SMALL)
+    assert "blr" not in str(stopped.value) and "12 of 12" in str(stopped.value)
+    assert not RunFolder(tmp_path / "run").checkpoints.there()
+
+
+def test_initial_weights_that_are_not_finite_are_named_rather_than_the_measure(images, tmp_path, monkeypatch):
+    def spoilt(*args, **kwargs):
+        task = prepare_task(*args, **kwargs)
+        torch.nn.init.constant_(task.encoder.norm.weight, math.nan)
+        return task
+
+    monkeypatch.setattr(training, "prepare_task", spoilt)
+    with pytest.raises(PatchloomError, match="initial weights"):
+        pretrain(images, "mae", out=tmp_path / "run", **SMALL)

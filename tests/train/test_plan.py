@@ -92,6 +92,19 @@ def test_the_plan_is_in_the_log_and_a_run_that_goes_on_says_what_is_left(images,
     assert (out / "log.txt").read_text() == log and not (out / "summary.txt").exists()
 
 
+@pytest.mark.parametrize(
+    "rows", ["", "step,seconds\n1,0.5\n", "step,seconds\n900,0.5\n"], ids=["none", "older", "newer"]
+)
+def test_the_rest_is_planned_from_the_checkpoint(images, tmp_path, rows):
+    """A kill between the checkpoint and its rows leaves a metrics.csv of another step."""
+    out = tmp_path / "run"
+    pretrain(images, "mae", out=out, **SMALL | {"epochs": 2})
+    (out / "summary.txt").unlink()
+    (out / "metrics.csv").write_text(rows)
+    planned = pretrain(images, "mae", out=out, dry_run=True, **SMALL | {"epochs": 2}).planned
+    assert planned["forecast"]["steps"] == 0 and planned["forecast"]["step_seconds"] > 0
+
+
 def real_bytes(settings, images):
     """Return the bytes that a real step saves for the backward pass."""
     step, kept = Step(settings, batch=images), {}

@@ -67,7 +67,7 @@ CASES = {
         signs(measure(0.2), classes=ClassResult(0.2, "untrained", 0.3, Level.UNKNOWN, Level.UNKNOWN, 20)),
         *(
             Verdict.HEALTHY,
-            "20 labelled images are too few to tell whether its features are better than unt",
+            "20 labelled images leave open whether its features are better than unt",
             "label more",
         ),
     ),
@@ -159,16 +159,24 @@ CASES = {
         "nearly identical",
         "",
     ),
-    "few images": (signs(measure(0.3, n=4)), Verdict.UNKNOWN, "on 4 held-out images, which are too few", "--held_out"),
+    "few images": (signs(measure(0.3, n=4)), Verdict.UNKNOWN, "4 held-out images are too few to tell", "--held_out"),
     "an interval with 0 and 10 %": (
         signs(measure(0.39, n=20, noise=0.08)),
         Verdict.UNKNOWN,
-        "on 20 held-out images",
+        "of the way to perfect: 20 held-out images leave open whether",
         "--held",
+    ),
+    "few updates matter more than few images": (
+        signs(measure(0.39, n=20, noise=0.08), step=499),
+        *(Verdict.EARLY, "after 499 updates", "train longer"),
+    ),
+    "few images for any claim, and few updates": (
+        signs(measure(0.3, n=4), step=499),
+        *(Verdict.UNKNOWN, "4 held-out images are too few to tell", "--held_out"),
     ),
     "an interval around 10 %": (
         signs(measure(0.36, n=20, noise=0.06)),
-        *(Verdict.WEAK, "10% of the way to perfect, and 20 held-out images are too few to tell how well", "--held_out"),
+        *(Verdict.WEAK, "10% of the way to perfect, and 20 held-out images leave open how well", "--held_out"),
     ),
     "at the start": (signs(measure(0.9), (), 0, False), Verdict.EARLY, "nothing is trained yet: error 0.900", ""),
     "few updates": (signs(measure(0.5), step=499), Verdict.EARLY, "after 499 updates", "train longer"),

@@ -41,7 +41,7 @@ CASES = {
     "chance": (measure("positions", 0.083, {"chance": 0.083}, **PLACES), "There is no clear sign that the task"),
     "a few images": (
         measure("positions", 0.4, {"chance": 0.333}, n=12, noise=0.4, **PLACES),
-        "12 held-out images are too few to tell whether the task is being learnt: positions 40.0%, ",
+        "12 held-out images leave open whether the task is being learnt: positions 40.0%, ",
     ),
     "one image": (
         measure("positions", 0.9, {"chance": 0.3}, n=1, **PLACES),
@@ -49,7 +49,7 @@ CASES = {
     ),
     "how well": (
         measure("positions", 0.6, {"chance": 0.333}, n=12, noise=0.4, **PLACES),
-        "The task is being learnt, but 12 held-out images are too few to tell how well",
+        "The task is being learnt, but 12 held-out images leave open how well",
     ),
     "collapsed": (
         measure("agreement", 0.992, {"on other images": 0.957}, outputs=torch.ones(200, 8), **AGREEMENT),
@@ -120,7 +120,7 @@ def report(trained, untrained, pixels, n):
         (
             (0.583, 0.333, 0.583),
             12,
-            "12 test images are too few to tell whether its features separate classes better than raw pixels (58.3%,",
+            "12 test images leave open whether its features separate classes better than raw pixels (58.3%,",
         ),
     ],
 )
@@ -150,4 +150,4 @@ def test_on_the_same_images_the_closing_sentence_says_what_the_headline_says():
     found = Report(list(quoted), "", "", quoted, "images", "", 0, 60)
     assert compare_rows([quoted[0]], [quoted[1]], trained=False).claim is Claim.BETTER
     sentence = closing_sentence(error(0.499, 0.727, 0.615), found, NEW)
-    assert "its features separate classes better than untrained, but 60 test images are too few to tell by" in sentence
+    assert "its features separate classes better than untrained, but 60 test images leave open by" in sentence

@@ -131,7 +131,8 @@ def compare(
 
     Args:
         data: images as for pretrain, with labels (sub-folders) or without.
-        tasks: comma-separated names or a list (default mae, droppos, mp3, restore, extrema and lut).
+        tasks: names or FILE.py:CLASS, comma-separated or a list, each with its default options (default mae, droppos,
+            mp3, restore, extrema and lut).
         minutes: training time of each run in minutes (default 20).
         samples: number of images seen by each run, counting repeats, instead of --minutes.
         seeds: runs of each task, with different random seeds.
@@ -254,6 +255,11 @@ def _make_request(
         raise PatchloomError("compare starts other processes, which cannot read images in memory: give a folder")
     names = _names(USUAL if tasks is None else tasks)
     for name in names:
+        if not isinstance(name, str):
+            raise PatchloomError(
+                f"compare takes names of tasks and FILE.py:CLASS, not {name!r}: for other options than the defaults, "
+                "derive a class from the task (docs/how-to/compare.md)"
+            )
         task_class(name)
         if name in TASKS and TASKS[name].needs:
             raise PatchloomError(

@@ -226,7 +226,11 @@ def health_tables(those: Sequence[Contender]) -> list[tuple[str, TextTable, str]
         if one.kind == TASK and (health := read_health(Path(one.place))) is not None
     )
     grid = TextTable(("task", "seed", "verdict", "its own measure"), own, texts=frozenset({3}))
-    return [("How each task went", grid, "")] if own else []
+    note = (
+        "Each measure is of the task's own target. Compare it with its baseline, not with that of another task, which "
+        "may have the same name for other pixels."
+    )
+    return [("How each task went", grid, note)] if own else []
 
 
 def describe_ranking(main: Ranking, way: str, n: int) -> list[str]:

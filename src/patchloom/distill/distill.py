@@ -17,7 +17,7 @@ from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
-from patchloom.display import Displayable, TextTable, TimeLeft, Verbatim, track_progress
+from patchloom.display import Displayable, TextTable, TimeLeft, Verbatim, duration, track_progress
 from patchloom.distill.training import Distillation
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures, groups_of, labels_of, only_labelled
@@ -55,23 +55,32 @@ class Distilled(Displayable):
         folder: folder with its weights and card.
         card: the card.
         report: kNN of the student, of its random start and of the teacher; None without labels.
+        planned: steps and seconds of all trainings of a dry run; else None.
     """
 
     folder: Path
     card: StudentCard
     report: Report | None
+    planned: Mapping[str, float] | None = None
 
     def parts(self, width: int) -> list[str | TextTable]:
         """See `Displayable`."""
+        if self.planned is not None:
+            steps, takes = self.planned["steps"], duration(self.planned["seconds"])
+            return [
+                f"{steps:,} steps take about {takes}, measured on a few of them; without the comparison by labels",
+                Verbatim(f"Everything would go to {self.folder}"),
+                "This was a dry run: nothing was trained or written.",
+            ]
         said: list[str | TextTable] = [] if self.report is None else [*self.report.parts(width), ""]
         said += ["No labels were given, so it is unknown what the student is good for: add --labels."] * (not said)
         return [*said, Verbatim(f"Weights for timm: {self.folder / WEIGHTS}"), Verbatim(f"Card: {self.folder / CARD}")]
 
     def plain(self) -> dict[str, Any]:
         """See `Displayable`."""
-        files = [str(self.folder / name) for name in (WEIGHTS, CARD)]
+        files = [] if self.planned else [str(self.folder / name) for name in (WEIGHTS, CARD)]
         report = None if self.report is None else self.report.plain()
-        return {"files": files, "student": vars(self.card), "report": report}
+        return {"files": files, "student": vars(self.card), "report": report, "planned": self.planned}
 
 
 @validate_arguments
@@ -94,6 +103,7 @@ def distill(
     workers: int | Literal["auto"] = "auto",
     group: str | None = None,
     model: str | None = None,
+    dry_run: bool = False,
 ) -> Distilled:
     """Train a backbone of timm on the pooled and the dense features of an encoder.
 
@@ -118,6 +128,7 @@ def distill(
         workers: data-loading processes; auto depends on the device.
         group: images of LABELS that a split keeps together, as in pretrain.
         model: timm's model name, if RUN is a file with weights only.
+        dry_run: plan only: check the arguments, time a few steps, and write nothing.
 
     Raises:
         PatchloomError: a teacher or student that does not fit, or an option out of its range.
@@ -156,7 +167,7 @@ def distill(
     about = StudentCard(student, options, size, tuple(card.mean), tuple(card.std), card.name)
     print(
         f"{student} learns the features of {card.name} from {len(source):,} images of {source.name} at "
-        f"{in_pixels(size)} pixels"
+        f"{in_pixels(size)} pixels, in {epochs:g} epochs"
     )
     recipe: dict[str, Any] = {"epochs": epochs, "lr": lr, "weight_decay": decay, "batch": batch_size, "dense": dense}
     reports = []
@@ -167,6 +178,9 @@ def distill(
             start = deepcopy(net.backbone)
             teacher = FrozenTeacher(deepcopy(plain), card.mean, card.std, grid_size(plain))
             loop = Distillation(net, teacher, source, size, settings=one, **recipe)
+            if dry_run:
+                planned = {"steps": seeds * loop.steps, "seconds": seeds * loop.steps * loop.seconds_of_step()}
+                return Distilled(folder, about, None, planned)
             loop.run(student if seeds == 1 else f"{student}, seed {one.seed}", TimeLeft(loop.steps))
             if one.seed == seed:
                 first = net.backbone

@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from patchloom.data.loader import Batch
 from patchloom.data.source import Source
 from patchloom.display import StatusMessage, TimeLeft, duration, is_first
-from patchloom.errors import PatchloomError, Stopped
+from patchloom.errors import PatchloomError
 from patchloom.estimate import time_steps, typical_seconds
 from patchloom.evaluate.features import digest_tensors
 from patchloom.evaluate.settings import EvalSettings
@@ -55,6 +55,7 @@ from patchloom.system.distributed import (
     refused_by_all,
     share_batch_norms,
     smallest,
+    stopped_by_all,
     total,
     world,
 )
@@ -363,7 +364,7 @@ class Loop(ABC):
                     saved = kept.save(*self._state(ended))
                 if asked:
                     after = f"stopped at {self._position()} of {name}"
-                    raise Stopped(f"{after}: run the same command to resume" if saved else after)
+                    raise stopped_by_all(f"{after}: run the same command to resume" if saved else after)
         left.skip(self.steps - self.step)
         chosen = self._chosen()
         if is_first():

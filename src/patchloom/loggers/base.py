@@ -138,6 +138,11 @@ class Tracker(Logger):
         self._record = record_path(folder, kind)
         self.sent = SentRecord.read(self._record)
 
+    @classmethod
+    def server(cls) -> str:
+        """Return the URL of the tracker's server; "" if it needs none, or it is not known."""
+        return ""
+
     @property
     def name(self) -> str:
         """Name of the run."""

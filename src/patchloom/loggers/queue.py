@@ -22,9 +22,12 @@ from patchloom.loggers.trackers import tracker_class
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.files import write_whole
+from patchloom.system.network import why_unreachable
 
-_START = 60.0  # seconds that training waits for trackers at its start; a slower one is sent everything later
-_END = 60.0  # seconds that each tracker has at the end to take the rest
+_START = 5.0  # seconds that training waits for a server at its start; a slower one is sent everything later
+_END = 60.0  # seconds that each tracker has at the end to take the rest, and one without a server to start
+_CHECK = 5.0  # seconds after which the end says that it waits, and between checks of whether the server is there
+_CHECKS = 2  # number of these checks in a row after which a server that is not there is given up
 _RESULT = "ending.json"  # holds the `FinalResult` of a run with trackers, until training continues
 
 
@@ -36,6 +39,7 @@ class Sender(threading.Thread):
         folder: folder of the run.
 
     Attributes:
+        kind: class of the tracker.
         ready: set once the tracker is made, or has failed.
         location: where users find the run; "" until then.
         problem: reason why the tracker was switched off; "" while it works.
@@ -44,6 +48,7 @@ class Sender(threading.Thread):
     def __init__(self, name: str, folder: RunFolder):
         super().__init__(name=name, daemon=True)
         self.folder, self.location, self.problem = folder, "", ""
+        self.kind, self.announced = tracker_class(name), False
         self.ready = threading.Event()
         self.jobs: SimpleQueue[Callable[[Tracker], None] | None] = SimpleQueue()
         self.start()
@@ -51,7 +56,7 @@ class Sender(threading.Thread):
     def run(self) -> None:
         """Make the tracker, and run jobs until there is a None."""
         try:
-            tracker = tracker_class(self.name)(self.folder, self.name)
+            tracker = self.kind(self.folder, self.name)
             self.location = tracker.location
             self.ready.set()
             while (job := self.jobs.get()) is not None:
@@ -62,6 +67,11 @@ class Sender(threading.Thread):
             self.problem = f"{type(problem).__name__}: {' '.join(str(problem).split())}".removesuffix(": ")
         finally:
             self.ready.set()
+
+    def why_silent(self) -> str:
+        """Return the reason why the tracker's server cannot be reached; "" if it can, or is not known."""
+        server = self.kind.server()
+        return why_unreachable(server) if server else ""
 
 
 class TrackerSet:
@@ -95,12 +105,15 @@ class TrackerSet:
             return
         self._senders = [Sender(name, self.folder) for name in self.names]
         with StatusMessage(f"starting {', '.join(self.names)}"):
-            end = time.monotonic() + _START
+            begun = time.monotonic()
             for one in self._senders:
-                one.ready.wait(max(0.0, end - time.monotonic()))
-        for one in self._senders:
-            if one.location:
-                self.say(f"  {one.name}: {one.location}")
+                most = _START if one.kind.server() else _END
+                one.ready.wait(max(0.0, begun + most - time.monotonic()))
+            late = [(one, one.why_silent()) for one in self._senders if not one.ready.is_set()]
+        for one, why in late:
+            self.say(
+                f"  {one.name} is not ready{why and f' ({why})'}: training begins, and it is sent everything once it is"
+            )
         params = dict(_flatten(settings.plain()))
         self._send(lambda tracker: tracker.log_hyperparams(params))
         for row in rows:
@@ -130,23 +143,45 @@ class TrackerSet:
         self._send(partial(Tracker.send_result, result=result, images=_read_images(files)))
 
     def close(self, status: str) -> None:
-        """Wait until the trackers have received everything, for up to a minute each, and end the run there."""
+        """Wait until the trackers have received everything, for up to a minute each, and end the run there.
+
+        A tracker whose server cannot be reached has less time: the run's folder has all that it lacks.
+        """
         self._send(lambda tracker: tracker.finalize(status))
         for one in self._senders:
             one.jobs.put(None)
             with StatusMessage(f"waiting for {one.name}"):
-                one.join(_END)
-            if one.is_alive():
-                self.say(f"  {one.name} did not receive everything within {_END:g} s; the rest is in the run")
-        self._drop_failed()
+                self._wait_for(one)
+        self._report()
         self._senders = []
 
+    def _wait_for(self, one: Sender) -> None:
+        begun, absent, why, said = time.monotonic(), 0, "", False
+        while (left := begun + _END - time.monotonic()) > 0 and absent < _CHECKS:
+            one.join(min(left, _CHECK))
+            if not one.is_alive():
+                return
+            why = one.why_silent()
+            absent = absent + 1 if why else 0
+            if not said:
+                said = True
+                most = _CHECK * _CHECKS if why else _END
+                self.say(f"  waiting up to {most:g} s for {one.name} to receive the rest{why and f' ({why})'}")
+        self.say(
+            f"  {one.name} did not receive everything within {time.monotonic() - begun:.0f} s"
+            f"{why and f' ({why})'}: the rest is in the run, and the same command sends it"
+        )
+
     def _send(self, job: Callable[[Tracker], None]) -> None:
-        self._drop_failed()
+        self._report()
         for one in self._senders:
             one.jobs.put(job)
 
-    def _drop_failed(self) -> None:
+    def _report(self) -> None:
+        for one in self._senders:
+            if one.location and not one.announced:
+                one.announced = True
+                self.say(f"  {one.name}: {one.location}")
         for one in [one for one in self._senders if one.problem]:
             self._senders.remove(one)
             self.say(f"  {one.name} is switched off, and the run goes on without it: {one.problem}")

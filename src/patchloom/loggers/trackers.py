@@ -103,6 +103,11 @@ class WandB(Tracker):
         offline = f"offline; wandb sync {self.logs}/wandb/offline-run-*-{self.sent.id} sends it"
         self.location = self.run.url or offline
 
+    @classmethod
+    def server(cls) -> str:
+        online = has_wandb_key() and os.environ.get("WANDB_MODE", "online") == "online"
+        return _wandb_url() if online else ""
+
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         self.run.log({**metrics, "step": step})
 
@@ -127,10 +132,14 @@ def has_wandb_key() -> bool:
     """Return whether this user is logged in to Weights & Biases. If not, wandb would prompt for a key and wait."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    host = urlsplit(_wandb_url()).hostname or ""
     with suppress(OSError, netrc.NetrcParseError):
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
     return False
+
+
+def _wandb_url() -> str:
+    return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
 
 
 class MLflow(Tracker):
@@ -156,6 +165,11 @@ class MLflow(Tracker):
             self.sent.id = self.client.create_run(experiment, run_name=self.name).info.run_id
             self.save()
         self.location = f"{uri}, run {self.sent.id}"
+
+    @classmethod
+    def server(cls) -> str:
+        uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+        return uri if uri.startswith(("http://", "https://")) else ""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         now = int(time.time() * 1000)

@@ -84,6 +84,11 @@ def has_adapters(net: nn.Module) -> bool:
     return any(isinstance(module, LowRank) for module in net.modules())
 
 
+def adapter_parameters(net: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of a net's low-rank updates."""
+    return (one for module in net.modules() if isinstance(module, LowRank) for one in module.parameters())
+
+
 def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors of a ``state_dict`` with low-rank updates added to their weights, under the plain names."""
     if not any(name.endswith(_ORIGINAL) for name in tensors):

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError, check_range, closest_word, typed_fields
 from patchloom.nets.checkpoints.format import check_statistics
+from patchloom.sizes import in_pixels
 from patchloom.system.files import write_whole
 
 WEIGHTS, CARD = "student.safetensors", "student.json"
@@ -88,7 +89,10 @@ class Student(nn.Module):
         self.last = False  # whether a map is [b h w c], as a Swin's
         training = backbone.training
         with torch.no_grad():
-            found = backbone.eval().forward_features(torch.zeros(2, channels, *size))
+            try:
+                found = backbone.eval().forward_features(torch.zeros(2, channels, *size))
+            except RuntimeError as problem:
+                raise PatchloomError(_refused_size(name, backbone, size, problem)) from problem
             wide = int(backbone.num_features)
             shapes = isinstance(found, Tensor) and found.ndim == 4 and wide in (found.shape[1], found.shape[3])
             if shapes:
@@ -121,6 +125,19 @@ class Student(nn.Module):
         dense = F.interpolate(dense.float(), grid, mode="bilinear", align_corners=False)
         pooled = self.pooled_head(self.backbone.forward_head(found, pre_logits=True))
         return pooled.float(), dense.flatten(2).transpose(1, 2)
+
+
+def _refused_size(name: str, backbone: Any, size: tuple[int, int], problem: RuntimeError) -> str:
+    """Return the message about images whose size a backbone cannot take."""
+    strides = [int(one["reduction"]) for one in getattr(backbone, "feature_info", None) or () if "reduction" in one]
+    least = max(strides, default=0)
+    if least > min(size):
+        return (
+            f"images of {in_pixels(size)} pixels are too small for --student {name}, whose stride is {least}: give "
+            f"--side {least} or more"
+        )
+    reason = " ".join(str(problem).split())
+    return f"--student {name} takes no images of {in_pixels(size)} pixels ({reason}): give another --side or --student"
 
 
 def pooled_features(backbone: nn.Module, images: Tensor) -> Tensor:

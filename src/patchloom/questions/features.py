@@ -60,6 +60,7 @@ class Features(PatchQuestion):
 
         The mean is over the other images; for a single image, over its own patches.
         """
+        self.check_blank(encoded.given)
         asked, answers = self.answer(encoded)
         targets = self.teacher_features(encoded)
         b = len(targets)

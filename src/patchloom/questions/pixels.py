@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchloom.errors import PatchloomError, listing
 from patchloom.nets.decoders import MAEDecoder, PatchHead
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.pictures import fill_holes
@@ -37,6 +38,9 @@ class PatchQuestion(Question):
         decoder: decoder of the answers; its ``visible_asked`` is the number of visible patches that it predicts
             besides the masked ones: the blank ones, or all of them if the image is degraded.
         blank: number of visible patches that are blank, in every image.
+
+    Raises:
+        PatchloomError: in use, if the input has another number of blank patches, or nothing to predict.
     """
 
     def __init__(self, geometry: Geometry, decoder: MAEDecoder | PatchHead, blank: int = 0):
@@ -48,9 +52,18 @@ class PatchQuestion(Question):
         given, tokens, prefix = encoded.given, encoded.tokens, self.geometry.prefix
         visible, masked = given.visible, given.masked
         if masked is None:
-            raise ValueError("a question about patches needs an input with ``masked`` patches")
+            raise PatchloomError(
+                f"{type(self).__name__} needs the indices of masked patches: begin with all_patches in the task's given"
+            )
+        if (given.blank is None) != (self.blank == 0):  # without reading the tensor, which would wait for a GPU
+            raise self._wrong_blank("none" if given.blank is None else "some")
         k = visible.shape[1]
         visible_asked = k if self.decoder.visible_asked is None else self.decoder.visible_asked
+        if visible_asked + masked.shape[1] == 0:
+            raise PatchloomError(
+                f"the decoder of {type(self).__name__} predicts nothing, because no patch is masked and its "
+                f"visible_asked is 0: build it with visible_asked={self.blank or k}"
+            )
         if 0 < visible_asked < k:  # the decoder predicts the last ones
             order = _content_first(given)
             visible = gather_tokens(visible, order)
@@ -58,11 +71,33 @@ class PatchQuestion(Question):
         answers = self.decoder(tokens, visible, masked).float()
         return torch.cat([visible[:, k - visible_asked :], masked], dim=1), answers
 
+    def check_blank(self, given: EncoderInput) -> None:
+        """Raise an error if any image has another number of blank patches than ``blank``; waits for a GPU."""
+        counts = (~given.has_content()).sum(1)
+        least, most = int(counts.min()), int(counts.max())
+        if least != self.blank or most != self.blank:
+            raise self._wrong_blank(f"{least}" if least == most else f"{least} to {most}")
+
+    def _wrong_blank(self, found: str) -> PatchloomError:
+        return PatchloomError(
+            f"{type(self).__name__} was built with blank={self.blank}, but {found} of an image's patches are blank: "
+            "blank the same number k of patches in every image, and build the question with blank=k and its decoder "
+            "with visible_asked=k"
+        )
+
     def with_content(self, given: EncoderInput) -> Tensor:
         """Return the patches [b j] whose content the encoder saw, equally many per image."""
+        self.check_blank(given)
         if not self.blank:
             return given.visible
         return gather_tokens(given.visible, _content_first(given))[:, : given.visible.shape[1] - self.blank]
+
+    def withheld(self, given: EncoderInput, removed: str = "masked") -> str:
+        """Return the fractions of patches that did not enter (``removed``) and of blank ones, for a caption."""
+        n = self.geometry.n
+        fractions = {removed: 1 - given.visible.shape[1] / n, "replaced by a mask token": self.blank / n}
+        found = [f"{fraction:.0%} of the patches are {how}" for how, fraction in fractions.items() if fraction]
+        return listing(found, "and") if found else f"no patches are {removed}"
 
 
 def _content_first(given: EncoderInput) -> Tensor:
@@ -181,6 +216,7 @@ class Pixels(PatchQuestion):
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:
         """Draw original | input | recovered."""
+        self.check_blank(encoded.given)
         asked, answers = self.answer(encoded)
         truth = patchify(self.truth(encoded), self.geometry.p, asked)
         columns = {"original": encoded.images, "given": self.given_picture(encoded.given)}
@@ -214,8 +250,7 @@ class Pixels(PatchQuestion):
 
     def caption(self, encoded: Encoded, recovered: Tensor, error: Tensor) -> str:
         """Return the caption; ``recovered`` [b c h w] are the predictions, and ``error`` is their mean loss."""
-        withheld = 1 - self.with_content(encoded.given).shape[1] / self.geometry.n
-        return f"{withheld:.0%} of the patches are masked; visible patches are the original's."
+        return f"{self.withheld(encoded.given)}; the other patches are the original's."
 
 
 class Restoration(Pixels):
@@ -346,12 +381,10 @@ class Restoration(Pixels):
     def caption(self, encoded: Encoded, recovered: Tensor, error: Tensor) -> str:
         """Return the caption, with the mean errors over all images."""
         off = (encoded.plain(recovered) - self.degradation.frame(encoded.plain(encoded.images))).square().mean()
-        masked = 1 - self.with_content(encoded.given).shape[1] / self.geometry.n
-        lacking = "masked" if self.degradation.padded else "not given"
-        share = f"{masked:.0%} of the" if masked else "no"
+        withheld = self.withheld(encoded.given, "masked" if self.degradation.padded else "not given")
         modality = encoded.modality
         return (
-            f"Degradation: {self.degradation.title}, {share} patches {lacking}. Mean over "
+            f"Degradation: {self.degradation.title}; {withheld}. Mean over "
             f"{len(encoded.images)} {modality.noun}: loss {error:.3f}, mean squared error {off:.4f} in "
             f"{modality.values} from 0 to 1, with each patch's own statistics where {modality.values} are normalised."
         )

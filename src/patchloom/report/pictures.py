@@ -40,7 +40,7 @@ class Caption(NamedTuple):
 # by the beginning of the file's name, the longest match first; docs/how-to/look.md has the details
 _CAPTIONS = {
     "recovered": Caption(
-        "Masked patches and their reconstruction",
+        "Withheld patches and their reconstruction",
         "Hatched patches were hidden from the encoder; the columns beside them show the model's prediction. Edges and "
         "objects that continue across the holes are a good sign; a hole filled with the texture around it is not.",
     ),
@@ -61,8 +61,8 @@ _CAPTIONS = {
     ),
     "views": Caption(
         "Views of a training step",
-        "The teacher's view of {an_item}, and the student's view with masked patches hatched. If you cannot recognise "
-        "that both show the same {item}, the augmentation or the masking is probably too strong.",
+        "Views of the same {item} as the network gets them, with masked patches hatched. If you cannot recognise that "
+        "they show the same {item}, the augmentation or the masking is probably too strong.",
     ),
     "neighbours": Caption(
         "Nearest {noun} during training",

@@ -139,6 +139,14 @@ class Checkpoints:
                 return about
         return {}
 
+    def progress(self) -> tuple[int, float]:
+        """Return the number of steps done and their seconds, from `about`; zeros if unknown."""
+        found = self.about()
+        step, seconds = found.get("step"), found.get("seconds")
+        if not (isinstance(step, int) and step >= 0 and isinstance(seconds, int | float) and 0 <= seconds < math.inf):
+            return 0, 0.0
+        return step, float(seconds)
+
     def read(self, unsealed: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
         """Return tensors and ``about`` of the newest intact checkpoint, and a message for each damaged one."""
         problems: list[str] = []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from patchloom.claims import START, MeasureResult, control_name, finite_or_none, number_of, text_of
+from patchloom.claims import START, MeasureResult, control_name, finite_or_none, leave_open, number_of, text_of
 from patchloom.errors import PatchloomError
 from patchloom.runs.checksummed import read_checksummed, write_checksummed
 
@@ -198,7 +199,8 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
             better = "yet by kNN the features separate classes better than an untrained encoder's"
             return f"{said}; {better} ({_by_knn(health)})" if "knn" in f else said
         case Rule.FEW_IMAGES:
-            return f"{beside}, on {held_out}, which are too few"
+            way = f", {measure.effect.text()} of the way to perfect" if math.isfinite(measure.effect.low) else ""
+            return f"{beside}{way}: {leave_open(measure.n, held_out)} whether the task is being learnt"
         case Rule.WENT_BACK:
             times = "once" if f["times"] == 1 else f"{f['times']:.0f} times"
             return f"the run went back to a checkpoint {times}, because loss or weights were not finite; {beside}"
@@ -214,13 +216,13 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
         case Rule.NEARER:
             return f"{beside}, but {f['gained']:.0%} nearer to perfect than halfway through the run"
         case Rule.FEW_IMAGES_SINCE_HALFWAY:
-            return f"{beside}; {held_out} are too few to tell whether it improved in the second half of the run"
+            return f"{beside}; {leave_open(measure.n, held_out)} whether it improved in the second half of the run"
         case Rule.STANDS_STILL:
             return f"{beside}, after {f['updates']:,.0f} updates, and no nearer to perfect than halfway through the run"
         case Rule.AGREES_WITH_ALL:
             return f"{beside}: the outputs for whole {health.noun} are so similar that agreement with them means little"
         case Rule.FEW_IMAGES_FOR_SIZE:
-            return f"{share}, and {held_out} are too few to tell how well it is learnt"
+            return f"{share}, and {leave_open(measure.n, held_out)} how well it is learnt"
         case Rule.NOT_CLEAR:
             return share
         case Rule.SOLVED:
@@ -236,9 +238,9 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
                 f"({_by_knn(health)})"
             )
         case Rule.HEALTHY if "labelled" in f:
-            labelled = _counted(int(_number(f["labelled"])), f"labelled {health.noun}")
-            are = "is" if f["labelled"] == 1 else "are"
-            few = f"{labelled} {are} too few to tell whether its features are better than {_control(health)}"
+            n = int(_number(f["labelled"]))
+            open_yet = leave_open(n, _counted(n, f"labelled {health.noun}"))
+            few = f"{open_yet} whether its features are better than {_control(health)}"
             return f"{share}; {few} (kNN {_by_knn(health)})"
         case Rule.HEALTHY:
             return f"{share}; kNN {_by_knn(health)}" if "knn" in f else share

@@ -12,8 +12,8 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from patchloom.display import StatusMessage
-from patchloom.errors import AlreadyReported, PatchloomError, TemporaryError
+from patchloom.errors import AlreadyReported, PatchloomError, Stopped, TemporaryError
 from patchloom.system.hardware import Cores, check_device, cores, own_cores
 
 T = TypeVar("T")
@@ -321,6 +321,17 @@ def raise_together(problem: PatchloomError | None) -> None:
 def refused_by_all(reason: str) -> PatchloomError:
     """Return the error that every process raises at the same place, and that only the first one reports."""
     return PatchloomError(reason) if rank() == 0 else AlreadyReported(reason)
+
+
+def stopped_by_all(reason: str, progress: Mapping[str, Any] | None = None) -> PatchloomError:
+    """Return the error that every process raises when training was interrupted, once the first one is ready to end.
+
+    Its last work (a checkpoint, its trackers) would be lost otherwise: a launcher may end all once one has ended. Only
+    the first process reports it.
+    """
+    with suppress(RuntimeError):  # another process has died
+        wait_for_all()
+    return Stopped(reason, progress) if rank() == 0 else AlreadyReported(reason, Stopped.exit_code)
 
 
 _LOST = re.compile(r"connection|gloo|nccl|socket|timed? ?out|broken pipe|store", re.IGNORECASE)

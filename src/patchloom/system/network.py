@@ -1,4 +1,4 @@
-"""Quick check whether a hub of weights answers, and which faults of a network may pass.
+"""Quick check whether a host answers, and which faults of a network may pass.
 
 The libraries retry for more than a minute.
 """
@@ -25,30 +25,40 @@ def why_offline() -> str:
     """Return the reason why nothing can be fetched from the hub; "" if it accepts a connection."""
     if constants.HF_HUB_OFFLINE:
         return _why[-1] or "HF_HUB_OFFLINE is set"
-    hub = urlsplit(constants.ENDPOINT)
-    host, port = hub.hostname or "", hub.port or {"http": 80}.get(hub.scheme, 443)
-    proxy = urllib.request.getproxies().get(hub.scheme, "")
+    return f"{urlsplit(constants.ENDPOINT).hostname} does not answer" if why_unreachable(constants.ENDPOINT) else ""
+
+
+def why_unreachable(url: str) -> str:
+    """Return the reason why the host of a URL, or the proxy to it, cannot be reached; "" if it accepts a connection."""
+    server = urlsplit(url)
+    try:
+        host, port = server.hostname or "", server.port or {"http": 80}.get(server.scheme, 443)
+    except ValueError:
+        return f"the address of {server.hostname} has no valid port"
+    proxy = urllib.request.getproxies().get(server.scheme, "")
     if proxy and not urllib.request.proxy_bypass(host):
         through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         host, port = through.hostname or "", through.port or 80
-    return "" if accepts_connections(host, port) else f"{host} does not answer"
+    return connection_fault(host, port)
 
 
-def accepts_connections(host: str, port: int) -> bool:
-    """Return whether a connection is made within `ANSWERS_WITHIN` seconds, including the look-up of the name."""
-    found: list[bool] = []
+def connection_fault(host: str, port: int) -> str:
+    """Return the reason why no connection is made within `ANSWERS_WITHIN` seconds; "" if one is."""
+    found: list[str] = []
 
     def ask() -> None:
         try:
             socket.create_connection((host, port), ANSWERS_WITHIN).close()
-            found.append(True)
-        except (OSError, UnicodeError):  # UnicodeError: a name that no host can have
-            found.append(False)
+            found.append("")
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+            named = isinstance(error, OSError) and not isinstance(error, socket.gaierror)
+            refused = f"{host}:{port} refuses connections" if was_refused(error) else f"{host}:{port} does not answer"
+            found.append(refused if named else f"the name {host} is not resolved")
 
     asking = Thread(target=ask, daemon=True)  # looking up a name has no time limit
     asking.start()
     asking.join(ANSWERS_WITHIN)
-    return found == [True]
+    return found[0] if found else f"{host}:{port} does not answer"
 
 
 @contextmanager
@@ -97,21 +107,32 @@ def may_pass(error: BaseException) -> bool:
     """
     if constants.HF_HUB_OFFLINE and any(kind.__name__ == "OfflineModeIsEnabled" for kind in type(error).__mro__):
         return False
-    seen: list[BaseException] = []
-    one: BaseException | None = error
-    while one is not None and one not in seen:
-        seen.append(one)
+    for one in (chain := _chain(error)):
         if isinstance(one, TemporaryError):
             return True
         if isinstance(one, socket.gaierror):
             return one.errno == socket.EAI_AGAIN
-        if (status := _status(one)) is not None:
+        if (status := http_status(one)) is not None:
             return status >= 500 or status in _STATES
+    return any(_is_of_network(found) for found in chain)
+
+
+def was_refused(error: BaseException) -> bool:
+    """Return whether an exception, or one behind it, is a refused connection: the host is there, and no server."""
+    return any(isinstance(one, OSError) and one.errno == errno.ECONNREFUSED for one in _chain(error))
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return an exception and those behind it."""
+    chain: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in chain:
+        chain.append(one)
         one = one.__cause__ or one.__context__
-    return any(_is_of_network(found) for found in seen)
+    return chain
 
 
-def _status(error: BaseException) -> int | None:
+def http_status(error: BaseException) -> int | None:
     """Return the state of an HTTP answer, from the attributes that clients give their exceptions."""
     answer = getattr(error, "response", None)
     if isinstance(answer, dict):  # botocore's

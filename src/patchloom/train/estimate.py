@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import gc
 import math
 import shutil
@@ -492,12 +491,8 @@ def forecast_rest(
     written = [path.stat().st_size for path in files if path.exists()]
     if not written:
         return None
-    try:
-        with open(folder.metrics, newline="", encoding="utf-8") as file:
-            *_, row = csv.DictReader(file)
-        step, seconds = int(row["step"]), float(row["seconds"])
-    except (OSError, ValueError, KeyError, TypeError, csv.Error):  # missing or damaged; the checkpoint has all rows
-        step, seconds = 0, 0.0
+    # where training goes on: rows of metrics.csv may be older, and missing after a kill
+    step, seconds = folder.checkpoints.progress()
     checkpoint = max(written) * (1 if step else 3)  # before the first step there are no moments
     disc = 3 * checkpoint + checkpoint // 3 + _FILES - (0 if kept else sum(written))
     room = refuse_full_disc(folder, disc)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name
 from patchloom.data.sources.open import open_data
 from patchloom.display import Displayable, StatusMessage, Verbatim
-from patchloom.errors import AlreadyReported, PatchloomError, Stopped
+from patchloom.errors import AlreadyReported, PatchloomError
 from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.loggers.trackers import check_installed, parse_trackers
 from patchloom.look.charts import read_metrics
@@ -46,8 +46,8 @@ from patchloom.system.distributed import (
     launch,
     rank,
     smallest,
+    stopped_by_all,
     total,
-    wait_for_all,
     world,
 )
 from patchloom.system.hardware import Cores, cores, keep_freed_memory
@@ -142,6 +142,7 @@ class Run(Displayable):
         return {
             "folder": str(folder.path),
             "finished": not dry,
+            "step": folder.checkpoints.progress()[0],
             "summary": self.summary,
             "planned": self.planned,
             "settings": None if dry else folder.read_config().plain(),
@@ -161,13 +162,18 @@ class Run(Displayable):
 _MAX_SETBACKS = 3  # number of times a run goes back
 
 
+def finite_weights(stepper: Stepper) -> bool:
+    """Return whether all weights are finite, in all processes. Every process must call this."""
+    spoilt = not all_finite(stepper.task.parameters())
+    return not total(torch.tensor([spoilt], dtype=torch.float32, device=stepper.fabric.device)).item()
+
+
 def save_checkpoint(folder: RunFolder, stepper: Stepper, state: TrainState, unreadable: set[str]) -> bool:
     """Write a checkpoint and the files beside it, unless weights are not finite; return whether it was written.
 
     Every process must call this; the first one writes.
     """
-    spoilt = not all_finite(stepper.task.parameters())
-    if total(torch.tensor([spoilt], dtype=torch.float32, device=stepper.fabric.device)).item():
+    if not finite_weights(stepper):
         return False
     tensors = tensors_of(stepper.task, stepper.optimizer.optimizer)
     names = collected(sorted(unreadable))
@@ -348,11 +354,8 @@ def pretrain(
         # ---- the final evaluation
         if not ended:
             tracks.close("aborted")
-            with suppress(RuntimeError):  # the end of one process may end the others at once, so all wait for the first
-                wait_for_all()
-            if not fabric.is_global_zero:
-                raise AlreadyReported("stopped", Stopped.exit_code)
-            raise Stopped("stopped, and a checkpoint was written: run the same command to resume")
+            run = {"folder": str(folder.path), "finished": False, "step": state.step, "steps": state.steps}
+            raise stopped_by_all("stopped, and a checkpoint was written: run the same command to resume", run)
         if not fabric.is_global_zero:
             return Run(folder.path, "")
         compile_blocks(pretext, enabled=False)  # the final evaluation uses each of its shapes only once
@@ -408,12 +411,13 @@ def train(
             folder.write_metrics(state.rows)  # the run may have been killed before it wrote them
         tracks.start(settings, state.rows)
     else:
+        if not finite_weights(stepper):  # first: their features cannot be measured
+            reason = "the initial weights are not finite: choose others"
+            raise PatchloomError(reason) if fabric.is_global_zero else AlreadyReported(reason)
         state = TrainState(steps=steps)
         tracks.start(settings, [])
         journal.before_the_first_step(state)
-        if not save_checkpoint(folder, stepper, state, unreadable):
-            reason = "the initial weights are not finite: choose others"
-            raise PatchloomError(reason) if fabric.is_global_zero else AlreadyReported(reason)
+        save_checkpoint(folder, stepper, state, unreadable)
 
     if state.began == state.step > 0:  # so that going back returns to the new schedule
         save_checkpoint(folder, stepper, state, unreadable)

@@ -19,6 +19,7 @@ import torch
 from patchloom.claims import MeasureResult
 from patchloom.data.loader import steps_of, steps_per_epoch
 from patchloom.display import duration
+from patchloom.errors import AlreadyReported, PatchloomError
 from patchloom.loggers.queue import TrackerSet
 from patchloom.look.charts import draw_curves
 from patchloom.look.task_pictures import draw_task, title_of
@@ -30,6 +31,7 @@ from patchloom.runs.verdict import Verdict, read_health, write_health
 from patchloom.system.distributed import gathered_weights
 from patchloom.system.files import append
 from patchloom.system.signals import discard_output
+from patchloom.tasks.custom import is_code, label
 from patchloom.tasks.task import Task
 from patchloom.train.checkpointing import TrainState
 from patchloom.train.step import Stepper
@@ -441,14 +443,35 @@ class MetricsLog:
         self.measure: Measure | None = None
 
     def before_the_first_step(self, state: TrainState) -> None:
-        """Measure the baselines, write the first row, and draw pictures of the task."""
+        """Measure the baselines, write the first row, and draw pictures of the task.
+
+        Raises:
+            PatchloomError: the measure is not finite.
+        """
         columns = self._measured(state, first=True)
+        self._check_finite()
         state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
         self.tracks.log_row(state.rows[-1])
         if state.measured is not None:
             self.reporter.say(f"before the first step: {measure_forms(state.measured)[0]}")
         self._judged(state)
         self._drawn(state)
+
+    def _check_finite(self) -> None:
+        """Raise an error if the measure is not finite: no training can mend it."""
+        assert self.measure is not None  # just taken
+        spoilt = int((~self.measure.values.isfinite()).sum())
+        if not spoilt:
+            return
+        task, noun = self.settings.task["name"], self.validation.task.modality.noun
+        remedy = "try --precision float32, or other initial weights"
+        if is_code(task):
+            remedy = f"look for empty selections and divisions by zero in {label(task)}"
+        reason = (
+            f"{self.measure.name} is not finite for {spoilt:,} of {len(self.measure.values):,} held-out {noun} before "
+            f"the first step, because of the task or the data, not of the learning rate: {remedy}"
+        )
+        raise PatchloomError(reason) if self.reporter.loud else AlreadyReported(reason)
 
     def start(self, state: TrainState) -> None:
         """Start the clock at the present step; call it again after going back."""

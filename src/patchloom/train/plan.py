@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from patchloom.data.near_duplicates import near_copies
 from patchloom.data.source import Data, Source
@@ -18,6 +19,7 @@ from patchloom.display import is_first
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.programs import MeanStd
 from patchloom.nets.finetune import block_count
+from patchloom.nets.lora import adapter_parameters
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.runs.folder import FolderLocked, RunFolder
 from patchloom.runs.held_out import HeldOut, choose_held_out, held_out_count, stored_held_out, with_share
@@ -334,15 +336,13 @@ def announce(
         say(f"  {name:<{wide}} {shown!s:<12} ({why})")
     if plan.stats.unreadable:
         say(f"  {len(plan.stats.unreadable)} of {plan.stats.sampled} sampled files cannot be read, and are skipped")
-    encoder = sum(weight.numel() for weight in task.encoder.parameters())
-    rest = sum(weight.numel() for weight in task.parameters()) - encoder
     for line in sentences:
         say(f"  {line}")
     if world() > 1:
         say(f"  {world()} processes ({s.strategy}), {s.batch_size // world()} {whole.noun} per step each")
     if line := effective(task, s.epochs):
         say(f"  {line}")
-    say(f"  {_in_words(encoder)} parameters of the encoder, {_in_words(rest)} task-only parameters")
+    say(f"  {describe_parameters(task, s)}")
     for line in describe_adaptation(task, s):
         say(f"  {line}")
     for line in forecast.sentences() if forecast else ():
@@ -367,7 +367,24 @@ def describe_continuation(plan: Plan, folder: RunFolder) -> list[str]:
 
 
 def _in_words(weights: int) -> str:
-    return f"{weights / 1e6:.1f} M" if weights >= 5e5 else f"{weights / 1e3:.1f} k"
+    return f"{weights / 1e6:.1f} M" if weights >= 5e5 else f"{weights / 1e3:.1f} k" if weights else "0"
+
+
+def describe_parameters(task: Task, settings: ResolvedSettings) -> str:
+    """Return a line on the number of parameters of the encoder, and how many of them are trained if not all are."""
+    updates = {id(weight) for weight in adapter_parameters(task.encoder)}
+    own = [weight for weight in task.encoder.parameters() if id(weight) not in updates]
+    rest = _count(task.parameters()) - _count(task.encoder.parameters())
+    said = [f"{_in_words(_count(own))} parameters of the encoder"]
+    if settings.adapt != "all":
+        said.append(f"of which {_in_words(_count(weight for weight in own if weight.requires_grad))} are trained")
+    if updates:
+        said.append(f"{_in_words(_count(adapter_parameters(task.encoder)))} of its low-rank updates")
+    return ", ".join([*said, f"{_in_words(rest)} task-only parameters"])
+
+
+def _count(weights: Iterable[Tensor]) -> int:
+    return sum(weight.numel() for weight in weights)
 
 
 def describe_adaptation(task: Task, settings: ResolvedSettings) -> list[str]:
@@ -377,14 +394,12 @@ def describe_adaptation(task: Task, settings: ResolvedSettings) -> list[str]:
         lines.append(f"keeps features near the start: loss + {settings.anchor:g} · (1 - cosine), on whole images")
     if settings.adapt == "all":
         return lines
-    weights, count = list(task.encoder.parameters()), settings.train_blocks
-    trained = _in_words(sum(weight.numel() for weight in weights if weight.requires_grad))
-    whole = _in_words(sum(weight.numel() for weight in weights))
+    count = settings.train_blocks
     what = "" if count is None else f"{count} of {block_count(task.encoder)} blocks"
     if settings.adapt == "lora":
         updates = f"updates of rank {settings.lora_rank}"
         what = updates if count is None else f"{what}, and {updates} in the others"
-    lines.append(f"trains {what}: {trained} of {whole} parameters of the encoder")
+    lines.append(f"trains {what}")
     learned = [
         name for name in ("mask_token", "position_token", "position_place") if getattr(task, name, None) is not None
     ]

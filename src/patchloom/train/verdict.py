@@ -21,6 +21,7 @@ from patchloom.claims import (
     control_name,
     effect_between,
     effect_of,
+    leave_open,
 )
 from patchloom.data.modality import IMAGES, Modality
 from patchloom.evaluate.frozen import UNTRAINED
@@ -38,19 +39,19 @@ _TASK = {
     Level.CLEAR: "The task is clearly being learnt",
     Level.WEAK: "The task is being learnt, but weakly so far",
     Level.HARDLY: "The task is hardly being learnt so far",
-    Level.UNSURE: "The task is being learnt, but {images} too few to tell how well",
+    Level.UNSURE: "The task is being learnt, but {images} how well",
     Level.NONE: "There is no clear sign that the task is being learnt",
     Level.WORSE: "The task is not learnt yet",
-    Level.UNKNOWN: "{images} too few to tell whether the task is being learnt",
+    Level.UNKNOWN: "{images} whether the task is being learnt",
 }
 _CLASSES = {
     Level.CLEAR: "its features separate classes clearly better than {other}",
     Level.WEAK: "its features separate classes somewhat better than {other}",
     Level.HARDLY: "its features separate classes hardly better than {other}",
-    Level.UNSURE: "its features separate classes better than {other}, but {images} too few to tell by how much",
+    Level.UNSURE: "its features separate classes better than {other}, but {images} by how much",
     Level.NONE: "its features do not separate classes clearly better than {other}",
     Level.WORSE: "its features separate classes worse than {other}",
-    Level.UNKNOWN: "{images} too few to tell whether its features separate classes better than {other}",
+    Level.UNKNOWN: "{images} whether its features separate classes better than {other}",
 }
 
 
@@ -70,7 +71,7 @@ def _of_task(measure: Measure, held_out: HeldOut, modality: Modality) -> str:
     elif level.better and measure.alike():
         head = f"The outputs for whole {noun} are nearly the same for all of them, so agreement with them means little"
     else:
-        head = _TASK[level].format(images=_being(effect.n, images))
+        head = _TASK[level].format(images=leave_open(effect.n, images))
         head += f", or these {noun} are memorised" if level.better and held_out.doubt else ""
     found = f"{result.name} {result.show()}" + (f" on {images}" if images not in head else "")
     if level is Level.WORSE:
@@ -107,7 +108,7 @@ def _of_classes(knn: Report, modality: Modality) -> str:
         effect_over_control(trained, best, knn.n_test).level,
         _counted(knn.n_test, f"test {modality.noun}", modality),
     )
-    meaning = _CLASSES[level].format(other=control_name(best.encoder), images=_being(knn.n_test, images))
+    meaning = _CLASSES[level].format(other=control_name(best.encoder), images=leave_open(knn.n_test, images))
     numbers = f"{trained.value:.1%}, {best.value:.1%}"
     for row in rest:
         other = effect_over_control(trained, row, knn.n_test).level
@@ -134,10 +135,6 @@ def effect_over_control(row: Row, control: Row, n: int) -> Effect:
 
 def _counted(n: int, images: str, modality: Modality) -> str:
     return f"{n:,} {images if n != 1 else images.replace(modality.noun, modality.item, 1)}"
-
-
-def _being(n: int, images: str) -> str:
-    return f"{images} {'is' if n == 1 else 'are'}"
 
 
 def _perfect(result: MeasureResult) -> str:
@@ -356,6 +353,8 @@ def _same_outputs(signs: VerdictInputs) -> _Finding | None:
 def _few_images(signs: VerdictInputs) -> _Finding | None:
     if signs.level is not Level.UNKNOWN or not signs.step:
         return None
+    if signs.updates < _ENOUGH and signs.measure.result.n >= MIN_VERDICT_IMAGES:
+        return None  # more updates tell more than more images: `_not_better`
     return _Finding(Verdict.UNKNOWN, Rule.FEW_IMAGES, {}, {"held_out": HIGHER})
 
 

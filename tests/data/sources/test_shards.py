@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
 import pickle
+import socket
 import tarfile
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -27,7 +30,7 @@ from patchloom.data.sources.open import absolute_name, open_data
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.sources.urls import Shard, expand_braces, stat_shards
 from patchloom.data.splits import hold_out
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, TemporaryError
 
 CROP = RandomCrop((8, 8))
 EACH = 5
@@ -412,6 +415,40 @@ def test_a_command_that_fails_leaves_nothing(folder, cache):
     assert {path.suffix for path in (cache / "fetched").iterdir()} == {".lock"}
 
 
+@pytest.mark.parametrize(
+    "command, code, kind",
+    [
+        ("curl -sf 'https://host/a.tar?b&c'", 7, TemporaryError),
+        ("curl -sf https://host/a.tar", 6, PatchloomError),  # no such host
+        ("curl -sf https://host/a.tar", 22, PatchloomError),  # 404, or 503: curl does not say which
+        ("curl -sf https://host/a.tar; exit 7", 0, PatchloomError),  # not curl's
+        ("wget -q -O - https://host/a.tar", 4, TemporaryError),
+        ("other https://host/a.tar", 7, PatchloomError),
+        ("other https://host/a.tar", 75, TemporaryError),
+        ("other '", 0, PatchloomError),
+    ],
+)
+def test_a_command_that_reaches_no_host_may_be_repeated(tmp_path, monkeypatch, command, code, kind):
+    for name in ("curl", "wget", "other"):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(PatchloomError, match="cannot be fetched") as caught:
+        open_data(f"pipe:{command}")
+    assert type(caught.value) is kind
+
+
+def test_shards_that_cannot_be_fetched_on_opening_may_be_later(memory, monkeypatch):
+    """A host that answers with their state and then goes away."""
+
+    def reset(*_, **__):
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "get_file", reset)
+    with pytest.raises(TemporaryError, match="a-00.tar cannot be fetched: .*Connection reset"):
+        open_data(f"{memory}/a-*.tar")
+
+
 def test_downloads_of_another_length_are_refused(folder):
     source = open_data(f"pipe:cat {folder}/a-00.tar").train
     shards.cached_path(source.shards[0]).unlink()
@@ -518,6 +555,43 @@ def test_errors_say_what_to_do(memory, tmp_path, monkeypatch, data, sentence):
     with pytest.raises(PatchloomError, match=sentence) as caught:
         open_data(data)
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def server():
+    """Address of a server that answers with the state in the path, such as /503/a.tar."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(int(self.path.split("/")[1]))
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as found:
+        threading.Thread(target=found.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
+
+
+@pytest.mark.parametrize(
+    "state, kind, sentence",
+    [
+        (404, PatchloomError, "nothing was found there"),
+        (403, PatchloomError, "opened: 403"),
+        (503, TemporaryError, "opened: 503"),
+        (None, TemporaryError, "opened: the connection was refused"),
+    ],
+)
+def test_what_a_server_answers_is_said(server, state, kind, sentence):
+    with socket.socket() as free:  # bound, and not listening
+        free.bind(("127.0.0.1", 0))
+        address = f"{server}/{state}/a.tar" if state else f"http://127.0.0.1:{free.getsockname()[1]}/a.tar"
+        with pytest.raises(PatchloomError, match=sentence) as caught:
+            open_data(address)
+    assert type(caught.value) is kind and ("nothing was found" in str(caught.value)) == (state == 404)
 
 
 def test_a_missing_package_is_named(monkeypatch):

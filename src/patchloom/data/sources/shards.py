@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import tarfile
 import time
@@ -35,8 +36,9 @@ from patchloom.data.sources.files import Files, PackedStrings
 from patchloom.data.sources.urls import PIPE, Shard, addresses_of, connect, error_line, is_address, stat_shards
 from patchloom.data.workers import in_threads
 from patchloom.display import StatusMessage
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.system.files import cache_root, write_whole
+from patchloom.system.network import network_error
 
 # The cache of remote shards.
 
@@ -46,6 +48,9 @@ _PAUSES = (1.0, 5.0)  # seconds before another attempt, so that a short outage d
 _FEW, _REMEMBERED = 4, 16
 _FORGOTTEN = 3600  # seconds after which a half-written file must be left over from a dead process
 _LOCKS = 64
+
+# exit codes of programs by which they did not reach a host, or lost it; a host without an address is a typo (curl: 6)
+_UNREACHABLE = {"curl": (7, 18, 28, 52, 55, 56), "wget": (4,)}
 
 _asked: dict[str, int] = {}  # by address: number of recent requests of this process for parts of it
 
@@ -134,7 +139,22 @@ def _run(command: str, to: Path) -> None:
         done = subprocess.run(command, shell=True, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.PIPE)
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise ValueError(lines[-1] if lines else f"the command ended with code {done.returncode}")
+        text = lines[-1] if lines else f"the command ended with code {done.returncode}"
+        raise TemporaryError(text) if _was_unreachable(command, done.returncode) else ValueError(text)
+
+
+def _was_unreachable(command: str, code: int) -> bool:
+    """Return whether a command ended because it did not reach a host, or because of another fault that may pass.
+
+    A shell gives the code of the last command: that of gzip for ``curl ... | gzip -dc``.
+    """
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    with contextlib.suppress(ValueError):  # an unbalanced quote
+        first, *others = lexer
+        alone = not any(word and set(word) <= set("|&;()") for word in others)
+        codes = _UNREACHABLE.get(os.path.basename(first), ()) if alone else ()
+        return code in (*codes, TemporaryError.exit_code)
+    return code == TemporaryError.exit_code
 
 
 def shard_cache() -> Path:
@@ -219,8 +239,11 @@ def index_of(shard: Shard) -> ShardIndex:
         return ShardIndex(**json.loads(cached.read_text("utf-8")))
     except (OSError, ValueError, TypeError):  # none there, or damaged
         pass
-    with open_shard(shard) as file:
-        index = read_index(file, shard.address)
+    try:
+        with open_shard(shard) as file:
+            index = read_index(file, shard.address)
+    except Unreadable as error:  # in training, it costs the shard's images; here, the command
+        raise network_error(str(error), error) from error
     write_whole(cached, json.dumps(asdict(index)))
     return index
 

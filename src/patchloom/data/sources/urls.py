@@ -14,7 +14,7 @@ from fsspec.core import url_to_fs
 from patchloom.data.source import stamp_of_files
 from patchloom.data.workers import in_threads
 from patchloom.errors import PatchloomError, one_line
-from patchloom.system.network import network_error
+from patchloom.system.network import http_status, network_error, was_refused
 
 PIPE = "pipe:"
 _FILE = re.compile(r"file:///(?!.*://)")  # an address that is a path
@@ -109,10 +109,13 @@ def connect(address: str) -> tuple[Any, str]:
 def error_line(error: BaseException) -> str:
     """Return the message of an exception in one line."""
     if isinstance(error, FileNotFoundError) and error.errno is None:  # fsspec's, which repeats the address
-        return (
-            f"nothing was found there ({error_line(error.__cause__)})" if error.__cause__ else "nothing was found there"
-        )
-    return one_line(error)
+        cause = error.__cause__
+        if cause is None:
+            return "nothing was found there"
+        # HTTP's stands for a failed connection and for any answer
+        other = isinstance(cause, OSError) or http_status(cause) not in (None, 404, 410)
+        return error_line(cause) if other else f"nothing was found there ({error_line(cause)})"
+    return f"the connection was refused ({one_line(error)})" if was_refused(error) else one_line(error)
 
 
 def expand_braces(pattern: str) -> list[str]:
