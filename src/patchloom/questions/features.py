@@ -45,7 +45,8 @@ class Features(PatchQuestion):
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
         """Return the mean loss over the predicted patches; their mean cosine is a metric."""
         asked, answers = self.answer(encoded)
-        targets = gather_tokens(self.teacher_features(encoded), asked)
+        features = self.teacher_features(encoded)
+        targets = gather_tokens(features.repeat(len(asked) // len(features), 1, 1), asked)  # for each of several masks
         cosine = F.cosine_similarity(answers, targets, dim=-1)
         loss = 1 - cosine.mean() if self.loss == "cosine" else F.smooth_l1_loss(answers, targets)
         return Outcome(loss, {"feature_cosine": cosine.detach().mean()})

@@ -134,7 +134,7 @@ class Positions(Question):
         return -(labels[predicted.visible] * predicted.logits.float().log_softmax(-1)).sum(-1)
 
     def affinities(self, encoded: Encoded) -> Tensor | None:
-        """Return the weights [b n] of attentive reconstruction from features of the whole image, without gradient."""
+        """Return the weights [v*b n] of attentive reconstruction from features of the whole image, without gradient."""
         if self.temperature == float("inf"):
             return None
         encoder = encoded.encoder
@@ -143,7 +143,8 @@ class Positions(Question):
         with no_grad_autocast(self, encoded.images):
             features = encode(encoder, all_patches(encoded.images, self.geometry.n)).float()
         encoder.train(training)
-        return affinity(features, self.geometry.prefix, self.temperature, self.geometry.has_class_token)
+        found = affinity(features, self.geometry.prefix, self.temperature, self.geometry.has_class_token)
+        return found.repeat(len(encoded.given.visible) // len(found), 1)  # for each of several masks
 
     def accuracies(self, predicted: PositionPrediction, given: EncoderInput) -> dict[str, Tensor]:
         """Return accuracies [b] of the asked patches; with ``by_context``, of context and other patches separately."""

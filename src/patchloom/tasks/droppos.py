@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Literal, cast
 
@@ -19,7 +18,7 @@ from patchloom.questions.pixels import Pixels
 from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions, figure_3, frames_sheet
 from patchloom.questions.question import Sheet
 from patchloom.system.distributed import draw
-from patchloom.tasks.defaults import check_normalizable, decoder_sizes, patch_decoder
+from patchloom.tasks.defaults import check_normalizable, check_smoothing, decoder_sizes, patch_decoder
 from patchloom.tasks.masking import UNIFORM, check_uniform, partition, visible_of
 from patchloom.tasks.task import PAPERS, Size, Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
@@ -96,13 +95,7 @@ class DropPos(Task):
         divisor = self.resolve_auto("temperature", temperature, usual, why)
         if divisor <= 0:
             raise PatchloomError(f"--task.temperature must be above 0 (inf switches it off), not {divisor}")
-        if not 0 <= sigma < math.inf:
-            raise PatchloomError(f"--task.sigma must be 0 or more and finite, not {sigma}")
-        if not 0 <= sigma_end <= sigma:
-            raise PatchloomError(
-                f"--task.sigma_end must be 0 to --task.sigma, which is {sigma:g}, not {sigma_end:g}: give both the "
-                "same value for a constant σ"
-            )
+        check_smoothing(sigma, sigma_end)
         visible = visible_of(self.geometry, self.mask_ratio, least=2)
         check_uniform(self.geometry, self.mask_ratio)
         if pixels and visible == n:

@@ -179,7 +179,8 @@ class Task(nn.Module, ABC):
         stand_ins: Any = self.placeholders(given, generator)  # keyword arguments of `encode`
         tokens = encode(self.encoder, given, **stand_ins)
         seen_by_teacher = images if teacher_images is None else teacher_images
-        return Encoded(images, given, tokens, self.encoder, seen_by_teacher, self.mean, self.std, self.modality)
+        norms = self.mean, self.std
+        return Encoded(images, given, tokens, self.encoder, seen_by_teacher, *norms, self.modality, generator)
 
     def forward(
         self,
