@@ -14,6 +14,7 @@ from patchloom.tasks.mixture import _QUESTIONS, _SHARES
 from patchloom.tasks.restore import STRENGTHS
 
 _DECODER = {"decoder_width": 24, "decoder_heads": 3}
+CANVAS = 34  # of 24 pixels, which are 0.7 of it
 _MIXED = {"mask": 0.5, "blank": 0.25, "drop_positions": 0.5, "limit_context": 0.5}
 
 # the first set of each task is empty: all defaults
@@ -23,6 +24,11 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"mask_ratio": 0.5, "normalized_pixels": False},
         {"mask_ratio": 0.9, "decoder_depth": 1, **_DECODER},
         {"mask_unit": 8},
+    ],
+    "crossmae": [
+        {},
+        {"mask_ratio": 0.5, "prediction_ratio": 0.5, "normalized_pixels": False, "encoder_maps": 2},
+        {"encoder_maps": 1, "decoder_depth": 1, **_DECODER},
     ],
     "simmim": [
         {},
@@ -91,6 +97,8 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"attention_blocks": 1, "masks": 2},
         {"loss": "infonce", "class_token": "mean", "crop": "own", "color": "shared"},
         {"loss": "infonce", "temperature": 1.0, "momentum": 1.0},
+        {"loss": "sigreg", "directions": 8},
+        {"loss": "visreg", "gaussian_weight": 0.5, "class_token": "mean", "head_out": 8},
     ],
     "lut": [
         {},
@@ -100,15 +108,40 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"base": "simmim"},
         {"base": "simmim", "mask_ratio": 0.75, "mask_unit": 4, "normalized_pixels": True},
         {"base": "simmim", "pixel_weight": 0.0},
+        {"loss": "infonce", "temperature": 0.5},
+        {"loss": "sigreg", "gaussian_weight": 0.1},
+        {"loss": "visreg", "directions": 8, "base": "simmim"},
     ],
     "distill": [
         {},
         {"features_of": TEACHER, "mask_ratio": 0.75, "loss": "smooth_l1"},
         {"features_of": PLAIN, "features_model": "vit_tiny_patch16_224"},
     ],
+    "latent": [
+        {},
+        {"layers": [2], "masks": 2, "target_blocks": 2, "target_scale": 0.1, "mask_ratio": 0.9, "momentum": 0.9},
+        {"layers": [1, 2], "combine": "mean", "source": "mlp", "sampling": "inverse", "masks": 3, "loss": "mse"},
+        {"sampling": "random", "mask_ratio": 0.5, "decoder_depth": 1, **_DECODER},
+        {"sampling": "inverse", "decoder": "conv", "decoder_width": 48},
+    ],
     "diet": [
         {},
         {"images": 20, "smoothing": 0.0, "color": "none"},
+    ],
+    "jigsaw": [
+        {},
+        {"mask_ratio": 0.0},
+        {"mask_ratio": 0.9},
+    ],
+    "part": [
+        {},
+        {"pairs": 100, "head": "linear"},
+        {"context_mask_ratio": 0.5},
+    ],
+    "loca": [
+        {},
+        {"mask_ratio": 0.0, "context_ratio": 1.0, "momentum": 0.9},
+        {"mask_ratio": 0.9, "context_ratio": 0.1},
     ],
     "mixture": [
         {},
@@ -139,6 +172,39 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"withhold": {"mask": 0.5, "blank": 0.25}, "ask": {"features": 1.0, "pixels": 1.0}, "features_of": TEACHER},
         {"withhold": {"mask": 0.5}, "ask": {"features": 1.0}, "features_of": TEACHER, "feature_loss": "smooth_l1"},
         {"withhold": {"fisheye": 0.2}, "ask": {"features": 1.0}, "features_of": TEACHER, "feature_loss": "cosine"},
+        # the papers' strongest forms
+        {
+            **{"withhold": {"mask": 0.8}, "ask": {"agreement": 1.0}, "teacher": "second", "masks": 4, "crop": "shared"},
+            **{"color": "own", "agreement_loss": "infonce", "infonce_temperature": 0.5, "class_token": "cait"},
+            "attention_blocks": 1,
+        },
+        {
+            **{"withhold": {"mask": 0.75, "drop_positions": 0.75}, "ask": {"positions": 1.0}},
+            **{"sigma_end": 0.5, "position_temperature": 0.1},
+        },
+        {
+            **{"withhold": {"zoom_in": 0.7, "mask": 0.5}, "ask": {"pixels": 1.0}, "canvas": CANVAS},
+            **{"band_weight": 0.3, "band_target": "original"},
+        },
+        {"withhold": {"zoom_in": 0.7, "mask": 0.5}, "ask": {"pixels": 1.0}, "canvas": CANVAS, "band_target": "grown"},
+        {"withhold": {"fisheye": 0.2}, "ask": {"pixels": 1.0}, "canvas": CANVAS, "canvas_fit": "crop"},
+        {"withhold": {"wave": 0.2}, "ask": {"pixels": 1.0}, "canvas": CANVAS, "canvas_fit": "resize"},
+        {
+            **{"withhold": _MIXED | {"mask": 0.75}, "ask": {"positions": 1.0, "pixels": 1.0, "agreement": 1.0}},
+            **{"masks": 3, "class_token": "vit", "position_temperature": 0.5, "agreement_loss": "sigreg"},
+            "directions": 8,
+        },
+        {
+            **{
+                "withhold": {"mask": 0.5},
+                "ask": {"agreement": 1.0, "features": 1.0},
+                "features_of": TEACHER,
+                "masks": 2,
+            },
+            **{"agreement_loss": "visreg", "gaussian_weight": 0.5, "teacher": "second", "color": "shared"},
+        },
+        {"withhold": {}, "ask": {"agreement": 1.0}, "teacher": "second", "crop": "none"},
+        {"withhold": {"mask": 0.5}, "ask": {"agreement": 1.0}, "teacher": "second", "crop": "own", "color": "none"},
         {
             **{"withhold": {"mask": 0.5}, "ask": {"features": 1.0}},
             **{"features_of": PLAIN, "features_model": "vit_tiny_patch16_224"},

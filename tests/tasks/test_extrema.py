@@ -163,7 +163,7 @@ def test_infonce_against_a_loop():
     task, (student, teacher) = make(loss="infonce", temperature=0.5, masks=3), views()
     given = drawn(task, student)
     queries = F.normalize(guesses(task, given), dim=-1).detach()
-    keys = F.normalize(task.agreement.target(teacher), dim=-1).detach()
+    keys = F.normalize(task.agreement.target(task.encoder, teacher), dim=-1).detach()
     losses = []
     for v in range(3):
         for i in range(4):
@@ -178,7 +178,7 @@ def test_the_two_views_are_not_mixed_up():
     there = task(student, teacher, given=given).loss
     back = task(teacher, student, given=replace(given, images=teacher)).loss
     assert not torch.allclose(there, back)
-    torch.testing.assert_close(there, byol_loss(guesses(task, given), task.agreement.target(teacher)))
+    torch.testing.assert_close(there, byol_loss(guesses(task, given), task.agreement.target(task.encoder, teacher)))
 
 
 def test_masked_patches_do_not_reach_the_student():
@@ -220,7 +220,7 @@ def test_the_teachers_momentum_rises(progress, kept):
         ({"momentum": -0.1}, "momentum must lie in"),
         ({"class_token": "vit", "encoder": {"class_token": False}}, "class_token vit needs an encoder with one"),
         ({"class_token": "pool"}, "--task.class_token cannot be pool"),
-        ({"loss": "moco"}, "--task.loss cannot be moco: it takes byol or infonce"),
+        ({"loss": "moco"}, "--task.loss cannot be moco: it takes byol, infonce, sigreg or visreg"),
         ({"crop": "both"}, "--task.crop cannot be both"),
         ({"color": "yes"}, "--task.color cannot be yes"),
         ({"mask_ratio": 0.999}, "mask ratio of 0.999 leaves 0 of 64 patches visible"),

@@ -166,9 +166,9 @@ def test_each_direction_compares_across_views(base):
     one, two = torch.randn(2, 4, 3, 32, 32)
     given, _ = both_given(task, one, two)
     students = task.guesses(task.encode(torch.cat([one, two]), given))
-    task.agreement.target = lambda images: torch.cat([students[1], students[0]]).detach()
+    task.agreement.target = lambda encoder, images: torch.cat([students[1], students[0]]).detach()
     assert task(one, two, given=given).loss.abs() < 1e-6
-    task.agreement.target = lambda images: torch.cat(students).detach()
+    task.agreement.target = lambda encoder, images: torch.cat(students).detach()
     assert task(one, two, given=given).loss > 1e-3
 
 
@@ -208,7 +208,7 @@ def test_the_teacher_sees_whole_views():
     teacher = task.agreement.teacher
     vit = teacher.encoder
     expected = teacher.projection(vit.forward_features(images)[:, vit.num_prefix_tokens :].mean(1))
-    torch.testing.assert_close(task.agreement.target(images), expected)
+    torch.testing.assert_close(task.agreement.target(task.encoder, images), expected)
 
 
 @pytest.mark.parametrize(

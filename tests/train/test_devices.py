@@ -29,6 +29,8 @@ CASES = {
     "droppos": {"task": "droppos", "accumulate": 2},
     "extrema": {"task": "extrema"},
     "lut": {"task": "lut"},
+    "sigreg": {"task": {"name": "extrema", "loss": "sigreg"}},
+    "visreg": {"task": {"name": "lut", "loss": "visreg"}},
 }
 # no drop path, which each process draws for itself; and a rate at which rounding does not grow
 PLAIN = {"model": SMALL["model"] | {"drop_path_rate": 0.0}, "blr": 1e-3}

@@ -16,6 +16,7 @@ from patchloom.evaluate.protocols import evaluate
 from patchloom.export.export import export
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, read_metadata, save_encoder
+from patchloom.report.curves import charts_of
 from patchloom.report.load_run import load_run
 from patchloom.report.metrics import key_numbers
 from patchloom.runs.encoder import load_blend, load_encoder, load_start
@@ -31,14 +32,15 @@ QUICK = {"task": "mae", "epochs": 1, "batch_size": 16, "workers": 0, "kernels": 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes of noise, in training and test."""
+    """Two classes of noise that overlap in brightness, in training and test."""
     folder = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
-    for part, count in (("train", 40), ("test", 12)):
+    for part, count in (("train", 40), ("test", 20)):
         for label in (0, 1):
             (folder / part / "ab"[label]).mkdir(parents=True)
             for i in range(count):
-                pixels = rng.integers(60 * label, 120 + 60 * label, (16, 16, 3), dtype=np.uint8)
+                low = 25 * label + rng.integers(100)
+                pixels = rng.integers(low, low + 80, (16, 16, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / part / "ab"[label] / f"{i}.png")
     return folder
 
@@ -70,16 +72,46 @@ def test_the_start_is_stored_as_it_was_loaded_with_its_own_normalisation(run, we
     assert not torch.equal(trained.blocks[0].mlp.fc1.weight, vit.blocks[0].mlp.fc1.weight) and own.mean != OWN[0]
 
 
-@pytest.mark.parametrize("protocol", ["knn", "linear", "few-shot"])
-def test_its_row_is_the_evaluation_of_its_file(run, images, protocol):
-    given = {"per_class": 8, "method": "linear"} if protocol == "few-shot" else {}
+@pytest.mark.parametrize(
+    ("protocol", "given", "controls"),
+    [
+        ("knn", {}, ["untrained", "raw pixels"]),
+        ("linear", {}, ["untrained", "raw pixels"]),
+        ("few-shot", {"per_class": 8, "method": "linear"}, ["untrained", "raw pixels"]),
+        ("order", {"k": 5}, ["untrained", "raw pixels"]),
+        ("blocks:2", {"epochs": 2, "warmup_epochs": 0}, ["untrained"]),
+        ("label-free", {}, ["untrained", "raw pixels"]),
+        ("position-sensitivity", {"steps": 4}, ["untrained", "chance"]),
+    ],
+)
+def test_its_row_is_the_evaluation_of_its_file(run, images, protocol, given, controls):
     report = evaluate(protocol, run, images, device="cpu", **given)
     alone = evaluate(protocol, RunFolder(run).start, images, device="cpu", **given)
-    assert [row.encoder for row in report.quoted] == ["adapted", START, "untrained", "raw pixels"]
-    assert [row.encoder for row in alone.quoted] == [START, "untrained", "raw pixels"]
+    assert list(dict.fromkeys(row.encoder for row in report.quoted)) == ["adapted", START, *controls]
+    assert list(dict.fromkeys(row.encoder for row in alone.quoted)) == [START, *controls]
     ours = [replace(row) for row in report.rows if row.encoder == START]
     assert ours and ours == [row for row in alone.rows if row.encoder == START]
-    assert "% at its start" in report.headline and "its start" in report.conclusion()
+    assert ours != [replace(row, encoder=START) for row in report.rows if row.encoder == "adapted"]
+    assert "at its start" in report.headline or protocol == "order"
+    if protocol != "position-sensitivity":
+        (gain,) = [one for one in report.against if one.control == START]
+        first, *others = report.quoted
+        its = next(row for row in others if row.encoder == START)
+        assert gain.value == first.value - its.value and gain.low < gain.value < gain.high
+        assert "its start" in report.conclusion()
+
+
+def test_curves_have_the_start_as_a_baseline(run, images, weights, tmp_path):
+    """With its own normalisation, so it is the curve's first value only where the run takes that, too."""
+    same = pretrain(images / "train", init=str(weights), normalization="init", out=tmp_path / "run", **QUICK).folder
+    found = []
+    for folder in (run, same):
+        (chart,) = [one for one in charts_of([load_run(folder)]) if one.title == "kNN accuracy"]
+        lines = {line.name: line for line in chart.lines}
+        assert lines[START].baseline and {"untrained", "raw pixels"} < lines.keys()
+        found.append((lines["kNN accuracy"].y[0], *lines[START].y))
+    (begun, *_), (own, *its) = found
+    assert own == its[0] == its[1] == found[0][1] != begun
 
 
 def test_a_run_from_random_weights_and_one_of_before_have_none(run, images, tmp_path):

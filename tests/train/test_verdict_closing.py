@@ -53,11 +53,11 @@ CASES = {
     ),
     "collapsed": (
         measure("agreement", 0.992, {"on other images": 0.957}, outputs=torch.ones(200, 8), **AGREEMENT),
-        "The teacher's outputs have collapsed",
+        "The outputs for whole images have collapsed",
     ),
     "nearly so": (
         measure("agreement", 0.973, {"on other images": 0.934}, outputs=torch.randn(200, 99), **AGREEMENT),
-        "The teacher's outputs are nearly the same for all images, so agreement with them means little: agreement",
+        "The outputs for whole images are nearly the same for all of them, so agreement with them means little",
     ),
     "not so": (
         measure("agreement", 0.972, {"on other images": 0.609}, outputs=torch.randn(200, 99), **AGREEMENT),

@@ -336,7 +336,9 @@ def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Dat
         ]
     if asked.at_once > 1:
         said += [f"  steps were timed with one run at a time: {asked.at_once} at once may be slower"]
-    encoders = 0 if few else runs + asked.seeds + beside + (by != "no")  # including untrained ones and raw pixels
+    start = not {"init", "from_run"}.isdisjoint(asked.given)
+    # including untrained ones, the start and raw pixels
+    encoders = 0 if few else runs + asked.seeds + start + beside + (by != "no")
     still = max(0, encoders - len([*(folder / "scores").glob("*.json")]))
     what = f"{still} encoders are scored and the page is written" if still else "the page is written"
     takes = ", which was not timed" if plan.after is None else f", in about {duration(plan.seconds_after(still))}"

@@ -49,9 +49,9 @@ from patchloom.look.context import NamedEncoder
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import check_model
 from patchloom.nets.encode import (
-    attend_each,
     attention_heads,
     encode,
+    encode_each,
     final_norm,
     input_channels,
     input_size,
@@ -59,9 +59,7 @@ from patchloom.nets.encode import (
     patch_count,
     patch_layers,
     prefix_count,
-    rotations,
 )
-from patchloom.nets.encode import embed as embed_patches
 from patchloom.nets.heads import (
     POOLED,
     InstanceHead,
@@ -147,7 +145,7 @@ def _tokens_after(vit: Encoder, images: Tensor, number: int) -> Tensor:
     if is_hierarchical(vit):
         return next(islice(patch_layers(vit, images), number, None)).flatten(1, 2)
     given = all_patches(images, patch_count(vit))
-    return next(islice(attend_each(vit, embed_patches(vit, given), rotations(vit, given)), number, None))
+    return next(islice(encode_each(vit, given), number, None))
 
 
 class Encoding(NamedTuple):

@@ -40,7 +40,6 @@ from patchloom.runs.encoder import blend, load_blend, load_encoder, load_extra_m
 INSTEAD = "take knn, linear, blocks, few-shot or finetune, and positions for a run of droppos"
 UNTRAINED, PIXELS, MAJORITY = "untrained", "raw pixels", "majority class"
 
-_IN_HEADLINE = {START: "at its start"}
 _HELD_OUT = "held_out_accuracy"
 
 # features of test images -> settings of each row of the protocol, and [n] correctness of each image
@@ -303,8 +302,8 @@ def _report(
     test: ImageFeatures,
 ) -> Report:
     trained, *controls = map(protocol.quoted, rows)
-    beside = [f"{100 * row.value:.1f} % {_IN_HEADLINE.get(row.encoder, row.encoder)}" for row in controls]
-    headline = f"{protocol.title(trained)}: {trained.text()} against {listing(beside, 'and')}"
+    beside = listing([row.as_control() for row in controls], "and")
+    headline = f"{protocol.title(trained)}: {trained.text()} against {beside}"
     report = frozen_report(protocol, rows, headline, around, parts, settings, train, test)
     return (_with_blends(report, curve) if curve else report).with_differences(protocol.drawn)
 

@@ -21,6 +21,7 @@ from patchloom.data.decode import to_channels
 from patchloom.data.stats import normalize
 from patchloom.display import Displayable, Verbatim
 from patchloom.errors import PatchloomError, listing, pip_install
+from patchloom.export.without_positions import PositionRemoval
 from patchloom.nets.build import build_encoder, spec_of_stock
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.heads import InstanceHead, pooled_tokens, poolings_of, select_pooling, tokens_of
@@ -41,6 +42,7 @@ class Exportable:
         head: its instance head, if there is one.
         head_file: name of the file of that head; "" without one.
         blend: share of the adapted weights, if they are blended with those that the run began with.
+        removal: map that removes the place from its patch tokens, or None.
     """
 
     vit: Encoder
@@ -49,6 +51,7 @@ class Exportable:
     head: InstanceHead | None = None
     head_file: str = ""
     blend: float | None = None
+    removal: PositionRemoval | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -77,7 +80,8 @@ class Exportable:
     def vectors(self, given: Tensor) -> Tensor:
         """Return vectors [b d] ([b 2d] for "both"), as in evaluations, for the same inputs as `normalized`."""
         with torch.inference_mode():
-            return select_pooling(self.pooling, pooled_tokens(self.vit, self.normalized(given), self.head))
+            weight = None if self.removal is None else self.removal.weight
+            return select_pooling(self.pooling, pooled_tokens(self.vit, self.normalized(given), self.head, weight))
 
     def vector_of(self, image: Tensor) -> Tensor:
         """Return the vector [d] of a whole image [c h w] from `patchloom.data.decode.read_image`."""
@@ -140,6 +144,8 @@ class Export(Displayable):
     Attributes:
         weights: path of the safetensors file with timm's names, of the folder for the Hub, or of the ONNX file.
         head: path of the instance head's file; None without one.
+        removal_file: path of the map that removes the place; None without one.
+        removal: that map and its scores; None without one.
         difference: largest absolute difference between the features of patchloom (including the instance
             representation) and those of the other library.
         images: number of images or recordings compared.
@@ -162,16 +168,23 @@ class Export(Displayable):
     sound: Sound | None = None
     by: str = "timm's"
     checks: tuple[str, ...] = ()
+    removal_file: Path | None = None
+    removal: PositionRemoval | None = None
 
     def parts(self, width: int) -> list[str]:
         """See `Displayable`."""
-        return [Verbatim(self.sentence()), *map(Verbatim, self.checks), *self.notes, "", Verbatim(self.snippet)]
+        removed = () if self.removal is None else (Verbatim(f"{self.removal_file}: {self.removal.sentence()}"),)
+        said = (Verbatim(self.sentence()), *map(Verbatim, self.checks), *removed, *self.notes)
+        return [*said, "", Verbatim(self.snippet)]
 
     def plain(self) -> dict[str, Any]:
         """See `Displayable`."""
         return {
             "weights": str(self.weights),
             "head": None if self.head is None else str(self.head),
+            "without_positions": None
+            if self.removal is None
+            else {"file": str(self.removal_file), **self.removal.plain()},
             "difference": self.difference,
             "compared": self.images,
             "compared_on": self.compared_on,

@@ -14,7 +14,7 @@ from torch import Tensor
 from patchloom.audio.compatibility import first_waves, with_encoder_sound
 from patchloom.data.decode import read_image, to_channels
 from patchloom.data.loader import plain_batches
-from patchloom.data.source import Data, Source
+from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.sources.open import open_data, open_stored
 from patchloom.data.stats import normalize
@@ -60,18 +60,34 @@ class Examples:
         return written
 
 
-def make_examples(run: str | Path, data: DataLike | None, card: EncoderCard) -> Examples:
-    """Load examples from the given data or the run's data; otherwise draw noise."""
+def open_run_images(run: str | Path, data: DataLike | None, card: EncoderCard) -> tuple[Source | None, str]:
+    """Open the given data or the run's; without either return None and the reason."""
     noun = card.modality.noun
     if data is not None:
-        return _real(open_data(data), card)
-    if not Path(run).is_dir() or kind_of(run) == "hub":
-        why = f"{run} does not record which {noun} it was trained on"
+        opened = with_encoder_sound(open_data(data), card.sound, card.name)
+    elif not Path(run).is_dir() or kind_of(run) == "hub":
+        return None, f"{run} does not record which {noun} it was trained on"
     else:
         stored = RunFolder(run).read_config().data
         try:
-            return _real(open_stored(stored, os.fspath(run), f"--data {noun.upper()}"), card)
+            opened = with_encoder_sound(
+                open_stored(stored, os.fspath(run), f"--data {noun.upper()}"), card.sound, card.name
+            )
         except PatchloomError as problem:
+            return None, f"the {noun} of the run are unavailable ({problem})"
+    return opened.train, ""
+
+
+def make_examples(run: str | Path, data: DataLike | None, card: EncoderCard) -> Examples:
+    """Load examples from the given data or the run's data; otherwise draw noise."""
+    noun = card.modality.noun
+    source, why = open_run_images(run, data, card)
+    if source is not None:
+        try:
+            return _real(source, card)
+        except PatchloomError as problem:
+            if data is not None:
+                raise
             why = f"the {noun} of the run are unavailable ({problem})"
     generator = torch.Generator().manual_seed(0)
     if card.sound is not None:
@@ -96,9 +112,8 @@ def _noise(card: EncoderCard, count: int, size: tuple[int, int], generator: torc
     return (mean + std * noise).clamp(0, 1)
 
 
-def _real(opened: Data, card: EncoderCard) -> Examples:
+def _real(source: Source, card: EncoderCard) -> Examples:
     channels = card.own_spec.channels
-    source = with_encoder_sound(opened, card.sound, card.name).train
     if card.sound is not None:
         return Examples(first_waves(source, _IMAGES))
     batch = next(plain_batches(source, card.own_spec.img_size, _IMAGES, channels=channels))

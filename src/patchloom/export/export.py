@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, listing
 from patchloom.export.encoder import Export, ExportPooling, default_out, load_exportable
-from patchloom.export.examples import make_examples
+from patchloom.export.examples import make_examples, open_run_images
 from patchloom.export.to_timm import to_timm
+from patchloom.export.without_positions import remove_positions_of
 from patchloom.nets.checkpoints.load import check_model
 
 # options of single formats with their defaults
 _OWN: dict[str, dict[str, Any]] = {
-    "timm": {},
+    "timm": {"without_positions": False},
     "hf": {"license": None, "push": None, "public": False},
     "onnx": {"fp16": False},
 }
@@ -36,6 +38,7 @@ def export(
     public: bool = False,
     start: bool = False,
     blend: float | None = None,
+    without_positions: bool = False,
 ) -> Export:
     """Write an encoder for use without patchloom, and compare its features with those of the exported code.
 
@@ -59,6 +62,8 @@ def export(
             that begin with ``start``.
         blend: share of the trained weights in a blend with those that the run began with, such as 0.5 (WiSE-FT), to
             names that begin with ``blend``.
+        without_positions: beside the weights, write a linear map of the patch tokens after which a linear probe cannot
+            read row and column (as RASA), fitted to up to 500 images; timm only.
 
     Raises:
         PatchloomError: if the format is unknown, there is no encoder, an option belongs to another format, a library is
@@ -66,7 +71,8 @@ def export(
     """
     if to not in _OWN:
         raise PatchloomError(f"--to {to} is not a format: choose from {listing(_OWN)}")
-    _check_options(to, {"fp16": fp16, "license": license, "push": push, "public": public})
+    own = {"without_positions": without_positions, "fp16": fp16, "license": license, "push": push, "public": public}
+    _check_options(to, own)
     run = plain_path(run)
     if start and blend is not None:
         raise PatchloomError(f"--start is --blend 0: leave out --start or --blend {blend:g}")
@@ -83,6 +89,11 @@ def export(
 
         return to_onnx(run, data, out, pooling, fp16, model, blend)
     one = load_exportable(run, pooling, model, blend)
+    if without_positions:
+        source, why = open_run_images(run, data, one.card)
+        if source is None:
+            raise PatchloomError(f"--without_positions needs {one.card.modality.noun}, but {why}: give --data")
+        one = replace(one, removal=remove_positions_of(one.vit, one.card, source))
     path = Path(out) if out else default_out(run, "timm.safetensors", blend)
     return to_timm(one, make_examples(run, data, one.card), path)
 

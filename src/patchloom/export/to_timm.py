@@ -13,7 +13,7 @@ from patchloom.audio.config import Sound
 from patchloom.export.encoder import Export, Exportable
 from patchloom.export.examples import Examples, describe_files, largest_difference, vectors_of_files
 from patchloom.export.preprocessing import READING, code_of_pictures, pooling_code, preparing_by_torch
-from patchloom.nets.encode import encode, final_norm, patch_count
+from patchloom.nets.encode import encode, final_norm, patch_count, prefix_count
 from patchloom.nets.heads import POOLED, represent
 from patchloom.system.files import write_whole
 from patchloom.withhold.encoder_input import all_patches
@@ -21,7 +21,7 @@ from patchloom.withhold.encoder_input import all_patches
 # Code that ``export --to timm`` prints: timm's model with its weights, features, and vectors.
 
 
-def usage_code(one: Exportable, weights: Path, head: Path | None, by_file: bool) -> str:
+def usage_code(one: Exportable, weights: Path, head: Path | None, by_file: bool, removal: Path | None = None) -> str:
     """Return the complete code."""
     arguments, sound = one.arguments, one.card.sound
     parts = [
@@ -31,6 +31,8 @@ def usage_code(one: Exportable, weights: Path, head: Path | None, by_file: bool)
     ]
     if one.head is not None and head is not None:
         parts.append(_representing(head, sound is not None, **one.head.sizes))
+    if removal is not None:
+        parts.append(_without_positions(removal, one.card.sound is not None, prefix_count(one.vit)))
     parts.append(_vectors(one))
     if sound is None:
         parts += [READING] * by_file + [preparing_by_torch(one.size, one.channels, by_file), _embedding(by_file)]
@@ -109,12 +111,27 @@ def _representing(path: Path, of_sound: bool, width: int, heads: int, depth: int
     )
 
 
+def _without_positions(path: Path, of_sound: bool, prefix: int) -> str:
+    argument = "waves" if of_sound else "images"
+    patches = "mapped" if not prefix else f"torch.cat([tokens[:, :{prefix}], mapped], dim=1)"
+    return (
+        "# the weight of a torch.nn.Linear(d, d, bias=False) for patch tokens; a linear layer on them can absorb it\n"
+        f'removal = load_file({str(path)!r})["weight"]\n\n\n'
+        f"def features_without_positions({argument}):\n"
+        '    """Return the tokens of features, with the place removed from patch tokens."""\n'
+        f"    tokens = features({argument})\n"
+        f"    mapped = tokens[:, {prefix}:] @ removal.T\n"
+        f"    return {patches}\n"
+    )
+
+
 def _vectors(one: Exportable) -> str:
     argument = "images" if one.card.sound is None else "waves"
     about = f'    """Return vectors [b d] ({POOLED[one.pooling]}) for the input of features."""\n'
     if one.pooling == "instance":
         return f"def vectors({argument}):\n{about}    return represent({argument})\n"
-    return f"def vectors({argument}):\n{about}    tokens = features({argument})\n    return {pooling_code(one)}\n"
+    called = "features" if one.removal is None else "features_without_positions"
+    return f"def vectors({argument}):\n{about}    tokens = {called}({argument})\n    return {pooling_code(one)}\n"
 
 
 def _embedding(by_file: bool) -> str:
@@ -131,12 +148,16 @@ def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
     """Write the encoder, and its instance head to a file whose name begins with the encoder's."""
     vit, head, head_file = one.vit, one.head, path.with_name(f"{path.stem}-{one.head_file}")
     files = {path: save(vit.state_dict(), None if one.blend is None else {"blend": f"{one.blend:g}"})}
+    removal_file = None if one.removal is None else path.with_name(f"{path.stem}-without_positions.safetensors")
+    if one.removal is not None and removal_file is not None:
+        files[removal_file] = save({"weight": one.removal.weight})
     if head is not None:
         files[head_file] = save(head.state_dict())  # its name is unique per encoder in the folder
     by_file = examples.by_file() and one.channels in (1, 3)
 
     def code(folder: Path) -> str:
-        return usage_code(one, folder / path.name, None if head is None else folder / head_file.name, by_file)
+        removal = None if removal_file is None else folder / removal_file.name
+        return usage_code(one, folder / path.name, None if head is None else folder / head_file.name, by_file, removal)
 
     pasted: dict[str, Any] = {}
     with TemporaryDirectory() as folder:  # existing files are replaced only after the comparison
@@ -159,7 +180,17 @@ def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
     compared_on = f"{one.card.modality.noun}{' of noise' * bool(examples.why_noise)}"
     notes = tuple(filter(None, (one.card.note, examples.why_noise)))
     return Export(
-        path, written, found, len(examples.given), code(path.parent), compared_on, notes, one.card.sound, checks=checks
+        path,
+        written,
+        found,
+        len(examples.given),
+        code(path.parent),
+        compared_on,
+        notes,
+        one.card.sound,
+        checks=checks,
+        removal_file=removal_file,
+        removal=one.removal,
     )
 
 

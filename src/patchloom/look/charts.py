@@ -246,14 +246,14 @@ _HEIGHT, WIDTH, _WIDER = 3.4, 3.4, 0.22  # inches: size of the picture, and addi
 def draw_layers(
     layers: Sequence[str],
     values: Sequence[tuple[float, float, float]],
-    untrained: Sequence[float],
+    controls: dict[str, Sequence[float]],
     baselines: dict[str, float],
     best: int,
     name: str,
     note: str,
     out: Path,
 ) -> Path:
-    """Draw the accuracy of each layer of an encoder, with that of an untrained one, as a PNG file."""
+    """Draw the accuracy of each layer of an encoder, with that of each control, as a PNG file."""
     places = np.arange(len(layers))
     shares, low, high = np.array(values).T
     panel = Panel(f"Layers of {name}", note, places, shares, baselines, True, 0)
@@ -263,7 +263,8 @@ def draw_layers(
         axes = figure.subplots()
         frame_panel(axes, panel)
         axes.fill_between(places, low, high, color=_RUN_PALE, alpha=0.4, linewidth=0)
-        axes.plot(places, untrained, color=QUIET, linewidth=1.4, marker="o", markersize=2.5)
+        for control, marker in zip(controls.values(), "os", strict=False):
+            axes.plot(places, control, color=QUIET, linewidth=1.4, marker=marker, markersize=2.5)
         axes.plot(places, shares, color=RUN, linewidth=1.9, marker="o", markersize=3.5)
         axes.plot(places[best], shares[best], "o", markersize=8, markerfacecolor="none", color=INK)
         chosen: dict[str, Any] = {
@@ -273,12 +274,14 @@ def draw_layers(
             "fontsize": 8,
             "color": INK,
         }
-        away = 12 if shares[best] >= untrained[best] else -12  # keeps off the other curve
+        # keeps off the other curves
+        away = 12 if shares[best] >= max(control[best] for control in controls.values()) else -12
         axes.annotate("chosen", (places[best], shares[best]), (0, away), **chosen)
         axes.margins(x=0.02)
         axes.set_xticks(places, ["0", *(layer.removeprefix("block ") for layer in layers[1:])])
         axes.set_xlabel("after block")
-        dashed = {"untrained": untrained[-1], **baselines}  # labelled like the baselines
+        # labelled like the baselines
+        dashed = {**{control: accuracies[-1] for control, accuracies in controls.items()}, **baselines}
         name_lines(axes, panel._replace(baselines=dashed), float(shares[-1]), "this encoder")
         return write_figure(figure, out)
 

@@ -213,14 +213,24 @@ def summaries(vit: Encoder, tokens: Tensor) -> dict[str, Tensor]:
     return {name: found[name] for name in tokens_of(vit, None)}
 
 
-def pooled_tokens(vit: Encoder, images: Tensor, head: InstanceHead | None = None) -> dict[str, Tensor]:
-    """Return features [b d] of whole images [b c h w] by the names of `tokens_of`, after the encoder's final norm."""
-    return pool(vit, encode(vit, all_patches(images, patch_count(vit)), norm=False), head)
+def pooled_tokens(
+    vit: Encoder, images: Tensor, head: InstanceHead | None = None, patch_map: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return features [b d] of whole images [b c h w] by the names of `tokens_of`, after the encoder's final norm.
+
+    ``patch_map`` [d d] is applied to the patch tokens before they are pooled.
+    """
+    return pool(vit, encode(vit, all_patches(images, patch_count(vit)), norm=False), head, patch_map)
 
 
-def pool(vit: Encoder, unnormed: Tensor, head: InstanceHead | None = None) -> dict[str, Tensor]:
+def pool(
+    vit: Encoder, unnormed: Tensor, head: InstanceHead | None = None, patch_map: Tensor | None = None
+) -> dict[str, Tensor]:
     """Return `pooled_tokens` of an encoder's tokens [b prefix+n d] before the final norm."""
     tokens = final_norm(vit, unnormed).float()
+    if patch_map is not None:
+        prefix = prefix_count(vit)
+        tokens = torch.cat([tokens[:, :prefix], tokens[:, prefix:] @ patch_map.T], dim=1)
     found = {name: pooled_norm(vit, pooled) for name, pooled in summaries(vit, tokens).items()}
     if head is not None:
         found["instance"] = represent(vit, head, unnormed)

@@ -1,8 +1,9 @@
-"""Prediction of the output of a momentum teacher that sees the whole image (ExtreMA, LUT)."""
+"""Agreement of parts of an image with the whole: a momentum teacher's output (ExtreMA, LUT), or the encoder's own."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch
@@ -16,13 +17,37 @@ from patchloom.nets.heads import InstanceHead, Stem, represent
 from patchloom.nets.swin import Encoder, PlainViT
 from patchloom.nets.teacher import Teacher, no_grad_autocast
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
-from patchloom.system.distributed import gathered, rank
+from patchloom.system.distributed import averaged, gathered, gathered_with_gradient, rank, world
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
 SHEET_NEIGHBOURS = 3
 
 Representation = Literal["cait", "vit", "mean"]
-Loss = Literal["byol", "infonce"]
+Loss = Literal["byol", "infonce", "sigreg", "visreg"]
+GAUSSIAN: tuple[Loss, ...] = ("sigreg", "visreg")
+
+
+@dataclass(frozen=True)
+class AgreementLoss:
+    """Loss on the agreement of parts with the whole image.
+
+    Attributes:
+        name: byol, infonce with the other images of all processes as negatives, or sigreg or visreg, which have
+            neither teacher nor negatives, but outputs that are distributed as a Gaussian.
+        temperature: τ of infonce.
+        gaussian_weight: λ of sigreg and visreg: weight of the test for a Gaussian; that of the agreement is 1 - λ.
+        directions: number of random directions of that test, redrawn in every step.
+    """
+
+    name: Loss = "byol"
+    temperature: float = 0.2
+    gaussian_weight: float = 0.05
+    directions: int = 1024
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether the loss has no teacher."""
+        return self.name in GAUSSIAN
 
 
 _POOLING: dict[Representation, Literal["class", "mean", "instance"]] = {
@@ -33,17 +58,17 @@ _POOLING: dict[Representation, Literal["class", "mean", "instance"]] = {
 
 
 class Agreement(Question):
-    """Prediction of a momentum teacher's output for the whole image from the student's input.
+    """Prediction of the output for the whole image, a momentum teacher's or the encoder's own, from a part of it.
 
     Args:
         encoder: the student; the teacher is a moving average of it, of the instance head and of the projection.
-        projection, prediction: heads of the student, [b d] to [b out] and [b out] to [b out].
+        projection, prediction: heads of the student, [b d] to [b out] and [b out] to [b out]; without a teacher there
+            is no prediction.
         momentum: momentum of the teacher at the start; it rises to 1 along a half cosine.
         representation: image representation: a class token computed by ``instance_head`` after the encoder (cait), the
             encoder's own class token (vit), or the mean token of the patches with content (mean).
         instance_head: head for cait.
-        loss: byol, or infonce with the other images of all processes as negatives.
-        temperature: τ of infonce.
+        loss: loss, which decides whether there is a teacher.
     """
 
     pictured = 200  # images that are searched for neighbours
@@ -52,17 +77,17 @@ class Agreement(Question):
         self,
         encoder: Encoder,
         projection: nn.Sequential,
-        prediction: nn.Module,
+        prediction: nn.Module | None,
         momentum: float,
         representation: Representation = "mean",
         instance_head: InstanceHead | None = None,
-        loss: Loss = "byol",
-        temperature: float = 0.2,
+        loss: AgreementLoss | None = None,
     ):
         super().__init__(Geometry.of(encoder))
-        self.momentum, self.representation, self.loss, self.temperature = momentum, representation, loss, temperature
+        self.loss = loss or AgreementLoss()
+        self.momentum, self.representation = momentum, representation
         self.instance_head, self.projection, self.prediction = instance_head, projection, prediction
-        self.teacher = Teacher(**self._followed(encoder))
+        self.teacher = None if self.loss.gaussian else Teacher(**self._followed(encoder))
 
     def _followed(self, encoder: Encoder) -> dict[str, nn.Module]:
         """Return the modules that the teacher averages."""
@@ -79,6 +104,14 @@ class Agreement(Question):
             return represent(vit, head, encode(vit, given, norm=False))
         return self.summary(encode(vit, given), given)
 
+    def represent_encoded(self, encoded: Encoded) -> Tensor:
+        """Return the representation [b d] of an encoded batch, whose input may have mask tokens."""
+        if self.instance_head is None:
+            return self.summary(encoded.tokens, encoded.given)
+        if encoded.unnormed is None:
+            raise ValueError("an instance head needs tokens before the last norm: encode them, too")
+        return represent(encoded.encoder, self.instance_head, encoded.unnormed)
+
     def summary(self, tokens: Tensor, given: EncoderInput) -> Tensor:
         """Reduce tokens [b prefix+k d] to the representation [b d]: class token, or mean of the patch tokens."""
         if self.instance_head is not None:
@@ -87,59 +120,91 @@ class Agreement(Question):
             return tokens[:, 0]
         return given.mean_patch_token(tokens)
 
-    def target(self, images: Tensor) -> Tensor:
-        """Return the teacher's output [b out] for whole images [b c h w], for training, perhaps in bfloat16."""
+    def target(self, encoder: PlainViT, images: Tensor) -> Tensor:
+        """Return the target [b out] for whole images [b c h w], for training: a teacher's is perhaps in bfloat16."""
+        if self.teacher is None:
+            return self.whole_output(encoder, images)
         with no_grad_autocast(self.teacher, images):
-            return self.teacher_output(images)
+            return self.whole_output(encoder, images)
 
-    def teacher_output(self, images: Tensor) -> Tensor:
-        """Return the teacher's output [b out] in full precision, for measures."""
-        return self.teacher.projection(self.represent(self.teacher, all_patches(images, self.geometry.n)))
+    def whole_output(self, encoder: PlainViT, images: Tensor) -> Tensor:
+        """Return the output [b out] for whole images in full precision, the teacher's or that of the ``encoder``."""
+        projection = self.projection if self.teacher is None else self.teacher.projection
+        return projection(self.represent(self.teacher or encoder, all_patches(images, self.geometry.n)))
 
     def predict(self, representation: Tensor) -> Tensor:
-        """Predict the teacher's output [b out]."""
-        return self.prediction(self.projection(representation))
+        """Predict the output for the whole image [b out]."""
+        projected = self.projection(representation)
+        return projected if self.prediction is None else self.prediction(projected)
 
-    def disagreement(self, guess: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of predictions [v b out] of v masks, or [b out]."""
-        if self.loss == "byol":
-            return byol_loss(guess, target)
-        return info_nce(guess.view(-1, *target.shape), target, self.temperature)
+    def disagreement(self, guess: Tensor, target: Tensor, generator: torch.Generator | None = None) -> Outcome:
+        """Return the loss of predictions [v b out] of v masks, or [b out].
+
+        Args:
+            guess: the predictions.
+            target: [b out] the same for all masks; sigreg and visreg also take those [g b out] of g whole views.
+            generator: random generator of the directions, the same in all processes.
+        """
+        guess = guess.view(-1, *target.shape[-2:])
+        if self.loss.gaussian:
+            return gaussian_agreement(guess, target.view(-1, *target.shape[-2:]), self.loss, generator)
+        if self.loss.name == "byol":
+            return Outcome(byol_loss(guess, target), {})
+        return Outcome(info_nce(guess, target, self.loss.temperature), {})
 
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
-        """Return the loss against the teacher's output for the same images."""
-        target = self.target(encoded.teacher_images)
-        return Outcome(self.disagreement(self.predict(self.summary(encoded.tokens, encoded.given)), target), {})
+        """Return the loss against the output for the same whole images."""
+        target = self.target(cast(PlainViT, encoded.encoder), encoded.teacher_images)
+        return self.disagreement(self.predict(self.represent_encoded(encoded)), target, encoded.generator)
 
     def after_step(self, progress: float, encoder: Encoder) -> None:
         """Update the teacher after an update of the weights; the next step uses it (as in the authors' programs)."""
-        self.teacher.follow(momentum_at(progress, self.momentum), **self._followed(encoder))
+        if self.teacher is not None:
+            self.teacher.follow(momentum_at(progress, self.momentum), **self._followed(encoder))
 
     def measure(self, encoded: Encoded) -> Measure:
-        """Measure the agreement, beside that with the teacher's outputs for other images."""
-        predicted = self.predict(self.summary(encoded.tokens, encoded.given))
-        return agreement_measure(predicted, self.teacher_output(encoded.teacher_images), encoded.modality)
+        """Measure the agreement, beside that with the outputs for other images."""
+        predicted = self.predict(self.represent_encoded(encoded))
+        return self.measured(predicted, cast(PlainViT, encoded.encoder), encoded.teacher_images, encoded.modality)
+
+    def measured(self, predicted: Tensor, encoder: PlainViT, images: Tensor, modality: Modality) -> Measure:
+        """Measure the agreement of predictions [b out] with the outputs for whole images [b c h w]."""
+        by = "teacher" if self.teacher is not None else f"whole {modality.item}"
+        return agreement_measure(predicted, self.whole_output(encoder, images), modality, by)
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:
-        """Draw nearest neighbours by the teacher."""
-        return [self.neighbours(encoded.images, {}, "", encoded.modality)]
+        """Draw nearest neighbours by the teacher, or by the encoder."""
+        return [self.neighbours(cast(PlainViT, encoded.encoder), encoded.images, {}, "", encoded.modality)]
 
     def neighbours(
-        self, images: Tensor, student: dict[str, tuple[Tensor, Tensor]], seen: str, modality: Modality = IMAGES
+        self,
+        encoder: PlainViT,
+        images: Tensor,
+        student: dict[str, tuple[Tensor, Tensor]],
+        seen: str,
+        modality: Modality = IMAGES,
     ) -> Sheet:
-        """Draw the nearest neighbours of the first images among all others, by the teacher and perhaps the student.
+        """Draw the nearest neighbours of the first images among all others, by whole images and perhaps by parts.
 
         Args:
+            encoder: the encoder, which represents whole images if there is no teacher.
             images: [g c h w] the gallery; its first images are the queries.
             student: by heading, features [q d] of the queries and [g d] of the gallery.
-            seen: a sentence on the parts of the queries that teacher and student see.
+            seen: a sentence on the parts of the queries that the student sees.
             modality: kind of data that the images show.
         """
-        features = self.represent(self.teacher, all_patches(images, self.geometry.n))
+        features = self.represent(self.teacher or encoder, all_patches(images, self.geometry.n))
         what = "mean patch tokens" if self.representation == "mean" else "instance representations"
         others = f"{len(images) - 1} other {modality.noun}"
         caption = f"The nearest of {others} by the cosine of their {what}. {seen}".rstrip()
-        return neighbours_sheet(images, {"teacher": (features, features)} | student, caption, modality.item)
+        by = "encoder" if self.teacher is None else "teacher"
+        return neighbours_sheet(images, {by: (features, features)} | student, caption, modality.item)
+
+    def seen(self, modality: Modality, share: str) -> str:
+        """Return a sentence for captions on who sees the whole item and who sees a ``share`` of its patches."""
+        whole, part = ("teacher", "student") if self.teacher is not None else ("encoder", "student's part of it")
+        sees = "has" if self.teacher is None else "sees"
+        return f"The {whole} sees all of the {modality.item}, the {part} {sees} {share} of its patches."
 
     def extra_modules(self) -> dict[str, nn.Module]:
         """Return the instance head, if used, and the first layer of the projection, if it needs no batch statistics."""
@@ -174,6 +239,76 @@ def info_nce(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return 2 * temperature * F.cross_entropy(logits.flatten(0, 1), right.repeat(len(q)))
 
 
+_KNOTS, _LAST_KNOT = 17, 3.0
+
+
+def gaussian_agreement(
+    parts: Tensor, whole: Tensor, loss: AgreementLoss, generator: torch.Generator | None = None
+) -> Outcome:
+    """Return (1 - λ) · the squared distance of every view to the mean of the whole ones + λ · a test for a Gaussian.
+
+    LeJEPA, section 5, with either test. The distance is a mean over the outputs, as in the authors' programs, not a
+    sum. All of it is in float32, because the cosine and sine of a large angle are wrong in half precision.
+
+    Args:
+        parts: [v b k] outputs for parts of the images.
+        whole: [g b k] outputs for whole views of them.
+        loss: sigreg or visreg.
+        generator: random generator of the directions, the same in all processes.
+    """
+    with torch.autocast(whole.device.type, enabled=False):
+        whole = whole.float()
+        views = torch.cat([whole, parts.float()])
+        apart = (views - whole.mean(0)).square().mean()
+        at = whole.device if generator is None else generator.device
+        drawn = torch.randn(whole.shape[-1], loss.directions, generator=generator, device=at)
+        directions = F.normalize(drawn.to(whole.device, non_blocking=True), dim=0)
+        statistic = (sigreg if loss.name == "sigreg" else visreg)(views, directions)
+        with torch.no_grad():
+            centred = (whole - whole.mean(1, keepdim=True)).flatten(0, 1)
+            covariance = centred.T @ centred / len(centred)
+            variances = covariance.diagonal()
+            # of the same spread in every direction it is k; unlike RankMe it needs no decomposition, which would wait
+            ratio = variances.sum().square() / covariance.square().sum().clamp_min(1e-12)
+        found = {"distance": apart, loss.name: statistic, "output_std": variances.sqrt().mean(), "output_rank": ratio}
+        total = (1 - loss.gaussian_weight) * apart + loss.gaussian_weight * statistic
+    return Outcome(total, {name: value.detach() for name, value in found.items()})
+
+
+def sigreg(views: Tensor, directions: Tensor) -> Tensor:
+    """Return the mean Epps-Pulley statistic of views [v b k] along unit ``directions`` [k m] (LeJEPA, SIGReg).
+
+    B ∫ |φ_B(t) - exp(-t²/2)|² exp(-t²/2) dt with the empirical characteristic function φ_B of all B images of all
+    processes, by the trapezoidal rule at 17 knots in [0, 3], doubled because the integrand is even. The variance of
+    gradients does not depend on the batch, so λ does.
+    """
+    t = torch.linspace(0, _LAST_KNOT, _KNOTS, device=views.device)
+    gauss = torch.exp(-t.square() / 2)
+    rule = torch.full_like(t, 2 * _LAST_KNOT / (_KNOTS - 1))
+    rule[:: _KNOTS - 1] /= 2
+    angles = (views @ directions)[..., None] * t
+    real, imaginary = averaged(torch.stack([angles.cos().mean(1), angles.sin().mean(1)]))
+    error = (real - gauss).square() + imaginary.square()
+    return views.shape[1] * world() * (error @ (rule * gauss)).mean()
+
+
+def visreg(views: Tensor, directions: Tensor) -> Tensor:
+    """Return the distance of views [v b k] from a Gaussian in location, scale and shape (VISReg).
+
+    Per view: mean μ² + mean (σ - 1)² + the squared distance of the sorted projections of (z - μ) / σ, with σ taken as
+    constant, from the quantiles of a Gaussian. The gradient of σ keeps its length when all outputs become equal, where
+    that of `sigreg` vanishes.
+    """
+    views = gathered_with_gradient(views.transpose(0, 1)).transpose(0, 1)
+    b = views.shape[1]
+    mean = views.mean(1, keepdim=True)
+    scale = (views - mean).norm(dim=1, keepdim=True) / math.sqrt(b) + 1e-6
+    along = ((views - mean) / scale.detach() @ directions).sort(dim=1).values
+    quantiles = torch.special.ndtri(torch.arange(1, b + 1, device=views.device) / (b + 1))
+    shape = (along - quantiles[:, None]).square().mean()
+    return mean.square().mean() + (scale - 1).square().mean() + shape
+
+
 def momentum_at(progress: float, start: float) -> float:
     """Return the teacher's momentum: from ``start`` to 1 along a half cosine (BYOL)."""
     return 1 - (1 - start) * (1 + math.cos(math.pi * progress)) / 2
@@ -192,11 +327,11 @@ def agreement_with_others(student: Tensor, teacher: Tensor) -> Tensor:
     return (all_pairs.sum(1) - all_pairs.diagonal()) / (b - 1)
 
 
-def agreement_measure(student: Tensor, teacher: Tensor, modality: Modality = IMAGES) -> Measure:
+def agreement_measure(student: Tensor, teacher: Tensor, modality: Modality = IMAGES, by: str = "teacher") -> Measure:
     """Measure the cosine of student [b d] and teacher [b d] on the same image, beside that with other images."""
     others = f"on other {modality.noun}"
     return Measure(
-        "agreement with the teacher",
+        f"agreement with the {by}",
         cosine(student, teacher),
         {others: agreement_with_others(student, teacher)},
         to_beat=others,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError, listing
-from patchloom.nets.decoders import MAEDecoder, PatchHead
+from patchloom.nets.decoders import CrossDecoder, MAEDecoder, PatchHead
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.pictures import fill_holes
 from patchloom.patches.tokens import (
@@ -43,7 +43,7 @@ class PatchQuestion(Question):
         PatchloomError: in use, if the input has another number of blank patches, or nothing to predict.
     """
 
-    def __init__(self, geometry: Geometry, decoder: MAEDecoder | PatchHead, blank: int = 0):
+    def __init__(self, geometry: Geometry, decoder: MAEDecoder | CrossDecoder | PatchHead, blank: int = 0):
         super().__init__(geometry)
         self.decoder, self.blank = decoder, blank
 
@@ -124,7 +124,7 @@ class Pixels(PatchQuestion):
     def __init__(
         self,
         geometry: Geometry,
-        decoder: MAEDecoder | PatchHead,
+        decoder: MAEDecoder | CrossDecoder | PatchHead,
         normalized: bool = True,
         absolute: bool = False,
         blank: int = 0,

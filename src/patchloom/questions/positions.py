@@ -134,7 +134,7 @@ class Positions(Question):
         return -(labels[predicted.visible] * predicted.logits.float().log_softmax(-1)).sum(-1)
 
     def affinities(self, encoded: Encoded) -> Tensor | None:
-        """Return the weights [b n] of attentive reconstruction from features of the whole image, without gradient."""
+        """Return the weights [v*b n] of attentive reconstruction from features of the whole image, without gradient."""
         if self.temperature == float("inf"):
             return None
         encoder = encoded.encoder
@@ -143,7 +143,8 @@ class Positions(Question):
         with no_grad_autocast(self, encoded.images):
             features = encode(encoder, all_patches(encoded.images, self.geometry.n)).float()
         encoder.train(training)
-        return affinity(features, self.geometry.prefix, self.temperature, self.geometry.has_class_token)
+        found = affinity(features, self.geometry.prefix, self.temperature, self.geometry.has_class_token)
+        return found.repeat(len(encoded.given.visible) // len(found), 1)  # for each of several masks
 
     def accuracies(self, predicted: PositionPrediction, given: EncoderInput) -> dict[str, Tensor]:
         """Return accuracies [b] of the asked patches; with ``by_context``, of context and other patches separately."""
@@ -222,34 +223,34 @@ def loss_weights(dropped: Tensor, visible: Tensor, affinities: Tensor | None = N
 # Pictures of predicted positions: DropPos Fig. 3, and MP3's rebuilt and mixed images (Figs. 14-15).
 
 
-_POSITION_MASK_RATIO = 0.95
 _NOTHING = "no patch placed here"
 
 
 def figure_3(
     geometry: Geometry,
     images: Tensor,
-    predict: Callable[..., PositionPrediction],
+    predict: Callable[[float], PositionPrediction],
     generator: torch.Generator,
     mask_ratios: Sequence[float] = DROPPOS_RATIOS["mask_ratio"],
 ) -> list[Sheet]:
     """Draw Fig. 3 as two sheets over mask ratios: correctly placed patches, and images rebuilt from predictions.
 
-    ``predict`` predicts the places of the images' patches at ratios named as in `DROPPOS_RATIOS`; ``mask_ratios``
-    differ from the figure's if the encoder cannot have those.
+    ``predict`` predicts the places of the images' patches at a mask ratio; ``mask_ratios`` differ from the figure's if
+    the encoder cannot have those.
     """
     n, p = geometry.n, geometry.p
     marked, rebuilt = {"original": images}, {"original": images}
+    dropped = n
     for ratio in mask_ratios:
         if share_of(n, 1 - ratio) < 2:  # two patches or more are needed
             continue
-        answer = predict(mask_ratio=ratio, position_mask_ratio=_POSITION_MASK_RATIO)
+        answer = predict(ratio)
         visible, placed = answer.visible, answer.places()
         if ratio == 0:
+            dropped = n - int(answer.known()[0])
             rebuilt["given"] = put_together(images, p, visible, scatter_places(visible, answer.dropped, generator))
         marked[f"γ = {ratio}"] = mark_wrong(images, p, visible, placed)
         rebuilt[f"γ = {ratio}"] = put_together(images, p, visible, placed)
-    dropped = n - share_of(n, 1 - _POSITION_MASK_RATIO)
     asked = f"At γ = 0 the places of {dropped} of {n} patches were withheld; γ is the fraction masked."
     return [
         Sheet(

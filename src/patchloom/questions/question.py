@@ -23,9 +23,9 @@ from patchloom.withhold.encoder_input import EncoderInput
 # Measures: results per image, beside baselines that need no learning.
 
 
-# Below these a teacher's outputs count as collapsed: the outputs of two images have a mean cosine above 0.99, or hardly
-# differ in more than one direction. ExtreMA on CIFAR-10 fell from rank 28 to 3 when its learning rate was too high, as
-# did its kNN accuracy.
+# Below these the outputs for whole images count as collapsed: those of two images have a mean cosine above 0.99, or
+# hardly differ in more than one direction. ExtreMA on CIFAR-10 fell from rank 28 to 3 when its learning rate was too
+# high, as did its kNN accuracy.
 _LEAST_SPREAD, _LEAST_RANK = 0.1, 4.0
 # Above this agreement on other images little room is left to recognise the image itself, and half of it looks large:
 # 0.973 against 0.934 is 59 % of the way to 1.
@@ -46,7 +46,7 @@ class Measure:
         higher_is_better: whether a larger result is better.
         form: format specification of a result, as for `format`.
         details: by name, [b] further results on the same scale.
-        outputs: [b d] outputs of the teacher, if the task could collapse, else None.
+        outputs: [b d] the targets, such as a teacher's outputs, if the task could collapse, else None.
     """
 
     name: str
@@ -80,13 +80,13 @@ class Measure:
 
     @cached_property
     def diversity(self) -> dict[str, float]:
-        """Spread (0 to 1) and effective rank of the teacher's outputs; empty if the task cannot collapse."""
+        """Spread (0 to 1) and effective rank of the targets; empty if the task cannot collapse."""
         if self.outputs is None:
             return {}
         return {"spread": output_spread(self.outputs), "effective rank": effective_rank(self.outputs)}
 
     def collapsed(self) -> bool:
-        """Return whether the teacher gives nearly the same output for every image; agreement then means little.
+        """Return whether the targets of all images are nearly the same; agreement then means little.
 
         False for fewer than 16 images: their outputs cannot differ in many directions.
         """
@@ -96,8 +96,10 @@ class Measure:
         return found["spread"] < _LEAST_SPREAD or found["effective rank"] < _LEAST_RANK
 
     def alike(self) -> bool:
-        """Return whether the teacher's outputs for different images are so alike that agreement means little."""
-        return self.outputs is not None and self.means()[self.baseline_to_beat()] > _ALIKE
+        """Return whether the targets of different images are so alike that agreement means little."""
+        if self.outputs is None or not self.higher_is_better:
+            return False
+        return self.means()[self.baseline_to_beat()] > _ALIKE
 
     def baseline_to_beat(self) -> str:
         """Return the name of the baseline that has to be beaten."""
@@ -188,11 +190,13 @@ class Encoded:
     Attributes:
         images: [b c h w] clean and normalised; larger than the encoder's input if it sees only a part.
         given: the encoder's input.
-        tokens: [b prefix+k d] output of the encoder.
+        tokens: [b prefix+k d] output of the encoder, or [v*b prefix+k d] for v masks of every image.
         encoder: the encoder, for questions that run it again.
         teacher_images: [b c h w] images for a teacher, nothing withheld.
         mean, std: [c 1 1] statistics that normalise the images.
         modality: kind of data that the images show.
+        generator: random generator of the step, for questions that draw; None: the global one.
+        unnormed: the tokens before the encoder's final norm, for class attention; None if no question has it.
     """
 
     images: Tensor
@@ -203,6 +207,8 @@ class Encoded:
     mean: Tensor
     std: Tensor
     modality: Modality = IMAGES
+    generator: torch.Generator | None = None
+    unnormed: Tensor | None = None
 
     def plain(self, images: Tensor) -> Tensor:
         """Return normalised images [b c h w] in [0, 1] units."""

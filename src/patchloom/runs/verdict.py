@@ -193,8 +193,8 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
         case Rule.SAME_OUTPUTS:
             found = ", ".join(f"{name} {value:.2f}" for name, value in measure.outputs.items())
             said = (
-                f"the teacher gives all {health.noun} nearly the same output ({found}), so agreement with it "
-                "means little"
+                f"the outputs for whole {health.noun} are nearly the same for all of them ({found}), so agreement "
+                "with them means little"
             )
             better = "yet by kNN the features separate classes better than an untrained encoder's"
             return f"{said}; {better} ({_by_knn(health)})" if "knn" in f else said
@@ -220,7 +220,7 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
         case Rule.STANDS_STILL:
             return f"{beside}, after {f['updates']:,.0f} updates, and no nearer to perfect than halfway through the run"
         case Rule.AGREES_WITH_ALL:
-            return f"{beside}: the teacher's outputs are so similar that agreement with them means little"
+            return f"{beside}: the outputs for whole {health.noun} are so similar that agreement with them means little"
         case Rule.FEW_IMAGES_FOR_SIZE:
             return f"{share}, and {leave_open(measure.n, held_out)} how well it is learnt"
         case Rule.NOT_CLEAR:
@@ -253,6 +253,8 @@ def _then(health: Health, rule: Rule) -> str:
             return f"look at your data (patchloom check), and use {health.noun} that differ"
         case Rule.NOT_FINITE | Rule.SAME_FEATURES | Rule.WENT_BACK | Rule.GOT_WORSE | Rule.JUMPED_BACK:
             return _slower(health)
+        case Rule.SAME_OUTPUTS | Rule.AGREES_WITH_ALL if "task.gaussian_weight" in a:
+            return f"raise --task.gaussian_weight, or {_slower(health)}"
         case Rule.SAME_OUTPUTS | Rule.AGREES_WITH_ALL:
             return f"use --task.loss {a['task.loss']} of extrema, raise --task.momentum, or {_slower(health)}"
         case Rule.FEW_IMAGES:

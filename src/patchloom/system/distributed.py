@@ -119,6 +119,22 @@ def gathered(values: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def gathered_with_gradient(values: Tensor) -> Tensor:
+    """Return `gathered` values, through which gradients flow back to the processes that they come from."""
+    return _Gathered.apply(values) if world() > 1 else values
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return gathered(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        # each process's loss depends on the values of all, so the gradients of all are added
+        return total(gradient).chunk(world())[rank()]
+
+
 def collected(values: list[T]) -> list[T]:
     """Return every process's list, concatenated in the order of the ranks."""
     if world() == 1:

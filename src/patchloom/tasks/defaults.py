@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.checkpoints.load import load_pretrained
 from patchloom.nets.decoders import MAEDecoder
+from patchloom.nets.encode import attention_heads, has_class_token, has_rotations, patch_positions
 from patchloom.nets.geometry import Geometry
-from patchloom.nets.heads import mlp
-from patchloom.nets.swin import refuse_hierarchical
+from patchloom.nets.heads import InstanceHead, mlp
+from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.patches.positions import sincos_2d
+from patchloom.questions.agreement import GAUSSIAN, AgreementLoss, Loss, Representation
 from patchloom.tasks.task import PAPERS, Size, Task
 
 _SMALL = 384  # the papers train no encoder narrower than ViT-S
@@ -46,6 +49,15 @@ def decoder_sizes(
     return wide, deep, many
 
 
+def check_decoder_depth(blocks: int, option: str = "decoder_depth") -> None:
+    """Raise an error if a decoder of masked patches alone has no block."""
+    if not blocks:
+        raise PatchloomError(
+            "without a block in the decoder, masked patches are guessed from their place alone and the encoder learns "
+            f"nothing from them: give --task.{option} 1 or more"
+        )
+
+
 def patch_decoder(
     task: Task,
     width: Size,
@@ -59,11 +71,8 @@ def patch_decoder(
 ) -> MAEDecoder:
     """Build a decoder that predicts ``answers`` numbers per patch; by default the pixels of the masked patches."""
     d, blocks, attending = decoder_sizes(task, width, depth, heads, usual, depth_option)
-    if not blocks and not visible_asked:
-        raise PatchloomError(
-            "without a block in the decoder, masked patches are guessed from their place alone and the encoder learns "
-            f"nothing from them: give --task.{depth_option} 1 or more"
-        )
+    if not visible_asked:
+        check_decoder_depth(blocks, depth_option)
     g = task.geometry
     numbers = g.patch_dim if answers is None else answers
     return MAEDecoder(g.width, numbers, sincos_2d(d, g.grid), blocks, attending, g.prefix, has_masked, visible_asked)
@@ -75,21 +84,77 @@ def agreement_heads(
     out: Size = "auto",
     layers: tuple[int, int] = (3, 2),
     norm: Literal["layer", "batch"] = "layer",
-) -> tuple[nn.Sequential, nn.Sequential]:
+    loss: Loss = "byol",
+) -> tuple[nn.Sequential, nn.Sequential | None]:
     """Build the projection and prediction heads of `Agreement`; ``auto`` is the papers' width 4096 and 256 outputs.
 
     For an encoder narrower than ViT-S, which the papers do not train, auto is four times its width, with as many
-    outputs as its width.
+    outputs as its width. sigreg and visreg have no prediction head, and a projection of width 2048 with 64 or 256
+    outputs. Its norm is that of the task: a batch norm would leave the bias of the encoder's last norm without gradient
+    if no other question has one.
     """
-    d = task.geometry.width
+    d, free = task.geometry.width, loss in GAUSSIAN
     why = "in proportion to an encoder below ViT-S" if d < _SMALL else "the papers'"
-    wide = task.resolve_auto("head_width", width, 4 * d if d < _SMALL else 4096, why)
-    leaves = task.resolve_auto("head_out", out, d if d < _SMALL else 256, why)
+    usual = (2048, 64 if loss == "sigreg" else 256) if free else (4096, 256)
+    outputs = min(d, usual[1]) if free else d
+    wide = task.resolve_auto("head_width", width, 4 * d if d < _SMALL else usual[0], why)
+    leaves = task.resolve_auto("head_out", out, outputs if d < _SMALL else usual[1], why)
     if min(wide, leaves) < 1:
         raise PatchloomError(f"heads cannot be {wide} wide with {leaves} outputs: both must be 1 or more")
     enters = zip((d, leaves), layers, strict=True)
     first, second = (mlp((enter, *(wide,) * (n - 1), leaves), norm) for enter, n in enters)
-    return first, second
+    return first, None if free else second
+
+
+def build_instance_head(task: Task, class_token: Representation, blocks: Size) -> InstanceHead | None:
+    """Build the class attention of ``class_token`` cait; check that the encoder has the token that vit needs."""
+    check_type("task.class_token", class_token, Representation)
+    if class_token != "cait":
+        refuse_unused("only --task.class_token cait has class attention", attention_blocks=blocks)
+        if class_token == "vit" and not has_class_token(task.encoder):
+            raise PatchloomError("--task.class_token vit needs an encoder with one: give --model.class_token true")
+        return None
+    depth = task.resolve_auto("attention_blocks", blocks, 2, PAPERS)
+    if depth < 1:
+        raise PatchloomError(f"--task.attention_blocks must be 1 or more, not {depth}")
+    return InstanceHead(task.geometry.width, attention_heads(task.encoder), depth)
+
+
+def build_agreement_loss(
+    task: Task,
+    loss: Loss,
+    temperature: float | Literal["auto"],
+    gaussian_weight: float | Literal["auto"],
+    directions: Size,
+    options: tuple[str, str] = ("loss", "temperature"),
+) -> AgreementLoss:
+    """Resolve and check the loss of `Agreement` and the options that only some losses have.
+
+    ``options`` are the names of two of these in the task.
+    """
+    name, temperature_option = options
+    check_type(f"task.{name}", loss, Loss)
+    settings: dict[str, Any] = {}
+    if loss == "infonce":
+        settings["temperature"] = task.resolve_auto(temperature_option, temperature, 0.2, PAPERS)
+        if settings["temperature"] <= 0:
+            raise PatchloomError(f"--task.{temperature_option} must be above 0, not {temperature}")
+    else:
+        refuse_unused(f"{loss} has no temperature", **{temperature_option: temperature})
+    if loss not in GAUSSIAN:
+        refuse_unused(f"{loss} does not test for a Gaussian", gaussian_weight=gaussian_weight, directions=directions)
+        return AgreementLoss(loss, **settings)
+    small = task.geometry.width < _SMALL
+    weights = {"sigreg": (0.05, 0.05), "visreg": (0.9, 0.6)}[loss]  # VISReg: ViT-B, and ViT-S on few images
+    usual = 256 if small else {"sigreg": 1024, "visreg": 4096}[loss]
+    why = "LeJEPA's example for few images" if small else PAPERS
+    weight = task.resolve_auto("gaussian_weight", gaussian_weight, weights[small], PAPERS)
+    if not 0 < weight < 1:
+        raise PatchloomError(f"--task.gaussian_weight must lie between 0 and 1, not at {weight}")
+    many = task.resolve_auto("directions", directions, usual, why)
+    if many < 1:
+        raise PatchloomError(f"--task.directions must be 1 or more, not {many}")
+    return AgreementLoss(loss, gaussian_weight=weight, directions=many)
 
 
 def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = None) -> FrozenTeacher:
@@ -109,6 +174,30 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
             f"give --channels {len(card.mean)}, or another teacher"
         )
     return FrozenTeacher(plain, card.mean, card.std, geometry.grid)
+
+
+def refuse_positions(task: str, encoder: Encoder, otherwise: str = "") -> None:
+    """Raise an error if an encoder has position embeddings, all of which ``task`` withholds: none would be trained.
+
+    ``otherwise`` ends the message.
+    """
+    if patch_positions(encoder) is not None:
+        none = "rotary, without embeddings" if has_rotations(encoder) else "none"
+        raise PatchloomError(
+            f"{task} withholds every position, so the encoder must have none: use --positions {none}"
+            f"{f',{otherwise}' if otherwise else ''}"
+        )
+
+
+def check_smoothing(sigma: float, sigma_end: float) -> None:
+    """Raise an error for impossible σ of position smoothing at the start and end of the training."""
+    if not 0 <= sigma < math.inf:
+        raise PatchloomError(f"--task.sigma must be 0 or more and finite, not {sigma}")
+    if not 0 <= sigma_end <= sigma:
+        raise PatchloomError(
+            f"--task.sigma_end must be 0 to --task.sigma, which is {sigma:g}, not {sigma_end:g}: give both the "
+            "same value for a constant σ"
+        )
 
 
 def refuse_unused(why: str, **options: Any) -> None:
@@ -138,8 +227,11 @@ def momentum_for(updates: int) -> tuple[float, str]:
     return round(max(0.0, usual), 4), f"the teacher averages over a hundredth of {updates:,} updates"
 
 
-def teacher_momentum(task: Task, momentum: float | Literal["auto"]) -> float:
+def teacher_momentum(task: Task, momentum: float | Literal["auto"], loss: Loss = "byol") -> float:
     """Return the momentum of a task's teacher; "auto", if the run has not resolved it, is that of long trainings."""
+    if loss in GAUSSIAN:
+        refuse_unused(f"{loss} has no teacher", momentum=momentum)
+        return MOMENTUM
     start = task.resolve_auto("momentum", momentum, MOMENTUM, PAPERS)
     if not 0 <= start <= 1:
         raise PatchloomError(f"--task.momentum must lie in [0, 1], not at {start}")

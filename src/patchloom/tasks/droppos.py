@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -18,12 +18,13 @@ from patchloom.questions.pixels import Pixels
 from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions, figure_3, frames_sheet
 from patchloom.questions.question import Sheet
 from patchloom.system.distributed import draw
-from patchloom.tasks.defaults import check_normalizable, decoder_sizes, patch_decoder
+from patchloom.tasks.defaults import check_normalizable, check_smoothing, decoder_sizes, patch_decoder
 from patchloom.tasks.masking import UNIFORM, check_uniform, partition, visible_of
 from patchloom.tasks.task import PAPERS, Size, Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 
 _ENOUGH = 16  # with fewer visible patches there is too little context to tell positions
+_MOST_DROPPED = 0.95  # fraction γ_pos of Fig. 3
 
 Placeholder = Literal["auto", "learned", "zeros", "foreign"]
 
@@ -94,13 +95,7 @@ class DropPos(Task):
         divisor = self.resolve_auto("temperature", temperature, usual, why)
         if divisor <= 0:
             raise PatchloomError(f"--task.temperature must be above 0 (inf switches it off), not {divisor}")
-        if not 0 <= sigma < math.inf:
-            raise PatchloomError(f"--task.sigma must be 0 or more and finite, not {sigma}")
-        if not 0 <= sigma_end <= sigma:
-            raise PatchloomError(
-                f"--task.sigma_end must be 0 to --task.sigma, which is {sigma:g}, not {sigma_end:g}: give both the "
-                "same value for a constant σ"
-            )
+        check_smoothing(sigma, sigma_end)
         visible = visible_of(self.geometry, self.mask_ratio, least=2)
         check_uniform(self.geometry, self.mask_ratio)
         if pixels and visible == n:
@@ -181,14 +176,15 @@ class DropPos(Task):
         """Draw the paper's Fig. 3, and the images rebuilt from the predicted positions."""
         question = cast(Positions, self.questions["positions"])
 
-        def predict(**ratios: float) -> PositionPrediction:
-            given = self.given(images, generator, **ratios)
+        def predict(mask_ratio: float, **ratios: float) -> PositionPrediction:
+            given = self.given(images, generator, mask_ratio=mask_ratio, **ratios)
             return question.predict(self.encode(images, given, generator))
 
         if seconds := self.modality.column_seconds:
-            sheets = [frames_sheet(self.geometry, images, predict(mask_ratio=0.0), seconds, generator)]
+            sheets = [frames_sheet(self.geometry, images, predict(0.0), seconds, generator)]
         else:
-            sheets = figure_3(self.geometry, images, predict, generator, question.ratios["mask_ratio"])
+            most = partial(predict, position_mask_ratio=_MOST_DROPPED)
+            sheets = figure_3(self.geometry, images, most, generator, question.ratios["mask_ratio"])
         if "pixels" in self.questions:
             encoded = self.encode(images, self.given(images, generator), generator)
             sheets += self.questions["pixels"].sheets(encoded)

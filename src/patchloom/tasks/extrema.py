@@ -9,14 +9,19 @@ import torch
 from torch import Tensor
 
 from patchloom.data.augment import Sharing, TwoViews
-from patchloom.errors import PatchloomError, check_type
-from patchloom.nets.encode import attention_heads, has_class_token
-from patchloom.nets.heads import InstanceHead
+from patchloom.errors import PatchloomError
 from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import random_partition
-from patchloom.questions.agreement import Agreement, Loss, Representation, agreement_measure
+from patchloom.questions.agreement import GAUSSIAN, Agreement, Loss, Representation
 from patchloom.questions.question import ROWS, Measure, Outcome, Sheet
-from patchloom.tasks.defaults import AGREEMENT_UPDATES, agreement_heads, momentum_for, refuse_unused, teacher_momentum
+from patchloom.tasks.defaults import (
+    AGREEMENT_UPDATES,
+    agreement_heads,
+    build_agreement_loss,
+    build_instance_head,
+    momentum_for,
+    teacher_momentum,
+)
 from patchloom.tasks.masking import visible_of
 from patchloom.tasks.task import PAPERS, Size, Task, augment_views, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
@@ -33,9 +38,14 @@ class ExtreMA(Task):
         mask_ratio: fraction γ of the patches that is removed.
         masks: number of disjoint masks per image, compared with one output of the teacher; auto: 5, as in the paper's
             main result (Table 7), or fewer if there are too few patches.
-        loss: agreement loss: byol, or infonce with the other images of all processes as negatives; auto: byol, as in
-            the paper's main results, but infonce in trainings of fewer than 20,000 updates, where byol collapses.
+        loss: agreement loss: byol; infonce with the other images of all processes as negatives; or sigreg (LeJEPA) or
+            visreg, which have neither teacher nor negatives; auto: byol, as in the paper's main results, but infonce
+            in trainings of fewer than 20,000 updates, where byol collapses.
         temperature: τ of infonce; auto: 0.2.
+        gaussian_weight: λ of sigreg and visreg: weight of the test for a Gaussian; that of the agreement is 1 - λ.
+            auto: 0.05 for sigreg, 0.9 for visreg, or 0.6 below ViT-S.
+        directions: number of random directions of that test; auto: 1024 for sigreg, 4096 for visreg, or 256 below
+            ViT-S.
         class_token: image representation: a class token in class-attention blocks after the encoder (cait), the
             encoder's own class token (vit), or the mean of its patch tokens (mean).
         attention_blocks: number of class-attention blocks of cait (Table 5 has 1 to 3); auto: 2.
@@ -43,8 +53,9 @@ class ExtreMA(Task):
         color: colour changes: none, the same for both views (shared), or independent ones (own).
         momentum: momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short
             trainings.
-        head_width: hidden width of projection and prediction heads; auto: 4096, or 4 encoder widths below ViT-S.
-        head_out: output width of the heads; auto: 256, or the encoder's width below ViT-S.
+        head_width: hidden width of projection and prediction heads; auto: 4096, 2048 for sigreg and visreg, or 4
+            encoder widths below ViT-S.
+        head_out: output width of the heads; auto: 256, 64 for sigreg, or at most the encoder's width below ViT-S.
 
     Raises:
         PatchloomError: more masks than the patches allow, or an encoder without the class token needed.
@@ -59,6 +70,8 @@ class ExtreMA(Task):
         masks: int | Literal["auto"] = "auto",
         loss: Loss | Literal["auto"] = "auto",
         temperature: float | Literal["auto"] = "auto",
+        gaussian_weight: float | Literal["auto"] = "auto",
+        directions: Size = "auto",
         class_token: Representation = "cait",
         attention_blocks: Size = "auto",
         crop: Sharing = "shared",
@@ -69,8 +82,6 @@ class ExtreMA(Task):
     ):
         super().__init__(encoder)
         by: Loss = self.resolve_auto("loss", loss, "byol", PAPERS)
-        for name, value, kinds in (("loss", by, Loss), ("class_token", class_token, Representation)):
-            check_type(f"task.{name}", value, kinds)
         n = self.geometry.n
         visible = visible_of(self.geometry, mask_ratio)
         most = n // visible
@@ -80,28 +91,13 @@ class ExtreMA(Task):
                 f"there are no {parts} disjoint masks of {visible} visible patches each in {n}: give --task.masks 1 to "
                 f"{most}, or raise --task.mask_ratio"
             )
-        divisor = 0.2
-        if by == "byol":
-            refuse_unused("byol has no temperature", temperature=temperature)
-        else:
-            divisor = self.resolve_auto("temperature", temperature, divisor, PAPERS)
-            if divisor <= 0:
-                raise PatchloomError(f"--task.temperature must be above 0, not {divisor}")
-        start = teacher_momentum(self, momentum)
-        if class_token == "vit" and not has_class_token(encoder):
-            raise PatchloomError("--task.class_token vit needs an encoder with one: give --model.class_token true")
+        losses = build_agreement_loss(self, by, temperature, gaussian_weight, directions)
+        start = teacher_momentum(self, momentum, by)
         self.augment = TwoViews(self.augment.size, crop=crop, color=color)
         self.sizes = (visible,) * parts
-        head = None
-        if class_token == "cait":
-            blocks = self.resolve_auto("attention_blocks", attention_blocks, 2, PAPERS)
-            if blocks < 1:
-                raise PatchloomError(f"--task.attention_blocks must be 1 or more, not {blocks}")
-            head = InstanceHead(encoder.embed_dim, attention_heads(encoder), blocks)
-        else:
-            refuse_unused("only --task.class_token cait has class attention", attention_blocks=attention_blocks)
-        heads = agreement_heads(self, head_width, head_out)
-        self.questions["agreement"] = Agreement(encoder, *heads, start, class_token, head, by, divisor)
+        head = build_instance_head(self, class_token, attention_blocks)
+        heads = agreement_heads(self, head_width, head_out, loss=by)
+        self.questions["agreement"] = Agreement(encoder, *heads, start, class_token, head, losses)
 
     @classmethod
     def encoder_defaults(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
@@ -113,6 +109,8 @@ class ExtreMA(Task):
     @classmethod
     def training_defaults(cls, options: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
         """Return the paper's weight decay, and a loss and momentum that keep short trainings from collapsing."""
+        if options["loss"] in GAUSSIAN:
+            return {"weight_decay": (0.05, PAPERS)}
         loss = ("byol", PAPERS)
         if updates < _ENOUGH_FOR_BYOL:
             loss = ("infonce", f"byol collapses in trainings as short as {updates:,} updates")
@@ -121,11 +119,13 @@ class ExtreMA(Task):
     @classmethod
     def updates_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
         """Return enough updates for a teacher that starts as a random network."""
-        return AGREEMENT_UPDATES
+        return super().updates_needed(options) if options["loss"] in GAUSSIAN else AGREEMENT_UPDATES
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
-        """Return 2 with InfoNCE, or auto, which may become it: the other images of a step are the negatives."""
+        """Return 2 except with BYOL: the other losses, which auto may become, compare the images of a step."""
+        if options["loss"] in GAUSSIAN:
+            return 2, f"{options['loss']} tests the distribution over the images of a step"
         if options["loss"] != "byol":
             return 2, "infonce distinguishes the images of a step"
         return super().images_needed(options)
@@ -149,24 +149,25 @@ class ExtreMA(Task):
         generator: torch.Generator | None = None,
         given: EncoderInput | None = None,
     ) -> Outcome:
-        """Return the loss on two views: each masked view of one predicts the teacher's output for the other."""
+        """Return the loss on two views: each masked view of one predicts the output for the whole of the other."""
         given = given or self.given(student, generator)
-        target = self.agreement.target(teacher)
+        target = self.agreement.target(self.encoder, teacher)
         guesses = self.agreement.predict(self.agreement.represent(self.encoder, given))  # all masks in one batch
-        return Outcome(self.agreement.disagreement(guesses.unflatten(0, (-1, len(student))), target), {})
+        return self.agreement.disagreement(guesses, target, generator)
 
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
-        """Measure agreement with the teacher from one mask, beside that with its outputs for other images."""
+        """Measure agreement with the whole from one mask, beside that with the outputs for other images."""
         one_mask = EncoderInput(images, self.given(images, generator).visible[: len(images)])
         guess = self.agreement.predict(self.agreement.represent(self.encoder, one_mask))
-        return agreement_measure(guess, self.agreement.teacher_output(images), self.modality)
+        return self.agreement.measured(guess, self.encoder, images, self.modality)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Draw views and masks of a step, and the nearest neighbours of some images by teacher and student."""
         shown = images[:ROWS]
         student, teacher = augment_views(self, shown, generator)
         parts = [part[:ROWS] for part in self.given(images, generator).visible.chunk(len(self.sizes))]
-        views: dict[str, tuple[Tensor, Tensor | None]] = {self.modality.item: (shown, None), "teacher": (teacher, None)}
+        whole = "teacher" if self.agreement.teacher is not None else "whole"
+        views: dict[str, tuple[Tensor, Tensor | None]] = {self.modality.item: (shown, None), whole: (teacher, None)}
         views |= {f"student, mask {i}": (student, part) for i, part in enumerate(parts, start=1)}
         share = f"{self.sizes[0] / self.geometry.n:.0%}"
         caption = f"Input of a training step. Each mask shows the student {share} of the patches, no patch twice."
@@ -175,6 +176,6 @@ class ExtreMA(Task):
             represent(self.encoder, EncoderInput(shown, parts[0])),
             represent(self.encoder, all_patches(images, self.geometry.n)),
         )
-        seen = f"The teacher sees all of the {self.modality.item}, the student {share} of its patches."
-        neighbours = self.agreement.neighbours(images, {"student": features}, seen, self.modality)
+        seen = self.agreement.seen(self.modality, share)
+        neighbours = self.agreement.neighbours(self.encoder, images, {"student": features}, seen, self.modality)
         return [views_sheet(self.geometry, views, caption), neighbours]

@@ -14,12 +14,13 @@ from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.decoders import PatchHead
 from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import complement, random_unit_partition, share_of
-from patchloom.questions.agreement import Agreement
+from patchloom.questions.agreement import GAUSSIAN, Agreement, Loss
 from patchloom.questions.pixels import Pixels
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Sheet
 from patchloom.tasks.defaults import (
     AGREEMENT_UPDATES,
     agreement_heads,
+    build_agreement_loss,
     check_normalizable,
     momentum_for,
     patch_decoder,
@@ -43,11 +44,19 @@ class LUT(Task):
         mask_ratio: fraction γ of the patches that is withheld from each view; auto: 0.75 on mae, 0.6 on simmim.
         context_weight: weight of the broader-context loss: agreement of the unmasked tokens with the teacher.
         pixel_weight: weight of the pixel loss on the first view; 0: the broader-context loss alone.
+        loss: agreement loss: byol, the paper's; infonce with the other images of all processes as negatives; or sigreg
+            (LeJEPA) or visreg, which have neither teacher nor negatives.
+        temperature: τ of infonce; auto: 0.2.
+        gaussian_weight: λ of sigreg and visreg: weight of the test for a Gaussian; that of the agreement is 1 - λ.
+            auto: 0.05 for sigreg, 0.9 for visreg, or 0.6 below ViT-S.
+        directions: number of random directions of that test; auto: 1024 for sigreg, 4096 for visreg, or 256 below
+            ViT-S.
         normalized_pixels: target pixels normalised within each patch; auto: true on mae, false on simmim.
         mask_unit: side of a mask unit in pixels on simmim; auto: two patches. On mae it is one patch.
         momentum: momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short
             trainings.
-        head_width: hidden width of projection and prediction heads; auto: 4096, or 4 encoder widths below ViT-S.
+        head_width: hidden width of projection and prediction heads; auto: 4096, 2048 for sigreg and visreg, or 4
+            encoder widths below ViT-S.
         decoder_width: width of the decoder on mae; auto: 512, or the encoder's below ViT-S.
         decoder_depth: number of transformer blocks of the decoder on mae; auto: 8, or 2 below ViT-S.
         decoder_heads: number of attention heads of the decoder on mae; auto: 16, or one per 32 channels below ViT-S.
@@ -65,6 +74,10 @@ class LUT(Task):
         mask_ratio: float | Literal["auto"] = "auto",
         context_weight: float = 0.25,
         pixel_weight: float = 1.0,
+        loss: Loss = "byol",
+        temperature: float | Literal["auto"] = "auto",
+        gaussian_weight: float | Literal["auto"] = "auto",
+        directions: Size = "auto",
         normalized_pixels: bool | Literal["auto"] = "auto",
         mask_unit: Size = "auto",
         momentum: float | Literal["auto"] = "auto",
@@ -77,7 +90,8 @@ class LUT(Task):
         check_type("task.base", base, Base)
         if min(context_weight, pixel_weight) < 0 or not context_weight:
             raise PatchloomError("lut needs agreement: give --task.context_weight above 0, and no negative weight")
-        start = teacher_momentum(self, momentum)
+        losses = build_agreement_loss(self, loss, temperature, gaussian_weight, directions)
+        start = teacher_momentum(self, momentum, loss)
         g, sparse = self.geometry, base == "mae"
         ratio = self.resolve_auto("mask_ratio", mask_ratio, 0.75 if sparse else 0.6, f"the paper's on {base}")
         normalized = self.resolve_auto("normalized_pixels", normalized_pixels, sparse, f"usual for {base}")
@@ -100,7 +114,7 @@ class LUT(Task):
         self.sizes = (visible, visible, units - 2 * visible)
         self.sparse = sparse
         self.augment = TwoViews(self.augment.size, crop="own", color="none")
-        heads = agreement_heads(self, head_width, g.width, layers=(2, 2), norm="batch")
+        heads = agreement_heads(self, head_width, g.width, layers=(2, 2), norm="batch", loss=loss)
         self.mask_token = None if sparse else nn.Parameter(torch.empty(g.width).normal_(std=0.02))
         if pixel_weight and sparse:
             decoder = patch_decoder(self, decoder_width, decoder_depth, decoder_heads)
@@ -109,18 +123,20 @@ class LUT(Task):
             blank = g.n - visible * self.unit**2
             head = PatchHead(g.width, g.patch_dim, g.prefix, blank)
             self.questions["pixels"] = Pixels(g, head, normalized, absolute=True, blank=blank)
-        self.questions["agreement"] = Agreement(encoder, *heads, start)
+        self.questions["agreement"] = Agreement(encoder, *heads, start, loss=losses)
         self.question_weights = {"pixels": pixel_weight, "agreement": context_weight}
 
     @classmethod
     def training_defaults(cls, options: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
         """Return a teacher's momentum that suits the length of the training."""
+        if options["loss"] in GAUSSIAN:
+            return {}
         return {"task.momentum": momentum_for(updates)}
 
     @classmethod
     def updates_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
         """Return enough updates for a teacher that starts as a random network."""
-        return AGREEMENT_UPDATES
+        return super().updates_needed(options) if options["loss"] in GAUSSIAN else AGREEMENT_UPDATES
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
@@ -172,15 +188,20 @@ class LUT(Task):
         elif len(given.visible) != len(images):
             raise ValueError(f"the input has {len(given.visible)} rows for {len(images)} images in two views")
         encoded = self.encode(images, given)
-        guesses = self.guesses(encoded)
-        targets = self.agreement.target(images).chunk(2)
-        crossed = zip(guesses, reversed(targets), strict=True)
-        losses = [self.agreement.disagreement(*pair) for pair in crossed]
-        context = (losses[0] + losses[1]) / 2
-        outcomes = {"agreement": Outcome(context, {})}
+        outcomes = {"agreement": self._context(self.guesses(encoded), images, generator)}
         if "pixels" in self.questions:
             outcomes = {"pixels": self.questions["pixels"](first_images(encoded, len(one)), progress)} | outcomes
         return self.weighted_sum(outcomes)
+
+    def _context(self, guesses: tuple[Tensor, ...], images: Tensor, generator: torch.Generator | None) -> Outcome:
+        """Return the loss of the ``guesses`` [b d] of two views, of which ``images`` [2*b c h w] are the whole."""
+        if self.agreement.teacher is None:  # the heads run on one view after the other, as in `guesses`
+            whole = torch.stack([self.agreement.target(self.encoder, view) for view in images.chunk(2)])
+            return self.agreement.disagreement(torch.stack(guesses), whole, generator)
+        targets = self.agreement.target(self.encoder, images).chunk(2)
+        crossed = zip(guesses, reversed(targets), strict=True)
+        losses = [self.agreement.disagreement(*pair).loss for pair in crossed]
+        return Outcome((losses[0] + losses[1]) / 2, {})
 
     def guesses(self, encoded: Encoded) -> tuple[Tensor, ...]:
         """Predict the teacher's output [b d] for each of the two views.
@@ -191,7 +212,7 @@ class LUT(Task):
         return tuple(self.agreement.predict(view) for view in summary.chunk(2))
 
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
-        """Measure agreement with the teacher from a masked view, beside that with its outputs for other images."""
+        """Measure agreement with the whole from a masked view, beside that with the outputs for other images."""
         return self.agreement.measure(self.encode(images, self.given(images, generator)))
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
@@ -200,15 +221,16 @@ class LUT(Task):
         one, two = augment_views(self, shown, generator)
         parts = [part[:ROWS] for part in self.random_parts(len(images), generator, images.device)]
         views: dict[str, tuple[Tensor, Tensor | None]] = {self.modality.item: (shown, None)}
+        whole = "teacher" if self.agreement.teacher is not None else "whole"
         for number, view, part in ((1, one, parts[0]), (2, two, parts[1])):
-            views |= {f"teacher, view {number}": (view, None), f"student, view {number}": (view, part)}
+            views |= {f"{whole}, view {number}": (view, None), f"student, view {number}": (view, part)}
         share = f"{parts[0].shape[1] / self.geometry.n:.0%}"
         caption = f"Input of a training step. The student has {share} of the patches of each view, at different places."
         encoded = self.encode(shown, self.given_parts(shown, parts[0]))
         summary = self.agreement.summary(encoded.tokens, encoded.given)
         everything = self.agreement.represent(self.encoder, all_patches(images, self.geometry.n))
-        seen = f"The teacher sees all of the {self.modality.item}, the student {share} of its patches."
-        neighbours = self.agreement.neighbours(images, {"student": (summary, everything)}, seen, self.modality)
+        seen, student = self.agreement.seen(self.modality, share), {"student": (summary, everything)}
+        neighbours = self.agreement.neighbours(self.encoder, images, student, seen, self.modality)
         sheets = [views_sheet(self.geometry, views, caption), neighbours]
         return sheets + (self.questions["pixels"].sheets(encoded) if "pixels" in self.questions else [])
 

@@ -107,6 +107,27 @@ def build_degradation(
     return degradation
 
 
+def band_loss(
+    task: Task,
+    has_band: bool,
+    weight: float | Literal["auto"],
+    target: BandTarget | Literal["auto"],
+    normalized_pixels: bool = True,
+) -> tuple[float | None, BandTarget]:
+    """Resolve weight and target of the loss on the band around zoom_in's part of a canvas; None without a band."""
+    if not has_band:
+        refuse_unused("only zooming in with masks and a canvas has two losses", band_weight=weight, band_target=target)
+        return None, "grown"
+    usual: BandTarget = "grown" if normalized_pixels else "original"
+    why = "as in the authors' program" if normalized_pixels else PAPERS
+    chosen = task.resolve_auto("band_target", target, usual, why)
+    check_type("task.band_target", chosen, BandTarget)
+    share = task.resolve_auto("band_weight", weight, 0.2, "as in the authors' program")
+    if not 0 <= share <= 1:
+        raise PatchloomError(f"--task.band_weight must lie in [0, 1], not {share}")
+    return share, chosen
+
+
 def others_needed(options: Mapping[str, Any]) -> tuple[int, str] | None:
     """Return the number of images that a step needs to show patches of other images, with the reason, else None."""
     return (2, "the small picture is shown amid patches of other images") if options["fill"] == "images" else None
@@ -249,22 +270,7 @@ class Restore(Task):
         self.augment = RandomCrop(self.degradation.canvas)
         masks = visible < g.n
         has_band = masks and degradation == "zoom_in" and self.degradation.canvas != self.degradation.size
-        weight: float | None = None
-        target: BandTarget = "grown"
-        if has_band:
-            band: BandTarget = "grown" if normalized_pixels else "original"
-            why = "as in the authors' program" if normalized_pixels else PAPERS
-            target = self.resolve_auto("band_target", band_target, band, why)
-            check_type("task.band_target", target, BandTarget)
-            weight = self.resolve_auto("band_weight", band_weight, 0.2, "as in the authors' program")
-            if not 0 <= weight <= 1:
-                raise PatchloomError(f"--task.band_weight must lie in [0, 1], not {weight}")
-        else:
-            refuse_unused(
-                "only zooming in with masks and a canvas has two losses",
-                band_weight=band_weight,
-                band_target=band_target,
-            )
+        weight, target = band_loss(self, has_band, band_weight, band_target, normalized_pixels)
         # if only patches are missing, the visible ones have nothing to predict
         asked = visible if self.degradation.changes_pixels or not masks else 0
         sizes = decoder_width, decoder_depth, decoder_heads

@@ -33,6 +33,7 @@ from patchloom.look.charts import read_metrics
 from patchloom.nets.performance import compile_blocks, missing_kernels
 from patchloom.questions.question import Measure
 from patchloom.runs.checkpoint import SaveTimer, all_finite, as_best, restore, tensors_of
+from patchloom.runs.encoder import load_start
 from patchloom.runs.folder import RunFolder, usual_folder
 from patchloom.runs.settings import ResolvedSettings, TaskLike, request, why_task
 from patchloom.runs.task import load_task, prepare_task, run_card
@@ -347,7 +348,8 @@ def pretrain(
             reporter.note(line)
 
         # ---- the training
-        validation = Validation(pretext, card, held_out, training, plan.settings, plan.held_out.doubt)
+        begun = partial(load_start, folder.path)
+        validation = Validation(pretext, card, held_out, training, plan.settings, plan.held_out.doubt, begun)
         tracks = ending.enter_context(TrackerSet(trackers if fabric.is_global_zero else (), folder, reporter.say))
         ended, measure, state = train(fabric, pretext, source, plan.settings, folder, reporter, validation, tracks)
 

@@ -26,6 +26,7 @@ from patchloom.claims import (
 from patchloom.data.modality import IMAGES, Modality
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.results import Report, Row, compare_rows
+from patchloom.questions.agreement import GAUSSIAN
 from patchloom.questions.question import Measure
 from patchloom.runs.held_out import HeldOut
 from patchloom.runs.settings import ResolvedSettings
@@ -66,9 +67,9 @@ def _of_task(measure: Measure, held_out: HeldOut, modality: Modality) -> str:
     images = _counted(effect.n, held_out.named(noun), modality)
     base = f"{result.show(result.baselines[to_beat])} ({to_beat})"
     if measure.collapsed():
-        head = "The teacher's outputs have collapsed, so agreement with them means little"
+        head = "The outputs for whole images have collapsed, so agreement with them means little"
     elif level.better and measure.alike():
-        head = f"The teacher's outputs are nearly the same for all {noun}, so agreement with them means little"
+        head = f"The outputs for whole {noun} are nearly the same for all of them, so agreement with them means little"
     else:
         head = _TASK[level].format(images=leave_open(effect.n, images))
         head += f", or these {noun} are memorised" if level.better and held_out.doubt else ""
@@ -469,4 +470,6 @@ def _slower(signs: VerdictInputs) -> dict[str, float | str]:
 
 
 def _for_teacher(signs: VerdictInputs) -> dict[str, float | str]:
+    if signs.settings.task.get("loss") in GAUSSIAN:
+        return {"task.gaussian_weight": HIGHER, **_slower(signs)}
     return {"task.loss": "infonce", "task.momentum": HIGHER, **_slower(signs)}
