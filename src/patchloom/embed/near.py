@@ -156,7 +156,8 @@ def draw_nearest(
     )
     headings = [one.modality.item, *(f"{each.rank}. {each.label or ''}".strip() for each in others)]
     title = f"{one.name}: nearest to {Path(near).name}"
-    return draw_tiles([row], headings, pictures.shape[1:3], title, full_caption(one, text, images), out)
+    h, w = pictures.shape[1:3]
+    return draw_tiles([row], headings, (h, w), title, full_caption(one, text, images), out)
 
 
 def _row_of(row: Neighbour, sources: Mapping[str, Source]) -> Source:
