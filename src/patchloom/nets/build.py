@@ -410,10 +410,13 @@ def spec_of_stock(vit: Encoder, model: str) -> EncoderSpec:
 
 
 def outline(spec: EncoderSpec) -> Encoder:
-    """Build an encoder on the meta device, for its modules and sizes."""
+    """Build an encoder on the meta device, for its modules and sizes; fixed positions are not trainable."""
     _check_sizes(spec)
     with torch.device("meta"):
-        return check_servable(_create(**spec.timm_arguments()), spec.model)
+        vit = check_servable(_create(**spec.timm_arguments()), spec.model)
+    if not is_hierarchical(vit) and vit.pos_embed is not None:
+        vit.pos_embed.requires_grad_(spec.positions.endswith("learned"))
+    return vit
 
 
 def initialize(net: nn.Module) -> None:
