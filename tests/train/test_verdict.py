@@ -106,7 +106,7 @@ CASES = {
     "a teacher, weakly": (signs(agreement(0.35, 0.3)), Verdict.WEAK, "7% of the way", "larger --batch_size"),
     "outputs alike": (signs(agreement(0.97, 0.93)), Verdict.WEAK, "so similar that agreement", "--task.loss infonce"),
     "outputs alike without a teacher": (
-        replace(signs(agreement(0.97, 0.93)), settings=replace(SETTINGS, task={"name": "extrema", "loss": "sigreg"})),
+        signs(agreement(0.97, 0.93))._replace(settings=replace(SETTINGS, task={"name": "extrema", "loss": "sigreg"})),
         *(Verdict.WEAK, "so similar that agreement", "raise --task.gaussian_weight, or lower --blr"),
     ),
     "outputs collapsed": (
