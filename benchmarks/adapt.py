@@ -13,7 +13,8 @@ No public weights are used: the start is pre-trained here by MAE on CIFAR-10, wi
 unlabelled and 1,500 labelled fields of cells as a fluorescence microscope shows them, with six phenotypes. Each arm
 continues from the same start for the same number of images, with three seeds; ``scratch`` trains on the new images from
 random weights for as many images, and ``scratch-long`` for those of the start, too. The seed draws the adaptation and
-the labelled images or heads of the evaluation. Finished parts are not repeated, so the same command resumes a study.
+the labelled images or heads of the evaluation. Finished parts are not repeated, so the same command resumes a study,
+or prints the tables of a finished one.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,10 +32,13 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 import patchloom
+from patchloom.claims import Difference
 from patchloom.data.sources.open import open_data
 from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.results import Row, compare_rows
 
 SEEDS = (0, 1, 2)
+_SINGLE = ("right", "pseudo")  # results of single images in a row
 START_EPOCHS, IMAGES = 10, 50_000  # of the start; images that an adaptation sees
 SIZE: dict[str, Any] = {
     "img_size": 64,
@@ -139,27 +144,57 @@ def adapted(images: Path, out: Path, name: str, encoder: str, arm: str, seed: in
     return folder
 
 
-def scored(run: Path, data: Path, protocol: str, **given: Any) -> float:
-    """Evaluate a run once, and store the value that the report quotes, in percent, in the run's folder."""
-    kept = run / f"scored-{protocol}-{given.get('seed', 0)}.json"
+class Scored(NamedTuple):
+    """Quoted row of an evaluation, with the results of single test images; their fingerprint and number."""
+
+    row: Row
+    images: str
+    n: int
+
+
+def scored(run: Path, data: Path, protocol: str, **given: Any) -> Scored:
+    """Evaluate a run once, and store the quoted row and its results on single images in the run's folder."""
+    kept = run / f"row-{protocol}-{given.get('seed', 0)}.json"
     if not kept.exists():
-        kept.write_text(json.dumps(100 * evaluate(protocol, run, data, **given).quoted[0].value))
-    return float(json.loads(kept.read_text()))
+        report = evaluate(protocol, run, data, **given)
+        row = report.quoted[0]
+        single = {name: one.tolist() for name in _SINGLE if (one := getattr(row, name)) is not None}
+        kept.write_text(json.dumps([row.plain() | single, report.fingerprint, report.n_test]))
+    values, images, n = json.loads(kept.read_text())
+    return Scored(Row(**values | {name: torch.tensor(values[name]) for name in _SINGLE if name in values}), images, n)
 
 
-def table(title: str, found: dict[str, list[float]]) -> None:
-    """Print mean and range over seeds of each arm, and its difference from the start by seed."""
-    print(f"\n{title}")
-    for arm, values in found.items():
-        mean, low, high = statistics.mean(values), min(values), max(values)
-        gains = ", ".join(f"{one - base:+.1f}" for one, base in zip(values, found["start"], strict=True))
-        print(f"  {arm:18} {mean:5.1f} ({low:.1f} to {high:.1f})   less the start, by seed: {gains}", flush=True)
+def gain_over(start: Sequence[Scored], arm: Sequence[Scored]) -> Difference:
+    """Compare an arm with the start on the same test images, one result per seed of each."""
+    if len({one.images for one in (*start, *arm)}) > 1:
+        raise SystemExit("the seeds were tested on different images: delete the row-*.json files of all runs")
+    ours, theirs = ([one.row for one in side] for side in (arm, start))
+    return compare_rows(ours, theirs, trained=True, n=start[0].n)
 
 
+def table(title: str, found: dict[str, list[Scored]]) -> None:
+    """Print mean and range over seeds of each arm, and its gain over the start in points.
+
+    The gain's 95 % interval covers test images and trainings; half-widths over each alone follow.
+    """
+    print(f"\n{title}, on {found['start'][0].n:,} test images")
+    for arm, results in found.items():
+        values = [100 * one.row.value for one in results]
+        line = f"  {arm:18} {statistics.mean(values):5.1f} ({min(values):.1f} to {max(values):.1f})"
+        if arm != "start":
+            gain = gain_over(found["start"], results)
+            pairs = zip(values, found["start"], strict=True)
+            by_seed = ", ".join(f"{value - 100 * base.row.value:+.1f}" for value, base in pairs)
+            over = f"{100 * gain.over_images:.1f} over images, {100 * gain.over_seeds:.1f} over trainings"
+            line += f"   {gain.text()}, {gain.short()} (± {over}; by seed {by_seed})"
+        print(line, flush=True)
+
+
+# each arm has the start of the study beside it, which has its own evaluation
 PROTOCOLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "cells": [("knn", {}), ("linear", {})],
-    "camvid": [("segment", {"head": "linear", "steps": 300, "size": 128, "side": 176, "ignore": 11})],
-    "raccoon": [("detect", {"steps": 300, "size": 192})],
+    "camvid": [("segment", {"control": False, "head": "linear", "steps": 300, "size": 128, "side": 176, "ignore": 11})],
+    "raccoon": [("detect", {"control": False, "steps": 300, "size": 192})],
 }
 IMAGES_OF = {"cells": "unlabelled", "camvid": "images/train", "raccoon": "images/train"}
 

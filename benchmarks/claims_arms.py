@@ -96,6 +96,11 @@ def _task(name: str, measures: tuple[str, ...] = USUAL, times: float = 1, **opti
     return Arm({"name": name, **options}, measures, times=times)
 
 
+def _timed(name: str, **options: Any) -> Arm:
+    """Return an arm that trains as many seconds as `mae`."""
+    return Arm({"name": name, **options}, time_of="mae")
+
+
 def _restore(degradation: str, **options: Any) -> Arm:
     return _task("restore", degradation=degradation, **options)
 
@@ -167,6 +172,22 @@ ARMS: dict[str, Arm] = {
     "droppos, no smoothing": _droppos(sigma=0.0),
     "droppos, no guide": _droppos(temperature=float("inf")),
     "droppos, and pixels": _droppos(pixels=True),
+    # The family, each in mae's time
+    "droppos, in mae's time": _timed("droppos"),
+    "mp3, in mae's time": _timed("mp3"),
+    "extrema, in mae's time": _timed("extrema"),
+    "crossmae, as many epochs": _task("crossmae"),
+    "crossmae": _timed("crossmae"),
+    "jigsaw": _timed("jigsaw"),
+    "part": _timed("part"),
+    "loca": _timed("loca"),
+    "bootleg": _timed("latent"),
+    "i-jepa": _timed("latent", layers=[SAME["model"]["depth"]]),
+    "data2vec": _timed(
+        "latent", layers=[2, 3, 4], combine="mean", source="mlp", sampling="inverse", masks=4, loss="mse"
+    ),
+    "sigreg": _timed("extrema", loss="sigreg"),
+    "visreg": _timed("extrema", loss="visreg"),
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from claims_arms import FROZEN, MAE_LONG, SCRATCH, SCRATCH_EVEN, SCRATCH_LONG, TUNED_LONG
+from claims_arms import FROZEN, MAE_LONG, SCRATCH, SCRATCH_EVEN, SCRATCH_LONG, TUNED_LONG, UNTRAINED
 
 
 @dataclass(frozen=True)
@@ -300,5 +300,62 @@ CLAIMS: dict[str, Claim] = {
         "three. Without the guide a run takes half the time, and finds more positions; with MAE's pixels it takes half "
         "as long again. Neither changed the features detectably, but less than 2 points are not detectable. The "
         "default's three seeds were also run on another machine before, with the same results to a tenth of a point.",
+    ),
+    # declared on 25 November 2026, before the first run of these
+    "crossmae": Claim(
+        "CrossMAE: a few patches, each decoded by itself, in less time",
+        "CrossMAE (arXiv 2401.14391)",
+        "ViT-B, 800 epochs: MAE 83.3; CrossMAE with a third of the masked patches 83.5, in two thirds of the time.",
+        "For the same time, CrossMAE is better than MAE. With as many epochs, which take it less time, it is as good: "
+        "for that there is no test, and the comparison shows how far they may differ.",
+        _over("few", ("crossmae", "mae"), ("crossmae, as many epochs", "mae", 0.2), ("crossmae", SCRATCH)),
+    ),
+    "places": Claim(
+        "PART, LOCA and Jigsaw: places off the grid, in another crop, and as a puzzle",
+        "PART (arXiv 2506.03682, as quoted in a thesis); LOCA (2212.02400); Jigsaw-ViT (2207.11971)",
+        "COCO, ViT-B, box AP: PART 42.4, DropPos 42.1, MP3 41.8, MAE 40.1. LOCA, ViT-B, 100 "
+        "epochs, ADE20K: 46.2. Jigsaw-ViT has its task beside labels only.",
+        "For the time of `mae`, PART's translations are a better task than DropPos' and MP3's places; each of the "
+        "three is better than no pre-training. The papers compare detection and segmentation, this classification.",
+        _over(
+            "few",
+            ("part", "droppos, in mae's time"),
+            ("part", "mp3, in mae's time"),
+            ("part", "mae"),
+            ("part", SCRATCH),
+            ("loca", SCRATCH),
+            ("jigsaw", SCRATCH),
+        ),
+    ),
+    "latent": Claim(
+        "Bootleg: several hidden layers of a teacher are a better target than the last one",
+        "Bootleg (arXiv 2603.15553), abstract",
+        "Bootleg: about 10 % above I-JEPA with frozen features on ImageNet-1k.",
+        "For the time of `mae`, by the linear probe: several layers are better than the last one, each by itself or "
+        "as a mean (data2vec 2.0), and better than pixels.",
+        _over(
+            "linear",
+            ("bootleg", "i-jepa"),
+            ("data2vec", "i-jepa"),
+            ("bootleg", "mae"),
+            ("bootleg", UNTRAINED),
+            ("i-jepa", UNTRAINED),
+        ),
+        beside=("few", "knn"),
+    ),
+    "gaussian": Claim(
+        "LeJEPA and VISReg: agreement without teacher or negatives",
+        "VISReg (arXiv 2606.02572), its program's README",
+        "ImageNet-1k, ViT-B/16, linear probe: VISReg 75.7 after 400 epochs, DINO 78.2, and MAE of a ViT-L 75.1.",
+        "For the time of `mae`, by the linear probe: with ExtreMA's masks and views, a test for a Gaussian is no worse "
+        "than a teacher and negatives (the comparison shows how far they may differ), and better than no training.",
+        _over(
+            "linear",
+            ("sigreg", "extrema, in mae's time"),
+            ("visreg", "extrema, in mae's time"),
+            ("sigreg", UNTRAINED),
+            ("visreg", UNTRAINED),
+        ),
+        beside=("few", "knn"),
     ),
 }

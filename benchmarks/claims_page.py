@@ -117,9 +117,10 @@ python benchmarks/claims.py --table          # only this page, from the results 
 
 `claims.py` writes this page. `claims_arms.py` defines what is trained, `claims_declared.py` what is claimed, and
 `claims_judge.py` how it is decided. All of it was committed while the first seed of the first claim was running (23
-November, 10:22), and reviewed until half of its second was run (11:06). Comparisons that were added after results were
-seen are marked. Each claim names the date and machine of its measurement. If a new run covers only part of a claim, the
-earlier results stay. A run has {SAME["threads"]} thread.
+November, 10:22), and reviewed until half of its second was run (11:06). The claims of the papers from CrossMAE on were
+committed on 25 November, before their runs; each of these arms trains for the seconds of `mae`. Comparisons that were
+added after results were seen are marked. Each claim names the date and machine of its measurement. If a new run covers
+only part of a claim, the earlier results stay. A run has {SAME["threads"]} thread.
 
 **Everything here is small.** The ViTs have width {model["embed_dim"]} and depth {model["depth"]}; the images have
 {SAME["img_size"]} pixels in patches of {SAME["patch_size"]} (64 positions, as in MP3's runs on CIFAR-100). Pre-training

@@ -99,6 +99,21 @@ class Drawing:
         self.x += width
         self.height = max(self.height, TOP + 2 + -(-len(places) // columns) * gap)
 
+    def pair(self, title: str, first: Place, second: Place) -> None:
+        """Draw two patches and the translation between them, which is asked for, beneath a title."""
+        width = 5 * STEP
+        self.text(self.x + width / 2, TOP - 12, title)
+        ends = (self.x + 8, TOP + 4.0), (self.x + width - STEP - 6, TOP + 2.4 * STEP)
+        for (x, y), place in zip(ends, (first, second), strict=True):
+            self.square(x, y, colour_of(place), INK)
+        (x1, y1), (x2, y2) = ((x + SIDE / 2, y + SIDE / 2) for x, y in ends)
+        self.parts.append(
+            f'<line x1="{x1 + 16:g}" y1="{y1 + 10:g}" x2="{x2 - 16:g}" y2="{y2 - 10:g}" stroke="{ASKED}" '
+            'stroke-width="3" stroke-dasharray="5 3"/>'
+        )
+        self.x += width
+        self.height = max(self.height, TOP + 4 * STEP)
+
     def vector(self, title: str, y: float = TOP + 2 * STEP) -> None:
         """Draw a vector that is asked for, beside its title."""
         for i, tall in enumerate((16, 30, 9, 24, 13, 34, 20)):
@@ -134,6 +149,8 @@ FEW = [(0, 2), (1, 1), (2, 3), (3, 0)]  # a quarter of the patches
 TOKENS = [(0, 0), (0, 3), (1, 0), (1, 2), (2, 1), (2, 2), (3, 1), (3, 3), (1, 3), (3, 2)]
 MIXED = [(3, 2), (0, 1), (2, 2), (1, 1), (0, 3), (3, 0), (1, 3), (2, 0), (0, 2), (2, 3), (1, 0), (3, 3), (0, 0), (1, 2)]
 MIXED += [(2, 1), (3, 1)]
+BLOCKS = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 2), (2, 3), (3, 2), (3, 3)]  # several blocks
+CONTEXT = [(0, 2), (0, 3), (2, 0), (3, 1)]
 OTHERS = [place for place in INNER if place not in FEW]
 
 
@@ -150,6 +167,14 @@ def mae() -> Drawing:
     one.grid("encoder sees", all_of(FEW, "seen"))
     one.arrow()
     one.grid("asked: pixels", all_of(OTHERS, "pixels"))
+    return one
+
+
+def crossmae() -> Drawing:
+    one = start()
+    one.grid("encoder sees", all_of(FEW, "seen"))
+    one.arrow()
+    one.grid("asked: pixels", all_of(OTHERS[::3], "pixels"))
     return one
 
 
@@ -228,6 +253,16 @@ def distill() -> Drawing:
     return one
 
 
+def latent() -> Drawing:
+    one = start()
+    one.grid("student sees", all_of(CONTEXT, "seen"))
+    one.arrow()
+    one.grid("asked: features", all_of(BLOCKS, "features"))
+    one.x += 18
+    one.grid("of the teacher, who sees", {}, default="seen")
+    return one
+
+
 def diet() -> Drawing:
     one = Drawing()
     one.grid("image 17 of n", {}, 6, "seen")
@@ -238,8 +273,38 @@ def diet() -> Drawing:
     return one
 
 
+def jigsaw() -> Drawing:
+    one = start()
+    one.loose("encoder sees", MIXED[:8])
+    one.arrow()
+    one.grid("asked: their places", all_of(MIXED[:8], "place"))
+    return one
+
+
+def part() -> Drawing:
+    one = start()
+    one.loose("cut anywhere", MIXED[3:11], MIXED[4:6])
+    one.arrow()
+    one.pair("asked: how far apart?", MIXED[4], MIXED[5])
+    return one
+
+
+def loca() -> Drawing:
+    one = Drawing()
+    one.grid("image", {}, 6, "seen")
+    one.arrow(6)
+    inside = [(0, 0), (1, 3), (2, 1)]  # in the teacher's crop, which begins a patch later than the centre
+    one.loose("query sees", [(-1, 2), (0, 3), *((row + 1, column + 1) for row, column in inside)], columns=2)
+    one.x += 18
+    one.grid("teacher sees", {}, default="seen", corner=(2, 2))
+    one.arrow()
+    one.grid("asked: places there", all_of(inside, "place"), corner=(2, 2))
+    return one
+
+
 ABOUT = {
     mae: "mae: a quarter of the patches is seen; the pixels of the others are asked",
+    crossmae: "crossmae: a quarter of the patches is seen; the pixels of a third of the others are asked",
     simmim: "simmim: mask tokens replace 60 % of the patches; their pixels are asked",
     droppos: "droppos: a quarter of the patches is seen, most without place; their places are asked",
     mp3: "mp3: all patches are seen without place; all places are asked",
@@ -247,7 +312,11 @@ ABOUT = {
     extrema: "extrema: five masks leave a fifth of the patches each; the teacher's vector of the whole image is asked",
     lut: "lut: a quarter of each of two crops is seen; pixels and the teacher's vector of the other crop are asked",
     distill: "distill: mask tokens replace 40 % of the patches; the teacher's features there are asked",
+    latent: "latent: a part of the patches is seen; a teacher's features of several blocks are asked",
     diet: "diet: a random view is seen; which image of the training set it is is asked",
+    jigsaw: "jigsaw: half of the patches are seen without place; their places are asked",
+    part: "part: patches cut at any place are seen without it; how far one is from another is asked",
+    loca: "loca: patches of one crop are seen without place; their places in another crop are asked",
 }
 
 

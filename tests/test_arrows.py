@@ -25,7 +25,7 @@ MAY = {
     "report": {"nets", "data", "questions", "tasks", "runs", "look", "evaluate", "dense"},
     "loggers": {"runs"},
     "train": {"nets", "questions", "data", "tasks", "recipes", "runs", "look", "evaluate", "loggers"},
-    "embed": {"withhold", "nets", "data", "runs", "evaluate"},
+    "embed": {"withhold", "nets", "data", "runs", "look", "evaluate"},
     "export": {"withhold", "nets", "data", "tasks", "runs", "report"},
     "distill": {"nets", "data", "runs", "evaluate", "train"},
     "compare": {"nets", "data", "tasks", "runs", "evaluate", "train", "report"},

@@ -151,7 +151,7 @@ def test_printed_report(mixed, capsys, caplog, tmp_path, monkeypatch):
     assert "5 different images are few" in printed and "38% are copies" in printed
     assert "different scales" in printed
     lines = [line.split("\t") for line in out.read_text().splitlines()]
-    assert [os.path.relpath(name, root) for name, _ in lines] == BROKEN
+    assert [os.path.relpath(name, root) for name, _ in lines] == [*BROKEN, "deep/d.tif"]  # the odd one
     assert all(reason and "\n" not in reason for _, reason in lines)
 
 
@@ -328,9 +328,18 @@ def test_invalid_input_gets_a_one_line_message(tmp_path, capsys):
     out = tmp_path / "broken.txt"
     assert f"nothing could be read in {tmp_path}: {tmp_path}/a.png" in failed(capsys, tmp_path)
     folder_of(tmp_path, c=noise(8, 8, 4), d=noise(8, 8, 3), e=noise(9, 9, 4))
-    told = failed(capsys, tmp_path, "--out", out)
-    assert f"of 3 channels ({tmp_path}/d.npy) and of 4 ({tmp_path}/c.npy and 1 more)" in told
-    assert len(out.read_text().splitlines()) == 2  # what was read at length is not lost
+    assert main(["check", str(tmp_path), "--out", str(out), "--estimate", "false"]) == 2
+    told = capsys.readouterr()
+    assert f"of 3 channels ({tmp_path}/d.npy) and of 4 ({tmp_path}/c.npy and 1 more): move" in told.err
+    assert out.read_text().splitlines()[2:] == [f"{tmp_path}/d.npy\t3 channels"]  # after the unreadable ones
+    assert "--channels 4" in told.out and "unreadable" in told.out  # the rest is reported
+
+
+def test_an_image_of_another_depth_is_named(tmp_path):
+    folder_of(tmp_path, **{f"{i}": noise(8, 8, 2).astype(np.uint16) * 250 for i in range(5)}, odd=noise(8, 8, 2))
+    done = quick(tmp_path, out=tmp_path / "odd.tsv")
+    assert any("1 of 6 is 8 bits" in said and "odd.npy" in said for said in done.sentences())
+    assert (tmp_path / "odd.tsv").read_text() == f"{tmp_path}/odd.npy\t8 bits\n" and not done.refusal
 
 
 def test_channels_of_both_splits_must_go_together(tmp_path):

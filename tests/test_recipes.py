@@ -29,6 +29,9 @@ NAMES = recipe_names()
 ROWS = {  # values of the papers: task, model, patch, images per update, epochs, base rate, warm-up, fine-tuned
     "mae-vit-b": ("mae", "base", 16, 4096, 1600, 1.5e-4, 40, 83.6),
     "mae-vit-b-800": ("mae", "base", 16, 4096, 800, 1.5e-4, 40, None),
+    "crossmae-vit-b": ("crossmae", "base", 16, 4096, 800, 5e-5, 40, 83.5),
+    "crossmae-vit-s": ("crossmae", "small", 16, 4096, 800, 5e-5, 40, 79.2),
+    "data2vec2-vit-b": ("latent", "base", 16, 256, 75, 1e-3, 10, None),
     "simmim-vit-b": ("simmim", "base", 16, 2048, 800, 5e-5, 10, 83.8),
     "droppos-vit-b": ("droppos", "base", 16, 4096, 800, 1.5e-4, 10, 84.2),
     "droppos-vit-b-200": ("droppos", "base", 16, 4096, 200, 1.5e-4, 10, 83.0),
@@ -39,6 +42,10 @@ ROWS = {  # values of the papers: task, model, patch, images per update, epochs,
     "mp3-vit-l": ("mp3", "large", 16, 2048, 150, 2.5e-4, 5, 83.6),
     "mp3-cifar100": ("mp3", "small", 4, 256, 2000, 2.5e-4, 5, 84.0),
     "mp3-tiny-imagenet": ("mp3", "base", 8, 512, 2000, 2.5e-4, 5, 72.8),
+    "jigsaw-vit-s": ("jigsaw", "small", 16, 1024, 300, 2.5e-4, 5, None),
+    "part-vit-b": ("part", "base", 16, 1024, 1600, 6.25e-5, 20, None),
+    "part-cifar100": ("part", "small", 4, 512, 1000, 2.5e-4, 20, None),
+    "loca-vit-b": ("loca", "base", 16, 1024, 100, 2.5e-4, 15, None),
     "restore-vit-b": ("restore", "base", 16, 2048, 300, 1.5e-4, 20, 83.2),
     "restore-vit-b-100": ("restore", "base", 16, 2048, 100, 1.5e-4, 20, 83.0),
     "restore-vit-b-50": ("restore", "base", 16, 2048, 50, 1.5e-4, 20, 82.7),
@@ -82,7 +89,7 @@ PLACES = {
 }
 LINEAR = {
     **{"extrema-vit-s": 69.4, "extrema-vit-b": 73.3, "extrema-vit-s-22k": 65.7, "extrema-vit-b-22k": 74.5},  # Table 7
-    **{"extrema-vit-b-22k-90": 72.0, "mae-vit-b": 68.0},
+    **{"extrema-vit-b-22k-90": 72.0, "mae-vit-b": 68.0, "crossmae-vit-b": 65.4, "crossmae-vit-s": 51.5},
     **{"restore-vit-b-masked": 61.5, "restore-vit-b": 63.1},  # Beyond Masking, section 5
     **{f"lut-vit-b-weight-{w}": one for w, one in {0.1: 70.7, 0.25: 67.9, 0.5: 70.1, 1.0: 63.6}.items()},
 }
@@ -91,6 +98,10 @@ OPTIONS = {  # of the task, by which rows of a paper differ
     "mp3-cifar100": {"context_mask_ratio": 0.5},
     "mp3-tiny-imagenet": {"context_mask_ratio": 0.8},
     "mp3-vit-b": {"context_mask_ratio": 0.75},
+    "jigsaw-vit-s": {"mask_ratio": 0.5},
+    "part-vit-b": {"pairs": 4802, "head": "attention", "context_mask_ratio": 0.0},
+    "part-cifar100": {"pairs": 2048, "head": "attention", "context_mask_ratio": 0.0},
+    "loca-vit-b": {"mask_ratio": 0.64, "context_ratio": 0.2, "momentum": 0.996},
     "restore-vit-b": {"degradation": "zoom_in", "mask_ratio": 0.75, "canvas": 320, "band_weight": 0.2},
     "restore-vit-b-masked": {"degradation": "masked", "mask_ratio": 0.75, "sampling": "random"},
     "restore-vit-b-zoom-in": {"degradation": "zoom_in", "mask_ratio": 0.0, "scale": 0.7143},  # 160 of 224
@@ -106,6 +117,10 @@ OPTIONS = {  # of the task, by which rows of a paper differ
     "lut-vit-b": {"base": "mae", "context_weight": 0.25, "pixel_weight": 1.0},
     "lut-vit-b-context": {"base": "mae", "pixel_weight": 0.0},
     "lut-simmim-vit-b": {"base": "simmim", "mask_ratio": 0.6},
+    "crossmae-vit-b": {"decoder_width": 512, "decoder_depth": 12, "decoder_heads": 16, "encoder_maps": 13},
+    "crossmae-vit-s": {"decoder_width": 256, "decoder_depth": 12, "decoder_heads": 8, "prediction_ratio": 0.25},
+    "ijepa-vit-h": {"layers": [32], "target_blocks": 4, "decoder_width": 384, "decoder_depth": 12},
+    "data2vec2-vit-b": {"layers": [*range(3, 13)], "combine": "mean", "source": "mlp", "masks": 16, "decoder": "conv"},
     "pixio-vit-h": {
         "mask_ratio": 0.75,
         "mask_unit": 64,
@@ -151,9 +166,12 @@ def images(tmp_path_factory):
 
 
 def test_which_recipes_have_other_betas():
-    """MP3 4.2: pre-training largely follows DeiT; 4.3: Adam, whose authors propose the same; SimMIM's program."""
-    of_mp3 = {name for name in NAMES if name.startswith("mp3-")}
-    assert of_mp3 | {"simmim-vit-b"} == {
+    """MP3 4.2: pre-training largely follows DeiT, as do jigsaw and part; 4.3: Adam, whose authors propose the same.
+
+    SimMIM's program has them, too.
+    """
+    as_deit = {name for name in NAMES if name.startswith(("mp3-", "jigsaw-", "part-"))}
+    assert as_deit | {"simmim-vit-b"} == {
         name for name in NAMES if request("digits", "auto", {"recipe": name}).betas == (0.9, 0.999)
     }
 
@@ -198,12 +216,12 @@ def test_a_recipe_shows_all_its_settings(name):
 
 
 def test_gradients_are_clipped_where_the_authors_programs_clip_them():
-    """At 5 in DropPos' and SimMIM's; those of MAE, LUT, ExtreMA and Beyond Masking, and DeiT, do not."""
+    """At 5 in DropPos' and SimMIM's, 1 in LOCA's, 4 in data2vec's; those of the others, and DeiT, do not."""
     clipped = {name: recipe_named(name).settings["clip"] for name in NAMES}
     assert {name for name, norm in clipped.items() if norm} == {
-        name for name in NAMES if name.startswith(("droppos-", "simmim-"))
+        name for name in NAMES if name.startswith(("droppos-", "simmim-", "loca-", "data2vec2-"))
     }
-    assert {*clipped.values()} == {0.0, 5.0}
+    assert {*clipped.values()} == {0.0, 1.0, 4.0, 5.0} and clipped["loca-vit-b"] == 1.0
 
 
 @pytest.mark.parametrize("name", ["mp3-cifar100", "mp3-tiny-imagenet", "mae-vit-b"])
@@ -227,7 +245,8 @@ def test_its_task_is_built_at_the_papers_size(name):
         return
     sizes = {"small": 384, "base": 768, "large": 1024, "tiny": 768, "huge": 1280}
     width, pixio = sizes[settings.model["name"].split("_")[1]], name.startswith("pixio")
-    assert (task.geometry.width, task.geometry.n) == (width, 64 if settings.patch_size < 16 else 256 if pixio else 196)
+    patches = {4: 64, 8: 64, 14: 256, 16: 256 if pixio else 196}
+    assert (task.geometry.width, task.geometry.n) == (width, patches[settings.patch_size])
     assert (task.geometry.prefix == 8 and task.sizes == (4, 12)) == pixio
     assert task.views == recipe.views and recipe.changes(settings.plain()) == []
 

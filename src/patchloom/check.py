@@ -283,6 +283,7 @@ def _format_shares(counts: Counter[str]) -> str:
 _TOLD = 10  # unreadable files, and classes, that are listed
 _GROUPS = 3  # examples of anything else
 _FEW = 500  # distinct images; fewer are worth a warning
+_DEPTHS = ("8 bits", "deeper")  # names of an image's depth
 _MANY = 0.05  # fraction of the images with a fault from which advice is given
 
 
@@ -298,6 +299,8 @@ class CheckResult(Displayable):
         out: file that lists unreadable files, or None.
         notes: notes on files that are ignored, or read in another way than their names suggest.
         close: near copies with neighbouring names, or None.
+        refusal: reason why the images cannot be used together; table and proposal are of the commonest kind then.
+        odd: name of each image whose channels or depth are not those of most, with the reason.
     """
 
     train: Survey
@@ -307,6 +310,8 @@ class CheckResult(Displayable):
     out: str | Path | None = None
     notes: tuple[str, ...] = ()
     close: NearCopies | None = None
+    refusal: str = ""
+    odd: tuple[tuple[str, str], ...] = ()
 
     def parts(self, width: int) -> list[str | TextTable]:
         """See `Displayable`."""
@@ -370,7 +375,7 @@ class CheckResult(Displayable):
         if self.test is not None and (parted := parted_wholes(self.train.source, self.test.source, "split by them")):
             said.append(f"{parted[0].upper()}{parted[1:]}.")
         if self.out is not None:
-            said.append(f"{self.out} lists all files that cannot be read.")
+            said.append(f"{self.out} lists all files that cannot be read{', and the odd ones' * bool(self.odd)}.")
         return [*said, *self._advice()]
 
     def _advice(self) -> list[str]:
@@ -391,7 +396,12 @@ class CheckResult(Displayable):
             return [*said, *advice_on_lengths(found, settings.sound())]
         depths, (h, w) = np.unique(found.rows["deep"]), settings.img_size
         if len(depths) > 1:
-            said.append("8-bit images and deeper ones have different scales: keep one kind, or convert them all.")
+            few = _odd_images(found)
+            names = _some([found.name(i) for i, _ in few[:_GROUPS]], len(few))
+            said.append(
+                f"8-bit images and deeper ones have different scales: {len(few):,} of {read:,} "
+                f"{'is' if len(few) == 1 else 'are'} {few[0][1]} ({names}). Keep one kind, or convert them all."
+            )
         small, tiny = found.smaller_than(h, w), found.smaller_than(h / 2, w / 2)
         if tiny > _MANY * read:
             said.append(
@@ -443,7 +453,7 @@ def check(
         group: images that are held out together, as for pretrain.
         recipe: row of a paper's table, as for pretrain.
         estimate: measurement of time and memory in a few steps.
-        out: file for the names of all unreadable images, each with the reason after a tab.
+        out: file for the names of all unreadable and odd images, each with the reason after a tab.
 
     Raises:
         PatchloomError: unknown data or task, no readable image, incompatible numbers of channels or settings, or a
@@ -461,12 +471,25 @@ def check(
     training = hold_out(opened.train, asked.held_out, seed=asked.seed, exact=False)[0]
     sources = [source for source in (opened.train, opened.test) if source is not None]
     found = [survey(source, images, None if workers == "auto" else workers) for source in sources]
-    if out is not None:
-        lines = (f"{one.source.describe(i)}\t{reason}\n" for one in found for i, reason in one.broken)
-        write_whole(Path(out), "".join(lines))
+    refusal, odd = "", list[tuple[str, str]]()
     if training.sound is None:
         examples = {channels: name for one in reversed(found) for channels, name in one.examples().items()}
-        channels = channels_for_all(examples, opened.train.name)
+        usual = _usual_channels(found)
+        try:
+            channels = channels_for_all(examples, opened.train.name)
+        except PatchloomError as problem:
+            refusal, channels = str(problem), max(usual & set(examples))
+        odd = [(one.name(i), reason) for one in found for i, reason in _odd_images(one, usual if refusal else None)]
+    if out is not None:
+        lines = [f"{one.source.describe(i)}\t{reason}\n" for one in found for i, reason in one.broken]
+        write_whole(Path(out), "".join([*lines, *(f"{name}\t{reason}\n" for name, reason in odd)]))
+    if refusal:  # report the commonest kind alone, and end with the reason
+        sources = [one.source.subset(_indices_of(one, usual)) for one in found]
+        if not all(set(one.moments) & usual for one in found):
+            raise PatchloomError(refusal)
+        found = [survey(source, None, None if workers == "auto" else workers) for source in sources]
+        training = hold_out(sources[0], asked.held_out, seed=asked.seed, exact=False)[0]
+    if training.sound is None:
         stats = found[0].stats(channels)
     else:
         channels, stats = measure_data(asked, training)
@@ -476,9 +499,38 @@ def check(
     reasons = why_task(data, task, recipe, training.noun) | share | reasons
     names = [str(asked.data)] if is_object(data) else [str(name) for name in split_names(data)]
     proposal = propose(names, training, settings, reasons, estimate)
-    close = near_copies(opened.train)
+    close = near_copies(found[0].source)
     test = found[1] if len(found) > 1 else None
-    return CheckResult(found[0], test, channels, proposal, out, opened.notes, close)
+    return CheckResult(found[0], test, channels, proposal, out, opened.notes, close, refusal, tuple(odd))
+
+
+def _usual_channels(found: Sequence[Survey]) -> set[int]:
+    """Return the numbers of channels of the commonest kind: grey and colour are one."""
+    counts = Counter[int]()
+    for one in found:
+        counts.update(1 if c in (1, 3) else c for c in one.rows["channels"].tolist())
+    most = counts.most_common(1)[0][0]
+    return {1, 3} if most == 1 else {most}
+
+
+def _indices_of(found: Survey, usual: set[int]) -> np.ndarray:
+    """Return the indices, sorted, of images with a usual number of channels and of unreadable ones."""
+    alike = found.rows["index"][np.isin(found.rows["channels"], list(usual))]
+    return np.union1d(alike, np.array([i for i, _ in found.broken], np.int64))
+
+
+def _odd_images(found: Survey, usual: set[int] | None = None) -> list[tuple[int, str]]:
+    """Return index and property of the images whose channels are not ``usual``, or whose depth few others have."""
+    said: dict[int, str] = {}
+    depths, counts = np.unique(found.rows["deep"], return_counts=True)
+    if len(depths) > 1:
+        few = depths[counts.argmin()]
+        said |= dict.fromkeys(found.rows["index"][found.rows["deep"] == few].tolist(), _DEPTHS[int(few)])
+    if usual is not None:
+        for i, c in found.rows[["index", "channels"]].tolist():
+            if c not in usual:
+                said[i] = f"{c} channel{'s' * (c > 1)}"
+    return sorted(said.items())
 
 
 def _column(found: Survey, channels: int) -> dict[str, str]:
@@ -497,7 +549,7 @@ def _column(found: Survey, channels: int) -> dict[str, str]:
         "files": _format_counts(found.kinds),
         "height x width": _sizes(rows, stats),
         "channels": _format_counts({str(c): int((rows["channels"] == c).sum()) for c in sorted(found.moments)}),
-        "depth": _format_counts({("8 bits", "deeper")[int(d)]: int(c) for d, c in zip(depths, counts, strict=True)}),
+        "depth": _format_counts({_DEPTHS[int(d)]: int(c) for d, c in zip(depths, counts, strict=True)}),
         "mean": " ".join(f"{value:.3f}" for value in stats.mean),
         "std": " ".join(f"{value:.3f}" for value in stats.std),
         "unreadable": f"{len(found.broken):,}",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -31,10 +31,12 @@ Z = 1.959963984540054  # standard normal quantile of a 95 % interval
 WIDE = 0.07  # half-width of an interval from which a sentence says that the images are few
 _SPLIT = 0.25  # ratio of test to training images of a split: a fifth is split off
 START = "start"  # the control of an adapted encoder: the weights that its run began with, unchanged
+BLEND = "blend"  # a control of an adapted encoder: weights between its start and its own
 _CALLED = {  # controls in a sentence
     "untrained": "the untrained one",
     "from scratch": "training from scratch",
     START: "its start",
+    BLEND: "the chosen blend",
 }
 
 
@@ -188,13 +190,6 @@ def effect_between(
     return Effect(gain / way, (gain - down) / way, (gain + up) / way, n)
 
 
-def level_beside(effect: Effect, others: Iterable[Effect]) -> Level:
-    """Return the claim about an effect, lowered to `WEAK` if one of ``others`` shows a better baseline."""
-    if effect.level in (Level.CLEAR, Level.UNSURE) and any(other.level is Level.WORSE for other in others):
-        return Level.WEAK
-    return effect.level
-
-
 # Allowed formats of numbers in files; others might ask for a million digits.
 _FORM = re.compile(r",?(\.\d)?[%efg]?")
 _LONGEST = 200  # longest name in a file
@@ -246,8 +241,8 @@ class MeasureResult:
 
     @property
     def level(self) -> Level:
-        """Claim about the task; not clear if another baseline is better."""
-        return level_beside(self.effect, self.effects.values())
+        """Claim about the task, from the baseline to beat alone: others may have information that the network lacks."""
+        return self.effect.level
 
     def show(self, value: float | None = None) -> str:
         """Format the result, or another value in the same unit."""

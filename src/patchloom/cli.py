@@ -545,10 +545,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             # progress goes to stderr, so that stdout holds nothing but the document
             with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
                 result = _run(words)
-            if is_first() and as_json:
+            refusal = result.refusal if isinstance(result, Displayable) else ""
+            if is_first() and as_json and not refusal:
                 _print_document(verb, result=_values(result))
-            elif is_first() and verb != "pretrain" or wants_help:  # pretrain has printed its result already
+            elif (is_first() and not as_json and verb != "pretrain") or wants_help:  # pretrain has printed it already
                 print(*result if isinstance(result, list) else [result], sep="\n", flush=True)
+            if refusal:
+                raise PatchloomError(refusal)
             return 0
         except BaseException as error:
             # libraries turn Ctrl-C, or the end of another process by the same signal, into errors of their own

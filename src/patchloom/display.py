@@ -112,7 +112,13 @@ class Verbatim(str):
 
 
 class Displayable:
-    """Base class of results, shown by ``print``, at a prompt and in a notebook."""
+    """Base class of results, shown by ``print``, at a prompt and in a notebook.
+
+    Attributes:
+        refusal: error with which a command ends after its result is printed; "" for none.
+    """
+
+    refusal: str = ""
 
     @abstractmethod
     def parts(self, width: int) -> Sequence[str | TextTable]:

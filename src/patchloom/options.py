@@ -283,6 +283,7 @@ def _parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
     words = [re.sub(r"^(--[^=]+=)([-+]?)inf(inity)?$", r"\1\2.inf", word, flags=re.IGNORECASE) for word in words]
     words = [re.sub(r":(?=\S)", ": ", word) if re.match(r"--[\w.]+=\{.*\}$", word) else word for word in words]
     words = [re.sub(r"^(--(?:ks|few)=)([\d.]+(?:,[\d.]+)*)$", r"\1[\2]", word) for word in words]
+    words = [re.sub(r"^(--blend=)([\d.]+(?:,[\d.]+)+)$", r"\1[\2]", word) for word in words]  # of export: a number
     words = [re.sub(r"^(--(?:img|patch)_size=)(\d+)x(\d+)$", r"\1[\2, \3]", word) for word in words]  # 40x1
     for word in words:
         name = word.partition("=")[0]

@@ -17,7 +17,7 @@ def test_channels(tmp_path, draw):
     draw("a/3.png")
     assert channels_of(open_data(tmp_path).train) == 3
     np.save(tmp_path / "five.npy", np.zeros((4, 4, 5), np.uint8))
-    with pytest.raises(PatchloomError, match=r"mixes images of 1 channels \(.*png\) and of 5 \(.*five.npy\)"):
+    with pytest.raises(PatchloomError, match=r"mixes images of 1 channel \(.*png\) and of 5 \(.*five.npy\)"):
         channels_of(open_data(tmp_path).train)
 
 

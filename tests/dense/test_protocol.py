@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,16 @@ from patchloom.claims import Claim
 from patchloom.cli import main
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source
+from patchloom.data.stats import normalize
 from patchloom.dense.annotations.base import AnnotatedData
 from patchloom.dense.checkpoint import load_dense
 from patchloom.dense.training import DenseTraining
+from patchloom.dense.windows import detect_image
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.trainer import Loop
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.system.hardware import LiveBytes
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -102,6 +105,67 @@ def test_a_linear_layer_has_an_untrained_encoder_and_pixels_beside_it(run: Path,
     assert report.headline.startswith("Linear segmentation of the frozen encoder: ")
     assert [found.control for found in report.against] == ["untrained", "raw pixels"]
     assert "head width" not in report.protocol and "layer_decay" not in report.rows[0].settings
+
+
+def save_start(run: Path) -> Path:
+    """Give a run a start with statistics of its own."""
+    spec, path = load_encoder_file(run / "encoder.safetensors")[1].own_spec, run / "start.safetensors"
+    save_encoder(build_encoder(spec), EncoderCard(spec, (0.1,) * 3, (0.9,) * 3, "mae", "start"), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("protocol", "given", "controls"),
+    [
+        ("segment", {}, ["start"]),
+        ("segment", {"head": "linear", "head_width": None}, ["start", "untrained", "raw pixels"]),
+        # every box counts, else so short a training finds none
+        ("detect", {"score": 0.0, "lr": 3e-3}, ["start"]),
+    ],
+)
+def test_the_start_of_a_run_is_trained_alike(
+    run: Path, squares: object, protocol: str, given: dict[str, Any], controls: list[str]
+) -> None:
+    """Its rows are those of its file, which has other statistics than the run."""
+    squares(test=12)
+    start = save_start(run)
+    given = {**OPTIONS[protocol], **given, **COMMON}
+    report = evaluate(protocol, run, "data", **given)
+    alone = evaluate(protocol, start, "data", control=False, **given)
+    assert [row.encoder for row in report.quoted] == ["tiny", *controls]
+    assert [row for row in report.rows if row.encoder == "start"] == alone.rows
+    assert [row.value for row in report.rows if row.encoder == "tiny"] != [row.value for row in alone.rows]
+    assert [row.encoder for row in alone.quoted] == ["start"]
+    gain, ours, its = report.against[0], *report.quoted[:2]
+    assert (gain.control, gain.trained, gain.n) == ("start", True, 12)
+    assert gain.value == ours.value - its.value and gain.low < gain.value < gain.high
+    assert "at its start" in report.headline and "its start" in report.conclusion()
+    assert "with their own normalisation" in report.protocol and "own normalisation" not in alone.protocol
+    stored = report.plain()["against"][0]
+    assert (stored["control"], stored["low"], stored["high"]) == ("start", gain.low, gain.high)
+    if given.get("head") != "linear":
+        scratch = evaluate(protocol, run, "data", from_scratch=True, **given)
+        assert [row.encoder for row in scratch.quoted] == ["from scratch"]
+
+
+def test_detection_normalises_for_each_encoder(run: Path, squares: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training, validation and test: too short a training gives no AP that would show it."""
+    save_start(run)
+    trained, tested = list[float](), list[float]()
+
+    def normalized(images: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+        trained.append(mean[0])
+        return normalize(images, mean, std)
+
+    def detected(model: Any, image: torch.Tensor, mean: tuple[float, ...], *others: Any) -> Any:
+        tested.append(mean[0])
+        return detect_image(model, image, mean, *others)
+
+    monkeypatch.setattr("patchloom.dense.detect.normalize", normalized)
+    monkeypatch.setattr("patchloom.dense.detect.detect_image", detected)
+    evaluate("detect", run, "data", **OPTIONS["detect"], **COMMON)
+    assert [mean for mean, _ in groupby(trained)] == [0.4, 0.1]
+    assert [mean for mean, _ in groupby(tested)] == [0.4, 0.1, 0.4, 0.1]  # each validates, then each is tested
 
 
 @pytest.mark.parametrize("protocol", OPTIONS)

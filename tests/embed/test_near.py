@@ -125,3 +125,29 @@ def test_a_bad_image_is_refused_before_anything_is_done(
     with pytest.raises(PatchloomError, match=f"--near .*{sentence}"):
         patchloom.embed(tiny, photos, to=tmp_path / "f.npz", near=others / name, **SMALL)
     assert not [*tmp_path.iterdir()]
+
+
+def test_the_neighbours_are_drawn(tiny: Path, photos: Path, tmp_path: Path, monkeypatch):
+    rows = []
+    draw = search.draw_tiles
+    monkeypatch.setattr(search, "draw_tiles", lambda *args, **more: rows.extend(args[0]) or draw(*args, **more))
+    near, out = photos / "train" / "b" / "5.png", tmp_path / "new" / "near.png"
+    done = patchloom.embed(tiny, photos, to=tmp_path / "f.npz", near=near, top=3, picture=out, **SMALL)
+    assert f"Picture: {out}" in str(done) and done.plain()["picture"] == str(out) and Image.open(out).width > 400
+    ((query, *others),) = rows
+    assert [tile.words for tile in others] == [f"{one.cosine:.3f}" for one in done.neighbours if not one.itself]
+    again = patchloom.embed(tiny, photos, to=tmp_path / "f.npz", near=photos / done.neighbours[1].path, top=3,
+                            picture=out, **SMALL)  # fmt: skip
+    assert again.neighbours[0].itself and (rows[1][0].picture == others[0].picture).all()
+    assert (others[0].picture != query.picture).any()
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [({"near": None}, "add --near"), ({"picture": "a.jpg"}, "ends in .png"), ({"top": 21}, "lower --top 21")],
+)
+def test_a_picture_that_cannot_be_drawn_is_refused_first(tiny: Path, photos: Path, tmp_path: Path, options, said):
+    asked = {"near": photos / "train" / "b" / "5.png", "picture": "a.png", "to": tmp_path / "f.npz", **SMALL, **options}
+    with pytest.raises(PatchloomError, match=said):
+        patchloom.embed(tiny, photos, **asked)
+    assert not (tmp_path / "f.npz").exists()

@@ -62,6 +62,7 @@ def test_knn_quotes_a_fixed_row(run: Path) -> None:
     report = evaluate("knn", run, "digits", device="cpu", max_train=150)
     quoted = next(row for row in report.rows if (row.pooling, row.settings["k"]) == ("mean", 20))
     assert report.headline.startswith(f"kNN (k=20, mean): {quoted.text()} against")
+    assert "Gallery: 150 training images; test: the data's test split." in report.headline
     said = report.conclusion()
     assert len(re.findall(r"(than|indistinguishable from) (the untrained one|raw pixels) [\[(]", said)) == 2
     assert (

@@ -23,6 +23,7 @@ from patchloom.export.model_card import escaped, model_card
 from patchloom.nets.checkpoints.format import load_encoder_file
 from patchloom.runs.folder import RunFolder, data_slug
 
+DINOV3 = "https://github.com/facebookresearch/dinov3/blob/main/LICENSE.md"
 ROW = (
     '2026-11-23T00:00:00+00:00,knn,{},mean,"{{""k"": 20, ""temperature"": 0.07}}",{},0123456789abcdef,0,{},0.4,0.6,'
     "100,True"
@@ -162,6 +163,39 @@ def test_the_licence_of_earlier_weights_is_mentioned(run, tmp_path, monkeypatch)
     monkeypatch.setattr(RunFolder, "read_config", lambda self: settings)
     notes = export(run, to="hf", out=tmp_path / "hub").notes
     assert any("The licence of timm:vit_tiny_patch16_224 applies to these weights, too." in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("license", "given", "header", "said"),
+    [
+        ("apache-2.0", None, {"license": "apache-2.0"}, "began with: apache-2.0. It applies to these weights, too."),
+        ("apache-2.0", "mit", {"license": "mit"}, "began with: apache-2.0."),
+        ("unknown", None, {"license": "unknown"}, "began with: unknown: check the weights' source."),
+        ("my *own*", None, {"license": "other", "license_name": "my *own*"}, r"began with: my \*own\*."),
+        (
+            "dinov3-license",
+            None,
+            {"license": "other", "license_name": "dinov3-license", "license_link": DINOV3},
+            f"They may be passed on only under it, with a copy of its text: {DINOV3}",
+        ),
+    ],
+)
+def test_the_licence_of_the_start_is_in_the_card(run, license, given, header, said):
+    one = load_exportable(run, "mean")
+    card = model_card(run, replace(one, card=replace(one.card, license=license)), given, None, 0.0)
+    front = yaml.safe_load(card.split("---")[1])
+    assert {name: front[name] for name in front if name.startswith("license")} == header
+    assert said in card.partition("## Licence\n")[2].partition("\n## ")[0]
+
+
+def test_the_card_of_a_blend_has_no_figures_of_the_run(run):
+    whole, one = model_card(run, load_exportable(run, "mean"), None, None, 0.0), load_exportable(run, "mean")
+    assert "## Figures" in whole and "## Licence" not in whole
+    note = "The weights are 0.5 of the start and 0.5 of the adapted encoder (WiSE-FT)."
+    card = model_card(run, replace(one, blend=0.5, card=replace(one.card, note=note)), None, None, 0.0)
+    assert note in card and "## Figures" not in card and "## Verdict" not in card
+    start = model_card(run, replace(one, blend=0.0, card=replace(one.card, task="timm:vit_x")), None, None, 0.0)
+    assert "the weights of timm:vit\\_x with which a run began" in start and "## Training" not in start
 
 
 def test_a_folder_with_other_files_is_left_alone(run, tmp_path):

@@ -224,7 +224,14 @@ def test_deep_images_are_taken_as_arrays(photos, tmp_path):
     (images,) = next(plain_batches(source, (16, 16), 16)).views
     with torch.inference_mode():
         ours = vit.forward_features(normalize(images, card.mean, card.std))[0, 1:].mean(0)
-    assert (pasted(done)["embed"](source.read(0)) - ours).abs().max() < 1e-5
+    embed = pasted(done)["embed"]
+    assert (embed(source.read(0)) - ours).abs().max() < 1e-5
+    raw = np.load(sorted(Path(photos).rglob("*.npy"))[0])
+    raw = raw.reshape(source.read(0).shape) if raw.ndim == 2 else raw.transpose(2, 0, 1)
+    for wrong in (torch.from_numpy(raw), torch.from_numpy(raw.astype("float32"))):
+        with pytest.raises(ValueError, match="divide those of 16 bits by 65535"):
+            embed(wrong)
+    assert "tifffile.imread" in done.snippet
 
 
 def test_vectors_by_code_that_crops_otherwise_do_not_pass(colours, tmp_path, monkeypatch):

@@ -190,12 +190,12 @@ def test_other_channels(tmp_path, channels):
     levels = torch.tensor([0.4, 0.3, 0.5, 0.7, 0.9])[:channels]
     images = levels.view(1, -1, 1, 1).expand(1, channels, 16, 16)
     ((tile,),) = tiles(draw(tmp_path, {"original": images}, mean=[0.0] * channels, std=[1.0] * channels))
-    assert (tile == ([102, 76, 128] if channels == 5 else [102, 102, 102])).all()
+    assert (tile == {1: [102, 102, 102], 2: [102, 76, 102], 5: [102, 76, 128]}[channels]).all()
 
 
 def test_the_caption_says_which_channels_are_shown(tmp_path):
     assert [channels_shown(c) for c in (1, 3)] == ["", ""]
-    assert "channel 1 of 2" in channels_shown(2)
+    assert "1 is magenta, channel 2 is green" in channels_shown(2)
     assert "channels 1 to 3 of 5" in channels_shown(5)
     bare = draw(tmp_path, {"a": torch.zeros(1, 3, 8, 8)})
     noted = draw(tmp_path, {"a": torch.zeros(1, 5, 8, 8)}, mean=[0.0] * 5, std=[1.0] * 5)

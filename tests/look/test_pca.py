@@ -11,6 +11,7 @@ from swins import swin
 from patchloom.errors import PatchloomError
 from patchloom.look import pca as module
 from patchloom.look.context import full_caption, output_of, to_pictures
+from patchloom.look.image_grid import channels_shown
 from patchloom.look.pca import components, draw_features, edge_of, subtract_position_mean
 
 KINDS = {
@@ -101,9 +102,7 @@ def test_features_that_are_not_finite_are_refused():
 def test_a_caption_says_what_is_shown_of_the_channels_and_speaks_of_recordings(tmp_path):
     day = torch.ones(1, 3, 24, 32)
     assert full_caption(named(random_vit()), "Images.", day) == "Images."
-    assert (
-        full_caption(named(random_vit(channels=2)), "Images.", day[:, :2]) == "Images. Shown in grey: channel 1 of 2."
-    )
+    assert full_caption(named(random_vit(channels=2)), "Images.", day[:, :2]) == f"Images. {channels_shown(2)}"
     night = torch.full((1, 3, 24, 32), (0.05 - 0.5) / 0.2)
     assert full_caption(named(random_vit()), "Images.", night).endswith("are drawn 20 times brighter.")
     assert to_pictures(named(random_vit()), night).min() == 255

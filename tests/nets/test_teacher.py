@@ -130,6 +130,7 @@ WITHOUT_GRADIENT = {
     "extrema": ("teacher", {}),
     "lut": ("teacher", {}),
     "distill": ("teacher", {}),
+    "loca": ("teacher", {}),
     "mixture": ("teacher", {"withhold": {"mask": 0.5}, "ask": {"agreement": 1.0}, "teacher": "second"}),
 }
 

@@ -41,6 +41,7 @@ def test_trivial_baselines_are_as_named():
     assert 0.85 < normalized["mean colour"].mean() < normalized["flat patches"].mean() < 1.0
     torch.testing.assert_close(normalized["flat patches"], torch.full((3,), 47 / 48), atol=1e-4, rtol=0)
     assert set(baselines(images[:, :1], normalized=True)) == {"blurred copy", "flat patches"}  # equal for grey images
+    assert set(baselines(images[:, :2], normalized=True)) == {"patch mean", "blurred copy", "flat patches"}
 
 
 def test_zero_is_the_baseline_of_normalised_targets():

@@ -28,6 +28,7 @@ def test_a_run_of_its_own_columns(run):
     found = by_title(charts_of([load_run(run)]))
     assert list(found)[:2] == ["training loss", "position accuracy"] and found["position accuracy"].percent
     names = {line.name: line for line in found["kNN accuracy"].lines}
+    assert "up to 2,000 training images; test: the held-out images" in found["kNN accuracy"].note
     assert {"kNN accuracy", "untrained", "raw pixels"} == set(names)
     assert names["untrained"].baseline and names["untrained"].x == [0, 2] and not names["kNN accuracy"].baseline
     assert "position accuracy, in training" in found and not found["training loss"].percent

@@ -25,6 +25,11 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"mask_ratio": 0.9, "decoder_depth": 1, **_DECODER},
         {"mask_unit": 8},
     ],
+    "crossmae": [
+        {},
+        {"mask_ratio": 0.5, "prediction_ratio": 0.5, "normalized_pixels": False, "encoder_maps": 2},
+        {"encoder_maps": 1, "decoder_depth": 1, **_DECODER},
+    ],
     "simmim": [
         {},
         {"mask_ratio": 0.75, "mask_unit": 4},
@@ -112,9 +117,31 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"features_of": TEACHER, "mask_ratio": 0.75, "loss": "smooth_l1"},
         {"features_of": PLAIN, "features_model": "vit_tiny_patch16_224"},
     ],
+    "latent": [
+        {},
+        {"layers": [2], "masks": 2, "target_blocks": 2, "target_scale": 0.1, "mask_ratio": 0.9, "momentum": 0.9},
+        {"layers": [1, 2], "combine": "mean", "source": "mlp", "sampling": "inverse", "masks": 3, "loss": "mse"},
+        {"sampling": "random", "mask_ratio": 0.5, "decoder_depth": 1, **_DECODER},
+        {"sampling": "inverse", "decoder": "conv", "decoder_width": 48},
+    ],
     "diet": [
         {},
         {"images": 20, "smoothing": 0.0, "color": "none"},
+    ],
+    "jigsaw": [
+        {},
+        {"mask_ratio": 0.0},
+        {"mask_ratio": 0.9},
+    ],
+    "part": [
+        {},
+        {"pairs": 100, "head": "linear"},
+        {"context_mask_ratio": 0.5},
+    ],
+    "loca": [
+        {},
+        {"mask_ratio": 0.0, "context_ratio": 1.0, "momentum": 0.9},
+        {"mask_ratio": 0.9, "context_ratio": 0.1},
     ],
     "mixture": [
         {},

@@ -64,5 +64,5 @@ def test_decoders_without_blocks_are_rejected_unless_the_encoder_learns_from_the
             if "has no effect here" not in str(error):
                 assert "the encoder learns nothing from them: give --task." in str(error)
                 refused.add(name)
-    assert refused == {"mae", "droppos", "restore", "lut", "mixture"}
+    assert refused == {"mae", "crossmae", "droppos", "restore", "lut", "latent", "mixture"}
     assert accepted == {"droppos", "restore", "mixture"}

@@ -95,6 +95,7 @@ def test_images_whose_structure_a_reduction_loses_are_cut_at_native_scale():
     assert crop_of(images=Textured(wide=25))[0] == 0.2
     assert crop_of(images=fine, img_size=(240, 240))[0] == 0.2  # hardly smaller than the images
     assert crop_of("droppos", fine)[0] == 0.2  # asks where a patch is, which depends on the scale
+    assert crop_of("loca", fine)[0] == 1.0 and "whole images" in crop_of("loca", fine)[1]
     assert crop_of(images=fine, crop_scale=0.3) == (0.3, "")
     assert crop_of(images=fine, cache=120)[0] == 0.2
 

@@ -178,6 +178,16 @@ def test_a_run_with_rotations_that_is_killed_resumes_to_the_same_result(model, i
     timm.create_model(**arguments).load_state_dict(load_file(tmp_path / "parts" / "encoder.safetensors"))
 
 
+@pytest.mark.parametrize("task", ["part", "loca"])
+def test_a_run_with_other_draws_that_is_killed_resumes_to_the_same_result(task, images, tmp_path, monkeypatch):
+    """Corners, pairs and crops are drawn anew in each step, and loca has a teacher."""
+    settings = SMALL | {"epochs": 2}
+    pretrain(images, task, out=tmp_path / "whole", **settings)
+    killed(monkeypatch, TrainState, "count", 5, images, task, out=tmp_path / "parts", **settings)
+    pretrain(images, task, out=tmp_path / "parts", **settings)
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
 def test_the_command_of_the_verdict_works(images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pretrain(images, "mae", **SMALL | {"model": {"name": "nano", "depth": 1}, "epochs": 0.5, "img_size": (32, 40)})
@@ -239,3 +249,13 @@ def contents_of(run: Path) -> dict[str, object]:
     kept = ("pictures/*.png", "verdict.yaml", "summary.txt", "encoder.safetensors", "trained_on.bin")
     files = {str(path.relative_to(run)): path.read_bytes() for pattern in kept for path in run.glob(pattern)}
     return {**weights(run), **files, "metrics": metrics(run)}
+
+
+@pytest.mark.parametrize("task", ["crossmae", "latent"])
+def test_a_task_that_is_killed_resumes_to_the_same_result(task, images, tmp_path, monkeypatch):
+    settings = SMALL | {"epochs": 2}
+    pretrain(images, task, out=tmp_path / "whole", **settings)
+    killed(monkeypatch, TrainState, "count", 5, images, task, out=tmp_path / "parts", **settings)
+    pretrain(images, task, out=tmp_path / "parts", **settings)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert weights(parts) == weights(whole) and metrics(parts) == metrics(whole)

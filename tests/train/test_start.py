@@ -1,5 +1,6 @@
 """The weights that an adapted run began with are the control of what it learnt."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +10,16 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from patchloom.claims import START, Claim, Difference
+from patchloom.claims import BLEND, START, Claim, Difference
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.protocols import evaluate
 from patchloom.export.export import export
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
-from patchloom.runs.encoder import load_encoder, load_start
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, read_metadata, save_encoder
+from patchloom.report.curves import charts_of
+from patchloom.report.load_run import load_run
+from patchloom.report.metrics import key_numbers
+from patchloom.runs.encoder import load_blend, load_encoder, load_start
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.verdict import ANOTHER, Health, Rule, Verdict
 from patchloom.train.loop import pretrain
@@ -28,14 +32,15 @@ QUICK = {"task": "mae", "epochs": 1, "batch_size": 16, "workers": 0, "kernels": 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes of noise, in training and test."""
+    """Two classes of noise that overlap in brightness, in training and test."""
     folder = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
-    for part, count in (("train", 40), ("test", 12)):
+    for part, count in (("train", 40), ("test", 20)):
         for label in (0, 1):
             (folder / part / "ab"[label]).mkdir(parents=True)
             for i in range(count):
-                pixels = rng.integers(60 * label, 120 + 60 * label, (16, 16, 3), dtype=np.uint8)
+                low = 25 * label + rng.integers(100)
+                pixels = rng.integers(low, low + 80, (16, 16, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / part / "ab"[label] / f"{i}.png")
     return folder
 
@@ -67,16 +72,46 @@ def test_the_start_is_stored_as_it_was_loaded_with_its_own_normalisation(run, we
     assert not torch.equal(trained.blocks[0].mlp.fc1.weight, vit.blocks[0].mlp.fc1.weight) and own.mean != OWN[0]
 
 
-@pytest.mark.parametrize("protocol", ["knn", "linear", "few-shot"])
-def test_its_row_is_the_evaluation_of_its_file(run, images, protocol):
-    given = {"per_class": 8, "method": "linear"} if protocol == "few-shot" else {}
+@pytest.mark.parametrize(
+    ("protocol", "given", "controls"),
+    [
+        ("knn", {}, ["untrained", "raw pixels"]),
+        ("linear", {}, ["untrained", "raw pixels"]),
+        ("few-shot", {"per_class": 8, "method": "linear"}, ["untrained", "raw pixels"]),
+        ("order", {"k": 5}, ["untrained", "raw pixels"]),
+        ("blocks:2", {"epochs": 2, "warmup_epochs": 0}, ["untrained"]),
+        ("label-free", {}, ["untrained", "raw pixels"]),
+        ("position-sensitivity", {"steps": 4}, ["untrained", "chance"]),
+    ],
+)
+def test_its_row_is_the_evaluation_of_its_file(run, images, protocol, given, controls):
     report = evaluate(protocol, run, images, device="cpu", **given)
     alone = evaluate(protocol, RunFolder(run).start, images, device="cpu", **given)
-    assert [row.encoder for row in report.quoted] == ["adapted", START, "untrained", "raw pixels"]
-    assert [row.encoder for row in alone.quoted] == [START, "untrained", "raw pixels"]
+    assert list(dict.fromkeys(row.encoder for row in report.quoted)) == ["adapted", START, *controls]
+    assert list(dict.fromkeys(row.encoder for row in alone.quoted)) == [START, *controls]
     ours = [replace(row) for row in report.rows if row.encoder == START]
     assert ours and ours == [row for row in alone.rows if row.encoder == START]
-    assert "% at its start" in report.headline and "its start" in report.conclusion()
+    assert ours != [replace(row, encoder=START) for row in report.rows if row.encoder == "adapted"]
+    assert "at its start" in report.headline or protocol == "order"
+    if protocol != "position-sensitivity":
+        (gain,) = [one for one in report.against if one.control == START]
+        first, *others = report.quoted
+        its = next(row for row in others if row.encoder == START)
+        assert gain.value == first.value - its.value and gain.low < gain.value < gain.high
+        assert "its start" in report.conclusion()
+
+
+def test_curves_have_the_start_as_a_baseline(run, images, weights, tmp_path):
+    """With its own normalisation, so it is the curve's first value only where the run takes that, too."""
+    same = pretrain(images / "train", init=str(weights), normalization="init", out=tmp_path / "run", **QUICK).folder
+    found = []
+    for folder in (run, same):
+        (chart,) = [one for one in charts_of([load_run(folder)]) if one.title == "kNN accuracy"]
+        lines = {line.name: line for line in chart.lines}
+        assert lines[START].baseline and {"untrained", "raw pixels"} < lines.keys()
+        found.append((lines["kNN accuracy"].y[0], *lines[START].y))
+    (begun, *_), (own, *its) = found
+    assert own == its[0] == its[1] == found[0][1] != begun
 
 
 def test_a_run_from_random_weights_and_one_of_before_have_none(run, images, tmp_path):
@@ -139,3 +174,96 @@ def test_the_verdict_advises_to_keep_a_better_start():
     figures = {"knn": 0.5, "control": START, "knn of it": 0.6}
     health = Health(Verdict.WEAK, 1.0, True, Rule.NO_GAIN_IN_CLASSES, None, figures, {"task": ANOTHER, "epochs": 4})
     assert health.then.startswith("keep the start (patchloom export RUN --start)")
+
+
+def test_blends_are_between_the_start_and_the_run(run):
+    (start, its), (trained, own) = load_start(run), load_encoder(run)
+    before, after = start.state_dict(), trained.state_dict()
+    for share, end, card in ((0.0, before, its), (1.0, after, own)):
+        vit, about = load_blend(run, share)
+        assert all(torch.equal(weight, end[name]) for name, weight in vit.state_dict().items())
+        assert (about.mean, about.std) == (card.mean, card.std)
+    vit, about = load_blend(run, 0.25)
+    for name, weight in vit.state_dict().items():
+        torch.testing.assert_close(weight.double(), 0.75 * before[name].double() + 0.25 * after[name].double())
+    assert about.mean == pytest.approx(
+        [0.75 * one + 0.25 * other for one, other in zip(its.mean, own.mean, strict=True)]
+    )
+    assert about.name == "adapted, blend 0.25" and "0.75 of the start and 0.25 of the adapted" in about.note
+
+
+def test_a_start_of_another_model_is_not_blended(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    other = replace(SPEC, options=SPEC.options | {"depth": 1})
+    save_encoder(build_encoder(other), EncoderCard(other, *OWN, "mae", "public"), tmp_path / "run/start.safetensors")
+    with pytest.raises(PatchloomError, match="cannot be blended with its start, because blocks.1.norm1.weight"):
+        export(tmp_path / "run", blend=0.5)
+    heads = replace(SPEC, options=SPEC.options | {"num_heads": 4})  # the same weights, another function
+    save_encoder(build_encoder(heads), EncoderCard(heads, *OWN, "mae", "public"), tmp_path / "run/start.safetensors")
+    with pytest.raises(PatchloomError, match="cannot be blended with its start, because the model"):
+        export(tmp_path / "run", blend=0.5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_blend_is_exported(run, share):
+    done = export(run, blend=share)
+    assert done.weights == run / ("start-timm.safetensors" if share == 0 else f"blend-{share:g}-timm.safetensors")
+    vit, card = load_blend(run, share)
+    assert all(torch.equal(weight, vit.state_dict()[name]) for name, weight in load_file(done.weights).items())
+    assert read_metadata(done.weights, "weights") == {"blend": f"{share:g}"}
+    assert card.note in (*done.notes, "")
+
+
+def test_what_cannot_be_blended_is_refused(run, images, weights, tmp_path):
+    for given, said in (
+        ({"start": True, "blend": 0.5}, "--start is --blend 0"),
+        ({"blend": 1.5}, "--blend is the share of the adapted weights"),
+    ):
+        with pytest.raises(PatchloomError, match=said):
+            export(run, **given)
+    pretrain(images / "train", out=tmp_path / "scratch", model="nano", img_size=16, patch_size=4, **QUICK)
+    for source in (tmp_path / "scratch", weights):
+        with pytest.raises(PatchloomError, match=r"has no start\.safetensors"):
+            export(source, blend=0.5)
+        with pytest.raises(PatchloomError, match=r"has no start\.safetensors"):
+            evaluate("knn", source, images, device="cpu", blend=[0.5])
+    for given, said in (
+        ({"blend": [2.0]}, "from 0 to 1"),
+        ({"blend": [0.5], "pooling": "instance"}, "--blend has no instance head"),
+    ):
+        with pytest.raises(PatchloomError, match=said):
+            evaluate("knn", run, images, device="cpu", **given)
+    with pytest.raises(PatchloomError, match="--blend applies to --recipe logistic only"):
+        evaluate("linear", run, images, device="cpu", blend=[0.5], recipe="mae")
+
+
+@pytest.mark.parametrize("protocol", ["knn", "linear"])
+def test_the_curve_of_blends(run, images, protocol):
+    alone = evaluate(protocol, run, images, device="cpu")
+    report = evaluate(protocol, run, images, device="cpu", blend=[0.5, 0.25, 1.0])
+    assert report.rows[: len(alone.rows)] == alone.rows and report.quoted[:-1] == alone.quoted
+    points = {row.settings["blend"]: row for row in report.rows if row.encoder == BLEND}
+    assert list(points) == [0.0, 0.25, 0.5, 1.0]
+    for share, row in ((1.0, alone.quoted[0]), (0.0, alone.quoted[1])):
+        assert (points[share].value, points[share].low, points[share].high) == (row.value, row.low, row.high)
+    assert all(row.low <= row.value <= row.high for row in points.values())
+    # a point is the evaluation of the exported blend
+    file = export(run, blend=0.5, out=run.parent / f"{protocol}.safetensors").weights
+    vit, card = load_blend(run, 0.5)
+    save_encoder(vit, card, file)
+    assert points[0.5].value == evaluate(protocol, file, images, device="cpu").quoted[0].value
+    # chosen without the test images; ties go to the start
+    best = max(row.settings["held_out_accuracy"] for row in points.values())
+    chosen = next(share for share, row in points.items() if row.settings["held_out_accuracy"] == best)
+    assert report.quoted[-1] == points[chosen]
+    assert f"Of 4 blends with the start, {chosen:g} is the best on held-out training images" in report.headline
+    assert report.against[-1].control == BLEND and "the chosen blend" in report.conclusion()
+    assert [row["settings"]["blend"] for row in report.plain()["rows"] if row["encoder"] == BLEND] == [0, 0.25, 0.5, 1]
+
+
+def test_a_curve_over_seeds_and_in_the_report(run, images):
+    report = evaluate("knn", run, images, device="cpu", blend=[0.5], seeds=2)
+    assert len(report.others) == 1 and report.against[-1].trainings == 2
+    number = key_numbers(load_run(run))[-1]
+    assert BLEND in [one.name for one in number.beside]
+    assert number.quantity.value == report.quoted[0].value

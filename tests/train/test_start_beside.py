@@ -7,7 +7,7 @@ from killing import SMALL
 from patchloom.compare.runner import Job
 from patchloom.compare.scores import contenders, load_contender
 from patchloom.evaluate.protocols import evaluate
-from patchloom.export.to_hub import _license_note
+from patchloom.export.export import export
 from patchloom.look.look import named_encoder, starting_encoder
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
@@ -87,5 +87,7 @@ def test_pictures_have_the_start_as_the_first_control(adapted):
 
 
 def test_the_licence_of_the_weights_holds_for_the_exported_start(adapted):
+    pytest.importorskip("transformers")
     before = RunFolder(adapted).read_config().weights_before[0]
-    assert f"The licence of {before}" in _license_note(adapted / "start.safetensors")
+    done = export(adapted, to="hf", start=True)
+    assert done.weights.name == "start-hf" and f"The licence of {before}" in " ".join(done.notes)

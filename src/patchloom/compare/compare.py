@@ -37,7 +37,8 @@ from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.features import count_classes, only_labelled
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.nets.checkpoints.format import stock_encoder
+from patchloom.nets.checkpoints.format import is_on_hub, stock_encoder
+from patchloom.nets.checkpoints.load import Weights
 from patchloom.report.page import Page, Table, render
 from patchloom.report.report import page_of
 from patchloom.runs.encoder import check_place, load_encoder
@@ -165,7 +166,9 @@ def compare(
     )
     others = _names(beside)
     for one in others:
-        if one.startswith("timm:"):
+        if is_on_hub(one):
+            Weights(one).encoder_spec()
+        elif one.startswith("timm:"):
             stock_encoder(one.removeprefix("timm:"))
         else:
             check_place(one)
@@ -333,7 +336,9 @@ def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Dat
         ]
     if asked.at_once > 1:
         said += [f"  steps were timed with one run at a time: {asked.at_once} at once may be slower"]
-    encoders = 0 if few else runs + asked.seeds + beside + (by != "no")  # including untrained ones and raw pixels
+    start = not {"init", "from_run"}.isdisjoint(asked.given)
+    # including untrained ones, the start and raw pixels
+    encoders = 0 if few else runs + asked.seeds + start + beside + (by != "no")
     still = max(0, encoders - len([*(folder / "scores").glob("*.json")]))
     what = f"{still} encoders are scored and the page is written" if still else "the page is written"
     takes = ", which was not timed" if plan.after is None else f", in about {duration(plan.seconds_after(still))}"

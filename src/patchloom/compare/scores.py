@@ -26,7 +26,7 @@ from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_images, parts_of
-from patchloom.nets.checkpoints.format import EncoderCard, extra_module_file, weights_file
+from patchloom.nets.checkpoints.format import EncoderCard, extra_module_file, is_on_hub, weights_file
 from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_encoder, load_extra_module, load_start, unfinished_run
 from patchloom.runs.folder import RunFolder
@@ -172,7 +172,7 @@ def measurement_key(place: str, about: Sequence[str], sources: Sequence[Source])
 
 def weights_digest(place: str) -> str:
     """Return 64 hex digits of an encoder's files; "" for timm, where the name identifies the weights."""
-    if place.startswith("timm:"):
+    if place.startswith("timm:") and not is_on_hub(place):
         return ""
     run = unfinished_run(place)
     if run is not None:

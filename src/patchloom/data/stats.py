@@ -94,7 +94,8 @@ def channels_for_all(found: Mapping[int, str], name: str) -> int:
     if len(found) > 1 and set(found) != {1, 3}:
         few, many = min(found), max(found)
         raise PatchloomError(
-            f"{name} mixes images of {few} channels ({found[few]}) and of {many} ({found[many]}): keep one kind"
+            f"{name} mixes images of {few} channel{'s' * (few > 1)} ({found[few]}) and of {many} ({found[many]}): move "
+            "one kind out of the folder, or list the other in a CSV file and give that"
         )
     return max(found)
 

@@ -25,7 +25,6 @@ from patchloom.dense.detector import Detector
 from patchloom.dense.metrics import DetectedObjects, average_precision, coco_tool, interval, pseudo_precision
 from patchloom.dense.pictures import BoxRow
 from patchloom.dense.protocol import (
-    DenseCandidate,
     Setup,
     best_and_worst,
     check_outputs,
@@ -34,6 +33,7 @@ from patchloom.dense.protocol import (
     save_model,
     set_up,
     train_each,
+    trained_candidates,
 )
 from patchloom.dense.recipes import DETECT, DetectRecipe, ResolvedDetectRecipe, dense_recipe
 from patchloom.dense.training import DenseTraining, mask_padding, predict_images
@@ -43,8 +43,7 @@ from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.results import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.evaluate.training import SCRATCH
-from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import grid_size
 from patchloom.nets.swin import Encoder
 from patchloom.system.distributed import rank
@@ -147,7 +146,7 @@ def detect(
         masks: prediction of a mask for each object; auto: if all training images have masks.
         positions: position embeddings: keep (the encoder's), fixed (sincos), learned, relative, or none; auto: keep, or
             learned for an encoder without positions.
-        control: whether to train from scratch as well.
+        control: whether to train the start of a run with --init or --from as well, or else from scratch.
         from_scratch: whether to train from scratch only.
         precision: precision of the training: float32, or bfloat16 products; auto: bfloat16 if clearly faster.
         save: whether to save the trained model, for the verb predict.
@@ -182,19 +181,14 @@ def detect(
     if values.sides is not None:
         options["sides"] = values.sides[1:]
 
-    def begin(model: Detector) -> DetectTraining:
-        images = setup.train, setup.held, values, setup.card, settings
+    def begin(model: Detector, card: EncoderCard) -> DetectTraining:
+        images = setup.train, setup.held, values, card, settings
         return DetectTraining(model, *images, half=setup.half, kernels=setup.kernels)
 
     def built(encoder: Encoder) -> Detector:
         return Detector(setup.encoder(encoder), len(classes), **options)
 
-    def untrained() -> Detector:
-        return built(untrained_twin(setup.card, seed=settings.seed)[0])
-
-    candidates = [] if from_scratch else [DenseCandidate(setup.card.name, lambda: built(setup.vit))]
-    if control or from_scratch:
-        candidates.append(DenseCandidate(SCRATCH, untrained))
+    candidates, beside = trained_candidates(setup, built, control, from_scratch)
     models = train_each(candidates, setup, begin)
     if save or out is not None:
         save_model(models[0][0], setup, "detect", None, options, out)
@@ -202,13 +196,14 @@ def detect(
     test, found, rows, lost = setup.parts.test, [], [], []
     for candidate, (model, chosen) in zip(candidates, models, strict=True):
         name = f"  {candidate.name}"
-        found.append(detect_objects(model, test, setup.card, settings, values.score, precision=precision, name=name))
+        found.append(
+            detect_objects(model, test, candidate.card, settings, values.score, precision=precision, name=name)
+        )
         lost = [test.images.describe(i) for i, one in enumerate(found[-1]) if one is None]
         check_read(test, lost)
         its = setup.row_settings(masks=with_masks, **chosen)
         rows.append(_scored(candidate.name, its, test, found[-1]))
-    done = _DONE.format(kind="Mask R-CNN" if with_masks else "Faster R-CNN")
-    done += " From scratch is the same with fresh weights." * (len(candidates) > 1)
+    done = " ".join(filter(None, [_DONE.format(kind="Mask R-CNN" if with_masks else "Faster R-CNN"), beside]))
     drawings = _drawings(found[0], setup)
     return dense_report(setup, f"Detection ({recipe})", "AP of boxes", rows, [done, _MEASURED], lost, drawings)
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from patchloom.claims import START
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Data
 from patchloom.data.splits import choose_indices, pick, some_groups, splittable, with_groups
@@ -28,7 +29,7 @@ from patchloom.dense.segmenter import Segmenter
 from patchloom.dense.training import DenseTraining, images_scored
 from patchloom.dense.windows import starts
 from patchloom.display import StatusMessage, TimeLeft, duration, is_first, progress_message
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classifier import PositionChoice, variant_of
 from patchloom.evaluate.features import Precision, trains_in_bfloat16
 from patchloom.evaluate.results import Drawing, Report, Row, note_unreadable
@@ -42,13 +43,13 @@ from patchloom.evaluate.settings import (
     share_steps,
     tell_colours,
 )
-from patchloom.evaluate.training import format_recipe_value, temporary_seed
-from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.evaluate.training import SCRATCH, about_control, format_recipe_value, temporary_seed
+from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_size, patch_side, width
 from patchloom.nets.finetune import Variant, at_size
 from patchloom.nets.performance import choose_kernels
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder
+from patchloom.runs.encoder import load_encoder, load_start
 from patchloom.runs.held_out import describe_seen, seen_in_pretraining
 from patchloom.sizes import in_pixels
 from patchloom.system.distributed import rank, refused_by_all, smallest, world
@@ -141,6 +142,7 @@ class Setup(Generic[T, R]):
         recipe: values of the recipe.
         run: encoder as typed by the user.
         vit, card: the encoder and its card.
+        start: the weights that an adapted encoder began with, and their card; None for one from random weights.
         variant: position embeddings of the encoder.
         parts: the images.
         train, held: images for training, and for choosing weights.
@@ -157,6 +159,7 @@ class Setup(Generic[T, R]):
     run: str | Path
     vit: Encoder
     card: EncoderCard
+    start: tuple[Encoder, EncoderCard] | None
     variant: Variant
     parts: DenseParts[T]
     train: Annotated[T]
@@ -234,7 +237,7 @@ def set_up(
     variant = variant_of(positions, vit)
     resized = at_size(vit, card, (recipe.size, recipe.size), variant)  # what is fastest depends on the size
     kernels, _ = choose_kernels(resized, settings.torch_device.type, half and not recipe.drop_path, recipe.batch)
-    plan = name, label or name, recipe, run, vit, card, variant, parts, train, held, settings
+    plan = name, label or name, recipe, run, vit, card, load_start(run), variant, parts, train, held, settings
     return Setup(*plan, half, kernels, precision, unused)
 
 
@@ -315,6 +318,8 @@ _SLACK = 1.15  # of memory over what is counted, which allocators do not give ba
 _FEWEST = 4  # patches of a side that is proposed
 _FILLED = 0.95  # the share of what is free that a proposal fills
 
+Begin = Callable[[Any, EncoderCard], DenseTraining[T]]  # a model and the card of its encoder to its training
+
 
 @dataclass(frozen=True)
 class DenseCandidate:
@@ -323,29 +328,58 @@ class DenseCandidate:
     Attributes:
         name: in the report.
         build: makes the model; random values come from torch's global generator.
+        card: card of its encoder, with the mean and std that normalise its images.
     """
 
     name: str
     build: Callable[[], nn.Module]
+    card: EncoderCard
+
+
+def trained_candidates(
+    setup: Setup[T, R], built: Callable[[Encoder], nn.Module], control: bool, from_scratch: bool
+) -> tuple[list[DenseCandidate], str]:
+    """Return the encoder, the control that is trained like it, and a sentence on the control, "" without one.
+
+    The control is the start of an adapted encoder, or else training from scratch.
+    """
+    if from_scratch:
+        return [scratch_candidate(SCRATCH, setup, built)], ""
+    ours = DenseCandidate(setup.card.name, lambda: built(setup.vit), setup.card)
+    if not control:
+        return [ours], ""
+    controls: list[DenseCandidate] = start_candidates(setup, built) or [scratch_candidate(SCRATCH, setup, built)]
+    return [ours, *controls], about_control(setup.start is not None)
+
+
+def start_candidates(setup: Setup[T, R], built: Callable[[Encoder], nn.Module]) -> list[DenseCandidate]:
+    """Return the start of an adapted encoder, with its own normalisation; [] without one."""
+    if setup.start is None:
+        return []
+    vit, card = setup.start
+    return [DenseCandidate(START, lambda: built(vit), card)]
+
+
+def scratch_candidate(name: str, setup: Setup[T, R], built: Callable[[Encoder], nn.Module]) -> DenseCandidate:
+    """Return the same architecture with new weights."""
+    return DenseCandidate(name, lambda: built(untrained_twin(setup.card, seed=setup.settings.seed)[0]), setup.card)
 
 
 def train_each(
-    candidates: Sequence[DenseCandidate], setup: Setup[T, R], begin: Callable[[Any], DenseTraining[T]]
+    candidates: Sequence[DenseCandidate], setup: Setup[T, R], begin: Begin[T]
 ) -> list[tuple[Any, dict[str, Any]]]:
     """Train every candidate; no test image is read."""
     with temporary_seed(setup.settings.seed), _enough_memory(setup.recipe.batch):
-        _foresee_memory(candidates, setup, begin(candidates[0].build()))
+        _foresee_memory(candidates, setup, begin(candidates[0].build(), candidates[0].card))
     left, found = _announce(candidates, setup, begin), []
     for candidate in candidates:
         with temporary_seed(setup.settings.seed), _enough_memory(setup.recipe.batch):
-            trained = begin(candidate.build()).run(candidate.name, left)
+            trained = begin(candidate.build(), candidate.card).run(candidate.name, left)
         found.append((trained.model.cpu(), trained.chosen))
     return found
 
 
-def _announce(
-    candidates: Sequence[DenseCandidate], setup: Setup[T, R], begin: Callable[[Any], DenseTraining[T]]
-) -> TimeLeft:
+def _announce(candidates: Sequence[DenseCandidate], setup: Setup[T, R], begin: Begin[T]) -> TimeLeft:
     """Print the planned trainings and their duration, estimated from a few steps and images."""
     steps = setup.recipe.steps
     left = TimeLeft(len(candidates) * steps)
@@ -356,7 +390,7 @@ def _announce(
         progress_message("measuring a few steps"),
         _enough_memory(setup.recipe.batch),
     ):
-        training = begin(candidates[0].build())
+        training = begin(candidates[0].build(), candidates[0].card)
         left.seconds = training.seconds_of_step()
         images = len(candidates) * images_scored(setup.held, setup.parts.test)
         scoring = images * training.seconds_of_image(setup.train)
@@ -501,7 +535,7 @@ def dense_report(
 ) -> Report:
     """A report whose lines are measures, and whose columns are the encoder and its controls."""
     n = len(setup.parts.test) - len(lost)
-    controls = " and ".join(f"{of[0].number()} {of[0].encoder}" for of in rows[1:])
+    controls = listing([of[0].as_control() for of in rows[1:]], "and")
     against = f" against {controls}" if controls else ""
     sentences = [said[0], _recipe_sentence(setup), setup.parts.story, *said[1:], *note_unreadable(lost, "test images")]
     return Report(

@@ -31,8 +31,11 @@ from patchloom.dense.protocol import (
     check_read,
     dense_report,
     save_model,
+    scratch_candidate,
     set_up,
+    start_candidates,
     train_each,
+    trained_candidates,
     window_count,
 )
 from patchloom.dense.recipes import PROBE, SEGMENT, ResolvedSegmentRecipe, SegmentRecipe, dense_recipe
@@ -46,8 +49,8 @@ from patchloom.evaluate.features import Precision
 from patchloom.evaluate.frozen import PIXELS, UNTRAINED
 from patchloom.evaluate.results import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.evaluate.training import SCRATCH
-from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
+from patchloom.evaluate.training import about_control
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_channels, patch_side
 from patchloom.nets.performance import use_kernels
 from patchloom.nets.swin import Encoder
@@ -150,10 +153,7 @@ _DONE = {
     "upernet": ("Segmentation: UPerNet on four evenly spaced blocks, trained together with the encoder."),
     "linear": "Segmentation: a batch norm and a linear layer on the last tokens of the frozen encoder.",
 }
-_BESIDE = {
-    "upernet": " From scratch is the same with fresh weights.",
-    "linear": " Untrained is the same on fresh weights, raw pixels on the pixels of each patch.",
-}
+_BESIDE = "Untrained is the same on fresh weights, raw pixels on the pixels of each patch."
 _MEASURED = (
     "mIoU is the mean over the classes of intersection over union, each of one sum over all test images, and aAcc the "
     "share of right pixels; intervals are over the test images (jackknife)."
@@ -180,8 +180,9 @@ def segment(
     """Train a head that gives each pixel a class, and measure mIoU on the test images.
 
     UPerNet (Xiao et al. 2018) on four evenly spaced blocks is trained together with the encoder, beside the same from
-    scratch: the papers' protocol. linear is a batch norm and a linear layer on the frozen encoder's last tokens, beside
-    an untrained encoder and raw pixels: it is fast, and measures the frozen features.
+    scratch, or from the start of a run with --init or --from: the papers' protocol. linear is a batch norm and a linear
+    layer on the frozen encoder's last tokens, beside the start, an untrained encoder and raw pixels: it is fast, and
+    measures the frozen features.
 
     Args:
         run, settings: as in `patchloom.evaluate.protocols.evaluate`.
@@ -216,9 +217,9 @@ def segment(
     values, classes = setup.recipe, setup.classes
     options: dict[str, Any] = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
 
-    def begin(model: Segmenter) -> SegmentTraining:
+    def begin(model: Segmenter, card: EncoderCard) -> SegmentTraining:
         kernels = setup.kernels if isinstance(model, Segmenter) else "torch"
-        images = setup.train, setup.held, values, setup.card, settings
+        images = setup.train, setup.held, values, card, settings
         return SegmentTraining(model, *images, half=setup.half, kernels=kernels)
 
     def built(encoder: Encoder) -> Segmenter:
@@ -227,14 +228,13 @@ def segment(
     def pixels() -> PixelSegmenter:
         return PixelSegmenter(len(classes), setup.size, input_channels(setup.vit), patch_side(setup.vit))
 
-    def untrained() -> Segmenter:
-        return built(untrained_twin(setup.card, seed=settings.seed)[0])
-
-    candidates = [] if from_scratch else [DenseCandidate(setup.card.name, lambda: built(setup.vit))]
+    candidates, beside = trained_candidates(setup, built, control and not linear, from_scratch)
     if linear and control:
-        candidates += [DenseCandidate(UNTRAINED, untrained), DenseCandidate(PIXELS, pixels)]
-    elif control or from_scratch:
-        candidates.append(DenseCandidate(SCRATCH, untrained))
+        starts = start_candidates(setup, built)
+        untrained, raw = scratch_candidate(UNTRAINED, setup, built), DenseCandidate(PIXELS, pixels, setup.card)
+        candidates, beside = [*candidates, *starts, untrained, raw], _BESIDE
+        if starts:
+            beside = f"{about_control(True)} {beside}"
     models = train_each(candidates, setup, begin)
     if save or out is not None:
         save_model(models[0][0], setup, "segment", values.resized, options, out, class_ids(setup.train))
@@ -243,14 +243,14 @@ def segment(
     for candidate, (model, chosen) in zip(candidates, models, strict=True):
         name = f"  {candidate.name}"
         each, lost = confusion_per_image(
-            model, setup.parts.test, setup.card, settings, values.resized, precision=precision, name=name
+            model, setup.parts.test, candidate.card, settings, values.resized, precision=precision, name=name
         )
         found.append(each)
         rows.append(_rows(candidate.name, setup.row_settings(head=head, **chosen), each, classes))
     check_read(setup.parts.test, lost)
     title = "Linear segmentation of the frozen encoder" if linear else f"Segmentation ({recipe}, UPerNet)"
     drawings = _drawings(models[0][0], found[0], setup)
-    done = _DONE[head] + _BESIDE[head] * (len(candidates) > 1)
+    done = " ".join(filter(None, [_DONE[head], beside]))
     return dense_report(setup, title, "mIoU", rows, [done, _MEASURED], lost, drawings)
 
 

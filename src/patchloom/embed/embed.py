@@ -28,7 +28,7 @@ from patchloom.data.sources.in_memory import DataLike, evenly_spaced
 from patchloom.data.stats import normalize
 from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, duration
 from patchloom.embed.formats import FORMATS, Card, check_suffix, read_card
-from patchloom.embed.near import Neighbour, matching_rows, nearest_rows, open_one
+from patchloom.embed.near import DRAWN, Neighbour, draw_nearest, matching_rows, nearest_rows, open_one
 from patchloom.embed.parts import (
     Part,
     PartFolder,
@@ -45,12 +45,13 @@ from patchloom.estimate import scaled_seconds
 from patchloom.evaluate.features import digest_tensors, each_batch, runs_in_bfloat16
 from patchloom.evaluate.results import note_unreadable
 from patchloom.evaluate.settings import EvalSettings, open_with_notes, print_notes_once, tell_colours
+from patchloom.look.context import NamedEncoder
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import check_model
 from patchloom.nets.encode import (
-    attend_each,
     attention_heads,
     encode,
+    encode_each,
     final_norm,
     input_channels,
     input_size,
@@ -58,9 +59,7 @@ from patchloom.nets.encode import (
     patch_count,
     patch_layers,
     prefix_count,
-    rotations,
 )
-from patchloom.nets.encode import embed as embed_patches
 from patchloom.nets.heads import (
     POOLED,
     InstanceHead,
@@ -146,7 +145,7 @@ def _tokens_after(vit: Encoder, images: Tensor, number: int) -> Tensor:
     if is_hierarchical(vit):
         return next(islice(patch_layers(vit, images), number, None)).flatten(1, 2)
     given = all_patches(images, patch_count(vit))
-    return next(islice(attend_each(vit, embed_patches(vit, given), rotations(vit, given)), number, None))
+    return next(islice(encode_each(vit, given), number, None))
 
 
 class Encoding(NamedTuple):
@@ -285,6 +284,7 @@ class EmbeddingsFile(Displayable):
         notes: sentences on the encoder and on skipped images.
         near: query image of the search; "" for none.
         neighbours: nearest rows, the nearest first.
+        picture: path of their picture; "" for none.
     """
 
     file: Path
@@ -295,11 +295,14 @@ class EmbeddingsFile(Displayable):
     notes: tuple[str, ...] = ()
     near: str = ""
     neighbours: tuple[Neighbour, ...] = ()
+    picture: str = ""
 
     def parts(self, width: int) -> Sequence[str | TextTable]:
         """See `Displayable`."""
         shown: list[str | TextTable] = [*self.notes, *map(Verbatim, self.sentences())]
-        return [*shown, TextTable.of(self.table())] if self.neighbours else shown
+        if self.neighbours:
+            shown.append(TextTable.of(self.table()))
+        return [*shown, Verbatim(f"Picture: {self.picture}")] if self.picture else shown
 
     def plain(self) -> dict[str, Any]:
         """See `Displayable`."""
@@ -311,6 +314,7 @@ class EmbeddingsFile(Displayable):
             "card": self.card,
             "near": self.near or None,
             "neighbours": [one._asdict() for one in self.neighbours],
+            "picture": self.picture or None,
             "notes": [*self.notes],
         }
 
@@ -554,6 +558,7 @@ def embed(
     dtype: Literal["float32", "float16"] = "float32",
     near: str | Path | None = None,
     top: int = 10,
+    picture: str | Path | None = None,
     device: str = "auto",
     devices: int | Literal["auto"] = "auto",
     batch_size: int | Literal["auto"] = "auto",
@@ -577,6 +582,7 @@ def embed(
         dtype: number format of the vectors.
         near: image to search for: its nearest neighbours in the result are printed.
         top: number of nearest neighbours.
+        picture: PNG file for a picture of the image and its nearest neighbours.
         device: device for the encoder: auto (a GPU if there is one), cpu, cuda, or another device name of torch.
         devices: number of processes per machine, with a device each; auto: those of torchrun or SLURM, else 1.
         batch_size: number of images per batch; auto: 256.
@@ -594,6 +600,13 @@ def embed(
         raise PatchloomError("--to is missing: give a FOLDER, FILE.parquet, FILE.npz or FILE.safetensors")
     if top < 1:
         raise PatchloomError(f"--top must be 1 or more, not {top}")
+    if picture is not None:
+        if near is None:
+            raise PatchloomError("--picture draws the neighbours of one image: add --near IMAGE")
+        if Path(picture).suffix.lower() != ".png":
+            raise PatchloomError(f"--picture {picture} is not a PNG file: choose a name that ends in .png")
+        if top > DRAWN:
+            raise PatchloomError(f"--picture has room for {DRAWN} neighbours: lower --top {top}")
     if devices != "auto" and devices < 1:
         raise PatchloomError(f"--devices must be 1 or more, not {devices}")
     settings = EvalSettings(device=device, batch_size=batch_size, workers=workers, model=model)
@@ -625,4 +638,8 @@ def embed(
     done = make(place, parts, encoding)
     if one is not None and near is not None:
         done = first_decides(lambda: find_nearest(near, one, done, parts, encoding, top))
+        if picture is not None:
+            named_vit, out = NamedEncoder(about.name, vit, about), Path(picture).expanduser()
+            first_decides(lambda: str(draw_nearest(named_vit, str(near), one, done.neighbours, sources, out)))
+            done = replace(done, picture=str(out))
     return replace(done, notes=(about.note, *done.notes) if about.note else done.notes)

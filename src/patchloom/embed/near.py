@@ -1,4 +1,4 @@
-"""Search for the nearest vectors to that of an image in a file or in several parts."""
+"""Search for the nearest vectors to that of an image in a file or in several parts, and a picture of the result."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from patchloom.data.decode import Unreadable
+from patchloom.data.loader import plain_batches
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.glob import is_single, open_images
+from patchloom.data.stats import normalize
 from patchloom.embed.formats import iterate_rows
 from patchloom.embed.parts import path_of
 from patchloom.errors import PatchloomError
+from patchloom.look.context import NamedEncoder, full_caption, to_pictures
+from patchloom.look.image_grid import Tile, draw_tiles
+from patchloom.nets.encode import input_channels, input_size
 
+DRAWN = 20  # largest number of neighbours in a picture
 _LEAST = 1e-12  # smallest norm, as in torch's normalize
 _ROUNDED = 1e-6  # tolerance for rounding of cosines
 _SAMPLED, _SAMPLED_BYTES = 1000, 2**26  # limits of the sample of rows for the distribution of cosines
@@ -125,3 +132,37 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
     """Normalise vectors [m d] to unit length, float32."""
     wide = vectors.astype(np.float32)
     return wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), _LEAST)
+
+
+def draw_nearest(
+    one: NamedEncoder, near: str, image: Source, found: Sequence[Neighbour], sources: Mapping[str, Source], out: Path
+) -> Path:
+    """Draw the only image of the source ``image`` and its neighbours as a PNG file."""
+    others = [each for each in found if not each.itself]
+    size, channels = input_size(one.vit), input_channels(one.vit)
+    images = torch.cat(
+        [
+            normalize(batch.views[0], one.card.mean, one.card.std).cpu()
+            for source in (image, *(_row_of(each, sources) for each in others))
+            for batch in plain_batches(source, size, 1, channels=channels)
+        ]
+    )
+    pictures = to_pictures(one, images)
+    words = ["", *(f"{each.cosine:.3f}" for each in others)]
+    row = [Tile(picture, word) for picture, word in zip(pictures, words, strict=True)]
+    text = (
+        f"The nearest {one.modality.noun} of all rows. Above each is the cosine of the vectors minus their mean. "
+        f"{'; '.join(f'{each.rank}: {each.path}' for each in others)}."
+    )
+    headings = [one.modality.item, *(f"{each.rank}. {each.label or ''}".strip() for each in others)]
+    title = f"{one.name}: nearest to {Path(near).name}"
+    return draw_tiles([row], headings, pictures.shape[1:3], title, full_caption(one, text, images), out)
+
+
+def _row_of(row: Neighbour, sources: Mapping[str, Source]) -> Source:
+    """Return the source of the only image of a row."""
+    source = sources[row.split] if row.split in sources else next(iter(sources.values()))
+    place = next((i for i in range(len(source)) if path_of(source, i) == row.path), None)
+    if place is None:
+        raise PatchloomError(f"{row.path} is no longer among the images of {source.name}: leave out --picture")
+    return source.subset([place])

@@ -27,15 +27,13 @@ from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import (
-    attend_each,
     attention_heads,
-    embed,
+    encode_each,
     input_channels,
     input_size,
     layer_names,
     patch_count,
     prefix_count,
-    rotations,
 )
 from patchloom.nets.heads import InstanceHead, pooled_tokens, poolings_of, select_pooling
 from patchloom.nets.swin import Encoder, is_hierarchical
@@ -192,7 +190,7 @@ def extract(
     def layer_means(images: Tensor) -> dict[str, Tensor]:
         assert not is_hierarchical(vit)  # refused by `layers`
         given = all_patches(images, patches)
-        each = attend_each(vit, embed(vit, given), rotations(vit, given))
+        each = encode_each(vit, given)
         means = (tokens[:, prefix_count(vit) :].float().mean(1) for tokens in each)
         return dict(zip(layer_names(vit), means, strict=True))
 

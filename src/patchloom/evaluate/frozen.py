@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from patchloom.claims import START
+from patchloom.claims import BLEND, START
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
-from patchloom.errors import listing
+from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.features import (
     ImageFeatures,
     Pooling,
@@ -27,19 +27,20 @@ from patchloom.evaluate.features import (
     pixels_size,
     raw_size,
 )
-from patchloom.evaluate.results import Report, Row, note_unreadable
+from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE
+from patchloom.evaluate.results import Report, Row, compare_rows, note_unreadable
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified_subset
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_size
 from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_extra_module, load_start
+from patchloom.runs.encoder import blend, load_blend, load_encoder, load_extra_module, load_start
 
 # suggestion for encoders that a protocol does not support
 INSTEAD = "take knn, linear, blocks, few-shot or finetune, and positions for a run of droppos"
 UNTRAINED, PIXELS, MAJORITY = "untrained", "raw pixels", "majority class"
 
-_IN_HEADLINE = {START: "at its start"}
+_HELD_OUT = "held_out_accuracy"
 
 # features of test images -> settings of each row of the protocol, and [n] correctness of each image
 ScoreFunction = Callable[[ImageFeatures], list[tuple[dict[str, Any], Tensor]]]
@@ -69,6 +70,9 @@ class FrozenProtocol:
         sentence: function from training and test features to a description of the method.
         drawn: whether the result of a given encoder is random, such as with a draw of few labels.
         across: setting whose values are the columns of the table, as in `Report`.
+        gallery: name of the training images in the headline, before their number; "" leaves them out.
+        held_out: function from training features, a quoted row and settings to the row's accuracy on held-out training
+            images, by which a blend is chosen; None: the protocol has no blends.
     """
 
     name: str
@@ -78,6 +82,16 @@ class FrozenProtocol:
     sentence: Callable[[ImageFeatures, ImageFeatures], str]
     drawn: bool = False
     across: str = ""
+    gallery: str = ""
+    held_out: Callable[[ImageFeatures, Row, EvalSettings], float] | None = None
+
+
+class BlendPoint(NamedTuple):
+    """Quoted row of a blend of a run's encoder with its start, and its accuracy on held-out training images."""
+
+    share: float
+    row: Row
+    held_out: float
 
 
 def measure_run(
@@ -87,8 +101,20 @@ def measure_run(
     settings: EvalSettings,
     pooling: Pooling | Literal["all"],
     gallery: float = 1.0,
+    shares: float | Sequence[float] | None = None,
 ) -> Report:
-    """Evaluate a run by one protocol; ``gallery`` is the stratified fraction of the training images that is used."""
+    """Evaluate a run by one protocol.
+
+    Args:
+        protocol: the protocol.
+        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
+        pooling: feature pooling, or all.
+        gallery: stratified fraction of the training images that is used.
+        shares: shares of the run's weights in blends with its start; 0 and 1 are added.
+    """
+    shares = [shares] if isinstance(shares, int | float) else shares
+    if shares is not None:
+        _check_shares(shares, run, pooling)
     vit, card = load_encoder(run, settings.model)
     parts = parts_of(data, settings, card=card, run=run)
     if gallery < 1:
@@ -99,8 +125,19 @@ def measure_run(
         )
         parts = replace(parts, train=some, story=f"{parts.story} {drawn}")
     head = load_extra_module(run, "pooling")
-    (report,) = compare_frozen((protocol,), vit, card, parts, settings, head, pooling, load_start(run))
+    start = load_start(run)
+    (report,) = compare_frozen((protocol,), vit, card, parts, settings, head, pooling, start, shares)
     return report
+
+
+def _check_shares(shares: Sequence[float], run: str | Path, pooling: str) -> None:
+    if not shares or not all(0 <= share <= 1 for share in shares):
+        raise PatchloomError(
+            f"--blend takes shares of the adapted weights from 0 to 1, such as 0.25,0.5,0.75, not {listing(shares)}"
+        )
+    if pooling == "instance":
+        raise PatchloomError("--blend has no instance head: leave out --pooling instance")
+    load_blend(run, 0)  # refuse a run without a start before its images are read
 
 
 def extractors(
@@ -184,23 +221,47 @@ def compare_frozen(
     head: InstanceHead | None = None,
     pooling: Pooling | Literal["all"] = "all",
     start: tuple[Encoder, EncoderCard] | None = None,
+    shares: Sequence[float] | None = None,
 ) -> list[Report]:
     """Evaluate an encoder and its controls by several protocols, sharing features.
 
-    ``start`` are the weights that the encoder began with; they have no instance head.
+    ``start`` are the weights that the encoder began with; they have no instance head. ``shares`` are those of the
+    encoder in blends with its start.
     """
     if pooling != "all":
         check_pooling(pooling, tokens_of(vit, head))
     rows: dict[str, list[list[Row]]] = {protocol.name: [] for protocol in protocols}
+    curves: dict[str, list[BlendPoint]] = {protocol.name: [] for protocol in protocols}
     cached = []
-    for extractor in extractors(vit, card, settings, head, start=None if pooling == "instance" else start):
+
+    def measure(
+        extractor: FeatureExtractor, share: float | None
+    ) -> tuple[dict[str, list[Row]], ImageFeatures, ImageFeatures]:
         found, train, test = evaluate_extractor(extractor, protocols, parts, settings, pooling)
+        cached.extend([extractor.name] * (train.cached or test.cached))
+        for protocol in protocols:
+            if share is None:
+                continue
+            row = protocol.quoted([one for one in found[protocol.name] if one.pooling != "instance"])
+            assert protocol.held_out is not None  # of the protocols with --blend
+            curves[protocol.name].append(BlendPoint(share, row, protocol.held_out(train, row, settings)))
+        return found, train, test
+
+    begins = None if pooling == "instance" else start
+    for place, extractor in enumerate(extractors(vit, card, settings, head, start=begins)):
+        # the encoder and its start are the ends of the curve
+        found, train, test = measure(extractor, 1.0 - place if shares is not None and place < 2 else None)
         for title, its in found.items():
             rows[title].append(its)
-        cached += [extractor.name] * (train.cached or test.cached)
+    for share in sorted({*(shares or ())} - {0, 1}):
+        assert start is not None  # with shares
+        measure(encoder_extractor(f"{BLEND} {share:g}", *blend(start, (vit, card), share), settings), share)
     size, instance = input_size(vit), head is not None and pooling in ("all", "instance")
     around = circumstances(parts, train, test, size, cached, instance)
-    return [_report(protocol, rows[protocol.name], around, parts, settings, train, test) for protocol in protocols]
+    return [
+        _report(protocol, rows[protocol.name], curves[protocol.name], around, parts, settings, train, test)
+        for protocol in protocols
+    ]
 
 
 def evaluate_extractor(
@@ -233,6 +294,7 @@ def evaluate_extractor(
 def _report(
     protocol: FrozenProtocol,
     rows: list[list[Row]],
+    curve: Sequence[BlendPoint],
     around: str,
     parts: Parts,
     settings: EvalSettings,
@@ -240,10 +302,39 @@ def _report(
     test: ImageFeatures,
 ) -> Report:
     trained, *controls = map(protocol.quoted, rows)
-    beside = [f"{100 * row.value:.1f} % {_IN_HEADLINE.get(row.encoder, row.encoder)}" for row in controls]
-    headline = f"{protocol.title(trained)}: {trained.text()} against {listing(beside, 'and')}"
-    return frozen_report(protocol, rows, headline, around, parts, settings, train, test).with_differences(
-        protocol.drawn
+    beside = listing([row.as_control() for row in controls], "and")
+    headline = f"{protocol.title(trained)}: {trained.text()} against {beside}"
+    report = frozen_report(protocol, rows, headline, around, parts, settings, train, test)
+    return (_with_blends(report, curve) if curve else report).with_differences(protocol.drawn)
+
+
+def _with_blends(report: Report, curve: Sequence[BlendPoint]) -> Report:
+    """Return the report with a row for each blend; the one chosen on held-out training images is quoted."""
+    points = sorted(curve)
+    best = max(points, key=lambda point: point.held_out)  # ties go to the one nearest to the start
+    rows = [
+        replace(
+            point.row, encoder=BLEND, settings=point.row.settings | {"blend": point.share, _HELD_OUT: point.held_out}
+        )
+        for point in points
+    ]
+    chosen = rows[points.index(best)]
+    against = compare_rows([chosen], [replace(points[0].row, encoder=START)], False, report.n_test, report.noun)
+    said = (
+        f"Of {len(points)} blends with the start, {best.share:g} is the best on held-out training {report.noun} "
+        f"({100 * best.held_out:.1f} %): {chosen.text()}, {against.text()} against the start."
+    )
+    method = (
+        "Blends are (1 - blend) times the start and blend times the encoder, weight by weight (WiSE-FT). The quoted "
+        f"one was chosen on a stratified {100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {report.noun}; a tie "
+        "goes to the one nearest to the start."
+    )
+    return replace(
+        report,
+        rows=[*report.rows, *rows],
+        quoted=(*report.quoted, chosen),
+        headline=f"{report.headline} {said}",
+        protocol=f"{report.protocol} {method}",
     )
 
 
@@ -259,13 +350,16 @@ def frozen_report(
 ) -> Report:
     """Return the report on the ``rows`` of each extractor, without differences.
 
-    The end of the ``headline``, which names the test images, is added, and so is the row of the majority class.
+    The end of the ``headline``, which names training and test images, is added, and so is the row of the majority
+    class.
     """
     n_test = len(test.labels)
+    used = f" {protocol.gallery}: {len(train.labels):,} training {parts.train.noun}" if protocol.gallery else ""
+    used += f"; test: {parts.origin}" if used and parts.origin else ""
     return Report(
         rows=[*sum(rows, []), majority(protocol.name, train.labels, test.labels)],
         protocol=f"{protocol.sentence(train, test)} {around}",
-        headline=f"{headline} on {n_test:,} test {parts.test.noun}.",
+        headline=f"{headline} on {n_test:,} test {parts.test.noun}.{used}{'.' if used else ''}",
         quoted=tuple(map(protocol.quoted, rows)),
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),

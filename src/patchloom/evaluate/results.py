@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.claims import Difference, Z, difference, difference_over_splits, is_wide, wilson
+from patchloom.claims import START, Difference, Z, difference, difference_over_splits, is_wide, wilson
 from patchloom.display import Displayable, TextTable, Verbatim
 from patchloom.errors import PatchloomError
 from patchloom.system.files import write_whole
@@ -190,6 +190,10 @@ class Row:
     def number(self, value: float | None = None) -> str:
         """Return text such as "61.2 %"; for another value with the same unit, if given."""
         return f"{self.amount(self.value if value is None else value)} {self.unit}".rstrip()
+
+    def as_control(self) -> str:
+        """Return text such as "61.2 % untrained" for a headline."""
+        return f"{self.number()} {'at its start' if self.encoder == START else self.encoder}"
 
     def amount(self, value: float) -> str:
         """Return a number in the unit of the row, without its name."""

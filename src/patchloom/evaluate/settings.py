@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
@@ -29,6 +29,7 @@ from patchloom.runs.held_out import describe_seen, seen_in_pretraining
 from patchloom.system.distributed import first_decides, launch_once, launched_processes, processes_here, world
 from patchloom.system.hardware import Cores, choose_workers, cores, usable_device
 
+OWN_TEST = "the data's test split"
 _AT_ONCE = 256  # images per batch of a frozen encoder
 _FEW_BATCHES = (
     8  # on a CPU: below this number, starting processes costs more than it saves (seconds if they are spawned)
@@ -134,12 +135,14 @@ class Parts:
         train, test: images of each part.
         story: description in sentences.
         validation: validation images of the data; None: training images are held out instead.
+        origin: origin of the test images in a few words, for a headline; "" if it has none.
     """
 
     train: Source
     test: Source
     story: str
     validation: Source | None = None
+    origin: str = ""
 
 
 @contextmanager
@@ -258,7 +261,9 @@ def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str, run: 
             story += f" Test groups: {some_groups(test, settings.group)}."
         if copies := len(whole) - len(train) - len(test):
             story += f" {copies:,} exact copies of test {noun} were left out of training."
-    return limit_training_images(Data(train, test), f"{note} {story}".strip(), settings, looked=own is None)
+    origin = f"a fifth split off (seed {settings.seed})" if own is None else OWN_TEST
+    parts = limit_training_images(Data(train, test), f"{note} {story}".strip(), settings, looked=own is None)
+    return replace(parts, origin=origin)
 
 
 def limit_training_images(opened: Data, story: str, settings: EvalSettings, looked: bool = False) -> Parts:

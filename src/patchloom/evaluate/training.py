@@ -587,6 +587,13 @@ class Candidate:
     card: EncoderCard | None = None
 
 
+def about_control(start: bool) -> str:
+    """Return a sentence on the control of a training."""
+    if start:
+        return "Start is the same from the weights with which the run began, with their own normalisation."
+    return f"{SCRATCH.capitalize()} is the same with newly initialised weights."
+
+
 def plan_for(
     name: str,
     changes: Mapping[str, Any],
@@ -744,7 +751,7 @@ def training_report(
     n = len(found.labels)
     chance = majority(protocol, labels_of(parts.train), found.labels)
     said = [*said, parts.story, *note_unreadable(found.unreadable, f"test {parts.test.noun}")]
-    controls = [f"{row.number()} {row.encoder}" for row in (*rows[1:], chance)]
+    controls = [row.as_control() for row in (*rows[1:], chance)]
     first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"
     against = f"{', '.join(controls[:-1])} and {controls[-1]}" if len(controls) > 1 else controls[0]
     return Report(

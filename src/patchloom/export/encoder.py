@@ -26,7 +26,7 @@ from patchloom.nets.build import build_encoder, spec_of_stock
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.heads import InstanceHead, pooled_tokens, poolings_of, select_pooling, tokens_of
 from patchloom.nets.swin import Encoder, is_hierarchical
-from patchloom.runs.encoder import load_encoder, named_extra_module
+from patchloom.runs.encoder import load_blend, load_encoder, named_extra_module
 
 ExportPooling = Literal["class", "mean", "prefix", "both", "instance"]
 
@@ -41,6 +41,7 @@ class Exportable:
         pooling: pooling of its tokens to the vector of an image.
         head: its instance head, if there is one.
         head_file: name of the file of that head; "" without one.
+        blend: share of the adapted weights, if they are blended with those that the run began with.
         removal: map that removes the place from its patch tokens, or None.
     """
 
@@ -49,6 +50,7 @@ class Exportable:
     pooling: ExportPooling
     head: InstanceHead | None = None
     head_file: str = ""
+    blend: float | None = None
     removal: PositionRemoval | None = None
 
     @property
@@ -91,19 +93,28 @@ class Exportable:
         return not self.hierarchical and not isinstance(self.vit.fc_norm, nn.Identity)
 
 
-def load_exportable(run: str | Path, pooling: ExportPooling, model: str | None = None) -> Exportable:
-    """Load the encoder of a run or a file for export; ``model`` is timm's name if the file has only weights."""
-    vit, card = load_encoder(run, model)
+def load_exportable(
+    run: str | Path, pooling: ExportPooling, model: str | None = None, blend: float | None = None
+) -> Exportable:
+    """Load the encoder of a run or a file for export.
+
+    Args:
+        run: folder or file.
+        pooling: vector of an image.
+        model: timm's name if the file has only weights.
+        blend: share of the run's weights in a blend with those that it began with.
+    """
+    vit, card = load_encoder(run, model) if blend is None else load_blend(run, blend)
     if card.spec is None and model is not None:
         vit, card = _specified(vit, card, model)
     if card.spec is None:
         raise PatchloomError(f"{card.name} is a model of timm: load it with timm")
-    beside = named_extra_module(run, "pooling")
+    beside = None if blend is not None else named_extra_module(run, "pooling")
     head_file, head = ("", None) if beside is None else (beside[0], cast(InstanceHead, beside[1]))
     known = poolings_of(tokens_of(vit, head))
     if pooling not in known:
         raise PatchloomError(f"this encoder has no {pooling} vectors: use --pooling {listing(known)}")
-    return Exportable(vit, card, pooling, head, head_file)
+    return Exportable(vit, card, pooling, head, head_file, blend)
 
 
 def _specified(vit: Encoder, card: EncoderCard, model: str) -> tuple[Encoder, EncoderCard]:
@@ -117,10 +128,13 @@ def _specified(vit: Encoder, card: EncoderCard, model: str) -> tuple[Encoder, En
     return built.eval(), replace(card, spec=spec)
 
 
-def default_out(run: str | Path, name: str) -> Path:
+def default_out(run: str | Path, name: str, blend: float | None = None) -> Path:
     """Return the default path of a file or folder called ``name``: in the run, or beside the encoder's file."""
+    if str(run).startswith("timm:"):
+        raise PatchloomError(f"{run} has no folder for an export: give --out")
     place = Path(run)
-    return (place if place.is_dir() else place.parent) / name
+    before = "" if blend is None else "start-" if blend == 0 else f"blend-{blend:g}-"
+    return (place if place.is_dir() else place.parent) / f"{before}{name}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -21,7 +21,7 @@ from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import kind_of
-from patchloom.runs.folder import RunFolder, run_around
+from patchloom.runs.folder import RunFolder
 
 _IMAGES = 16
 _WHOLE = 4  # number of these also kept at full size, which may be large
@@ -63,8 +63,6 @@ class Examples:
 def open_run_images(run: str | Path, data: DataLike | None, card: EncoderCard) -> tuple[Source | None, str]:
     """Open the given data or the run's; without either return None and the reason."""
     noun = card.modality.noun
-    if (around := run_around(run)) is not None and RunFolder(around).start == Path(run):
-        run = around
     if data is not None:
         opened = with_encoder_sound(open_data(data), card.sound, card.name)
     elif not Path(run).is_dir() or kind_of(run) == "hub":

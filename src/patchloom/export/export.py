@@ -14,7 +14,6 @@ from patchloom.export.examples import make_examples, open_run_images
 from patchloom.export.to_timm import to_timm
 from patchloom.export.without_positions import remove_positions_of
 from patchloom.nets.checkpoints.load import check_model
-from patchloom.runs.folder import RunFolder
 
 # options of single formats with their defaults
 _OWN: dict[str, dict[str, Any]] = {
@@ -38,6 +37,7 @@ def export(
     push: str | None = None,
     public: bool = False,
     start: bool = False,
+    blend: float | None = None,
     without_positions: bool = False,
 ) -> Export:
     """Write an encoder for use without patchloom, and compare its features with those of the exported code.
@@ -60,6 +60,8 @@ def export(
         public: public visibility of a new repository; default: private.
         start: export the weights that the run began with (``--init``, ``--from``) instead of the trained ones, to names
             that begin with ``start``.
+        blend: share of the trained weights in a blend with those that the run began with, such as 0.5 (WiSE-FT), to
+            names that begin with ``blend``.
         without_positions: beside the weights, write a linear map of the patch tokens after which a linear probe cannot
             read row and column (as RASA), fitted to up to 500 images; timm only.
 
@@ -72,30 +74,28 @@ def export(
     own = {"without_positions": without_positions, "fp16": fp16, "license": license, "push": push, "public": public}
     _check_options(to, own)
     run = plain_path(run)
-    if start:
-        folder = RunFolder(run)
-        if not folder.start.is_file():
-            raise PatchloomError(
-                f"{run} has no start.safetensors: only runs with --init or --from have it; leave out --start"
-            )
-        names = {"timm": "start-timm.safetensors", "hf": "start-hf", "onnx": "start.onnx"}
-        run, out = folder.start, out or default_out(folder.path, names[to])
+    if start and blend is not None:
+        raise PatchloomError(f"--start is --blend 0: leave out --start or --blend {blend:g}")
+    if blend is not None and not 0 <= blend <= 1:
+        raise PatchloomError(f"--blend is the share of the adapted weights, from 0 to 1, not {blend:g}")
+    blend = 0.0 if start else blend
     check_model(run, model)
     if to == "hf":
         from patchloom.export.to_hub import to_hub  # imports modules of the report, which the others do not need
 
-        return to_hub(run, data, out, pooling, license, push, public, model)
+        return to_hub(run, data, out, pooling, license, push, public, model, blend)
     if to == "onnx":
         from patchloom.export.to_onnx import to_onnx
 
-        return to_onnx(run, data, out, pooling, fp16, model)
-    one = load_exportable(run, pooling, model)
+        return to_onnx(run, data, out, pooling, fp16, model, blend)
+    one = load_exportable(run, pooling, model, blend)
     if without_positions:
         source, why = open_run_images(run, data, one.card)
         if source is None:
             raise PatchloomError(f"--without_positions needs {one.card.modality.noun}, but {why}: give --data")
         one = replace(one, removal=remove_positions_of(one.vit, one.card, source))
-    return to_timm(one, make_examples(run, data, one.card), Path(out) if out else default_out(run, "timm.safetensors"))
+    path = Path(out) if out else default_out(run, "timm.safetensors", blend)
+    return to_timm(one, make_examples(run, data, one.card), path)
 
 
 def _check_options(to: str, given: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from patchloom.data.sources.in_memory import is_object
 from patchloom.data.sources.open import split_names
 from patchloom.errors import PatchloomError
 from patchloom.export.encoder import Exportable
+from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE
 from patchloom.nets.heads import POOLED
 from patchloom.report.load_run import RunData, load_run
 from patchloom.report.metadata import run_metadata
@@ -118,12 +119,13 @@ def check_license(license: str | None) -> None:
 
 def model_card(run: str | Path, one: Exportable, license: str | None, name: str | None, difference: float) -> str:
     """Return Markdown with a YAML header, with names from users escaped and without paths."""
-    told = load_run(run) if Path(run).is_dir() and (Path(run) / "config.yaml").is_file() else None
+    of_run = one.blend != 0 and Path(run).is_dir() and (Path(run) / "config.yaml").is_file()
+    told = load_run(run) if of_run else None
     hidden = {} if told is None else _hidden(told)
     called = one.card.name if name is None else name.rpartition("/")[2]
     place = name or f"NAME/{re.sub(r'[^A-Za-z0-9._-]+', '-', called)}"
     front = {
-        "license": license or "unknown",
+        **_license_header(license or one.card.license or UNKNOWN_LICENSE),
         "library_name": "timm",
         "pipeline_tag": "image-feature-extraction",
         "tags": ["image-feature-extraction", "timm", "transformers", "self-supervised-learning", "patchloom"],
@@ -133,12 +135,40 @@ def model_card(run: str | Path, one: Exportable, license: str | None, name: str 
         f"# {escaped(_public(called, hidden))}",
         _lead(one),
         "## Model\n\n" + _listed(_model(one)),
-        *([] if told is None else _of_run(told, one.card.note, hidden)),
+        *([] if told is None else _of_run(told, one, hidden)),
+        *([f"## Licence\n\n{license_terms(one.card.license)}"] if one.card.license else []),
         "## Limits\n\n" + _limits(one, told),
         _usage(one, place, difference),
         f"Written by patchloom {__version__}.",
     ]
     return "\n\n".join(sections) + "\n"
+
+
+# licences that timm states and the Hub lists; it takes others by name (huggingface.co/docs/hub/repositories-licenses)
+_OF_THE_HUB = {
+    *("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0", "cc-by-nc-4.0", "apple-ascl", "apple-amlr", "gemma"),
+    *("other", UNKNOWN_LICENSE),
+}
+# licences under which weights derived from others have to be passed on, with a copy of the text
+_WITH_A_COPY = {"dinov3-license": "https://github.com/facebookresearch/dinov3/blob/main/LICENSE.md"}
+
+
+def _license_header(license: str) -> dict[str, str]:
+    """Return the fields of the header for a licence that the user or the weights state."""
+    if license in _OF_THE_HUB:
+        return {"license": license}
+    link = _WITH_A_COPY.get(license)
+    return {"license": "other", "license_name": license, **({} if link is None else {"license_link": link})}
+
+
+def license_terms(license: str) -> str:
+    """Return sentences on the licence of the weights that training began with."""
+    if license == UNKNOWN_LICENSE:
+        return "Licence of the weights that training began with: unknown: check the weights' source."
+    said = f"Licence of the weights that training began with: {escaped(license)}. It applies to these weights, too."
+    if license in _WITH_A_COPY:
+        said += f" They may be passed on only under it, with a copy of its text: {_WITH_A_COPY[license]}"
+    return said
 
 
 def escaped(text: str) -> str:
@@ -148,6 +178,11 @@ def escaped(text: str) -> str:
 
 def _lead(one: Exportable) -> str:
     task = one.card.task.rpartition("/")[2]  # a user's task has the path of its file
+    if one.blend == 0:
+        return (
+            f"An image encoder: the weights of {escaped(task)} with which a run began, fitted to its sizes. It has no "
+            "classifier and computes a vector for each image."
+        )
     entry = TASKS.get(task)
     by = f"`{task}`" if re.fullmatch(r"[\w.-]+", task) else escaped(task)
     paper = ""
@@ -173,8 +208,8 @@ def _model(one: Exportable) -> list[tuple[str, str]]:
     ]
 
 
-def _of_run(told: RunData, note: str, hidden: Mapping[str, str]) -> list[str]:
-    """Return the sections about a run: training, figures and verdict."""
+def _of_run(told: RunData, one: Exportable, hidden: Mapping[str, str]) -> list[str]:
+    """Return the sections about a run: training and, unless its weights are blended, figures and verdict."""
     settings = told.settings
     about = dict(run_metadata(told))
     data = data_slug(settings.data) if not is_object(settings.data) else "images in memory"
@@ -183,13 +218,15 @@ def _of_run(told: RunData, note: str, hidden: Mapping[str, str]) -> list[str]:
         ("data", f"{data}, without labels"),
         ("images", _images(told)),
         ("epochs", epochs),
-        ("weights", note),
+        ("weights", one.card.note),
         ("batch", f"{settings.batch_size} images"),
         ("state", "" if told.finished else told.state()),
         *((term, about.get(term, "")) for term in _PUBLISHED),
     ]
     facts = [(term, _public(text, hidden)) for term, text in facts if text]
     found = ["## Training\n\n" + _listed(facts)]
+    if one.blend is not None:
+        return found
     try:
         numbers = key_numbers(told)
     except ValueError as problem:  # results.csv is damaged

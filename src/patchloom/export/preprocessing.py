@@ -45,11 +45,16 @@ def preparing_by_torch(size: tuple[int, int], channels: int, by_file: bool) -> s
             take += "    image = grey.round().to(torch.uint8)[None]\n"
         name, scaled = "pixels", "    return resized.float() / 255\n"
     else:
+        axis = "" if channels > 1 else "[None]"
+        read = f'tifffile.imread(file){axis}.astype("float32") / 65535'
         about = (
             f'    """Crop an image [{channels} h w] at the centre and resize it to [1 {channels} {h} {w}] in '
             "[0, 1].\n\n"
-            "    The image is uint8, or float32 in [0, 1].\n"
+            "    The image is uint8, or float32 in [0, 1]. For a 16-bit TIFF file with its channels first:\n"
+            f"    torch.from_numpy({read})\n"
             '    """\n'
+            "    if image.dtype != torch.uint8 and not (image.is_floating_point() and image.max() <= 1):\n"
+            '        raise ValueError("values are not uint8 or float in [0, 1]: divide those of 16 bits by 65535")\n'
         )
         name, take = "image", ""
         scaled = "    return resized.float() / 255 if resized.dtype == torch.uint8 else resized.clamp(0, 1)\n"

@@ -29,7 +29,8 @@ from patchloom.export.encoder import (
     silence_libraries,
 )
 from patchloom.export.examples import Examples, describe_files, largest_difference, make_examples, vectors_of_files
-from patchloom.export.model_card import check_license, model_card, timm_code, transformers_code
+from patchloom.export.model_card import check_license, license_terms, model_card, timm_code, transformers_code
+from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE
 from patchloom.runs.folder import RunFolder, run_around
 from patchloom.system.files import make_folder, write_whole
 from patchloom.system.network import network_error, why_offline
@@ -97,15 +98,16 @@ def to_hub(
     name: str | None,
     public: bool,
     model: str | None = None,
+    blend: float | None = None,
 ) -> Export:
     """Write the folder with a model card, load it with both libraries, compare, and upload it if requested."""
     require_packages("hf", "transformers")
     check_license(license)
     if name is not None:
         check_push(name)
-    one = load_exportable(run, pooling, model)
+    one = load_exportable(run, pooling, model, blend)
     _check(one)
-    folder = Path(out) if out else default_out(run, "hf")
+    folder = Path(out) if out else default_out(run, "hf", blend)
     _check_folder(folder)
     examples = make_examples(run, data, one.card)
     readable = one.channels in (1, 3)
@@ -119,9 +121,7 @@ def to_hub(
     make_folder(folder)
     for file, content in contents.items():
         write_whole(folder / file, content)
-    notes = [one.card.note, examples.why_noise, _head_note(one)]
-    if license is None:
-        notes.append(_license_note(run))
+    notes = [one.card.note, examples.why_noise, _head_note(one), _license_note(run, one, license)]
     checks = [
         f"Vectors ({one.pooling} tokens) differ by at most {found.timm:.1e} by timm.create_model, and by "
         f"{found.transformers:.1e} by transformers' AutoModel.",
@@ -161,12 +161,16 @@ def _check_folder(folder: Path) -> None:
         raise PatchloomError(f"{folder} has other files, such as {min(others)}: give another folder with --out")
 
 
-def _license_note(run: str | Path) -> str:
-    """Return a sentence on a missing licence, and on the weights that the run began with or learnt from."""
-    folder = RunFolder(run if Path(run).is_dir() else run_around(run) or run)
-    before = folder.read_config().weights_before if folder.config.exists() else ()
-    inherited = f" The licence of {' and '.join(before)} applies to these weights, too." if before else ""
-    return f"The model card says license: unknown. Name yours by --license, such as apache-2.0.{inherited}"
+def _license_note(run: str | Path, one: Exportable, license: str | None) -> str:
+    """Return sentences on a missing licence, and on the weights that training began with or a teacher's."""
+    stated = one.card.license
+    said = [license_terms(stated)] * bool(stated)
+    if license is None and stated in ("", UNKNOWN_LICENSE):
+        said.insert(0, "The model card says license: unknown. Name yours by --license, such as apache-2.0.")
+        folder = RunFolder(run if Path(run).is_dir() else run_around(run) or run)
+        if before := folder.read_config().weights_before if folder.config.exists() else ():
+            said.append(f"The licence of {' and '.join(before)} applies to these weights, too.")
+    return " ".join(said)
 
 
 def _head_note(one: Exportable) -> str:

@@ -70,12 +70,13 @@ def to_onnx(
     pooling: Any,
     fp16: bool,
     model: str | None = None,
+    blend: float | None = None,
 ) -> Export:
     """Write the graph, run it with onnxruntime at two batch sizes, and compare."""
     require_packages("onnx", "onnx", "onnxscript", "onnxruntime")
-    one = load_exportable(run, pooling, model)
+    one = load_exportable(run, pooling, model, blend)
     _check(one, fp16)
-    path = Path(out) if out else default_out(run, "encoder-fp16.onnx" if fp16 else "encoder.onnx")
+    path = Path(out) if out else default_out(run, "encoder-fp16.onnx" if fp16 else "encoder.onnx", blend)
     if path.is_dir():
         raise PatchloomError(f"--out {path} is a folder: give a file, such as {path / 'encoder.onnx'}")
     examples = make_examples(run, data, one.card)
@@ -153,6 +154,7 @@ def _annotate(file: Path, one: Exportable) -> None:
         "mean": json.dumps(list(one.card.mean)),
         "std": json.dumps(list(one.card.std)),
         "pooling": one.pooling,
+        **({} if one.blend is None else {"blend": f"{one.blend:g}"}),
         "patchloom": __version__,
     }
     onnx.helper.set_model_props(model, about)

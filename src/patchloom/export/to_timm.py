@@ -147,7 +147,7 @@ def _embedding(by_file: bool) -> str:
 def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
     """Write the encoder, and its instance head to a file whose name begins with the encoder's."""
     vit, head, head_file = one.vit, one.head, path.with_name(f"{path.stem}-{one.head_file}")
-    files = {path: save(vit.state_dict())}
+    files = {path: save(vit.state_dict(), None if one.blend is None else {"blend": f"{one.blend:g}"})}
     removal_file = None if one.removal is None else path.with_name(f"{path.stem}-without_positions.safetensors")
     if one.removal is not None and removal_file is not None:
         files[removal_file] = save({"weight": one.removal.weight})

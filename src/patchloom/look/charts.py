@@ -35,6 +35,7 @@ STYLE: dict[Any, Any] = {
     "axes.labelcolor": QUIET,
 }
 MARKED = 40  # curves with at most this many points have markers
+_LONGEST_NOTE = 56  # letters of a subtitle that fit above a panel
 LABEL_GAP = 0.075  # smallest distance between labels as a fraction of the panel's height
 
 
@@ -67,18 +68,21 @@ def draw_curves(
     smooth: float = 0.02,
     images: str = "held-out images",
     percent: bool = False,
+    gallery: str = "training images",
 ) -> Path:
     """Draw the loss, the held-out measure and the kNN accuracy in a ``metrics.csv`` over epochs as a PNG file.
 
     Panels without data are left out. Baselines are dashed lines at the last value of their columns. ``percent``: the
-    measure is a fraction, written as a percentage.
+    measure is a fraction, written as a percentage. ``gallery``: images in which kNN searches for those of ``images``.
     """
-    columns = read_metrics(metrics_csv)
+    columns, searched = read_metrics(metrics_csv), f"on {images}; gallery: {gallery}"
+    if len(searched) > _LONGEST_NOTE:
+        searched = searched.replace("; ", "\n")
     panels = [
         panel_of(columns, "loss", None, "training loss", "as logged", False, smooth),
         panel_of(columns, "held_out", "baseline:", measure, f"on {images}", percent, 0),
-        panel_of(columns, "knn", "knn:", "kNN accuracy", "of the encoder's features", True, 0),
-        panel_of(columns, "instance_knn", "instance_knn:", "kNN, instance", "by the task's representation", True, 0),
+        panel_of(columns, "knn", "knn:", "kNN accuracy", searched, True, 0),
+        panel_of(columns, "instance_knn", "instance_knn:", "kNN, the task's representation", searched, True, 0),
     ]
     panels = [p for p in panels if len(p.values)]
     if not panels:
@@ -167,7 +171,7 @@ def draw_panel(axes: Axes, panel: Panel, longest: float) -> None:
 
 def frame_panel(axes: Axes, panel: Panel) -> None:
     """Draw a panel's title, note, grid and dashed baselines."""
-    axes.set_title(panel.title, loc="left", pad=19, fontsize=10.5, color=INK)
+    axes.set_title(panel.title, loc="left", pad=19 + 10 * panel.note.count("\n"), fontsize=10.5, color=INK)
     small: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 8, "color": QUIET}
     axes.annotate(panel.note, (0, 1), (0, 7), **small)
     for value in panel.baselines.values():
@@ -242,14 +246,14 @@ _HEIGHT, WIDTH, _WIDER = 3.4, 3.4, 0.22  # inches: size of the picture, and addi
 def draw_layers(
     layers: Sequence[str],
     values: Sequence[tuple[float, float, float]],
-    untrained: Sequence[float],
+    controls: dict[str, Sequence[float]],
     baselines: dict[str, float],
     best: int,
     name: str,
     note: str,
     out: Path,
 ) -> Path:
-    """Draw the accuracy of each layer of an encoder, with that of an untrained one, as a PNG file."""
+    """Draw the accuracy of each layer of an encoder, with that of each control, as a PNG file."""
     places = np.arange(len(layers))
     shares, low, high = np.array(values).T
     panel = Panel(f"Layers of {name}", note, places, shares, baselines, True, 0)
@@ -259,7 +263,8 @@ def draw_layers(
         axes = figure.subplots()
         frame_panel(axes, panel)
         axes.fill_between(places, low, high, color=_RUN_PALE, alpha=0.4, linewidth=0)
-        axes.plot(places, untrained, color=QUIET, linewidth=1.4, marker="o", markersize=2.5)
+        for control, marker in zip(controls.values(), "os", strict=False):
+            axes.plot(places, control, color=QUIET, linewidth=1.4, marker=marker, markersize=2.5)
         axes.plot(places, shares, color=RUN, linewidth=1.9, marker="o", markersize=3.5)
         axes.plot(places[best], shares[best], "o", markersize=8, markerfacecolor="none", color=INK)
         chosen: dict[str, Any] = {
@@ -269,12 +274,14 @@ def draw_layers(
             "fontsize": 8,
             "color": INK,
         }
-        away = 12 if shares[best] >= untrained[best] else -12  # keeps off the other curve
+        # keeps off the other curves
+        away = 12 if shares[best] >= max(control[best] for control in controls.values()) else -12
         axes.annotate("chosen", (places[best], shares[best]), (0, away), **chosen)
         axes.margins(x=0.02)
         axes.set_xticks(places, ["0", *(layer.removeprefix("block ") for layer in layers[1:])])
         axes.set_xlabel("after block")
-        dashed = {"untrained": untrained[-1], **baselines}  # labelled like the baselines
+        # labelled like the baselines
+        dashed = {**{control: accuracies[-1] for control, accuracies in controls.items()}, **baselines}
         name_lines(axes, panel._replace(baselines=dashed), float(shares[-1]), "this encoder")
         return write_figure(figure, out)
 

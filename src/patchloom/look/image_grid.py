@@ -131,8 +131,8 @@ def draw_sheet(
 
     Args:
         sheet: name, caption, meaning of empty areas, and normalised images [b c h w] by heading; NaN is hatched as
-            empty, inf is crossed as wrong. One channel is drawn in grey and three as red, green, blue; of any other
-            number the first ones are drawn, and the caption says so. Sizes may differ between columns.
+            empty, inf is crossed as wrong. One channel is drawn in grey, two in magenta and green, three in red, green
+            and blue; of more, the first three, and the caption says so. Sizes may differ between columns.
         mean: mean [c] of the channels, as subtracted from pixels in [0, 1].
         std: standard deviation [c] of the channels.
         folder: folder for the file; it is created.
@@ -165,11 +165,11 @@ def draw_sheet(
 
 
 def channels_shown(channels: int) -> str:
-    """Return a sentence on the channels shown, or "" if all are."""
+    """Return a sentence on the colours of the channels, or "" for grey and for three."""
     if channels in (1, 3):
         return ""
     if channels == 2:
-        return "Shown in grey: channel 1 of 2."
+        return "Channel 1 is magenta, channel 2 is green; where both are bright, white."
     return f"Shown as red, green, blue: channels 1 to 3 of {channels}."
 
 
@@ -177,6 +177,8 @@ def in_colour(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[floa
     """Convert normalised ``images`` [b c h w] to red, green and blue [b 3 h w], not clamped to [0, 1]."""
     mean, std = (torch.as_tensor(x, dtype=torch.float32, device="cpu").view(-1, 1, 1) for x in (mean, std))
     shown = images.detach().float().cpu() * std + mean
+    if shown.shape[1] == 2:
+        return shown[:, [0, 1, 0]]  # magenta and green, which colour-blind readers can tell apart
     return shown[:, :3] if shown.shape[1] >= 3 else shown[:, :1].expand(-1, 3, -1, -1)
 
 

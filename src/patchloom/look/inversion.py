@@ -23,9 +23,8 @@ from patchloom.look.charts import write_table
 from patchloom.look.context import LookRequest, NamedEncoder, check_finite, sheet_as_drawn
 from patchloom.look.image_grid import draw_sheet
 from patchloom.nets.encode import (
-    attend_each,
-    embed,
     encode,
+    encode_each,
     grid_size,
     has_class_token,
     has_positions,
@@ -34,7 +33,6 @@ from patchloom.nets.encode import (
     patch_count,
     patch_size,
     prefix_count,
-    rotations,
 )
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.swin import Encoder, is_hierarchical
@@ -283,7 +281,7 @@ def _features(
         raise PatchloomError(f"the encoder has no block {block}: choose from 1 to {len(names) - 2}")
     # the head takes tokens before the final norm
     last = block or len(names) - (2 if of == "instance" else 1)
-    tokens = next(islice(attend_each(vit, embed(vit, given), rotations(vit, given)), last, None))
+    tokens = next(islice(encode_each(vit, given), last, None))
     if of == "instance":
         assert head is not None
         return represent(vit, head, tokens)[:, None]

@@ -211,7 +211,8 @@ def look(
 
     Args:
         run: folder of a run; for pictures of an encoder also a file of weights, or timm:NAME.
-        data: images from any source (its test split, if it has one); default: the run's held-out images.
+        data: images from any source: its test split, if it has one; for the run's own data, and by default, the images
+            that the run held out.
         what: task (pictures of the pretext task), or pictures of the encoder, separated by commas: attention,
             relative, features, correlation, depth, neighbours, retrieval, inversion; or all.
         out: folder for the pictures; default: ``RUN/pictures`` for the run's own images, else ``RUN/pictures-DATA``.

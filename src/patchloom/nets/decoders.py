@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
+from timm.layers import Mlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from patchloom.nets.build import initialize
 from patchloom.nets.sparse_attention import as_compiled, attention_of, query_block, run_blocks
+from patchloom.patches.tokens import gather_tokens, scatter_tokens
 
 
 class Decoder(nn.Module):
@@ -121,6 +126,127 @@ def _positions_in(decoder: MAEDecoder, state: dict[str, Tensor], prefix: str, *_
     """Use the positions of a state dict that has them."""
     if f"{prefix}positions" in state:
         decoder.keep_positions()
+
+
+class CrossBlock(nn.Module):
+    """Decoder block with cross-attention to the encoder's tokens and an MLP, without self-attention (CrossMAE).
+
+    Args:
+        width, heads: width and number of attention heads of the block.
+        in_width: width of the encoder's tokens.
+    """
+
+    def __init__(self, width: int, heads: int, in_width: int):
+        super().__init__()
+        self.heads, self.fused_attn = heads, True
+        self.norm1, self.norm2 = (nn.LayerNorm(width, eps=1e-6) for _ in range(2))
+        self.q, self.kv = nn.Linear(width, width), nn.Linear(in_width, 2 * width)
+        self.proj = nn.Linear(width, width)
+        self.mlp = Mlp(width, 4 * width)
+
+    def forward(self, queries: Tensor, context: Tensor) -> Tensor:
+        """Return the queries [b m width] after attending to ``context`` [b t in_width]."""
+        q = self.q(self.norm1(queries)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = self.kv(context).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        if self.fused_attn:
+            mixed = F.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1) @ v
+        queries = queries + self.proj(mixed.transpose(1, 2).flatten(2))
+        return queries + self.mlp(self.norm2(queries))
+
+
+class CrossDecoder(nn.Module):
+    """CrossMAE's decoder: every masked patch reads the encoder's tokens by cross-attention, and no other masked patch.
+
+    So the prediction of a patch does not depend on which others are predicted.
+
+    Args:
+        in_width: width of the encoder's tokens.
+        answers: number of outputs per patch.
+        positions: [n width] fixed position embedding of every patch of the grid.
+        depth: number of blocks.
+        heads: number of attention heads.
+        maps: number of feature maps of the encoder; of several, each block reads its own weighted and normalised sum
+            (inter-block attention).
+    """
+
+    positions: Tensor
+    visible_asked = 0
+
+    def __init__(self, in_width: int, answers: int, positions: Tensor, depth: int, heads: int, maps: int = 1):
+        super().__init__()
+        width, self.grad_checkpointing = positions.shape[1], False
+        self.register_buffer("positions", positions, persistent=False)
+        self.mask_token = nn.Parameter(torch.empty(width).normal_(std=0.02))
+        self.blocks = nn.ModuleList(CrossBlock(width, heads, in_width) for _ in range(depth))
+        self.mix = nn.Linear(maps, depth, bias=False) if maps > 1 else None
+        self.mixed_norms = nn.ModuleList(nn.LayerNorm(in_width, eps=1e-6) for _ in range(depth if maps > 1 else 0))
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.answer = nn.Linear(width, answers)
+        initialize(self)
+
+    def contexts(self, tokens: Tensor) -> list[Tensor]:
+        """Return what each block reads, [b t d], of tokens [b t d], or of several feature maps [maps b t d]."""
+        if self.mix is None:
+            return [tokens] * len(self.blocks)
+        mixed = (self.mix.weight @ tokens.flatten(1)).unflatten(1, tokens.shape[1:])
+        return [norm(one) for norm, one in zip(self.mixed_norms, mixed, strict=True)]
+
+    def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
+        """Return predictions [b m answers] for the patches ``masked`` [b m]; those ``visible`` are not used.
+
+        Args:
+            tokens: [b prefix+k d] from the encoder, or [maps b prefix+k d].
+            visible: [b k] indices of the visible patches.
+            masked: [b m] indices of the predicted patches.
+        """
+        queries = self.mask_token + self.positions[masked]
+        for block, context in zip(self.blocks, self.contexts(tokens), strict=True):
+            step = (queries, context)
+            queries = checkpoint(block, *step, use_reentrant=False) if self.grad_checkpointing else block(*step)
+        return self.answer(self.norm(queries))
+
+
+class ConvDecoder(nn.Module):
+    """data2vec 2.0's decoder: convolutions over the grid of the encoder's tokens and of mask tokens.
+
+    Args:
+        in_width: width of the encoder's tokens.
+        answers: number of outputs per patch.
+        grid: rows and columns of patches.
+        width: number of channels.
+        depth: number of convolutions of 3x3 patches, in up to 16 groups of channels.
+        prefix: number of class and register tokens in front, which are not used.
+    """
+
+    def __init__(self, in_width: int, answers: int, grid: tuple[int, int], width: int, depth: int, prefix: int):
+        super().__init__()
+        self.grid, self.prefix = grid, prefix
+        self.mask_token = nn.Parameter(torch.empty(in_width).normal_(std=0.02))
+        widths = [in_width, *[width] * (depth - 1)]
+        self.convs = nn.ModuleList(
+            nn.Conv2d(enters, width, 3, padding=1, groups=math.gcd(16, enters, width)) for enters in widths
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in widths)
+        self.answer = nn.Linear(width, answers)
+        initialize(self)
+
+    def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
+        """Return predictions [b m answers] for the patches ``masked`` [b m].
+
+        Args:
+            tokens: [b prefix+k d] from the encoder.
+            visible: [b k] indices of the visible patches.
+            masked: [b m] indices of the predicted patches.
+        """
+        empty = self.mask_token.expand(len(tokens), math.prod(self.grid), -1)
+        x = scatter_tokens(tokens[:, self.prefix :], visible, empty)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            mixed = conv(x.mT.unflatten(2, self.grid)).flatten(2).mT
+            mixed = F.gelu(norm(mixed))
+            x = x + mixed if x.shape == mixed.shape else mixed
+        return self.answer(gather_tokens(x, masked))
 
 
 class PatchHead(nn.Linear):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.sparse_attention import Rotations, attention_of, identity_rotation, run_blocks
+from patchloom.nets.sparse_attention import Rotations, attention_of, block_with_mlp, identity_rotation, run_blocks
 from patchloom.nets.swin import (
     Encoder,
     PlainViT,
@@ -285,9 +285,23 @@ def attend_each(vit: PlainViT, tokens: Tensor, rotations: Rotations | None) -> I
     """
     yield tokens
     for i, block in enumerate(blocks_of(vit)):
-        tokens = block(tokens) if rotations is None else block(tokens, rope=rotations[i])
+        rope = None if rotations is None else rotations[i : i + 1]
+        tokens = run_blocks([block], tokens, rotations=rope, checkpointing=vit.grad_checkpointing)
         yield tokens
     yield vit.norm(tokens)
+
+
+def encode_each(vit: PlainViT, given: EncoderInput) -> Iterator[Tensor]:
+    """Yield the tokens [b prefix+k d] of an input at every stage of `attend_each`."""
+    return attend_each(vit, embed(vit, given), rotations(vit, given))
+
+
+def encode_mlps(vit: PlainViT, given: EncoderInput) -> Iterator[Tensor]:
+    """Yield the output [b prefix+k d] of each block's MLP, before it is added to the tokens."""
+    tokens, ropes = embed(vit, given), rotations(vit, given)
+    for i, block in enumerate(blocks_of(vit)):
+        tokens, mixed = block_with_mlp(block, tokens, None if ropes is None else ropes[i])
+        yield mixed
 
 
 def layer_patterns(vit: Encoder) -> tuple[str, list[tuple[str, tuple[int, ...] | None]]]:
@@ -318,7 +332,7 @@ def patch_layers(vit: Encoder, images: Tensor) -> Iterator[Tensor]:
         yield vit.norm(tokens)
         return
     given = all_patches(images, patch_count(vit))
-    for tokens in attend_each(vit, embed(vit, given), rotations(vit, given)):
+    for tokens in encode_each(vit, given):
         yield tokens[:, prefix_count(vit) :].unflatten(1, grid_size(vit))
 
 

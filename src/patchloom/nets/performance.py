@@ -17,6 +17,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from patchloom.errors import PatchloomError
+from patchloom.nets.decoders import CrossBlock
 from patchloom.nets.sparse_attention import BlockKernels, attention_of
 from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, patch_embedding, stages_of
 from patchloom.system.hardware import attention_gain, fused_gain, memory, when
@@ -66,12 +67,12 @@ def kept_bytes(vit: Encoder, images: int, fused: bool) -> int:
 
 
 def fuse_attention(net: nn.Module, fused: bool) -> None:
-    """Choose fused attention or an explicit softmax (same result) in every timm attention inside ``net``.
+    """Choose fused attention or an explicit softmax (same result) in every attention inside ``net``.
 
     `patchloom.system.hardware.fused_gain` measures which one is faster.
     """
     for module in net.modules():
-        if isinstance(module, Attention | EvaAttention | AttentionRope | ClassAttn | WindowAttention):
+        if isinstance(module, Attention | EvaAttention | AttentionRope | ClassAttn | WindowAttention | CrossBlock):
             module.fused_attn = fused  # type: ignore[misc]  # Final only for TorchScript
 
 
@@ -148,7 +149,7 @@ def compile_blocks(net: nn.Module, enabled: bool = True) -> None:
     # training, teacher, decoder and measures have more shapes than torch's limit of 8
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     for module in net.modules():
-        if not isinstance(module, Block | EvaBlock | SwinTransformerBlock):
+        if not isinstance(module, Block | EvaBlock | SwinTransformerBlock | CrossBlock):
             continue
         if enabled:
             module.compile(dynamic=False)

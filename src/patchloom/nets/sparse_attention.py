@@ -109,7 +109,7 @@ def context_block(block: AnyBlock, tokens: Tensor, keys_values: Tensor, rope: Te
     if rope is not None:
         queries = _of_all_tokens(attn, rope)
         ropes = queries, queries.take_along_dim(keys_values[:, None, :, None], 2)
-    return _after_attention(block, tokens, _attention(attn, normed, gather_tokens(normed, keys_values), ropes))
+    return _after_attention(block, tokens, cross_attention(attn, normed, gather_tokens(normed, keys_values), ropes))
 
 
 def query_block(block: AnyBlock, tokens: Tensor, first: int, rope: Tensor | None = None) -> Tensor:
@@ -124,7 +124,7 @@ def query_block(block: AnyBlock, tokens: Tensor, first: int, rope: Tensor | None
     if rope is not None:
         keys = _of_all_tokens(attn, rope)
         ropes = keys[:, :, first:], keys
-    return _after_attention(block, tokens[:, first:], _attention(attn, normed[:, first:], normed, ropes))
+    return _after_attention(block, tokens[:, first:], cross_attention(attn, normed[:, first:], normed, ropes))
 
 
 def attention_of(block: AnyBlock) -> AnyAttention:
@@ -174,21 +174,37 @@ def _of_all_tokens(attn: AnyAttention, rope: Tensor) -> Tensor:
 
 def _after_attention(block: AnyBlock, tokens: Tensor, attended: Tensor) -> Tensor:
     """Run the part of a block after its attention."""
-    if isinstance(block, EvaBlock):
-        tokens = tokens + block.drop_path1(_scaled(attended, block.gamma_1))
-        return tokens + block.drop_path2(_scaled(block.mlp(block.norm2(tokens)), block.gamma_2))
-    tokens = tokens + block.drop_path1(block.ls1(attended))
-    return tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
+    tokens = tokens + _attention_residual(block, attended)
+    return tokens + _mlp_residual(block, tokens)
+
+
+def _attention_residual(block: AnyBlock, attended: Tensor) -> Tensor:
+    scaled = _scaled(attended, block.gamma_1) if isinstance(block, EvaBlock) else block.ls1(attended)
+    return block.drop_path1(scaled)
+
+
+def _mlp_residual(block: AnyBlock, tokens: Tensor) -> Tensor:
+    mixed = block.mlp(block.norm2(tokens))
+    return block.drop_path2(_scaled(mixed, block.gamma_2) if isinstance(block, EvaBlock) else block.ls2(mixed))
+
+
+def block_with_mlp(block: AnyBlock, tokens: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return a block's output for tokens [b t d], and the output of its MLP [b t d], which that contains."""
+    attn, normed = attention_of(block), block.norm1(tokens)
+    ropes = None if rope is None else (_of_all_tokens(attn, rope),) * 2
+    tokens = tokens + _attention_residual(block, cross_attention(attn, normed, normed, ropes))
+    mixed = _mlp_residual(block, tokens)
+    return tokens + mixed, mixed
 
 
 def _scaled(tokens: Tensor, gamma: Tensor | None) -> Tensor:
     return tokens if gamma is None else gamma * tokens
 
 
-def _attention(
+def cross_attention(
     attn: AnyAttention, queries: Tensor, keys_values: Tensor, ropes: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Compute timm's attention with queries from ``queries`` [b t d], keys and values from ``keys_values`` [b m d].
+    """Return timm's attention [b t d] with queries from ``queries`` [b t d], keys, values from ``keys_values`` [b m d].
 
     ``ropes`` are the rotations of the queries [b h t 2e] and keys [b h m 2e], class and register tokens included.
     """

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from patchloom.system.distributed import draw
 
@@ -106,6 +107,60 @@ def _block_at(grid: tuple[int, int], block: tuple[int, int], top: Tensor, left: 
     outside = ~(in_rows[:, :, None] & in_columns[:, None]).flatten(1)
     order = outside.byte().argsort(dim=1, stable=True)
     return order.split([block[0] * block[1], grid[0] * grid[1] - block[0] * block[1]], dim=1)
+
+
+def random_rectangles(
+    b: int,
+    count: int,
+    grid: tuple[int, int],
+    size: int,
+    aspect: tuple[float, float],
+    generator: torch.Generator | None = None,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Draw rectangles of ``size`` patches with random aspect ratios at random places: [b count size].
+
+    I-JEPA's blocks, with equally many patches in each: the ones nearest to a random centre, where a unit is half a side
+    of the rectangle. A rectangle that does not fit the grid is reshaped.
+
+    Args:
+        b: number of images.
+        count: number of rectangles per image, drawn independently.
+        grid: rows and columns of patches.
+        size: number of patches of a rectangle.
+        aspect: lowest and highest ratio of height to width.
+        generator, device: as for `random_partition`.
+    """
+    rows, columns = grid
+    draws = draw(torch.rand, (b, 3, count, 1), generator, device).to(device, non_blocking=True).unbind(1)
+    ratio = aspect[0] + draws[0] * (aspect[1] - aspect[0])
+    height = (size * ratio).sqrt().clamp(max(1.0, size / columns), min(rows, size))
+    sides, apart = (height, size / height), []
+    for along, side, place in zip(grid, sides, draws[1:], strict=True):
+        centre = (side - 1) / 2 + place * (along - side)
+        apart.append((torch.arange(along, device=device) - centre).abs() / side)
+    order = torch.maximum(apart[0][..., None], apart[1][..., None, :]).flatten(2).argsort(dim=2, stable=True)
+    return order[..., :size]
+
+
+def inverse_blocks(
+    b: int,
+    count: int,
+    grid: tuple[int, int],
+    side: int,
+    visible: int,
+    generator: torch.Generator | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, Tensor]:
+    """Draw ``count`` masks per image that leave blocks of ``side`` x ``side`` patches (odd) visible (data2vec 2.0).
+
+    Returns:
+        Visible [b count visible] and masked patches [b count n-visible]; the last block is cut to the number.
+    """
+    noise = draw(torch.rand, (b, count, *grid), generator, device).to(device, non_blocking=True)
+    highest = F.max_pool2d(noise, side, stride=1, padding=side // 2)  # equal for the patches around a high one
+    order = highest.flatten(2).argsort(dim=2, descending=True, stable=True)
+    return order[..., :visible], order[..., visible:]
 
 
 def random_dropped(

@@ -91,13 +91,16 @@ def mark_wrong(images: Tensor, p: Sides, visible: Tensor, placed: Tensor) -> Ten
 
 
 def put_together(images: Tensor, p: Sides, visible: Tensor, placed: Tensor) -> Tensor:
-    """Rebuild images [b c h w] from the visible patches [b k] at places [b k]; the mean where several are placed."""
+    """Rebuild images [b c h w] from the visible patches [b k] at places [b k]; the mean where several are placed.
+
+    A patch at place n, one behind the last, is left out.
+    """
     grid = grid_of(images, p)
     patches = patchify(images, p, visible)
-    sums = patches.new_zeros(len(images), grid[0] * grid[1], patches.shape[-1])
+    sums = patches.new_zeros(len(images), grid[0] * grid[1] + 1, patches.shape[-1])
     sums.scatter_add_(1, placed[..., None].expand_as(patches), patches)
     landed = torch.zeros_like(sums[..., 0]).scatter_add_(1, placed, torch.ones_like(placed, dtype=sums.dtype))
-    return unpatchify(sums / landed[..., None], p, grid)  # 0 / 0 is nan: withheld
+    return unpatchify((sums / landed[..., None])[:, :-1], p, grid)  # 0 / 0 is nan: withheld
 
 
 # Principal components of features as colours: similar features have similar colours.

@@ -63,30 +63,50 @@ class Features(PatchQuestion):
         self.check_blank(encoded.given)
         asked, answers = self.answer(encoded)
         targets = self.teacher_features(encoded)
-        b = len(targets)
-        mean = (targets.sum(0, keepdim=True) - targets) / (b - 1) if b > 1 else targets.mean(1, keepdim=True)
-        of_place = gather_tokens(mean.expand_as(targets), asked)
+        of_place = gather_tokens(mean_of_others(targets), asked)
         targets = gather_tokens(targets, asked)
         found, blind = (F.cosine_similarity(one, targets, dim=-1).mean(1) for one in (answers, of_place))
         return Measure("feature cosine", found, {"mean feature": blind}, "mean feature", True, form=".3f")
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:
         """Draw original | input | first three principal components of the target | those of the prediction."""
-        g = self.geometry
         asked, answers = self.answer(encoded)
         targets = self.teacher_features(encoded)
         # with the cosine loss a prediction has a direction but no length
         answers = F.layer_norm(answers, answers.shape[-1:])
         everywhere = scatter_tokens(answers, asked, torch.full_like(targets, WITHHELD))
-        columns = {"original": encoded.images, "given": self.given_picture(encoded.given)}
-        axes = principal(targets.flatten(0, 1), g.channels)
-        for name, features in {"teacher's features": targets, "answer": everywhere}.items():
-            colours = axes.colours(features).to(encoded.images.device)
-            columns[name] = encoded.normalized(
-                unpatchify(colours.repeat_interleave(g.p[0] * g.p[1], dim=-1), g.p, g.grid)
-            )
-        caption = (
-            "Red, green and blue are the first three principal components of the teacher's features over these "
-            f"{encoded.modality.noun}; the predictions are shown by the same components."
-        )
-        return [Sheet("features", caption, columns, "not given, or not predicted")]
+        return [features_sheet(self.geometry, encoded, self.given_picture(encoded.given), targets, everywhere)]
+
+
+def mean_of_others(features: Tensor) -> Tensor:
+    """Return the mean [b n d] of the features [b n d] at each place over the other images.
+
+    For a single image it is the mean over its own patches.
+    """
+    b = len(features)
+    if b == 1:
+        return features.mean(1, keepdim=True).expand_as(features)
+    return (features.sum(0, keepdim=True) - features) / (b - 1)
+
+
+def features_sheet(geometry: Geometry, encoded: Encoded, given: Tensor, targets: Tensor, answers: Tensor) -> Sheet:
+    """Draw original | input | first three principal components of the target | those of the prediction.
+
+    Args:
+        geometry: geometry of the encoder.
+        encoded: the batch.
+        given: [b c h w] the encoder's input as a picture.
+        targets: [b n d] the teacher's features.
+        answers: [b n d] predicted features, nan where nothing was predicted.
+    """
+    columns = {"original": encoded.images, "given": given}
+    axes = principal(targets.flatten(0, 1), geometry.channels)
+    for name, features in {"teacher's features": targets, "answer": answers}.items():
+        colours = axes.colours(features).to(encoded.images.device)
+        pixels = colours.repeat_interleave(geometry.p[0] * geometry.p[1], dim=-1)
+        columns[name] = encoded.normalized(unpatchify(pixels, geometry.p, geometry.grid))
+    caption = (
+        "Red, green and blue are the first three principal components of the teacher's features over these "
+        f"{encoded.modality.noun}; the predictions are shown by the same components."
+    )
+    return Sheet("features", caption, columns, "not given, or not predicted")

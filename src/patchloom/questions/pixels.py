@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError, listing
-from patchloom.nets.decoders import MAEDecoder, PatchHead
+from patchloom.nets.decoders import CrossDecoder, MAEDecoder, PatchHead
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.pictures import fill_holes
 from patchloom.patches.tokens import (
@@ -43,7 +43,7 @@ class PatchQuestion(Question):
         PatchloomError: in use, if the input has another number of blank patches, or nothing to predict.
     """
 
-    def __init__(self, geometry: Geometry, decoder: MAEDecoder | PatchHead, blank: int = 0):
+    def __init__(self, geometry: Geometry, decoder: MAEDecoder | CrossDecoder | PatchHead, blank: int = 0):
         super().__init__(geometry)
         self.decoder, self.blank = decoder, blank
 
@@ -124,7 +124,7 @@ class Pixels(PatchQuestion):
     def __init__(
         self,
         geometry: Geometry,
-        decoder: MAEDecoder | PatchHead,
+        decoder: MAEDecoder | CrossDecoder | PatchHead,
         normalized: bool = True,
         absolute: bool = False,
         blank: int = 0,
@@ -176,7 +176,8 @@ class Pixels(PatchQuestion):
     def baselines(self, encoded: Encoded) -> dict[str, Tensor]:
         """Return pictures [b c h w] that need no learning, by name.
 
-        ``mean colour`` (``patch mean`` for recordings): every patch has its true mean colour. ``blurred copy``: the
+        ``mean colour`` (``patch mean`` for recordings, and with two or more than three channels): every patch has its
+        true mean in each channel. ``blurred copy``: the
         holes are filled by a Gaussian blur of the visible patches, as wide as a patch. ``flat patches``, for normalised
         targets: every patch has one value, the mean of all its numbers, which becomes the prediction zero; with one
         channel it equals the mean colour.
@@ -184,7 +185,8 @@ class Pixels(PatchQuestion):
         g, found = self.geometry, dict[str, Tensor]()
         if not self.normalized or g.channels > 1:
             mean = patch_channel_statistics(patchify(encoded.images, g.p), g.channels)[0]
-            found[encoded.modality.flat] = unpatchify(mean, g.p, g.grid)
+            flat = encoded.modality.flat if g.channels in (1, 3) else "patch mean"  # other channels are no colours
+            found[flat] = unpatchify(mean, g.p, g.grid)
         found["blurred copy"] = fill_holes(encoded.images, g.p, self.with_content(encoded.given))
         if self.normalized:
             found["flat patches"] = self.flat(encoded)

@@ -223,34 +223,34 @@ def loss_weights(dropped: Tensor, visible: Tensor, affinities: Tensor | None = N
 # Pictures of predicted positions: DropPos Fig. 3, and MP3's rebuilt and mixed images (Figs. 14-15).
 
 
-_POSITION_MASK_RATIO = 0.95
 _NOTHING = "no patch placed here"
 
 
 def figure_3(
     geometry: Geometry,
     images: Tensor,
-    predict: Callable[..., PositionPrediction],
+    predict: Callable[[float], PositionPrediction],
     generator: torch.Generator,
     mask_ratios: Sequence[float] = DROPPOS_RATIOS["mask_ratio"],
 ) -> list[Sheet]:
     """Draw Fig. 3 as two sheets over mask ratios: correctly placed patches, and images rebuilt from predictions.
 
-    ``predict`` predicts the places of the images' patches at ratios named as in `DROPPOS_RATIOS`; ``mask_ratios``
-    differ from the figure's if the encoder cannot have those.
+    ``predict`` predicts the places of the images' patches at a mask ratio; ``mask_ratios`` differ from the figure's if
+    the encoder cannot have those.
     """
     n, p = geometry.n, geometry.p
     marked, rebuilt = {"original": images}, {"original": images}
+    dropped = n
     for ratio in mask_ratios:
         if share_of(n, 1 - ratio) < 2:  # two patches or more are needed
             continue
-        answer = predict(mask_ratio=ratio, position_mask_ratio=_POSITION_MASK_RATIO)
+        answer = predict(ratio)
         visible, placed = answer.visible, answer.places()
         if ratio == 0:
+            dropped = n - int(answer.known()[0])
             rebuilt["given"] = put_together(images, p, visible, scatter_places(visible, answer.dropped, generator))
         marked[f"γ = {ratio}"] = mark_wrong(images, p, visible, placed)
         rebuilt[f"γ = {ratio}"] = put_together(images, p, visible, placed)
-    dropped = n - share_of(n, 1 - _POSITION_MASK_RATIO)
     asked = f"At γ = 0 the places of {dropped} of {n} patches were withheld; γ is the fraction masked."
     return [
         Sheet(

@@ -97,7 +97,9 @@ class Measure:
 
     def alike(self) -> bool:
         """Return whether the targets of different images are so alike that agreement means little."""
-        return self.outputs is not None and self.means()[self.baseline_to_beat()] > _ALIKE
+        if self.outputs is None or not self.higher_is_better:
+            return False
+        return self.means()[self.baseline_to_beat()] > _ALIKE
 
     def baseline_to_beat(self) -> str:
         """Return the name of the baseline that has to be beaten."""

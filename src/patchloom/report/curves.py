@@ -35,7 +35,12 @@ def charts_of(runs: Sequence[RunData]) -> list[Chart]:
         percent = any(run.percent for run in some)
         note = f"On {_noun_of(runs)} that are not used for training. Dashed: baselines that need no learning."
         charts.append(_measured(some, runs, "held_out", "baseline:", measure, note, percent))
-    charts += [_measured(runs, runs, name, f"{name}:", title, note, True) for name, (title, note) in _KNN.items()]
+    galleries = " or ".join(f"{n:,}" for n in sorted({run.settings.knn_gallery for run in runs}))
+    searched = f"Gallery: up to {galleries} training {_noun_of(runs)}; test: the held-out {_noun_of(runs)}."
+    charts += [
+        _measured(runs, runs, name, f"{name}:", title, f"{note} {searched}", True)
+        for name, (title, note) in _KNN.items()
+    ]
     charts += [_further(runs, name) for name in dict.fromkeys(name for run in runs for name in run.metrics)]
     return [chart for chart in charts if chart.lines]
 

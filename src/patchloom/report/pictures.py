@@ -142,8 +142,8 @@ _CAPTIONS = {
     ),
     "layers": Caption(
         "kNN accuracy by layer",
-        "kNN accuracy of the features of each layer, compared with the untrained encoder. A drop in the last blocks "
-        "means that these are specialised in the pretext task.",
+        "kNN accuracy of the features of each layer, compared with the untrained encoder, and with the start of "
+        "an adapted one. A drop in the last blocks means that these are specialised in the pretext task.",
     ),
     "segment": Caption(
         "Segmentation: the best and the worst test {noun}",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, overload
 
+import torch
 from torch import Tensor, nn
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
@@ -133,6 +135,53 @@ def load_start(source: str | Path) -> tuple[Encoder, EncoderCard] | None:
         return None
     vit, card = load_pretrained(folder.start)
     return vit, replace(card, name=START)
+
+
+def load_blend(source: str | Path, share: float) -> tuple[Encoder, EncoderCard]:
+    """Load the blend of a run's encoder with its start, as in `blend`, and its card.
+
+    Raises:
+        PatchloomError: there is no start, or the two cannot be blended.
+    """
+    start = load_start(source)
+    if start is None:
+        raise PatchloomError(
+            f"{source} has no start.safetensors: only runs with --init or --from have it; use its encoder unblended"
+        )
+    return start if share == 0 else blend(start, load_encoder(source), share)
+
+
+def blend(
+    start: tuple[Encoder, EncoderCard], adapted: tuple[Encoder, EncoderCard], share: float
+) -> tuple[Encoder, EncoderCard]:
+    """Return the encoder with the weights (1 - share) * start + share * adapted, and its card.
+
+    This is WiSE-FT (Wortsman et al. 2022, arXiv:2109.01903). Mean and deviation of the images are blended, too. A share
+    of 0 gives exactly the start, and 1 the adapted weights.
+
+    Raises:
+        PatchloomError: the two have other parts or sizes.
+    """
+    (first, its), (second, own) = start, adapted
+    before, after = first.state_dict(), second.state_dict()
+    shapes, others = ({name: tuple(one.shape) for name, one in state.items()} for state in (before, after))
+    if its.spec != own.spec or its.sound != own.sound or shapes != others:
+        name = next((name for name in {**shapes, **others} if shapes.get(name) != others.get(name)), "the model")
+        raise PatchloomError(
+            f"{own.name} cannot be blended with its start, because {name} is another one there: restore "
+            "start.safetensors from a copy, or train again"
+        )
+    mixed = deepcopy(second)
+    mixed.load_state_dict({name: torch.lerp(before[name], after[name], share) for name in after})
+    mean, std = _between(its.mean, own.mean, share), _between(its.std, own.std, share)
+    note = f"{own.note} The weights are {1 - share:.3g} of the start and {share:.3g} of the adapted encoder (WiSE-FT)."
+    name = f"{own.name}, blend {share:g}"
+    return mixed.eval(), replace(own, mean=mean, std=std, name=name, note=note.strip(), extra_modules={})
+
+
+def _between(first: tuple[float, ...], second: tuple[float, ...], share: float) -> tuple[float, ...]:
+    one, other = (torch.tensor(values, dtype=torch.float64) for values in (first, second))
+    return tuple(torch.lerp(one, other, share).tolist())
 
 
 def _with_current_name(card: EncoderCard, source: str | Path) -> EncoderCard:

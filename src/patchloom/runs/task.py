@@ -12,7 +12,7 @@ from patchloom.data.augment import RandAugment
 from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE, EncoderCard, read_encoder_card
 from patchloom.nets.finetune import add_low_rank, freeze_for
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention, use_kernels
 from patchloom.nets.swin import Encoder
@@ -27,10 +27,15 @@ from patchloom.tasks.custom import Code, label, refuse_untyped, same_task
 from patchloom.tasks.task import Task
 
 
-def run_card(settings: ResolvedSettings, stats: Stats, name: str) -> EncoderCard:
+def run_card(settings: ResolvedSettings, stats: Stats, folder: RunFolder) -> EncoderCard:
     """Return the card of the encoder of a run."""
-    task = label(settings.task["name"])
-    return EncoderCard(settings.encoder_spec(), stats.mean, stats.std, task, name, sound=stats.sound)
+    task, license = label(settings.task["name"]), ""
+    if folder.start.is_file():
+        license = read_encoder_card(folder.start).license
+    elif settings.init or settings.from_run:  # not stored yet, or by a version that stored none
+        license = UNKNOWN_LICENSE
+    spec = settings.encoder_spec()
+    return EncoderCard(spec, stats.mean, stats.std, task, folder.name, sound=stats.sound, license=license)
 
 
 def prepare_task(
@@ -124,7 +129,7 @@ def load_task(run: str | Path, task: TaskLike | None = None) -> LoadedTask:
 
 def newest_card(folder: RunFolder, settings: ResolvedSettings, about: Mapping[str, Any]) -> EncoderCard:
     """Return the card of a run's encoder; for an unfinished run, name and note say so."""
-    card = run_card(settings, folder.read_stats(), folder.name)
+    card = run_card(settings, folder.read_stats(), folder)
     if folder.encoder.exists():
         return card
     reached = step_of(about)

@@ -38,6 +38,9 @@ class Entry(NamedTuple):
 
 TASKS = {
     "mae": Entry("patchloom.tasks.mae.MAE", "He et al. 2022", "patches (removed)", "their pixels", (1.0, 1.0)),
+    "crossmae": Entry(
+        "patchloom.tasks.crossmae.CrossMAE", "Fu et al. 2024", "patches (removed)", "the pixels of a third of them"
+    ),
     "simmim": Entry(
         "patchloom.tasks.simmim.SimMIM",
         "Xie et al. 2022",
@@ -87,11 +90,35 @@ TASKS = {
         "a frozen model's features of them",
         needs="features_of",
     ),
+    "latent": Entry(
+        "patchloom.tasks.latent.Latent",
+        "I-JEPA, data2vec 2.0, Bootleg",
+        "patches (removed)",
+        "a teacher's hidden layers there",
+    ),
     "diet": Entry(
         "patchloom.tasks.diet.DIET",
         "Balestriero 2023",
         "surroundings and colours, by a random view",
         "which training image it is",
+    ),
+    "jigsaw": Entry(
+        "patchloom.tasks.jigsaw.Jigsaw",
+        "Chen et al. 2022",
+        "half of the patches, and all positions",
+        "where each visible patch was",
+    ),
+    "part": Entry(
+        "patchloom.tasks.part.PART",
+        "Ayoughi et al. 2025",
+        "the grid, and all positions",
+        "how far one patch is from another",
+    ),
+    "loca": Entry(
+        "patchloom.tasks.loca.LOCA",
+        "Caron et al. 2022",
+        "a crop's positions, and most of its patches",
+        "where each patch is in another crop",
     ),
     "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted"),
 }

@@ -11,10 +11,10 @@ from torch import nn
 from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.checkpoints.load import load_pretrained
 from patchloom.nets.decoders import MAEDecoder
-from patchloom.nets.encode import attention_heads, has_class_token
+from patchloom.nets.encode import attention_heads, has_class_token, has_rotations, patch_positions
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.heads import InstanceHead, mlp
-from patchloom.nets.swin import refuse_hierarchical
+from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.patches.positions import sincos_2d
 from patchloom.questions.agreement import GAUSSIAN, AgreementLoss, Loss, Representation
@@ -49,6 +49,15 @@ def decoder_sizes(
     return wide, deep, many
 
 
+def check_decoder_depth(blocks: int, option: str = "decoder_depth") -> None:
+    """Raise an error if a decoder of masked patches alone has no block."""
+    if not blocks:
+        raise PatchloomError(
+            "without a block in the decoder, masked patches are guessed from their place alone and the encoder learns "
+            f"nothing from them: give --task.{option} 1 or more"
+        )
+
+
 def patch_decoder(
     task: Task,
     width: Size,
@@ -62,11 +71,8 @@ def patch_decoder(
 ) -> MAEDecoder:
     """Build a decoder that predicts ``answers`` numbers per patch; by default the pixels of the masked patches."""
     d, blocks, attending = decoder_sizes(task, width, depth, heads, usual, depth_option)
-    if not blocks and not visible_asked:
-        raise PatchloomError(
-            "without a block in the decoder, masked patches are guessed from their place alone and the encoder learns "
-            f"nothing from them: give --task.{depth_option} 1 or more"
-        )
+    if not visible_asked:
+        check_decoder_depth(blocks, depth_option)
     g = task.geometry
     numbers = g.patch_dim if answers is None else answers
     return MAEDecoder(g.width, numbers, sincos_2d(d, g.grid), blocks, attending, g.prefix, has_masked, visible_asked)
@@ -168,6 +174,19 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
             f"give --channels {len(card.mean)}, or another teacher"
         )
     return FrozenTeacher(plain, card.mean, card.std, geometry.grid)
+
+
+def refuse_positions(task: str, encoder: Encoder, otherwise: str = "") -> None:
+    """Raise an error if an encoder has position embeddings, all of which ``task`` withholds: none would be trained.
+
+    ``otherwise`` ends the message.
+    """
+    if patch_positions(encoder) is not None:
+        none = "rotary, without embeddings" if has_rotations(encoder) else "none"
+        raise PatchloomError(
+            f"{task} withholds every position, so the encoder must have none: use --positions {none}"
+            f"{f',{otherwise}' if otherwise else ''}"
+        )
 
 
 def check_smoothing(sigma: float, sigma_end: float) -> None:

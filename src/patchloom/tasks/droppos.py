@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -23,6 +24,7 @@ from patchloom.tasks.task import PAPERS, Size, Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 
 _ENOUGH = 16  # with fewer visible patches there is too little context to tell positions
+_MOST_DROPPED = 0.95  # fraction γ_pos of Fig. 3
 
 Placeholder = Literal["auto", "learned", "zeros", "foreign"]
 
@@ -174,14 +176,15 @@ class DropPos(Task):
         """Draw the paper's Fig. 3, and the images rebuilt from the predicted positions."""
         question = cast(Positions, self.questions["positions"])
 
-        def predict(**ratios: float) -> PositionPrediction:
-            given = self.given(images, generator, **ratios)
+        def predict(mask_ratio: float, **ratios: float) -> PositionPrediction:
+            given = self.given(images, generator, mask_ratio=mask_ratio, **ratios)
             return question.predict(self.encode(images, given, generator))
 
         if seconds := self.modality.column_seconds:
-            sheets = [frames_sheet(self.geometry, images, predict(mask_ratio=0.0), seconds, generator)]
+            sheets = [frames_sheet(self.geometry, images, predict(0.0), seconds, generator)]
         else:
-            sheets = figure_3(self.geometry, images, predict, generator, question.ratios["mask_ratio"])
+            most = partial(predict, position_mask_ratio=_MOST_DROPPED)
+            sheets = figure_3(self.geometry, images, most, generator, question.ratios["mask_ratio"])
         if "pixels" in self.questions:
             encoded = self.encode(images, self.given(images, generator), generator)
             sheets += self.questions["pixels"].sheets(encoded)

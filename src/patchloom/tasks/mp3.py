@@ -11,7 +11,7 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import PatchHead
-from patchloom.nets.encode import has_positions, has_rotations, patch_positions
+from patchloom.nets.encode import has_positions
 from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import random_partition, share_of
 from patchloom.questions.positions import (
@@ -23,6 +23,7 @@ from patchloom.questions.positions import (
     rebuilt_sheet,
 )
 from patchloom.questions.question import Sheet
+from patchloom.tasks.defaults import refuse_positions
 from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, limit_context
 
@@ -64,15 +65,10 @@ class MP3(Task):
         if not 0 <= known_positions < 1:
             raise PatchloomError(f"--task.known_positions must lie in [0, 1), not {known_positions}")
         self.known = min(share_of(self.geometry.n, known_positions), self.geometry.n - 1)
-        table = patch_positions(encoder) is not None
         if self.known and not has_positions(encoder):
             raise PatchloomError("known positions need an encoder that has them: use --positions sincos")
-        if table and not self.known:
-            none = "rotary, without embeddings," if has_rotations(encoder) else "none,"
-            raise PatchloomError(
-                f"mp3 withholds every position, so the encoder must have none: use --positions {none} or let a share "
-                "of the patches keep theirs with --task.known_positions"
-            )
+        if not self.known:
+            refuse_positions("mp3", encoder, " or let a share of the patches keep theirs with --task.known_positions")
         g = self.geometry
         head = PatchHead(g.width, g.n, g.prefix)
         self.questions["positions"] = Positions(g, head, MP3_RATIOS, by_context=True)

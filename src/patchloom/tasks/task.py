@@ -40,6 +40,7 @@ class Task(nn.Module, ABC):
         uses_indices: whether `forward` also takes ``indices``, int64 [b], the places of the images in the training set.
         native_crops: whether ``--crop_scale auto`` may cut crops at native scale; False if a question depends on the
             area that a crop shows.
+        cuts_crops: whether the task cuts crops out of its images; ``--crop_scale auto`` then leaves the images whole.
         encoder: the ViT or Swin in training; `patchloom export` writes its ``state_dict``.
         geometry: sizes of its images and tokens.
         questions: questions by name; `measure` reports the first one unless it is overridden.
@@ -52,6 +53,7 @@ class Task(nn.Module, ABC):
 
     serves_swin: ClassVar[bool] = False
     native_crops: ClassVar[bool] = False
+    cuts_crops: ClassVar[bool] = False
     uses_indices: ClassVar[bool] = False
     encoder: Encoder
     mean: Tensor

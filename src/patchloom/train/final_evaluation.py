@@ -19,7 +19,7 @@ from patchloom.evaluate.frozen import compare_frozen
 from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.results import Report, Row, append_rows
-from patchloom.evaluate.settings import EvalSettings, Parts
+from patchloom.evaluate.settings import OWN_TEST, EvalSettings, Parts
 from patchloom.loggers.base import FinalResult
 from patchloom.loggers.queue import TrackerSet
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder, save_extra_module
@@ -124,15 +124,15 @@ class FinalEvaluation(NamedTuple):
         if self.data.test is not None and has_labels(self.data.test):
             test = only_labelled(self.data.test)
             doubt = note_test_overlap(self.folder, self.settings, test)
-            story = f"The test images are the test split of the data.{doubt}"
+            story, origin = f"The test images are the test split of the data.{doubt}", OWN_TEST
         else:
             test, story = only_labelled(self.validation.held_out), self.held_out.sentence("The test images")
-            doubt = story if self.held_out.doubt else ""
+            doubt, origin = story if self.held_out.doubt else "", f"the {test.noun} that this run held out"
         train = self.training
         if len(train) > _MAX_EVALUATED:
             some = np.random.default_rng(self.settings.seed).permutation(len(train))[:_MAX_EVALUATED]
             train, story = train.subset(np.sort(some)), f"{story} The training images are a random subset."
-        parts = Parts(only_labelled(train), test, story)
+        parts = Parts(only_labelled(train), test, story, origin=origin)
         seed, task, validation = self.settings.seed, self.validation.task, self.validation
         device = str(next(task.parameters()).device)
         # evaluated only once, so no cache

@@ -31,7 +31,7 @@ from patchloom.questions.identity import ImageHead
 from patchloom.runs.encoder import check_place, encoder_weights, unfinished_run
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings, Settings
-from patchloom.runs.task import newest_card
+from patchloom.runs.task import newest_card, run_card
 from patchloom.tasks.custom import same_task
 from patchloom.tasks.task import Task
 
@@ -143,8 +143,15 @@ class Start:
         vit = build_encoder(card.own_spec)
         vit.load_state_dict(self.loaded)
         source = str(self.asked.from_run or self.asked.init)
-        save_encoder(vit, replace(card, name=START, task=source, trained_on="", note=""), folder.start)
+        card = replace(card, name=START, task=source, trained_on="", note="", license=self._license())
+        save_encoder(vit, card, folder.start)
         self.loaded = {}
+
+    def _license(self) -> str:
+        """Return the licence of the weights, for a run that of the weights that it began with."""
+        if self.folder is None or self.run is None:
+            return self._weights.license
+        return run_card(self.run, self.folder.read_stats(), self.folder).license
 
     def _refuse_random(self, vit: Encoder, done: LoadedWeights) -> None:
         """Refuse an adaptation whose frozen weights would stay random."""

@@ -33,6 +33,7 @@ from patchloom.look.charts import read_metrics
 from patchloom.nets.performance import compile_blocks, missing_kernels
 from patchloom.questions.question import Measure
 from patchloom.runs.checkpoint import SaveTimer, all_finite, as_best, restore, tensors_of
+from patchloom.runs.encoder import load_start
 from patchloom.runs.folder import RunFolder, usual_folder
 from patchloom.runs.settings import ResolvedSettings, TaskLike, request, why_task
 from patchloom.runs.task import load_task, prepare_task, run_card
@@ -336,18 +337,19 @@ def pretrain(
             say = partial(print, flush=True) if fabric.is_global_zero else lambda line: None
             cached = cache_images(opened.train, plan.settings.cache, plan.settings.workers, say)
             source = plan.held_out.parts(cached)[0]
-        card = run_card(plan.settings, plan.stats, folder.name)
         if not plan.resumed:
             first_decides(lambda: planner.store(plan))
             if start is not None:
-                first_decides(partial(start.write, folder, card))
+                first_decides(partial(start.write, folder, run_card(plan.settings, plan.stats, folder)))
         else:
             first_decides(lambda: planner.go_on(plan, pretext.views))
+        card = run_card(plan.settings, plan.stats, folder)  # with the licence of the start
         for line in lines:
             reporter.note(line)
 
         # ---- the training
-        validation = Validation(pretext, card, held_out, training, plan.settings, plan.held_out.doubt)
+        begun = partial(load_start, folder.path)
+        validation = Validation(pretext, card, held_out, training, plan.settings, plan.held_out.doubt, begun)
         tracks = ending.enter_context(TrackerSet(trackers if fabric.is_global_zero else (), folder, reporter.say))
         ended, measure, state = train(fabric, pretext, source, plan.settings, folder, reporter, validation, tracks)
 

@@ -151,7 +151,8 @@ def draw_run(
         noun = card.modality.noun
         shown = f"{noun} that may have been trained on" if doubt else f"held-out {noun}"
         curves, percent = folder.pictures / "curves.png", measure.result.unit == "%"
-        files.append(draw_curves(folder.metrics, curves, measure.name, images=shown, percent=percent))
+        gallery = noun if validation.gallery is None else f"{len(validation.gallery):,} training {noun}"
+        files.append(draw_curves(folder.metrics, curves, measure.name, images=shown, percent=percent, gallery=gallery))
     means = {f"baseline:{name}": value for name, value in measure.result.baselines.items()}
     row = {"epoch": settings.epochs * done / whole, "held_out": measure.result.value} | means
     title = partial(title_of, folder.name, settings, place, [row], doubt, noun=card.modality.noun)

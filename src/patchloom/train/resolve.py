@@ -38,6 +38,7 @@ from patchloom.tasks import (
     training_defaults,
     updates_needed,
 )
+from patchloom.tasks.custom import label
 
 # Defaults by device, chosen for speed.
 
@@ -280,8 +281,10 @@ def _crop_scale(
     settings: Settings, size: tuple[int, int], image: tuple[int, int], images: Source | None
 ) -> tuple[float | str, str]:
     """Choose the crop scale for images of median size ``image`` (h, w), trained on at ``size`` (h, w)."""
-    factor = min(image[0] / size[0], image[1] / size[1])
-    if factor < LARGE or images is None or not task_class(settings.task["name"]).native_crops:
+    factor, task = min(image[0] / size[0], image[1] / size[1]), task_class(settings.task["name"])
+    if task.cuts_crops:
+        return 1.0, f"{label(settings.task['name'])} cuts crops out of whole images"
+    if factor < LARGE or images is None or not task.native_crops:
         return _USUAL_SCALE, _PROGRAMS
     if isinstance(settings.cache, int):
         return _USUAL_SCALE, f"{_PROGRAMS}; --cache {settings.cache} shrinks the images before crops are cut"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.claims import Effect
+from patchloom.claims import START, Effect
 from patchloom.data.augment import cuts_natively
 from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
@@ -44,6 +44,8 @@ class Validation:
         training: training images; up to ``knn_gallery`` labelled ones form the kNN gallery.
         settings: seed of the random draws, the same at every evaluation; batch size and workers.
         doubt: whether the held-out images may be known to the initial weights (`patchloom.runs.held_out.HeldOut`).
+        start: loads the initial weights of an adaptation and their card, the control of its kNN accuracy; None for
+            a run from random weights.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class Validation:
         training: Source,
         settings: ResolvedSettings,
         doubt: str = "",
+        start: Callable[[], tuple[Encoder, EncoderCard] | None] = lambda: None,
     ):
         self.task, self.card, self.held_out, self.seed, self.doubt = task, card, held_out, settings.seed, doubt
+        self.start = start
         self.unreadable: set[str] = set()  # names of held-out images that could not be read
         self.fresh = settings.from_run is None and settings.init is None
         self.batch_size, self.workers = min(_BATCH, 2 * settings.batch_size), settings.workers
@@ -97,6 +101,9 @@ class Validation:
             elif name in ("knn", "instance_knn"):
                 assert pixels is not None  # there is a kNN column
                 row |= {f"{name}:untrained": untrained, f"{name}:raw pixels": pixels}
+        if self.gallery is not None and (start := self.start()) is not None:
+            found = self._knn_of(*start, None, device)
+            row |= {f"{name}:{START}": value for name, value in found.items()}
         return row
 
     def _columns(self, measure: Measure, device: torch.device) -> dict[str, float]:
@@ -107,7 +114,7 @@ class Validation:
         row |= {f"teacher:{name}": value for name, value in result.outputs.items()}
         row |= self._features_of(self.task.encoder, device)
         if self.gallery is not None:
-            row |= self._knn_of(self.task.encoder, instance_head(self.task), device)
+            row |= self._knn_of(self.task.encoder, self.card, instance_head(self.task), device)
         return row
 
     def _featured(self, device: torch.device) -> Iterator[Tensor]:
@@ -142,12 +149,18 @@ class Validation:
         """Return the deviation of held-out images from their mean image, relative to that of all their pixels."""
         return distance_from_mean(torch.cat([images.flatten(1) for images in self._featured(device)]))
 
-    def _knn_of(self, vit: Encoder, head: InstanceHead | None, device: torch.device) -> dict[str, float]:
-        """Return the kNN accuracy of mean patch tokens, and of the task's own pooling if it has another."""
-        reading, pooling = self._reading(), instance_pooling(self.task)
-        poolings = {"knn": "mean"} if pooling == "mean" else {"knn": "mean", "instance_knn": pooling}
+    def _knn_of(
+        self, vit: Encoder, card: EncoderCard, head: InstanceHead | None, device: torch.device
+    ) -> dict[str, float]:
+        """Return the kNN accuracy of mean patch tokens, and of the task's own pooling if there is another.
+
+        The pooling "instance" needs a ``head``.
+        """
+        reading, pooling, poolings = self._reading(), instance_pooling(self.task), {"knn": "mean"}
+        if pooling != "mean" and (head is not None or pooling != "instance"):
+            poolings["instance_knn"] = pooling
         found = self._knn(
-            lambda source: extract(vit, self.card, source, device=device, head=head, **reading), poolings.values()
+            lambda source: extract(vit, card, source, device=device, head=head, **reading), poolings.values()
         )
         return {name: found[pooling] for name, pooling in poolings.items()}
 
@@ -155,7 +168,7 @@ class Validation:
         """Return the columns of an untrained encoder, on the same images."""
         twin, head = untrained_twin(self.card, instance_head(self.task), self.seed)
         row = self._features_of(twin.to(device), device)
-        return row | (self._knn_of(twin, head, device) if self.gallery is not None else {})
+        return row | (self._knn_of(twin, self.card, head, device) if self.gallery is not None else {})
 
     def _raw_pixel_knn(self) -> float:
         """Return the kNN accuracy of raw pixels on the same images."""

@@ -32,8 +32,8 @@ class EncoderInput:
         side_share: [b] fraction of the side of the target images that the images show; None: all of it.
         corner: [b 2] row and column of the images' upper left pixel in the original, after zooming in at a random
             place; None: they show the centre.
-        targets: [b ...] by name, random draws that cannot be read off the images, such as the angle of a rotation, for
-            the questions of the task.
+        targets: [b ...], or [v*b ...], by name, random draws that cannot be read off the images, such as the angle of
+            a rotation, for the questions of the task.
     """
 
     images: Tensor

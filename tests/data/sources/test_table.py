@@ -43,7 +43,7 @@ def test_a_header_names_the_paths(table, tmp_path, column):
     data = open_data(table(f"id,{column},class", *(f"{i},{name},{'ab'[i % 2]}" for i, name in enumerate(IMAGES))))
     assert names(data.train, tmp_path) == IMAGES and data.test is None
     assert data.train.classes == ("a", "b") and data.train.labels.tolist() == [0, 1] * 3
-    assert len(data.notes) == 1 and "not used: id" in data.notes[0]
+    assert len(data.notes) == 1 and "other columns: id" in data.notes[0]
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
@@ -127,6 +127,11 @@ def test_rows_that_cannot_be_used_are_counted_and_named(table, tmp_path):
     refused(
         table("path,label", "gone.png,a", "away.png,b"), "none of the 2 files listed in .* exists.*first is gone.png"
     )
+    (tmp_path / "else").mkdir()
+    said = rf"first is 0.png; {tmp_path}/in has such a file: move m.csv there"  # inside, above or beside
+    refused(table("path,label", "0.png,a"), said)
+    refused(table("path,label", "in/0.png,a", name="else/m.csv"), rf"; {tmp_path} has such a file")
+    refused(table("path,label", "0.png,a", name="else/m.csv"), said)
     refused(table("path,label"), "lists no images: write a row for each")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from patchloom.evaluate.protocols import keywords as protocol
 from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.training import Training, predict_classes
+from patchloom.nets.build import build_encoder
+from patchloom.nets.checkpoints.format import save_encoder
 from patchloom.runs import held_out
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.training_set import no_record
@@ -88,6 +91,20 @@ def test_the_classifier_says_the_same_again_and_the_matrix_counts_it(run: Path, 
     for truth, answer in zip(found.labels.tolist(), found.logits.argmax(1).tolist(), strict=True):
         counts[truth, answer] -= 1
     assert not counts.any()
+
+
+def test_the_start_of_a_run_replaces_training_from_scratch(run: Path, commands: Path, tmp_path: Path) -> None:
+    """Its row is that of its file, which has other statistics than the run."""
+    start, (_, card) = run / "start.safetensors", load_encoder(run)
+    torch.manual_seed(2)
+    save_encoder(build_encoder(card.own_spec), replace(card, mean=(0.0,), std=(1.0,), name="start"), start)
+    report = evaluate("keywords", run, commands, **QUICK)
+    alone = evaluate("keywords", start, commands, control=False, out=str(tmp_path / "c.safetensors"), **QUICK)
+    assert [row.encoder for row in report.quoted] == ["ear", "start", "raw features"]
+    ours, its, direct = report.quoted[0], report.quoted[1], alone.quoted[0]
+    assert its == direct and its.right.tolist() == direct.right.tolist() != ours.right.tolist()
+    assert report.against[0].control == "start" and "% at its start" in report.headline
+    assert "with their own normalisation" in report.protocol
 
 
 def test_validation_decides_and_the_test_is_read_once_at_the_end(run: Path, monkeypatch) -> None:

@@ -128,7 +128,7 @@ def test_what_cannot_be_meant(tiny_encoder: Path) -> None:
 
 def test_the_same_numbers_give_the_same_picture(tmp_path: Path) -> None:
     values = [(0.2, 0.1, 0.3), (0.6, 0.5, 0.7), (0.5, 0.4, 0.6)]
-    content = {"layers": ["embedding", "block 1", "norm"], "values": values, "untrained": [0.2, 0.3, 0.7]}
+    content = {"layers": ["embedding", "block 1", "norm"], "values": values, "controls": {"untrained": [0.2, 0.3, 0.7]}}
     content |= {"baselines": {"raw pixels": 0.4}, "best": 1, "name": "run [1]", "note": ""}
     first, second = (draw_layers(**content, out=tmp_path / name).read_bytes() for name in ("a.png", "b.png"))
     assert first == second

@@ -219,6 +219,30 @@ def test_public_shape_of_every_kind_of_source(tmp_path):
         Weights(tmp_path / "absent.pth")
 
 
+@pytest.mark.parametrize(
+    ("model", "sign"),
+    [
+        ("vit_small_patch16_rope_ape_224", "scales called gamma_1"),
+        ("vit_small_patch16_rope_224", "scales called gamma_1"),
+        ("vit_small_patch16_rope_mixed_ape_224", "rotations of queries and keys"),
+        ("vit_small_patch16_dinov3", "rotations of queries and keys"),
+        ("eva02_small_patch14_224", "gated MLPs"),
+        ("vit_pe_core_small_patch16_384", "a norm before the blocks"),
+        ("vit_base_patch16_clip_224", "a norm before the blocks"),
+    ],
+)
+def test_bare_weights_of_other_models_are_not_read_as_a_plain_vit(tmp_path, model, sign):
+    vit = timm.create_model(model, num_classes=0, depth=1, embed_dim=384, num_heads=6)
+    torch.save(vit.state_dict(), tmp_path / "bare.pth")
+    for read in (public_shape, Weights.encoder_spec):
+        with pytest.raises(
+            PatchloomError, match=rf"holds weights alone, with {sign}: give its name in timm by --model"
+        ):
+            read(Weights(tmp_path / "bare.pth"))
+    if "clip" not in model:
+        assert public_shape(Weights(tmp_path / "bare.pth"), model)["name"] == model
+
+
 def test_long_reports_are_shortened():
     names = tuple(f"n{i}" for i in range(9))
     done = LoadedWeights("here", names, names[:8], names, ())

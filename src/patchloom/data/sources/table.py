@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from patchloom.errors import PatchloomError
 # Roles of the columns of a table: the path, and optionally label, split and group.
 
 
+_SAMPLED_FOLDERS = 100  # folders that are searched for the first file of a list none of whose files exists
 _SAMPLED_ROWS = 100  # rows by which columns are recognised
 _MAX_NAMED = 5  # columns, or files, in a message
 # names of columns, without spaces, dashes, underscores and capitals
@@ -49,7 +51,7 @@ def describe_roles(roles: Mapping[str, str], names: Sequence[str], name: str) ->
     said = ", ".join(f"{role} from {column}" if role != column else role for role, column in roles.items())
     left = [column for column in names if column not in roles.values()]
     more = "" if "label" in roles else f" ({name.partition('@')[0]}@label=COLUMN takes one as the label)"
-    return f"{name}: columns used: {said}" + (f"; not used: {join_some(left)}{more}" if left else "")
+    return f"{name}: columns used: {said}" + (f"; other columns: {join_some(left)}{more}" if left else "")
 
 
 class ColumnRoles(NamedTuple):
@@ -303,10 +305,23 @@ def _existing_rows(paths: list[str], file: Path, name: str) -> tuple[list[int], 
 
 def none_exists(count: int, name: str, file: Path, first: str) -> PatchloomError:
     """Return the error for a list none of whose files exists."""
+    folder = _folder_with(first, file.parent)
+    found = f"; {folder} has such a file: move {file.name} there, or write its paths anew" if folder else ""
     return PatchloomError(
         f"none of the {count} files listed in {name} exists: paths are relative to {file.parent}, and the first is "
-        f"{first}"
+        f"{first}{found}"
     )
+
+
+def _folder_with(path: str, start: Path) -> Path | None:
+    """Return a folder near ``start`` that has the file ``path``: a folder inside it, beside it or above it."""
+    with suppress(OSError):
+        inside = sorted(islice((one for one in start.iterdir() if one.is_dir()), _SAMPLED_FOLDERS))
+        beside = sorted(islice((one for one in start.parent.iterdir() if one.is_dir()), _SAMPLED_FOLDERS))
+        return next(
+            (one for one in (*inside, *start.parents, *beside, Path.cwd()) if path and (one / path).is_file()), None
+        )
+    return None
 
 
 def missing_files(missing: Sequence[str], count: int, name: str) -> str:

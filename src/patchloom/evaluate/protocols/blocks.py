@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.arguments import takes_recipe
+from patchloom.claims import START
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import Classifier, class_names, fresh_blocks
@@ -20,7 +21,7 @@ from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder
+from patchloom.runs.encoder import load_encoder, load_start
 
 _UNUSED = {
     "layer_decay": 1.0,
@@ -41,14 +42,14 @@ def blocks(
     precision: Precision = "auto",
     **changes: Any,
 ) -> Report:
-    """Train new transformer blocks on the frozen encoder's tokens (blocks:2, blocks:4), with an untrained control.
+    """Train new transformer blocks on the frozen encoder's tokens (blocks:2, blocks:4), with controls.
 
     Args:
         run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
         count: number of blocks.
         recipe: small (ours), or from a paper: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
             restore, simmim, extrema, extrema-22k, extrema-few or lut; options below override it.
-        control: control training on an untrained encoder.
+        control: control training on an untrained encoder, and on the start of a run with --init or --from.
         precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.
         changes: overrides of the recipe's values.
 
@@ -69,6 +70,8 @@ def blocks(
     classes = len(class_names(parts.train))
     candidates = [Candidate(card.name, _builder(vit, card, count, classes), {"blocks": count})]
     if control:
+        if (start := load_start(run)) is not None:
+            candidates.append(Candidate(START, _builder(*start, count, classes), {"blocks": count}, card=start[1]))
         twin, _ = untrained_twin(card, seed=settings.seed)
         candidates.append(Candidate(UNTRAINED, _builder(twin, card, count, classes), {"blocks": count}))
     title = f"{count} block{'s'[: count > 1]}"

@@ -16,12 +16,12 @@ from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
 from patchloom.evaluate.features import Precision, count_classes, labels_of
 from patchloom.evaluate.frozen import compare_frozen
-from patchloom.evaluate.protocols.finetune import about_control, classifier_builder, scratch_candidate, start_candidate
+from patchloom.evaluate.protocols.finetune import classifier_builder, scratch_candidate, start_candidate
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, share_nothing, share_steps, stratified_subset
-from patchloom.evaluate.training import Candidate, plan_for, train_and_test
+from patchloom.evaluate.training import Candidate, about_control, plan_for, train_and_test
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.heads import Stem
 from patchloom.nets.swin import Encoder

@@ -27,7 +27,7 @@ from patchloom.evaluate.features import Precision
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run, share_steps
-from patchloom.evaluate.training import SCRATCH, Build, Candidate, plan_for, train_and_test
+from patchloom.evaluate.training import SCRATCH, Build, Candidate, about_control, plan_for, train_and_test
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.heads import InstanceHead
@@ -119,13 +119,6 @@ def start_candidate(
     vit, card = start
     build = classifier_builder(vit, card, positions, classes, **more)
     return Candidate(START, build, {"positions": variant_of(positions, vit)}, card=card)
-
-
-def about_control(start: bool) -> str:
-    """Return a sentence on the control of fine-tuning."""
-    if start:
-        return "Start is the same from the weights with which the run began, with their own normalisation."
-    return f"{SCRATCH.capitalize()} is the same with newly initialised weights."
 
 
 def scratch_candidate(

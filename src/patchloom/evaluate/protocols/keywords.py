@@ -1,4 +1,4 @@
-"""Keyword spotting: fine-tuning on recordings of words, with controls from scratch and by raw features (MP3, 4.3)."""
+"""Keyword spotting: fine-tuning on recordings of words, with trained controls and raw features (MP3, 4.3)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from patchloom.evaluate.features import Precision, only_labelled
 from patchloom.evaluate.frozen import raw_extractor
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, linear_probe
 from patchloom.evaluate.protocols.fewshot import subsample_training
-from patchloom.evaluate.protocols.finetune import classifier_path, pretrained_candidate, scratch_candidate
+from patchloom.evaluate.protocols.finetune import (
+    classifier_path,
+    pretrained_candidate,
+    scratch_candidate,
+    start_candidate,
+)
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.results import Drawing, Report, Row
 from patchloom.evaluate.settings import (
@@ -34,8 +39,8 @@ from patchloom.evaluate.settings import (
     share_steps,
 )
 from patchloom.evaluate.training import (
-    SCRATCH,
     ClassPredictions,
+    about_control,
     plan_for,
     recipe_sentence,
     train_and_predict,
@@ -44,7 +49,7 @@ from patchloom.evaluate.training import (
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder
+from patchloom.runs.encoder import load_encoder, load_start
 from patchloom.runs.held_out import seen_in_pretraining
 from patchloom.system.distributed import first_decides, rank
 
@@ -79,7 +84,7 @@ def keywords(
             mp3-tiny-imagenet, restore, simmim, extrema, extrema-22k, extrema-few or lut for images; options
             below override it.
         positions: position embeddings: keep, fixed, learned, relative or none, as in finetune.
-        control: control training from scratch.
+        control: control training from the start of a run with --init or --from, or else from scratch.
         precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.
         out: output file of the classifier; by default finetuned/keywords-DATA-RECIPE-SEED.safetensors in the
             run.
@@ -102,17 +107,21 @@ def keywords(
     variant, classes = variant_of(positions, vit), class_names(parts.train)
     place = classifier_path(run, data, label, settings, out, f"{_NAME}-")  # finetune on the same data has other classes
     candidates = [pretrained_candidate(vit, card, positions, parts, settings, place, what)]
+    start = load_start(run)
     if control:
-        candidates.append(
-            replace(scratch_candidate(card, positions, len(classes), settings), settings={"positions": variant, **what})
+        beside = (
+            scratch_candidate(card, positions, len(classes), settings)
+            if start is None
+            else start_candidate(start, positions, len(classes))
         )
+        candidates.append(replace(beside, settings={**beside.settings, **what}))
     raw_features: Any = _raw_features(vit, card, parts, settings, what) if rank() == 0 else None
     rows, found = train_and_predict(_NAME, candidates, plan, parts)
     rows.append(first_decides(raw_features))
-    beside = f" {SCRATCH.capitalize()} is the same with newly initialised weights." if control else ""
+    about = f" {about_control(start is not None)}" if control else ""
     h, w = input_size(vit)
     done = (
-        f"Keyword spotting: the encoder and a linear head were trained together, positions: {variant}.{beside} "
+        f"Keyword spotting: the encoder and a linear head were trained together, positions: {variant}.{about} "
         f"{rows[-1].encoder.capitalize()} are a logistic regression on the spectrograms, {h}x{w} numbers each; "
         f"its L2 strength was chosen on a stratified {100 * CHOICE_VALIDATION_SHARE:.0f} % of the training recordings. "
         f"There are {len(classes)} classes: {listing(classes, 'and')}."

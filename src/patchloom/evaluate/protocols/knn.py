@@ -15,6 +15,7 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures, Pooling
 from patchloom.evaluate.frozen import FrozenProtocol, ScoreFunction, measure_run
+from patchloom.evaluate.logistic import hold_out_for_choice
 from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings
 
@@ -100,6 +101,7 @@ def knn(
     pooling: Pooling | Literal["all"] = "all",
     ks: Sequence[int] = _KS,
     gallery: float = 1.0,
+    blend: float | list[float] | None = None,
 ) -> Report:
     """Classify by the nearest neighbours among training images, by cosine similarity of frozen features.
 
@@ -109,6 +111,7 @@ def knn(
             instance head), "both" (class and mean), or "all".
         ks: numbers of neighbours k.
         gallery: stratified fraction of the training images to search.
+        blend: shares of the trained weights in blends with those that the run began with, such as 0.25,0.5,0.75.
 
     Raises:
         PatchloomError: unknown encoder or data, data without labels, or a pooling that the encoder lacks.
@@ -117,7 +120,7 @@ def knn(
         raise PatchloomError(f"--ks must be 1 or more, not {min(ks)}")
     if not 0 < gallery <= 1:
         raise PatchloomError(f"--gallery must be a fraction above 0 and up to 1, such as 0.1, not {gallery:g}")
-    return measure_run(knn_with(tuple(ks), gallery), run, data, settings, pooling, gallery)
+    return measure_run(knn_with(tuple(ks), gallery), run, data, settings, pooling, gallery, blend)
 
 
 def knn_with(ks: Sequence[int], gallery: float = 1.0) -> FrozenProtocol:
@@ -126,7 +129,7 @@ def knn_with(ks: Sequence[int], gallery: float = 1.0) -> FrozenProtocol:
     Rows name the fraction of the training images that is searched if it is below 1.
     """
     fit, sentence = partial(_fit, ks=ks, gallery=gallery), partial(_sentence, ks=ks)
-    return FrozenProtocol("knn", fit, _quoted, _title, sentence, across="k")
+    return FrozenProtocol("knn", fit, _quoted, _title, sentence, across="k", gallery="Gallery", held_out=_held_out)
 
 
 def _fit(
@@ -144,6 +147,15 @@ def _fit(
 def _quoted(rows: Sequence[Row]) -> Row:
     first = [row for row in rows if row.pooling == "mean"] or rows
     return min(first, key=lambda row: abs(row.settings["k"] - _USUAL_K))
+
+
+def _held_out(train: ImageFeatures, row: Row, settings: EvalSettings) -> float:
+    """Return the accuracy of a row's pooling and k on held-out training images, with the others as the gallery."""
+    if len(train.labels) < 2:
+        raise PatchloomError("a blend is chosen on held-out training images: add a second training image")
+    rest, held = hold_out_for_choice(train.labels, settings.seed, train.groups)
+    values, labels, k = train.pooled(row.pooling), train.labels, min(row.settings["k"], len(rest))
+    return knn_accuracies(values[rest], labels[rest], values[held], labels[held], (k,))[k]
 
 
 def _title(row: Row) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from patchloom.claims import START
 from patchloom.data.sources.in_memory import DataLike
+from patchloom.errors import listing
 from patchloom.evaluate.frozen import UNTRAINED, raw_name
 from patchloom.evaluate.label_free import (
     AREAS,
@@ -29,7 +31,7 @@ from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.checkpoints.format import untrained_twin
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import is_hierarchical
-from patchloom.runs.encoder import load_encoder
+from patchloom.runs.encoder import load_encoder, load_start
 
 # results of benchmarks/label_free.py
 _WORTH = (
@@ -58,10 +60,12 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
         story += f" {len(source):,} of {len(parts.test):,} test {source.noun} were drawn (seed {settings.seed})."
     size, cropped = input_size(vit), source.modality.resizable
     twin, _ = untrained_twin(card, seed=settings.seed)
-    ours, fresh = (
-        extract_label_free(name, net, card, source, settings) for name, net in ((card.name, vit), (UNTRAINED, twin))
-    )
-    rows = [rows_from_features(card.name, ours), rows_from_features(UNTRAINED, fresh)]
+    ours = extract_label_free(card.name, vit, card, source, settings)
+    rows = [rows_from_features(card.name, ours)]
+    start = load_start(run)
+    for name, control in ((START, start), (UNTRAINED, (twin, card))):
+        if control is not None:
+            rows.append(rows_from_features(name, extract_label_free(name, *control, source, settings)))
     if cropped:
         name = raw_name(card)
         rows.append(rows_from_features(name, extract_label_free_pixels(name, size, card, source, settings)))
@@ -128,5 +132,5 @@ def _listed(shares: Sequence[float]) -> str:
 
 def _headline(measure: str, quoted: Sequence[Row], tested: str) -> str:
     ours, *others = quoted
-    against = " and ".join(f"{row.number()} {row.encoder}" for row in others)
+    against = listing([row.as_control() for row in others], "and")
     return f"{measure[0].upper()}{measure[1:]}: {ours.text()} against {against} on {tested}."

@@ -58,6 +58,7 @@ def layers(
     guessed = majority("layers", train.labels, test.labels)
     named = ours[-1], _best(ours), twins[-1], _best(twins), pixels
     quoted = (*named, *(its[-1] for its in starts))
+    pairs = (*((0, i) for i in range(len(named), len(quoted))), (0, 2))  # in the last layer: start, untrained
     size = input_size(vit)
     return Report(
         rows=[*ours, *sum(starts, []), *twins, pixels, guessed],
@@ -72,8 +73,8 @@ def layers(
         noun=test.noun,
         across="layer",
         down=True,
-        drawings=_drawings(run, out, ours, twins, [pixels, guessed]),
-    ).with_differences(False, *((0, 5) for _ in starts), (0, 2))  # in the last layer
+        drawings=_drawings(run, out, ours, [twins, *starts], [pixels, guessed]),
+    ).with_differences(False, *pairs)
 
 
 def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, settings: EvalSettings) -> Tensor:
@@ -127,7 +128,7 @@ def _headline(last: Row, best: Row, twin: Row, twins_best: Row, raw: Row, n_test
 
 
 def _drawings(
-    run: str | Path, out: str | Path | None, ours: list[Row], twins: list[Row], controls: list[Row]
+    run: str | Path, out: str | Path | None, ours: list[Row], controls: list[list[Row]], baselines: list[Row]
 ) -> tuple[Drawing, ...]:
     if out is None:
         if str(run).startswith("timm:") or not Path(run).is_dir():
@@ -136,8 +137,8 @@ def _drawings(
     content = {
         "layers": [row.settings["layer"] for row in ours],
         "values": [(row.value, row.low, row.high) for row in ours],
-        "untrained": [row.value for row in twins],
-        "baselines": {row.encoder: row.value for row in controls},
+        "controls": {its[0].encoder: [row.value for row in its] for its in controls},
+        "baselines": {row.encoder: row.value for row in baselines},
         "best": ours.index(_best(ours)),
         "name": ours[0].encoder,
         "note": f"accuracy of {ours[0].settings['k']} nearest neighbours, mean patch token, 95 % interval",

@@ -53,6 +53,7 @@ def linear(
     recipe: str = _LOGISTIC,
     control: bool = True,
     precision: Precision = "auto",
+    blend: float | list[float] | None = None,
     **changes: Any,
 ) -> Report:
     """Train a linear classifier on frozen features.
@@ -66,6 +67,8 @@ def linear(
             (90 epochs of random crops), whose values the options below override.
         control: control training on an untrained encoder, and on the start of a run with --init or --from.
         precision: precision of the frozen encoder: float32 or bfloat16 products; auto is bfloat16 if clearly faster.
+        blend: shares of the trained weights in blends with those that the run began with, such as 0.25,0.5,0.75;
+            logistic only.
         changes: overrides of the recipe's values.
 
     Raises:
@@ -80,9 +83,11 @@ def linear(
                 f"--{idle[0]} applies to --recipe {' or '.join(PROBES)} only, not to logistic: leave it out"
             )
         share_nothing(settings, "linear --recipe logistic")
-        return measure_run(LINEAR, run, data, settings, pooling)
+        return measure_run(LINEAR, run, data, settings, pooling, shares=blend)
     if recipe not in PROBES:
         raise PatchloomError(f"there is no recipe {recipe}: choose one of {', '.join((_LOGISTIC, *PROBES))}")
+    if blend is not None:
+        raise PatchloomError(f"--blend applies to --recipe logistic only, not to {recipe}: leave it out")
     if pooling in ("both", "prefix"):
         raise PatchloomError(f"--pooling {pooling} applies to --recipe logistic only: choose class, mean or instance")
     if settings.accumulate != 1:
@@ -176,4 +181,8 @@ def _sentence(train: ImageFeatures, test: ImageFeatures) -> str:
     )
 
 
-LINEAR = FrozenProtocol("linear", _fit, _quoted, _title, _sentence)
+def _held_out(train: ImageFeatures, row: Row, settings: EvalSettings) -> float:
+    return float(row.settings["held_out_accuracy"])
+
+
+LINEAR = FrozenProtocol("linear", _fit, _quoted, _title, _sentence, gallery="Fitted on", held_out=_held_out)

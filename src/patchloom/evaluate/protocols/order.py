@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchloom.claims import START
 from patchloom.data.source import Source, digest
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.evaluate.features import ImageFeatures
-from patchloom.evaluate.frozen import INSTEAD, circumstances, extractors, majority
+from patchloom.evaluate.frozen import INSTEAD, circumstances, encoder_extractor, extractors, majority
 from patchloom.evaluate.logistic import linear_probe
 from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
 from patchloom.evaluate.results import Report, Row
@@ -23,7 +24,7 @@ from patchloom.nets.encode import has_positions, has_rotations, input_size, patc
 from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
-from patchloom.runs.encoder import load_encoder
+from patchloom.runs.encoder import load_encoder, load_start
 from patchloom.sizes import Sides, compact, in_pixels, to_pair
 
 _LINEAR_PROBE = "linear"
@@ -55,14 +56,16 @@ def order(
     shuffled = ShuffledPatches(parts.test, size, patch_size(vit), settings.seed)
     rows: list[Row] = []
     cached: list[str] = []
-    for name, features_of, net in extractors(vit, card, settings):
+    start = load_start(run)
+    for name, features_of, net in extractors(vit, card, settings, start=start):
         train = features_of(parts.train)
         pooled = "pixels" if net is None else pooling
         probes = _probes(train, pooled, k, settings)
         # all choices are made: read the test images
         tests = {AS_THEY_ARE: features_of(parts.test), SHUFFLED: features_of(shuffled)}
         if net is not None and has_positions(net):
-            tests[ZEROED] = extractors(without_positions(net), card, settings)[0].features_of(parts.test)
+            its = start[1] if start is not None and name == START else card
+            tests[ZEROED] = encoder_extractor(name, without_positions(net), its, settings).features_of(parts.test)
         for probe, right in probes.items():
             for given, test in tests.items():
                 row_settings = {"probe": probe, "test_images": given}
@@ -71,7 +74,7 @@ def order(
     test = tests[AS_THEY_ARE]
     n_test = len(test.labels)
     quoted = tuple(row for row in rows if row.settings["probe"] == _LINEAR_PROBE)
-    return Report(
+    report = Report(
         rows=[*rows, majority("order", train.labels, test.labels)],
         protocol=_sentences(vit, len(train.labels), n_test, k, train.noun)
         + circumstances(parts, train, test, size, cached),
@@ -84,6 +87,8 @@ def order(
         noun=parts.test.noun,
         across="test_images",
     )
+    same = [i for i, row in enumerate(quoted) if (row.encoder, row.settings["test_images"]) == (START, AS_THEY_ARE)]
+    return report.with_differences(False, *((0, i) for i in same)) if same else report
 
 
 class ShuffledPatches(Source):

@@ -255,7 +255,7 @@ def positions(
     """Measure how well a run's own task predicts positions, with more and less withheld than in training.
 
     Args:
-        run: folder of a run whose task predicts positions: droppos, mp3 or a mixture.
+        run: folder of a run whose task predicts positions: droppos, mp3, jigsaw or a mixture.
         data: images, as for `patchloom.data.sources.open.open_data`; labels are not needed.
         settings: common settings of all protocols.
         images: maximal number of test images.
@@ -272,7 +272,7 @@ def positions(
     if question is None:
         raise PatchloomError(
             f"{folder.path} was trained by {loaded.card.task}, which does not predict positions: give a run "
-            "of droppos or mp3, or measure its encoder by position-sensitivity"
+            "of droppos, mp3 or jigsaw, or measure its encoder by position-sensitivity"
         )
 
     def predict(images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.claims import START
 from patchloom.data.loader import plain_batches, training_batches
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
@@ -36,7 +37,7 @@ from patchloom.nets.encode import (
 from patchloom.nets.swin import Encoder
 from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import PositionPrediction
-from patchloom.runs.encoder import load_encoder
+from patchloom.runs.encoder import load_encoder, load_start
 from patchloom.withhold.encoder_input import all_patches, drop_positions
 
 PositionPlaceholder = Literal["learned", "zeros"]
@@ -89,6 +90,8 @@ def position_sensitivity(
             )
         if grid_size(one) != grid_size(vit):
             raise PatchloomError(f"{name} has another patch grid than {card.name}: give encoders of the same grid")
+    if (start := load_start(run)) is not None:
+        encoders[START] = start
     encoders[UNTRAINED] = untrained_twin(card, seed=settings.seed)[0], card
     parts, grid = parts_of(data, settings, labels=False, card=card, run=run), grid_size(vit)
     unreadable: dict[str, None] = {}
@@ -100,7 +103,7 @@ def position_sensitivity(
     quoted = tuple(row for row in rows if row.settings["measure"] == "top-1")
     ours, *others = quoted
     n, n_test = len(parts.train), len(cells[card.name][0].values["top-1"])
-    against = ", ".join(f"{row.number()} {row.encoder}" for row in others)
+    against = ", ".join(row.as_control() for row in others)
     done = _sentences(ratio, placeholder, standardize, steps, grid, n, n_test, parts.test.noun)
     return Report(
         rows=rows,

@@ -12,11 +12,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
+import huggingface_hub
 import timm
 import torch
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, though not in its __all__
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -49,6 +53,9 @@ _Card = TypeVar("_Card")
 _DAMAGED = "{} is not what patchloom wrote ({}): restore it from a copy, or make it again"
 
 
+UNKNOWN_LICENSE = "unknown"
+
+
 @dataclass(frozen=True)
 class EncoderCard:
     """Metadata of an encoder's weights.
@@ -62,6 +69,7 @@ class EncoderCard:
         extra_modules: use of each module saved beside it, by its file's name without suffix.
         note: a sentence to print beside its results, such as that its run is not finished; "" without one.
         sound: conversion of recordings to its images; None for an encoder of images.
+        license: licence of the public weights that it is or began with, or `UNKNOWN_LICENSE`; "" without such weights.
     """
 
     spec: EncoderSpec | None
@@ -73,6 +81,7 @@ class EncoderCard:
     extra_modules: dict[str, Use] = field(default_factory=dict)
     note: str = ""
     sound: Sound | None = None
+    license: str = ""
 
     @property
     def modality(self) -> Modality:
@@ -94,8 +103,9 @@ class EncoderCard:
 def save_encoder(vit: Encoder, card: EncoderCard, path: Path) -> None:
     """Write the encoder's ``state_dict`` and card atomically."""
     about = asdict(card)
-    if card.sound is None:  # keeps files of images in their original format
-        del about["sound"]
+    for name in ("sound", "license"):  # without them, files keep their original format
+        if not about[name]:
+            del about[name]
     save_net(vit, ENCODER_FORMAT, about, path)
 
 
@@ -265,7 +275,47 @@ def is_encoder_file(path: Path) -> bool:
 
 
 ENCODER_FILE, HUB_CONFIG = "encoder.safetensors", "config.json"
+HUB_README, HUB_IMAGES = "README.md", "preprocessor_config.json"
 _HUB_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_ON_HUB = "timm:hf-hub:"
+
+
+def is_on_hub(source: str | Path) -> bool:
+    """Return whether a source is ``timm:hf-hub:OWNER/NAME``, a repository of the Hugging Face Hub."""
+    return str(source).startswith(_ON_HUB)
+
+
+def _fetch_from_hub(source: str) -> Path:
+    """Return the file of weights of a repository of the Hub, with its configuration in the same folder.
+
+    The files are data: a configuration is validated like that of any folder, and no code is fetched.
+    """
+    repository, _, revision = source.removeprefix(_ON_HUB).partition("@")
+    try:
+        validate_repo_id(repository)
+        if "/" not in repository:
+            raise HFValidationError("it has no owner")
+    except HFValidationError as problem:
+        raise PatchloomError(f"{source} names no repository of the Hub: give timm:hf-hub:OWNER/NAME") from problem
+    get = partial(huggingface_hub.hf_hub_download, repository, revision=revision or None)
+    offline = why_offline()
+    try:
+        with from_cache_alone(bool(offline)):
+            get(HUB_CONFIG)
+            for name in (HUB_README, HUB_IMAGES):
+                with suppress(EntryNotFoundError):
+                    get(name)
+            try:
+                return Path(get(_HUB_WEIGHTS[0]))
+            except EntryNotFoundError:
+                return Path(get(_HUB_WEIGHTS[1]))
+    except Exception as problem:  # hubs fail in many ways, and each means: no weights
+        reason = offline or (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        raise network_error(
+            f"the weights of {source} could not be fetched ({reason}): check the network, the name and your access to "
+            f"it, or fetch {_HUB_WEIGHTS[0]} elsewhere, and give that file with --model and its name in timm",
+            None if offline else problem,
+        ) from problem
 
 
 def find_weights(source: str | Path) -> Path:
@@ -279,7 +329,7 @@ def find_weights(source: str | Path) -> Path:
 
 def weights_file(source: str | Path) -> Path:
     """Return the file of weights of a folder or file; raise an error if there is none."""
-    path = find_weights(source)
+    path = _fetch_from_hub(str(source)) if is_on_hub(source) else find_weights(source)
     if not path.is_file():
         hint = published_like(source) or "give a finished run, a .safetensors file or timm:NAME"
         raise PatchloomError(f"there is no encoder at {path}: {hint}")
@@ -358,7 +408,20 @@ def _from_timm(name: str) -> tuple[Encoder, EncoderCard]:
             problem,
         ) from problem
     about = cast(dict[str, Any], vit.pretrained_cfg)
-    return vit.eval(), EncoderCard(None, tuple(about["mean"]), tuple(about["std"]), f"timm:{name}", name)
+    mean, std = tuple(about["mean"]), tuple(about["std"])
+    return vit.eval(), EncoderCard(None, mean, std, f"timm:{name}", name, license=timm_license(name))
+
+
+def timm_license(name: str) -> str:
+    """Return the licence of the weights that timm publishes under a name."""
+    about = timm.models.get_pretrained_cfg(name)
+    return license_from(None if about is None else about.license)
+
+
+def license_from(stated: Any) -> str:
+    """Return the licence that an untrusted file or timm states, as printable text, or else `UNKNOWN_LICENSE`."""
+    found = printable(" ".join(stated.split()), 100) if isinstance(stated, str) else ""
+    return found or UNKNOWN_LICENSE
 
 
 def _has_repository(name: str) -> bool:

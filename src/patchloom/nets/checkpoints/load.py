@@ -15,12 +15,14 @@ import re
 import warnings
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import timm
 import torch
+import yaml
 from timm.models.eva import Eva
 from torch import Tensor, nn
 
@@ -29,16 +31,22 @@ from patchloom.nets.build import EncoderSpec, PositionKind, build_encoder, outli
 from patchloom.nets.checkpoints.format import (
     ENCODER_FILE,
     HUB_CONFIG,
+    HUB_IMAGES,
+    HUB_README,
+    UNKNOWN_LICENSE,
     EncoderCard,
     check_statistics,
     find_weights,
     is_encoder_file,
+    is_on_hub,
+    license_from,
     load_encoder_file,
     read_encoder_card,
     read_metadata,
     read_weights,
     spec_from,
     stock_encoder,
+    timm_license,
     weights_file,
 )
 from patchloom.nets.checkpoints.programs import (
@@ -88,8 +96,10 @@ def kind_of(source: str | Path) -> Kind:
     """Return the kind of a source.
 
     timm: ``timm:NAME``; patchloom: a run's folder or a file that patchloom wrote; hub: a folder in the format of the
-    Hugging Face Hub, for timm or transformers; bare: any other file, with weights only.
+    Hugging Face Hub, for timm or transformers, or ``timm:hf-hub:OWNER/NAME``; bare: any other file, with weights only.
     """
+    if is_on_hub(source):
+        return "hub"
     if str(source).startswith("timm:"):
         return "timm"
     path = Path(source)
@@ -172,8 +182,16 @@ class Weights:
         if self.foreign is not None:
             encoder = self.foreign.encoder(self.foreign.program.evaluated)
             return infer_architecture(encoder, self.foreign.program, heads)
-        other = None if self.says_itself else recognise(self.states, (ANY_PROGRAM,))
+        other = None if self.says_itself or self.unlike_plain else recognise(self.states, (ANY_PROGRAM,))
         return None if other is None else infer_architecture(other.encoder("student"), heads=heads)
+
+    @cached_property
+    def unlike_plain(self) -> Unlike | None:
+        """Sign that weights of no known program are not, or may not be, those of a plain ViT."""
+        if self.kind != "bare" or self.says_itself or self.foreign is not None:
+            return None
+        other = recognise(self.states, (ANY_PROGRAM,))
+        return None if other is None else _unlike_plain(other.encoder("student"), self.states)
 
     def encoder_spec(self) -> EncoderSpec:
         """Return the spec of their encoder, if it can be determined."""
@@ -198,10 +216,23 @@ class Weights:
             return self.program.statistics, f"in {self.program.name}"
         if model is None:
             raise PatchloomError(
-                f"{self.source} does not have the statistics of its images: put its {_HUB_IMAGES} beside {HUB_CONFIG}"
+                f"{self.source} does not have the statistics of its images: put its {HUB_IMAGES} beside {HUB_CONFIG}"
             )
         about = cast(dict[str, Any], vit.pretrained_cfg)
         return (tuple(about["mean"]), tuple(about["std"])), f"in timm for {model}"
+
+    @property
+    def license(self) -> str:
+        """Licence that the source states, without fetching anything; "" for weights of patchloom from random ones."""
+        if self.kind == "timm":
+            return timm_license(str(self.source).removeprefix("timm:"))
+        assert self.path is not None  # of a file
+        if self.says_itself:
+            return read_encoder_card(self.path).license
+        if self.kind == "hub":
+            return _hub_license(self.path.parent)
+        pickled = self.path.suffix.lower() in _PICKLES
+        return license_from(None if pickled else read_metadata(self.path, "weights").get("license"))
 
     def own_statistics(self, model: str) -> MeanStd | None:
         """Return mean and deviation that normalise their images, without fetching them; None if unknown.
@@ -243,7 +274,6 @@ class HubModel(NamedTuple):
     eps: float = _TIMMS_EPS
 
 
-_HUB_IMAGES = "preprocessor_config.json"
 _MOST = 2**20  # bytes of a configuration file
 _OF_TRANSFORMERS = ("vit", "vit_mae", "dinov2", "dinov2_with_registers")
 _LARGEST_EPS = 1e-5  # transformers' ViTs add 1e-12 to variances, for weights trained with timm's 1e-6
@@ -253,7 +283,7 @@ def _read_hub(weights: Weights) -> HubModel:
     assert weights.path is not None  # a folder
     folder = weights.path.parent
     config = _read_json(folder / HUB_CONFIG)
-    images = _read_json(folder / _HUB_IMAGES) if (folder / _HUB_IMAGES).is_file() else {}
+    images = _read_json(folder / HUB_IMAGES) if (folder / HUB_IMAGES).is_file() else {}
     try:
         if "architecture" in config:
             return _of_timm(config, weights.states)
@@ -284,9 +314,28 @@ def _read_json(path: Path) -> dict[str, Any]:
         ) from problem
 
 
+def _hub_license(folder: Path) -> str:
+    """Return the licence in the header of a model card, or else in the configuration that timm writes."""
+    with suppress(OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError):
+        with open(folder / HUB_README, encoding="utf-8") as file:
+            text = file.read(_MOST)
+        header = yaml.safe_load(text.split("---\n")[1]) if text.startswith("---\n") else None
+        if isinstance(header, dict):
+            stated = header.get("license_name") if header.get("license") == "other" else header.get("license")
+            if (found := license_from(stated)) != UNKNOWN_LICENSE:
+                return found
+    about = _read_json(folder / HUB_CONFIG).get("pretrained_cfg")
+    return license_from(about.get("license") if isinstance(about, dict) else None)
+
+
 def _of_timm(config: Mapping[str, Any], states: list[tuple[str, State]]) -> HubModel:
     """Read the format of timm's ``save_for_hf`` and of ``export --to hf``."""
-    name, given, about = config["architecture"], dict(config.get("model_args") or {}), config["pretrained_cfg"]
+    # older configurations have the values of pretrained_cfg beside the architecture
+    name, given, about = (
+        config["architecture"],
+        dict(config.get("model_args") or {}),
+        config.get("pretrained_cfg", config),
+    )
     stock = stock_encoder(name)
     channels, *size = about["input_size"]
     channels = given.pop("in_chans", channels)
@@ -294,7 +343,7 @@ def _of_timm(config: Mapping[str, Any], states: list[tuple[str, State]]) -> HubM
     sizes["patch_size"] = sizes["patch_size"] or compact(patch_embedding(stock).patch_size)
     if isinstance(sizes["img_size"], int):
         sizes["img_size"] = [sizes["img_size"]] * 2
-    for set_here in ("num_classes", "global_pool", "pos_embed", "use_abs_pos_emb"):
+    for set_here in ("num_classes", "global_pool", "pos_embed", "use_abs_pos_emb", "dynamic_img_size"):
         given.pop(set_here, None)
     if not given.get("fc_norm", True):  # default of an encoder without pooling
         del given["fc_norm"]
@@ -832,6 +881,30 @@ def _seems_rotary(weights: State) -> bool:
     return not weights.keys().isdisjoint(marks) or ("reg_token" in weights and POSITIONS_KEY not in weights)
 
 
+class Unlike(NamedTuple):
+    """Sign of weights that a plain ViT does not have, and names of models of timm that have it."""
+
+    sign: str
+    models: tuple[str, ...]
+
+
+def _unlike_plain(weights: State, states: list[tuple[str, State]]) -> Unlike | None:
+    """Return the sign of another model in ``weights``; ``states`` have their names in the file."""
+    written = {name for _, state in states for name in state}
+    if _seems_rotary(weights):
+        return Unlike("rotations of queries and keys", ("vit_small_patch16_dinov3",))
+    if "norm_pre.weight" in weights:
+        return Unlike("a norm before the blocks", ("vit_pe_core_small_patch16_384", "vit_base_patch16_clip_224"))
+    first, second = (weights.get(f"blocks.0.mlp.fc{i}.weight") for i in (1, 2))
+    gated = first is not None and second is not None and len(first) != second.shape[-1]
+    if gated or "blocks.0.mlp.fc1_g.weight" in weights:
+        return Unlike("gated MLPs", ("eva02_small_patch14_224",))
+    relative = any(name.endswith("relative_position_bias_table") for name in written)  # of BEiT
+    if not relative and any(name.endswith("blocks.0.gamma_1") for name in written):
+        return Unlike("scales called gamma_1", ("vit_small_patch16_rope_ape_224", "deit3_small_patch16_224"))
+    return None
+
+
 def _grid_side(weights: State, p: int) -> int:
     """Return the number of patches along an image from the position embeddings; without any, for 224 pixels."""
     table = weights.get(POSITIONS_KEY)
@@ -889,8 +962,12 @@ def _load_foreign(weights: Weights, model: str | None) -> tuple[Encoder, Encoder
     task = f"timm:{model}" if model else ""
     if spec is not None:
         task = program.name if program else weights.hub.name if weights.hub else ""
-    name = weights.path.resolve().parent.name if weights.kind == "hub" else weights.path.name.partition(".")[0]
-    return vit.eval(), EncoderCard(spec, mean, std, task, name, note=" ".join(notes))
+    name = weights.path.name.partition(".")[0]
+    if weights.kind == "hub":  # a fetched file lies in a cache
+        name = (
+            str(weights.source).rpartition("/")[2] if is_on_hub(weights.source) else weights.path.resolve().parent.name
+        )
+    return vit.eval(), EncoderCard(spec, mean, std, task, name, note=" ".join(notes), license=weights.license)
 
 
 def load_bare_module(path: Path, use: Use) -> nn.Module | None:
@@ -925,6 +1002,11 @@ def _no_model(weights: Weights, shape: Architecture | None) -> str:
     path = weights.path
     if weights.hub is not None:
         return f"{path} is not a plain ViT that timm can build: its names or sizes differ"
+    if (unlike := weights.unlike_plain) is not None:
+        return (
+            f"{path} holds weights alone, with {unlike.sign}: give its name in timm by --model, such as "
+            f"{listing(unlike.models)}"
+        )
     if shape is None:
         return (
             f"{path} holds weights alone, and the number of attention heads does not follow from their sizes: give its "
@@ -986,6 +1068,8 @@ def public_shape(weights: Weights, model: str | None = None) -> dict[str, Any] |
     if named is not None and not timm.is_model(named.split(".")[0]):
         return None
     foreign, shape = weights.foreign, weights.architecture
+    if named is None and weights.unlike_plain is not None:
+        raise PatchloomError(_no_model(weights, None))
     if named is not None:
         fixed = foreign is not None and positions_of(foreign.encoder("student"), foreign.program) == "sincos"
         return _stock_shape(named) | ({"positions": "sincos", "read_off": ("positions",)} if fixed else {})
