@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,10 @@ CASES = {
     ),
     "a teacher, weakly": (signs(agreement(0.35, 0.3)), Verdict.WEAK, "7% of the way", "larger --batch_size"),
     "outputs alike": (signs(agreement(0.97, 0.93)), Verdict.WEAK, "so similar that agreement", "--task.loss infonce"),
+    "outputs alike without a teacher": (
+        signs(agreement(0.97, 0.93))._replace(settings=replace(SETTINGS, task={"name": "extrema", "loss": "sigreg"})),
+        *(Verdict.WEAK, "so similar that agreement", "raise --task.gaussian_weight, or lower --blr"),
+    ),
     "outputs collapsed": (
         signs(agreement(0.99, 0.95, rank=2)),
         Verdict.COLLAPSED,

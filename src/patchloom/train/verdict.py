@@ -470,6 +470,6 @@ def _slower(signs: VerdictInputs) -> dict[str, float | str]:
 
 
 def _for_teacher(signs: VerdictInputs) -> dict[str, float | str]:
-    if signs.settings.task.get("loss") in GAUSSIAN:
+    if {signs.settings.task.get(name) for name in ("loss", "agreement_loss")} & {*GAUSSIAN}:
         return {"task.gaussian_weight": HIGHER, **_slower(signs)}
     return {"task.loss": "infonce", "task.momentum": HIGHER, **_slower(signs)}
