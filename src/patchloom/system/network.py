@@ -33,7 +33,7 @@ def why_unreachable(url: str) -> str:
     try:
         server = urlsplit(url)
     except ValueError:
-        return f"{url!r} is not an address"
+        return "the address is not valid"
     try:
         host, port = server.hostname or "", server.port or {"http": 80}.get(server.scheme, 443)
     except ValueError:
