@@ -302,6 +302,14 @@ def loca() -> Drawing:
     return one
 
 
+def nepa() -> Drawing:
+    one = start()
+    one.grid("encoder sees so far", all_of(INNER[:9], "seen"))
+    one.arrow()
+    one.grid("asked: the next embedding", {INNER[9]: "features"})
+    return one
+
+
 ABOUT = {
     mae: "mae: a quarter of the patches is seen; the pixels of the others are asked",
     crossmae: "crossmae: a quarter of the patches is seen; the pixels of a third of the others are asked",
@@ -317,6 +325,7 @@ ABOUT = {
     jigsaw: "jigsaw: half of the patches are seen without place; their places are asked",
     part: "part: patches cut at any place are seen without it; how far one is from another is asked",
     loca: "loca: patches of one crop are seen without place; their places in another crop are asked",
+    nepa: "nepa: the patches so far are seen; the embedding of the next one is asked",
 }
 
 

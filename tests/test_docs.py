@@ -318,6 +318,15 @@ def test_the_index_links_every_page():
     assert not [page for page in pages if f"({page})" not in index and page != "README.md"]
 
 
+def test_the_family_has_a_row_per_task_with_its_measured_cost():
+    text = (ROOT / "docs" / "explanation" / "family.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|(?:[^|]*\|){5} ([^|]*) \| [^|]* \|$", text, re.MULTILINE)
+    costs = {
+        name: "not measured" if entry.cost is None else "{}, {}".format(*entry.cost) for name, entry in TASKS.items()
+    }
+    assert dict(rows) == costs | {"mixture": "depends"} and len(rows) == len(TASKS)
+
+
 def test_pages_that_the_source_names_exist():
     """Messages, comments and other pages name files of docs/ by their path from the root."""
     sources = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.[pm][yd]")]

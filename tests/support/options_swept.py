@@ -143,6 +143,7 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"mask_ratio": 0.0, "context_ratio": 1.0, "momentum": 0.9},
         {"mask_ratio": 0.9, "context_ratio": 0.1},
     ],
+    "nepa": [{}],
     "mixture": [
         {},
         {"sigma": 0.0, "decoder_depth": 1, "position_depth": 1, **_DECODER},

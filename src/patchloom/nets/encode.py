@@ -208,6 +208,14 @@ def _prefix_tokens(vit: PlainViT) -> list[Tensor]:
     return [prefix + vit.pos_embed[:, : vit.num_prefix_tokens]]
 
 
+def embed_content(vit: PlainViT, given: EncoderInput) -> Tensor:
+    """Return the embeddings [b k d] of the patches that enter, without positions."""
+    project = vit.patch_embed.proj
+    patches = patchify(given.images, patch_size(vit), given.visible)
+    tokens = vit.patch_embed.norm(F.linear(patches, project.weight.flatten(1), project.bias))
+    return tokens.to(project.weight.dtype)  # full precision, because the blocks add to it
+
+
 def embed(
     vit: PlainViT,
     given: EncoderInput,
@@ -223,10 +231,7 @@ def embed(
         mask_token: stand-in for blank content, broadcast to [b k d]; required with ``given.blank``.
         position_token: stand-in for dropped positions, broadcast to [b k d]; required with ``given.dropped``.
     """
-    project = vit.patch_embed.proj
-    patches = patchify(given.images, patch_size(vit), given.visible)
-    tokens = vit.patch_embed.norm(F.linear(patches, project.weight.flatten(1), project.bias))
-    tokens = tokens.to(project.weight.dtype)  # full precision, because the blocks add to it
+    tokens = embed_content(vit, given)
     if given.blank is not None:
         content = required_stand_in("mask_token", mask_token)
         tokens = torch.where(given.blank[..., None], content, tokens)
@@ -242,7 +247,12 @@ def embed(
 
 
 def attend(
-    vit: PlainViT, tokens: Tensor, rotations: Rotations | None, context: Tensor | None = None, norm: bool = True
+    vit: PlainViT,
+    tokens: Tensor,
+    rotations: Rotations | None,
+    context: Tensor | None = None,
+    norm: bool = True,
+    causal: bool = False,
 ) -> Tensor:
     """Run the blocks and the final norm over tokens [b prefix+k d].
 
@@ -253,6 +263,7 @@ def attend(
         context: [b m] indices of the patches that are keys and values, besides the prefix tokens (MP3 section 3);
             those of the others are never computed. None: all patches.
         norm: False leaves the final norm to the caller (`final_norm`).
+        causal: whether every token attends to itself and to earlier ones only.
     """
     keys_values = None
     if context is not None:
@@ -263,6 +274,7 @@ def attend(
         tokens,
         rotations=rotations,
         keys_values=keys_values,
+        causal=causal,
         checkpointing=vit.grad_checkpointing,
     )
     return vit.norm(tokens) if norm else tokens
@@ -353,7 +365,9 @@ def encode(
     if is_hierarchical(vit):
         if given.context is not None:
             raise ValueError("in a Swin all patches are keys and values: leave out the context")
+        if given.causal:
+            raise ValueError("windows of a Swin have no order: leave out causal")
         tokens = encode_units(vit, given, mask_token=mask_token, position_token=position_token)
         return vit.norm(tokens) if norm else tokens
     tokens = embed(vit, given, mask_token=mask_token, position_token=position_token)
-    return attend(vit, tokens, rotations(vit, given, rotation), given.context, norm)
+    return attend(vit, tokens, rotations(vit, given, rotation), given.context, norm, given.causal)

@@ -62,6 +62,7 @@ def run_blocks(
     *,
     rotations: Rotations | None = None,
     keys_values: Tensor | None = None,
+    causal: bool = False,
     checkpointing: bool = False,
 ) -> Tensor:
     """Run tokens [b t d] through all blocks.
@@ -71,11 +72,16 @@ def run_blocks(
         tokens: [b t d].
         rotations: those of the patch tokens, for each block; None: none.
         keys_values: [b m] indices of the tokens that are keys and values; None: all.
+        causal: whether every token attends to itself and to earlier ones only; not with ``keys_values``.
         checkpointing: recompute activations inside the blocks in backward instead of keeping them.
     """
     blocks = list(blocks)
+    if causal and keys_values is not None:
+        raise ValueError("causal attention has all earlier tokens as keys and values: leave out keys_values")
+    # added to the scores: timm's unfused attention of earlier versions adds a mask of booleans, too
+    mask = tokens.new_full(tokens.shape[1:2] * 2, float("-inf")).triu(1) if causal else None
     each = [kernels for block in blocks if (kernels := kernels_of(block, tokens)) is not None]
-    if blocks and len(each) == len(blocks):
+    if blocks and len(each) == len(blocks) and mask is None:  # the kernels have no mask
         more: Tensor | None = None
         shift: Tensor | None = None
         for block, kernels in zip(blocks, each, strict=True):
@@ -85,7 +91,10 @@ def run_blocks(
         assert more is not None and shift is not None  # blocks is not empty
         return _sum_parts(tokens, more, shift)
     for block, rope in zip(blocks, [None] * len(blocks) if rotations is None else rotations, strict=True):
-        step: Callable[[Tensor], Tensor] = block if rope is None else partial(block, rope=rope)
+        arguments: dict[str, Tensor] = {} if rope is None else {"rope": rope}
+        if mask is not None:
+            arguments["attn_mask"] = mask
+        step: Callable[[Tensor], Tensor] = partial(block, **arguments) if arguments else block
         if keys_values is not None:
             step = partial(as_compiled(block, context_block), block, keys_values=keys_values, rope=rope)
         tokens = checkpoint(step, tokens, use_reentrant=False) if checkpointing else step(tokens)

@@ -120,6 +120,12 @@ TASKS = {
         "a crop's positions, and most of its patches",
         "where each patch is in another crop",
     ),
+    "nepa": Entry(
+        "patchloom.tasks.nepa.NEPA",
+        "NEPA 2025",
+        "all later patches, in raster order",
+        "the next patch's embedding",
+    ),
     "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted"),
 }
 

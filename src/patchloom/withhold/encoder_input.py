@@ -29,6 +29,8 @@ class EncoderInput:
         blank: [b k] True where the content is replaced by a mask token (SimMIM), or None.
         dropped: [b k] True where the position embedding is withheld (DropPos, MP3), or None.
         context: [b m] indices into ``visible`` of the patches that serve as keys and values (MP3); None: all.
+        causal: whether every token attends to itself and to earlier ones only, class and register tokens first, then
+            the patches in their order (NEPA).
         side_share: [b] fraction of the side of the target images that the images show; None: all of it.
         corner: [b 2] row and column of the images' upper left pixel in the original, after zooming in at a random
             place; None: they show the centre.
@@ -42,6 +44,7 @@ class EncoderInput:
     blank: Tensor | None = None
     dropped: Tensor | None = None
     context: Tensor | None = None
+    causal: bool = False
     side_share: Tensor | None = None
     corner: Tensor | None = None
     targets: Mapping[str, Tensor] = field(default_factory=dict, hash=False)
