@@ -65,7 +65,7 @@ class StudentCard:
         size: height and width of the training images in pixels.
         mean, std: statistics per channel that normalise images in [0, 1], which are the teacher's.
         teacher: name of the teacher.
-        license: licence of the public weights that the teacher is or began with, as in `EncoderCard`.
+        license: the teacher's, as in `EncoderCard`.
     """
 
     model: str
@@ -223,7 +223,7 @@ def distill(
             if parts is not None:
                 nets = {student: net.backbone, f"random {student}": start}
                 compared.append(_compare(nets, about, vit, card, parts, one))
-        save_student(first, about, folder)
+        _save(first, about, folder)
     if not compared:
         return Distilled(folder, about, None, None)
     knn, linear = (of_seeds[-1].over_seeds(of_seeds[:-1]) for of_seeds in zip(*compared, strict=True))
@@ -243,7 +243,7 @@ def _compare(
         FeatureExtractor(name, partial(_features, net, about, settings), None) for name, net in backbones.items()
     ]
     extractors.append(encoder_extractor("teacher", vit, card, settings))
-    rows: list[dict[str, Any]] = []
+    rows = []
     for extractor in extractors:
         found, train, test = evaluate_extractor(extractor, (KNN, LINEAR), parts, settings, "mean")
         rows.append(found)
@@ -278,7 +278,7 @@ def _features(net: nn.Module, about: StudentCard, settings: EvalSettings, source
     return ImageFeatures({"pooled": torch.cat(found)}, labels_of(source, indices), indices, unreadable, groups=groups)
 
 
-def save_student(backbone: nn.Module, card: StudentCard, folder: Path) -> None:
+def _save(backbone: nn.Module, card: StudentCard, folder: Path) -> None:
     """Write weights with timm's own names, and the card."""
     write_whole(folder / STUDENT_CARD, json.dumps({"format": _FORMAT} | asdict(card), indent=2))
     weights = {name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()}

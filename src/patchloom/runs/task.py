@@ -48,7 +48,7 @@ def _teacher_license(settings: ResolvedSettings) -> str:
     try:
         with from_cache_alone(True):
             return Weights(source).license
-    except PatchloomError:  # moved since the training
+    except (PatchloomError, OSError):  # moved since the training
         return UNKNOWN_LICENSE
 
 
