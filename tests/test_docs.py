@@ -29,7 +29,7 @@ from patchloom.compare.compare import compare
 from patchloom.data.source import Data
 from patchloom.data.sources import builtin
 from patchloom.dense.predict import predict
-from patchloom.distill.distill import distill
+from patchloom.distill import distill
 from patchloom.embed.embed import embed
 from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 from patchloom.evaluate.settings import EvalSettings

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from patchloom.compare.compare import compare
     from patchloom.data.sources.open import open_data
     from patchloom.dense.predict import predict
-    from patchloom.distill.distill import distill
+    from patchloom.distill import distill
     from patchloom.embed.embed import embed
     from patchloom.evaluate.protocols import evaluate
     from patchloom.export.export import export
@@ -59,7 +59,7 @@ _HOMES = {
     "bench": "patchloom.bench",
     "check": "patchloom.check",
     "compare": "patchloom.compare.compare",
-    "distill": "patchloom.distill.distill",
+    "distill": "patchloom.distill",
     "embed": "patchloom.embed.embed",
     "evaluate": "patchloom.evaluate.protocols",
     "export": "patchloom.export.export",

@@ -91,7 +91,7 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "predict": ("patchloom.dense.predict.predict",),
     "report": ("patchloom.report.report.report",),
     "export": ("patchloom.export.export.export",),
-    "distill": ("patchloom.distill.distill.distill",),
+    "distill": ("patchloom.distill.distill",),
     "bench": ("patchloom.bench.bench",),
 }
 # parameters that the command line defines itself, since their values are typed differently from Python

@@ -168,15 +168,23 @@ def test_the_licence_of_earlier_weights_is_mentioned(run, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("license", "given", "header", "said"),
     [
-        ("apache-2.0", None, {"license": "apache-2.0"}, "began with: apache-2.0. It applies to these weights, too."),
-        ("apache-2.0", "mit", {"license": "mit"}, "began with: apache-2.0."),
-        ("unknown", None, {"license": "unknown"}, "began with: unknown: check the weights' source."),
-        ("my *own*", None, {"license": "other", "license_name": "my *own*"}, r"began with: my \*own\*."),
+        ("apache-2.0", None, {"license": "apache-2.0"}, "learnt from: apache-2.0. It applies to these weights, too."),
+        ("apache-2.0", "mit", {"license": "mit"}, "learnt from: apache-2.0."),
+        ("unknown", None, {"license": "unknown"}, "learnt from: unknown: check the weights' source."),
+        ("my *own*", None, {"license": "other", "license_name": "my *own*"}, r"learnt from: my \*own\*."),
         (
             "dinov3-license",
             None,
             {"license": "other", "license_name": "dinov3-license", "license_link": DINOV3},
             f"They may be passed on only under it, with a copy of its text: {DINOV3}",
+        ),
+        (
+            "mit AND dinov3-license",
+            None,
+            {"license": "other", "license_name": "mit AND dinov3-license", "license_link": DINOV3},
+            "learnt from: mit. It applies to these weights, too. Licence of the weights that training began with or "
+            "learnt from: dinov3-license. It applies to these weights, too. They may be passed on only under it, with "
+            f"a copy of its text: {DINOV3}",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from patchloom.data.sources.in_memory import is_object
 from patchloom.data.sources.open import split_names
 from patchloom.errors import PatchloomError
 from patchloom.export.encoder import Exportable
-from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE
+from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE, split_licenses
 from patchloom.nets.heads import POOLED
 from patchloom.report.load_run import RunData, load_run
 from patchloom.report.metadata import run_metadata
@@ -157,18 +157,22 @@ def _license_header(license: str) -> dict[str, str]:
     """Return the fields of the header for a licence that the user or the weights state."""
     if license in _OF_THE_HUB:
         return {"license": license}
-    link = _WITH_A_COPY.get(license)
-    return {"license": "other", "license_name": license, **({} if link is None else {"license_link": link})}
+    links = [_WITH_A_COPY[one] for one in split_licenses(license) if one in _WITH_A_COPY]
+    return {"license": "other", "license_name": license, **({"license_link": links[0]} if links else {})}
 
 
 def license_terms(license: str) -> str:
-    """Return sentences on the licence of the weights that training began with."""
-    if license == UNKNOWN_LICENSE:
-        return "Licence of the weights that training began with: unknown: check the weights' source."
-    said = f"Licence of the weights that training began with: {escaped(license)}. It applies to these weights, too."
-    if license in _WITH_A_COPY:
-        said += f" They may be passed on only under it, with a copy of its text: {_WITH_A_COPY[license]}"
-    return said
+    """Return sentences on the licences of the weights that training began with or learnt from."""
+    said = []
+    for one in split_licenses(license):
+        named = f"Licence of the weights that training began with or learnt from: {escaped(one)}"
+        if one == UNKNOWN_LICENSE:
+            said.append(f"{named}: check the weights' source.")
+            continue
+        said.append(f"{named}. It applies to these weights, too.")
+        if one in _WITH_A_COPY:
+            said.append(f"They may be passed on only under it, with a copy of its text: {_WITH_A_COPY[one]}")
+    return " ".join(said)
 
 
 def escaped(text: str) -> str:

@@ -1,50 +1,20 @@
-"""Students: backbones of timm with linear heads, and the files that hold a trained one.
+"""Students: backbones of timm with linear heads.
 
 Letters: b batch, c channels, h w height and width, d width of the teacher.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.errors import PatchloomError, check_range, closest_word, typed_fields
-from patchloom.nets.checkpoints.format import check_statistics
+from patchloom.errors import PatchloomError, closest_word
 from patchloom.sizes import in_pixels
-from patchloom.system.files import write_whole
-
-WEIGHTS, CARD = "student.safetensors", "student.json"
-_FORMAT = "patchloom student 1"
-_LARGEST = 2**16  # pixels of a side, channels
-
-
-@dataclass(frozen=True)
-class StudentCard:
-    """Facts that a student's weights do not show.
-
-    Attributes:
-        model: timm's name of the backbone.
-        options: further arguments of ``timm.create_model``.
-        size: height and width of the training images in pixels.
-        mean, std: statistics per channel that normalise images in [0, 1], which are the teacher's.
-        teacher: name of the teacher.
-    """
-
-    model: str
-    options: dict[str, int | list[int]]
-    size: tuple[int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    teacher: str
 
 
 def create_backbone(model: str, options: dict[str, Any]) -> Any:
@@ -144,62 +114,3 @@ def pooled_features(backbone: nn.Module, images: Tensor) -> Tensor:
     """Return a backbone's pooled features [b c], which timm's classifier would get, of images [b c h w]."""
     model: Any = backbone
     return model.forward_head(model.forward_features(images), pre_logits=True).float()
-
-
-def save_student(backbone: nn.Module, card: StudentCard, folder: Path) -> None:
-    """Write weights with timm's own names, and the card."""
-    write_whole(folder / CARD, json.dumps({"format": _FORMAT} | asdict(card), indent=2))
-    weights = {name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()}
-    write_whole(folder / WEIGHTS, lambda path: save_file(weights, path))
-
-
-def read_student_card(folder: Path) -> StudentCard:
-    """Read a student's card, which may be a stranger's: types and ranges are checked."""
-    path = folder / CARD
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as problem:
-        raise PatchloomError(
-            f"there is no student at {folder}: give a folder that patchloom distill wrote"
-        ) from problem
-    try:
-        return _card_of(found)
-    except (ValueError, TypeError, KeyError) as problem:
-        raise PatchloomError(
-            f"{path} is damaged or of another version ({problem}): write it again with patchloom distill"
-        ) from problem
-
-
-def load_student(folder: str | Path) -> tuple[nn.Module, StudentCard]:
-    """Load a student's backbone in eval mode, and its card.
-
-    Args:
-        folder: folder that `patchloom.distill` wrote.
-
-    Raises:
-        PatchloomError: there is no student, or its files are damaged.
-    """
-    card = read_student_card(Path(folder))
-    backbone = create_backbone(card.model, card.options)
-    try:
-        backbone.load_state_dict(load_file(Path(folder) / WEIGHTS))
-    except Exception as problem:  # safetensors and torch raise many kinds for a damaged file
-        reason = " ".join(str(problem).split())[:200]
-        raise PatchloomError(f"{Path(folder) / WEIGHTS} is not of {card.model}: {reason}") from problem
-    return backbone.eval(), card
-
-
-def _card_of(found: Any) -> StudentCard:
-    """Check types and ranges of a card's values."""
-    if not isinstance(found, dict) or found.pop("format", None) != _FORMAT:
-        raise ValueError("it has another format")
-    card = StudentCard(**typed_fields(StudentCard, found, {"size": (1, _LARGEST)}))
-    if card.options.keys() - {"in_chans", "img_size"} or not isinstance(channels := card.options["in_chans"], int):
-        raise ValueError("its options are not those of a student")
-    for name, value in card.options.items():
-        check_range(name, value, 1, _LARGEST)
-    side = card.options.get("img_size", [1, 1])
-    if len(card.mean) != channels or not isinstance(side, list) or len(side) != 2:
-        raise ValueError("its sizes do not fit each other")
-    check_statistics(card.mean, card.std)
-    return card

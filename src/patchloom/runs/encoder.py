@@ -19,12 +19,12 @@ from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import check_model, kind_of, load_bare_module, load_pretrained
 from patchloom.nets.heads import InstanceHead, Use
 from patchloom.nets.lora import merged
-from patchloom.nets.student import CARD, WEIGHTS, read_student_card
 from patchloom.nets.swin import Encoder
 from patchloom.runs.folder import RunFolder, run_around, suggest_run
 from patchloom.runs.task import load_task, newest_card
 from patchloom.tasks.custom import is_loaded
 
+STUDENT_WEIGHTS, STUDENT_CARD = "student.safetensors", "student.json"  # that patchloom distill writes
 _ENCODER = "encoder."
 
 
@@ -48,7 +48,12 @@ def check_place(source: str | Path) -> None:
     if str(source).startswith("timm:") or unfinished_run(source) is not None:
         return
     path = Path(source)
-    refuse_student(path if path.is_dir() else path.parent, path)
+    folder = path if path.is_dir() else path.parent
+    if path in (folder, folder / STUDENT_WEIGHTS) and (folder / STUDENT_CARD).is_file():
+        raise PatchloomError(
+            f"{path} is a student of patchloom distill, and not an encoder with a card: distill --labels compares a "
+            "student with its teacher, and docs/how-to/distill.md shows how timm loads it"
+        )
     around = run_around(path)
     checkpoint = around is not None and path.parent == around / "checkpoints"
     if checkpoint or not format.find_weights(path).is_file():
@@ -63,17 +68,6 @@ def check_place(source: str | Path) -> None:
                 hint = "the run has finished, so it was removed later; to write it again, delete summary.txt and "
                 hint += "repeat the run's command"
         raise PatchloomError(f"there is no encoder at {path}: {hint}")
-
-
-def refuse_student(folder: Path, path: Path) -> None:
-    """Refuse the folder of a student, and its weights, which are no encoder with a card."""
-    if path not in (folder, folder / WEIGHTS) or not (folder / CARD).is_file():
-        return
-    card = read_student_card(folder)
-    raise PatchloomError(
-        f"{path} is a student of patchloom distill, a {card.model} taught by {card.teacher}: load it with timm "
-        "(docs/how-to/distill.md); distill --labels compares it with its teacher"
-    )
 
 
 @validate_arguments

@@ -12,7 +12,8 @@ from patchloom.data.augment import RandAugment
 from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
-from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE, EncoderCard, read_encoder_card
+from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE, EncoderCard, join_licenses, read_encoder_card
+from patchloom.nets.checkpoints.load import Weights
 from patchloom.nets.finetune import add_low_rank, freeze_for
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention, use_kernels
 from patchloom.nets.swin import Encoder
@@ -34,8 +35,21 @@ def run_card(settings: ResolvedSettings, stats: Stats, folder: RunFolder) -> Enc
         license = read_encoder_card(folder.start).license
     elif settings.init or settings.from_run:  # not stored yet, or by a version that stored none
         license = UNKNOWN_LICENSE
+    license = join_licenses(license, _teacher_license(settings))
     spec = settings.encoder_spec()
     return EncoderCard(spec, stats.mean, stats.std, task, folder.name, sound=stats.sound, license=license)
+
+
+def _teacher_license(settings: ResolvedSettings) -> str:
+    """Return the licence that the source of a frozen teacher states; "" without one."""
+    source = settings.task.get("features_of")
+    if not isinstance(source, str):
+        return ""
+    try:
+        with from_cache_alone(True):
+            return Weights(source).license
+    except (PatchloomError, OSError):  # moved since the training
+        return UNKNOWN_LICENSE
 
 
 def prepare_task(

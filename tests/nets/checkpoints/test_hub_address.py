@@ -1,6 +1,7 @@
 """Repositories of the Hugging Face Hub by their address, and the licences that weights state; nothing is fetched."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
@@ -126,6 +127,23 @@ def test_a_run_begins_with_a_repository(repository, tmp_path):
     assert (
         load_encoder(patchloom.pretrain(images, init=str(fresh), out=tmp_path / "b", **given).folder)[1].license == ""
     )
+
+
+def test_the_licence_of_a_teacher_is_in_the_card(repository, tmp_path):
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (24, 3, 32, 32), dtype=torch.uint8, generator=rng)
+    vit, card = load_encoder(ADDRESS)
+    save_encoder(vit, replace(card, license="mit"), tmp_path / "begin.safetensors")
+    (repository[0] / "README.md").write_text("---\nlicense: other\nlicense_name: dinov3-license\n---\n# Model\n")
+    given = {"epochs": 1, "batch_size": 8, "workers": 0, "device": "cpu", "kernels": "torch"}
+    task = {"name": "distill", "features_of": ADDRESS}
+    run = patchloom.pretrain(images, task, model={"name": "nano"}, out=tmp_path / "run", **given).folder
+    assert load_encoder(run)[1].license == "dinov3-license"
+    again = patchloom.pretrain(images, task, init=str(tmp_path / "begin.safetensors"), out=tmp_path / "again", **given)
+    assert load_encoder(again.folder)[1].license == "mit AND dinov3-license"
+    teacher = tmp_path / "run" / "encoder.safetensors"
+    patchloom.distill(teacher, images, student="resnet10t", epochs=1, batch_size=8, workers=0, out=tmp_path / "s")
+    assert json.loads((tmp_path / "s" / "student.json").read_text())["license"] == "dinov3-license"
 
 
 def test_licences_are_those_that_the_source_states(repository, tmp_path):

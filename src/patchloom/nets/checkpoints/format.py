@@ -54,6 +54,7 @@ _DAMAGED = "{} is not what patchloom wrote ({}): restore it from a copy, or make
 
 
 UNKNOWN_LICENSE = "unknown"
+_AND = " AND "
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class EncoderCard:
         extra_modules: use of each module saved beside it, by its file's name without suffix.
         note: a sentence to print beside its results, such as that its run is not finished; "" without one.
         sound: conversion of recordings to its images; None for an encoder of images.
-        license: licence of the public weights that it is or began with, or `UNKNOWN_LICENSE`; "" without such weights.
+        license: licences of the public weights that it is, began with or learnt from, as `join_licenses` joins them;
+            "" without such weights.
     """
 
     spec: EncoderSpec | None
@@ -416,6 +418,16 @@ def timm_license(name: str) -> str:
     """Return the licence of the weights that timm publishes under a name."""
     about = timm.models.get_pretrained_cfg(name)
     return license_from(None if about is None else about.license)
+
+
+def join_licenses(*stated: str) -> str:
+    """Join licences, of which some may be "" or joined, by the AND of SPDX expressions."""
+    return _AND.join(dict.fromkeys(one for each in stated for one in split_licenses(each)))
+
+
+def split_licenses(joined: str) -> list[str]:
+    """Return the licences that `join_licenses` joined."""
+    return joined.split(_AND) if joined else []
 
 
 def license_from(stated: Any) -> str:

@@ -1,50 +1,80 @@
-"""The verb ``distill``: a backbone of timm learns an encoder's features, and is compared with its controls."""
+"""The verb ``distill``: a backbone of timm learns an encoder's features, and is compared with its controls.
+
+`patchloom.train.loop` trains tasks around a ViT or Swin, whose card, measures and pictures a student cannot have. The
+loop of the evaluations, used here, resumes as exactly.
+
+Letters: b batch, n patches of the teacher's grid, d width of the teacher.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from safetensors.torch import save_file
+from timm.scheduler import CosineLRScheduler
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
-from patchloom.data.loader import plain_batches
+from patchloom.data.augment import ColoredCrop
+from patchloom.data.loader import Batch, plain_batches, steps_of, steps_per_epoch, training_batches
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.display import Displayable, TextTable, TimeLeft, Verbatim, duration, track_progress
-from patchloom.distill.training import Distillation
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures, groups_of, labels_of, only_labelled
 from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, evaluate_extractor, frozen_report
 from patchloom.evaluate.protocols.knn import KNN
+from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.results import Report
-from patchloom.evaluate.settings import EvalSettings, open_with_notes, parts_of
-from patchloom.evaluate.trainer import keep_until_done
+from patchloom.evaluate.settings import EvalSettings, Parts, open_with_notes, parts_of
+from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, keep_until_done, training_identity
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import check_model
 from patchloom.nets.encode import grid_size, input_size
-from patchloom.nets.student import (
-    CARD,
-    WEIGHTS,
-    Student,
-    StudentCard,
-    create_backbone,
-    pooled_features,
-    save_student,
-    student_options,
-)
+from patchloom.nets.student import Student, create_backbone, pooled_features, student_options
 from patchloom.nets.swin import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
-from patchloom.runs.encoder import load_encoder
+from patchloom.runs.encoder import STUDENT_CARD, STUDENT_WEIGHTS, load_encoder
 from patchloom.sizes import in_pixels
+from patchloom.system.files import write_whole
+from patchloom.train.step import parameter_groups
 
 _LARGEST = 2**14  # pixels of a side
+_FORMAT = "patchloom student 1"
+_SCALE = (0.14, 1.0)  # area of a crop, as lightly-train's
+_WARMUP = 0.05  # share of the steps
+_CLIP = 1.0
+
+
+@dataclass(frozen=True)
+class StudentCard:
+    """Facts that a student's weights do not show.
+
+    Attributes:
+        model: timm's name of the backbone.
+        options: further arguments of ``timm.create_model``.
+        size: height and width of the training images in pixels.
+        mean, std: statistics per channel that normalise images in [0, 1], which are the teacher's.
+        teacher: name of the teacher.
+        license: the teacher's, as in `EncoderCard`.
+    """
+
+    model: str
+    options: dict[str, int | list[int]]
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    teacher: str
+    license: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,12 +85,14 @@ class Distilled(Displayable):
         folder: folder with its weights and card.
         card: the card.
         report: kNN of the student, of its random start and of the teacher; None without labels.
+        linear: the same by a linear probe.
         planned: steps and seconds of all trainings of a dry run; else None.
     """
 
     folder: Path
     card: StudentCard
     report: Report | None
+    linear: Report | None
     planned: Mapping[str, float] | None = None
 
     def parts(self, width: int) -> list[str | TextTable]:
@@ -72,15 +104,19 @@ class Distilled(Displayable):
                 Verbatim(f"Everything would go to {self.folder}"),
                 "This was a dry run: nothing was trained or written.",
             ]
-        said: list[str | TextTable] = [] if self.report is None else [*self.report.parts(width), ""]
+        said: list[str | TextTable] = []
+        for report in (self.report, self.linear):
+            said += [] if report is None else [*report.parts(width), ""]
         said += ["No labels were given, so it is unknown what the student is good for: add --labels."] * (not said)
-        return [*said, Verbatim(f"Weights for timm: {self.folder / WEIGHTS}"), Verbatim(f"Card: {self.folder / CARD}")]
+        said.append(Verbatim(f"Weights for timm: {self.folder / STUDENT_WEIGHTS}"))
+        return [*said, Verbatim(f"Card: {self.folder / STUDENT_CARD}")]
 
     def plain(self) -> dict[str, Any]:
         """See `Displayable`."""
-        files = [] if self.planned else [str(self.folder / name) for name in (WEIGHTS, CARD)]
-        report = None if self.report is None else self.report.plain()
-        return {"files": files, "student": vars(self.card), "report": report, "planned": self.planned}
+        files = [] if self.planned else [str(self.folder / name) for name in (STUDENT_WEIGHTS, STUDENT_CARD)]
+        reports = {"report": self.report, "linear": self.linear}
+        plain = {name: None if one is None else one.plain() for name, one in reports.items()}
+        return {"files": files, "student": vars(self.card), **plain, "planned": self.planned}
 
 
 @validate_arguments
@@ -161,16 +197,16 @@ def distill(
     parts = None if labels is None else parts_of(labels, settings, card=card, run=run)
     name = Path(str(data)).stem if isinstance(data, str | Path) else "images"
     folder = Path(out) if out is not None else Path("runs") / f"{name}-{student}"
-    if (folder / WEIGHTS).exists():
+    if (folder / STUDENT_WEIGHTS).exists():
         raise PatchloomError(f"{folder} has a student already: choose another --out")
     options = student_options(student, size, len(card.mean))
-    about = StudentCard(student, options, size, tuple(card.mean), tuple(card.std), card.name)
+    about = StudentCard(student, options, size, tuple(card.mean), tuple(card.std), card.name, card.license)
     print(
         f"{student} learns the features of {card.name} from {len(source):,} images of {source.name} at "
         f"{in_pixels(size)} pixels, in {epochs:g} epochs"
     )
     recipe: dict[str, Any] = {"epochs": epochs, "lr": lr, "weight_decay": decay, "batch": batch_size, "dense": dense}
-    reports = []
+    compared: list[list[Report]] = []  # by seed, then by protocol
     with keep_until_done():
         for one in (replace(settings, seed=seed + k) for k in range(seeds)):
             torch.manual_seed(one.seed)
@@ -180,17 +216,18 @@ def distill(
             loop = Distillation(net, teacher, source, size, settings=one, **recipe)
             if dry_run:
                 planned = {"steps": seeds * loop.steps, "seconds": seeds * loop.steps * loop.seconds_of_step()}
-                return Distilled(folder, about, None, planned)
+                return Distilled(folder, about, None, None, planned)
             loop.run(student if seeds == 1 else f"{student}, seed {one.seed}", TimeLeft(loop.steps))
             if one.seed == seed:
                 first = net.backbone
             if parts is not None:
-                reports.append(
-                    _compare({student: net.backbone, f"random {student}": start}, about, vit, card, parts, one)
-                )
-        save_student(first, about, folder)
-    report = reports[-1].over_seeds(reports[:-1]) if reports else None
-    return Distilled(folder, about, report)
+                nets = {student: net.backbone, f"random {student}": start}
+                compared.append(_compare(nets, about, vit, card, parts, one))
+        _save(first, about, folder)
+    if not compared:
+        return Distilled(folder, about, None, None)
+    knn, linear = (of_seeds[-1].over_seeds(of_seeds[:-1]) for of_seeds in zip(*compared, strict=True))
+    return Distilled(folder, about, knn, linear)
 
 
 def _compare(
@@ -198,25 +235,30 @@ def _compare(
     about: StudentCard,
     vit: Any,
     card: EncoderCard,
-    parts: Any,
+    parts: Parts,
     settings: EvalSettings,
-) -> Report:
-    """Return kNN of the student, of its random start and of the teacher, on the same images."""
+) -> list[Report]:
+    """Return kNN and linear probe of the student, of its random start and of the teacher, on the same images."""
     extractors = [
         FeatureExtractor(name, partial(_features, net, about, settings), None) for name, net in backbones.items()
     ]
     extractors.append(encoder_extractor("teacher", vit, card, settings))
     rows = []
     for extractor in extractors:
-        found, train, test = evaluate_extractor(extractor, (KNN,), parts, settings, "mean")
-        rows.append(found[KNN.name])
-    ours, random, theirs = map(KNN.quoted, rows)
-    headline = (
-        f"kNN (k={ours.settings['k']}): {ours.text()} against {100 * random.value:.1f} % of its random start and "
-        f"{100 * theirs.value:.1f} % of the teacher"
-    )
+        found, train, test = evaluate_extractor(extractor, (KNN, LINEAR), parts, settings, "mean")
+        rows.append(found)
     around = f"{parts.story} The student's features are those that timm's classifier gets."
-    return frozen_report(KNN, rows, headline, around, parts, settings, train, test).with_differences(True)
+    reports = []
+    for protocol in (KNN, LINEAR):
+        its = [found[protocol.name] for found in rows]
+        ours, random, theirs = map(protocol.quoted, its)
+        headline = (
+            f"{protocol.title(ours)}: {ours.text()} against {100 * random.value:.1f} % of its random start and "
+            f"{100 * theirs.value:.1f} % of the teacher"
+        )
+        report = frozen_report(protocol, its, headline, around, parts, settings, train, test)
+        reports.append(report.with_differences(True))
+    return reports
 
 
 @torch.inference_mode()
@@ -234,3 +276,96 @@ def _features(net: nn.Module, about: StudentCard, settings: EvalSettings, source
     indices = torch.cat(places)
     groups = groups_of(source, indices)
     return ImageFeatures({"pooled": torch.cat(found)}, labels_of(source, indices), indices, unreadable, groups=groups)
+
+
+def _save(backbone: nn.Module, card: StudentCard, folder: Path) -> None:
+    """Write weights with timm's own names, and the card."""
+    write_whole(folder / STUDENT_CARD, json.dumps({"format": _FORMAT} | asdict(card), indent=2))
+    weights = {name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()}
+    write_whole(folder / STUDENT_WEIGHTS, lambda path: save_file(weights, path))
+
+
+class Distillation(Loop):
+    """Training of a student: one view of an image for both, and the cosine distance of their features.
+
+    Args:
+        student: trained in place.
+        teacher: frozen.
+        source: training images.
+        size: height and width of the views.
+        epochs, lr, weight_decay, batch: length, peak learning rate, weight decay and images per step.
+        dense: weight of the loss on the dense features, beside 1 for the pooled ones.
+        settings: seed, device and workers.
+    """
+
+    def __init__(
+        self,
+        student: Student,
+        teacher: FrozenTeacher,
+        source: Source,
+        size: tuple[int, int],
+        *,
+        epochs: float,
+        lr: float,
+        weight_decay: float,
+        batch: int,
+        dense: float,
+        settings: EvalSettings,
+    ) -> None:
+        self.source, self.settings, self.dense, self.lr = source, settings, dense, lr
+        self.device, self.seed, self.clip = settings.torch_device, settings.seed, _CLIP
+        self.channels, self.batch = len(teacher.mean), min(batch, len(source))
+        self.statistics = teacher.mean.flatten().tolist(), teacher.std.flatten().tolist()
+        self.augment = ColoredCrop(size, scale=_SCALE)
+        recipe: dict[str, Any] = {
+            "epochs": epochs,
+            "lr": lr,
+            "decay": weight_decay,
+            "batch": self.batch,
+            "dense": dense,
+        }
+        recipe |= {"size": size, "images": source.fingerprint(), "teacher": teacher.digest.tolist()}
+        self.about = training_identity(student, recipe, [self.seed], [self.device.type], settings.accumulate)
+        self.teacher, self.grid = teacher.to(self.device), grid_size(teacher.encoder)
+        self.student = self.model = student.to(self.device).train()
+        self._share()
+        self.steps, self.per_epoch = steps_of(epochs, len(source), batch), steps_per_epoch(len(source), batch)
+        self.best = BestEpoch(0, self.steps, self.per_epoch, 1.0)
+        self.optimizer = torch.optim.AdamW(parameter_groups(student, weight_decay), lr=lr)
+        warmup = min(round(_WARMUP * self.steps), self.steps - 1)
+        # updates count from 1; the rate reaches 0 one step after the last
+        self.schedule = CosineLRScheduler(
+            self.optimizer, self.steps + 1 - warmup, warmup_t=warmup, warmup_prefix=True, t_in_epochs=False
+        )
+        self.unreadable: set[str] = set()
+
+    def _batches(self, steps: int, workers: int) -> Any:
+        reading = self.batch, self.seed, self.step, steps, workers, self.channels
+        return training_batches(self.source, self.augment, *reading, device=self.device)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        pooled, dense = self.parallel(normalize(batch.views[0], *self.statistics), self.grid)
+        images = batch.views[0] if batch.views[0].is_floating_point() else batch.views[0].float() / 255
+        one, each = feature_cosines(pooled, dense, self.teacher(images))
+        return 1 - one + self.dense * (1 - each)
+
+    def _validated(self) -> EpochScore:
+        raise NotImplementedError  # there are no validation images
+
+    def _position(self) -> str:
+        return f"epoch {self.epoch:.1f} of {self.steps / self.per_epoch:g}"
+
+    def _progress_text(self, loss: float) -> str:
+        return f"{self._position()} · loss {loss:.3f}"
+
+    def _outcome(self, chosen: dict[str, Any]) -> str:
+        return f"trained for {self.steps:,} steps"
+
+    def _rate_option(self) -> str:
+        return f"--lr (now {self.lr:g})"
+
+
+def feature_cosines(pooled: Tensor, dense: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean cosines with a teacher's features [b n d], of pooled features [b d] and of dense ones [b n d]."""
+    whole = F.cosine_similarity(pooled.float(), features.mean(1), dim=-1).mean()
+    return whole, F.cosine_similarity(dense.float(), features, dim=-1).mean()

@@ -1,1 +1,0 @@
-"""Distillation of an encoder into any backbone of timm."""
