@@ -259,7 +259,7 @@ def latent() -> Drawing:
     one.arrow()
     one.grid("asked: features", all_of(BLOCKS, "features"))
     one.x += 18
-    one.grid("of the teacher, who sees", {}, default="seen")
+    one.grid("teacher sees", {}, default="seen")
     return one
 
 

@@ -333,6 +333,8 @@ def test_invalid_input_gets_a_one_line_message(tmp_path, capsys):
     assert f"of 3 channels ({tmp_path}/d.npy) and of 4 ({tmp_path}/c.npy and 1 more): move" in told.err
     assert out.read_text().splitlines()[2:] == [f"{tmp_path}/d.npy\t3 channels"]  # after the unreadable ones
     assert "--channels 4" in told.out and "unreadable" in told.out  # the rest is reported
+    shown = quick(tmp_path)  # in Python, where no error follows
+    assert "of 3 channels" not in told.out and "of 3 channels" in str(shown) and "of 3 channels" in shown._repr_html_()
 
 
 def test_an_image_of_another_depth_is_named(tmp_path):

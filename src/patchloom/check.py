@@ -456,8 +456,8 @@ def check(
         out: file for the names of all unreadable and odd images, each with the reason after a tab.
 
     Raises:
-        PatchloomError: unknown data or task, no readable image, incompatible numbers of channels or settings, or a
-            file that cannot be written.
+        PatchloomError: unknown data or task, no readable image, settings that do not fit, numbers of channels
+            of which none occurs in all splits (otherwise they are a ``refusal``), or a file that cannot be written.
     """
     if images is not None and images < 1:
         raise PatchloomError(f"--images must be 1 or more, not {images}")

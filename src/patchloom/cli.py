@@ -549,7 +549,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if is_first() and as_json and not refusal:
                 _print_document(verb, result=_values(result))
             elif (is_first() and not as_json and verb != "pretrain") or wants_help:  # pretrain has printed it already
-                print(*result if isinstance(result, list) else [result], sep="\n", flush=True)
+                shown = result if isinstance(result, list) else [result.text() if refusal else result]
+                print(*shown, sep="\n", flush=True)  # a refusal is printed as an error
             if refusal:
                 raise PatchloomError(refusal)
             return 0

@@ -115,7 +115,7 @@ class Displayable:
     """Base class of results, shown by ``print``, at a prompt and in a notebook.
 
     Attributes:
-        refusal: error with which a command ends after its result is printed; "" for none.
+        refusal: error with which a command ends after its result is printed; "" for none. In Python it is shown below.
     """
 
     refusal: str = ""
@@ -141,13 +141,13 @@ class Displayable:
         )
 
     def __str__(self) -> str:
-        return self.text()
+        return "\n".join([self.text(), *([self.refusal] if self.refusal else [])])
 
     def __repr__(self) -> str:
-        return self.text()
+        return str(self)
 
     def _repr_html_(self) -> str:
-        parts = self.parts(_WIDE)
+        parts = [*self.parts(_WIDE), self.refusal]
         return "\n".join(_element(part) for part in parts if part)
 
 

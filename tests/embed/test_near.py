@@ -151,3 +151,11 @@ def test_a_picture_that_cannot_be_drawn_is_refused_first(tiny: Path, photos: Pat
     with pytest.raises(PatchloomError, match=said):
         patchloom.embed(tiny, photos, **asked)
     assert not (tmp_path / "f.npz").exists()
+
+
+def test_a_picture_replaces_no_image(tiny: Path, photos: Path, others: Path, tmp_path: Path):
+    for near, picture in ((others / "new.png", others / "new.png"), (others / "new.png", photos / "train/b/5.png")):
+        before = picture.read_bytes()
+        with pytest.raises(PatchloomError, match="would replace it: choose another name"):
+            patchloom.embed(tiny, photos, to=tmp_path / "f.npz", near=near, picture=picture, **SMALL)
+        assert picture.read_bytes() == before and not (tmp_path / "f.npz").exists()

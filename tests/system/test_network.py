@@ -52,6 +52,7 @@ def test_reasons_for_an_unreachable_hub(monkeypatch):
         assert network.why_offline() == "hub.invalid does not answer"
         assert network.why_unreachable("https://hub.invalid") == "the name hub.invalid is not resolved"
         assert network.why_unreachable("http://user:secret@host:none") == "the address of host has no valid port"
+        assert network.why_unreachable("http://user:secret@[::1") == "the address is not valid"
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")  # a proxy, through which the hub may be reachable
         assert network.why_offline() == ""
     assert network.why_unreachable(f"http://127.0.0.1:{port}") == f"127.0.0.1:{port} refuses connections"

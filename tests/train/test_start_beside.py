@@ -1,17 +1,14 @@
-"""Layers, fine-tuning, compare and pictures have the start of a run as a control."""
+"""Layers, fine-tuning and pictures have the start of a run as a control."""
 
 import pytest
 import torch
 from killing import SMALL
 
-from patchloom.compare.runner import Job
-from patchloom.compare.scores import contenders, load_contender
 from patchloom.evaluate.protocols import evaluate
 from patchloom.export.export import export
 from patchloom.look.look import named_encoder, starting_encoder
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
-from patchloom.runs.encoder import load_start
 from patchloom.runs.folder import RunFolder
 from patchloom.train.loop import pretrain
 
@@ -39,10 +36,6 @@ def adapted(images, weights, tmp_path_factory):
                     **SHORT).folder  # fmt: skip
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 def rows_of(report, name):
     return [(row.pooling, row.value, str(row.settings)) for row in report.rows if row.encoder == name]
 
@@ -67,17 +60,6 @@ def test_fine_tuning_stands_beside_the_start(adapted, weights, images, capsys):
     assert "with their own normalisation" in beside.protocol
     alone = evaluate("finetune", adapted, images, from_scratch=True, **short)
     assert [row.encoder for row in alone.quoted] == ["from scratch"]
-
-
-def job(task, folder):
-    return Job(task, 0, folder, [], folder / "log.txt", 1.0)
-
-
-def test_compare_scores_the_start_as_a_control(adapted, small_run):
-    start, *_ = [one for one in contenders([job("mae", adapted)], 1, ()) if one.name == "start"]
-    vit, card = load_contender(start)
-    assert (start.kind, card.mean) == ("control", MEAN) and same(vit.state_dict(), load_start(adapted)[0].state_dict())
-    assert "start" not in {one.name for one in contenders([job("droppos", small_run("droppos"))], 1, ())}
 
 
 def test_pictures_have_the_start_as_the_first_control(adapted):

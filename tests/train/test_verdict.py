@@ -104,7 +104,22 @@ CASES = {
         "",
     ),
     "a teacher, weakly": (signs(agreement(0.35, 0.3)), Verdict.WEAK, "7% of the way", "larger --batch_size"),
-    "outputs alike": (signs(agreement(0.97, 0.93)), Verdict.WEAK, "so similar that agreement", "--task.loss infonce"),
+    "outputs alike": (
+        signs(agreement(0.97, 0.93))._replace(settings=replace(SETTINGS, task={"name": "lut", "loss": "byol"})),
+        *(Verdict.WEAK, "so similar that agreement", "use --task.loss infonce, raise --task.momentum, or lower --blr"),
+    ),
+    "outputs alike in a mixture": (
+        signs(agreement(0.97, 0.93))._replace(
+            settings=replace(SETTINGS, task={"name": "mixture", "agreement_loss": "byol"})
+        ),
+        *(Verdict.WEAK, "so similar that agreement", "use --task.agreement_loss infonce, raise --task.momentum"),
+    ),
+    "a teacher's hidden layers collapsed": (
+        signs(replace(measure(0.1), outputs=torch.ones(200, 4)))._replace(
+            settings=replace(SETTINGS, task={"name": "latent", "loss": "smooth_l1"})
+        ),
+        *(Verdict.COLLAPSED, "so predicting them means little", "raise --task.momentum, or lower --blr"),
+    ),
     "outputs alike without a teacher": (
         signs(agreement(0.97, 0.93))._replace(settings=replace(SETTINGS, task={"name": "extrema", "loss": "sigreg"})),
         *(Verdict.WEAK, "so similar that agreement", "raise --task.gaussian_weight, or lower --blr"),

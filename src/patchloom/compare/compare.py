@@ -336,9 +336,7 @@ def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Dat
         ]
     if asked.at_once > 1:
         said += [f"  steps were timed with one run at a time: {asked.at_once} at once may be slower"]
-    start = not {"init", "from_run"}.isdisjoint(asked.given)
-    # including untrained ones, the start and raw pixels
-    encoders = 0 if few else runs + asked.seeds + start + beside + (by != "no")
+    encoders = 0 if few else runs + asked.seeds + beside + (by != "no")  # including untrained ones and raw pixels
     still = max(0, encoders - len([*(folder / "scores").glob("*.json")]))
     what = f"{still} encoders are scored and the page is written" if still else "the page is written"
     takes = ", which was not timed" if plan.after is None else f", in about {duration(plan.seconds_after(still))}"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.claims import MIN_VERDICT_IMAGES, START, Claim, Difference, difference, student, wilson
+from patchloom.claims import MIN_VERDICT_IMAGES, Claim, Difference, difference, student, wilson
 from patchloom.compare.scores import BESIDE, CONTROL, TASK, UNTRAINED, Contender, LabelledData, Scores, Way
 from patchloom.display import Displayable, TextTable, Verbatim
 from patchloom.errors import listing
@@ -206,8 +206,6 @@ def compare_labelled(
         note += " Each seed has its own draw of few labels, the same for all encoders."
     shape = next(one.name for one, _ in found if one.kind == TASK)
     note += f" Untrained: the encoder of {shape} with fresh weights."
-    if START in controls:
-        note += f" Start: the weights from which {shape} began, with their own normalisation."
     said = [
         ("Accuracy by labels", grid, note),
         (f"{main.order[0]} minus each of these, by {first.name} probe", _behind(main), ""),

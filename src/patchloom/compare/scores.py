@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from patchloom.audio.compatibility import with_encoder_sound
-from patchloom.claims import START
 from patchloom.compare.runner import Job
 from patchloom.data.source import Data, Source, Subset
 from patchloom.data.sources.in_memory import DataLike
@@ -27,9 +26,7 @@ from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_images, parts_of
 from patchloom.nets.checkpoints.format import EncoderCard, extra_module_file, is_on_hub, weights_file
-from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_extra_module, load_start, unfinished_run
-from patchloom.runs.folder import RunFolder
+from patchloom.runs.encoder import load_encoder, load_extra_module, unfinished_run
 from patchloom.runs.held_out import unchanged_held_out
 from patchloom.system.files import make_folder, write_whole
 from patchloom.version import __version__
@@ -249,16 +246,12 @@ def labelled_parts(
 
 
 def contenders(jobs: Sequence[Job], seeds: int, beside: Sequence[str]) -> list[Contender]:
-    """Return all encoders to score: those of complete tasks, their controls, and further ones.
-
-    Controls are untrained twins, raw pixels and, for tasks with initial weights, the start of the first one.
-    """
+    """Return all encoders to score: those of complete tasks, untrained twins, raw pixels, and further ones."""
     ended = [job for job in jobs if job.finished]
     tasks = [Contender(job.task, job.seed, TASK, str(job.folder)) for job in ended]
     twins = [Contender(UNTRAINED, seed, CONTROL, tasks[0].place) for seed in range(seeds)]
     pixels = Contender(PIXELS, 0, CONTROL, tasks[0].place)
-    starts = [Contender(START, 0, CONTROL, tasks[0].place)] if RunFolder(tasks[0].place).start.is_file() else []
-    return [*tasks, *starts, *twins, pixels, *(Contender(one, 0, BESIDE, one) for one in beside)]
+    return [*tasks, *twins, pixels, *(Contender(one, 0, BESIDE, one) for one in beside)]
 
 
 def all_scores(
@@ -278,19 +271,9 @@ def file_of(one: Contender, number: int, out: Path, kind: str = "") -> Path:
     return out / "scores" / f"{number:03d}-{name}-seed{one.seed}{kind}.json"
 
 
-def load_contender(one: Contender) -> tuple[Encoder, EncoderCard]:
-    """Load the encoder at the place of a contender: the start of a run if that is the contender, else its encoder."""
-    start = load_start(one.place) if _is_start(one) else None
-    return start or load_encoder(one.place)
-
-
-def _is_start(one: Contender) -> bool:
-    return (one.name, one.kind) == (START, CONTROL)
-
-
 def _score(one: Contender, on: LabelledData, settings: EvalSettings) -> Scores:
-    vit, card = load_contender(one)
-    head = None if _is_start(one) else load_extra_module(one.place, "pooling")
+    vit, card = load_encoder(one.place)
+    head = load_extra_module(one.place, "pooling")
     its = replace(settings, seed=one.seed, cache=False)
     # in the order of `extractors`: the encoder, its untrained twin, raw pixels
     which = {UNTRAINED: 1, PIXELS: 2}.get(one.name, 0) if one.kind == CONTROL else 0

@@ -16,7 +16,6 @@ from patchloom.compare.scores import (
     UNTRAINED,
     Contender,
     file_of,
-    load_contender,
     load_or_compute,
     measurement_key,
 )
@@ -113,7 +112,7 @@ def _of_plain(values: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def _rows(one: Contender, source: Source, settings: EvalSettings) -> list[Row]:
-    vit, card = load_contender(one)
+    vit, card = load_encoder(one.place)
     if one.name == UNTRAINED:
         vit = untrained_twin(card, None, one.seed)[0]
     return label_free_rows(one.name, vit, card, source, replace(settings, seed=0))

@@ -344,11 +344,11 @@ def trained_candidates(
     The control is the start of an adapted encoder, or else training from scratch.
     """
     if from_scratch:
-        return [scratch_candidate(SCRATCH, setup, built)], ""
+        return [untrained_candidate(SCRATCH, setup, built)], ""
     ours = DenseCandidate(setup.card.name, lambda: built(setup.vit), setup.card)
     if not control:
         return [ours], ""
-    controls: list[DenseCandidate] = start_candidates(setup, built) or [scratch_candidate(SCRATCH, setup, built)]
+    controls: list[DenseCandidate] = start_candidates(setup, built) or [untrained_candidate(SCRATCH, setup, built)]
     return [ours, *controls], about_control(setup.start is not None)
 
 
@@ -360,7 +360,7 @@ def start_candidates(setup: Setup[T, R], built: Callable[[Encoder], nn.Module]) 
     return [DenseCandidate(START, lambda: built(vit), card)]
 
 
-def scratch_candidate(name: str, setup: Setup[T, R], built: Callable[[Encoder], nn.Module]) -> DenseCandidate:
+def untrained_candidate(name: str, setup: Setup[T, R], built: Callable[[Encoder], nn.Module]) -> DenseCandidate:
     """Return the same architecture with new weights."""
     return DenseCandidate(name, lambda: built(untrained_twin(setup.card, seed=setup.settings.seed)[0]), setup.card)
 

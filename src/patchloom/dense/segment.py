@@ -31,11 +31,11 @@ from patchloom.dense.protocol import (
     check_read,
     dense_report,
     save_model,
-    scratch_candidate,
     set_up,
     start_candidates,
     train_each,
     trained_candidates,
+    untrained_candidate,
     window_count,
 )
 from patchloom.dense.recipes import PROBE, SEGMENT, ResolvedSegmentRecipe, SegmentRecipe, dense_recipe
@@ -231,7 +231,7 @@ def segment(
     candidates, beside = trained_candidates(setup, built, control and not linear, from_scratch)
     if linear and control:
         starts = start_candidates(setup, built)
-        untrained, raw = scratch_candidate(UNTRAINED, setup, built), DenseCandidate(PIXELS, pixels, setup.card)
+        untrained, raw = untrained_candidate(UNTRAINED, setup, built), DenseCandidate(PIXELS, pixels, setup.card)
         candidates, beside = [*candidates, *starts, untrained, raw], _BESIDE
         if starts:
             beside = f"{about_control(True)} {beside}"

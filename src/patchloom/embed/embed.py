@@ -28,7 +28,7 @@ from patchloom.data.sources.in_memory import DataLike, evenly_spaced
 from patchloom.data.stats import normalize
 from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, duration
 from patchloom.embed.formats import FORMATS, Card, check_suffix, read_card
-from patchloom.embed.near import DRAWN, Neighbour, draw_nearest, matching_rows, nearest_rows, open_one
+from patchloom.embed.near import DRAWN, Neighbour, check_picture, draw_nearest, matching_rows, nearest_rows, open_one
 from patchloom.embed.parts import (
     Part,
     PartFolder,
@@ -628,6 +628,8 @@ def embed(
     splits = {"train": opened.train} if opened.test is None else {"train": opened.train, "test": opened.test}
     splits |= {name: source for name, source in opened.others.items() if name not in splits}
     sources = splits if len(splits) > 1 else {"all": opened.train}
+    if picture is not None and near is not None:
+        check_picture(Path(picture).expanduser(), near, sources)
     shape = vector_shape(vit, about, encoding.take)
     if head is not None:
         head.to(settings.torch_device)

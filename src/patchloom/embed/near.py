@@ -134,6 +134,12 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
     return wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), _LEAST)
 
 
+def check_picture(out: Path, near: str | Path, sources: Mapping[str, Source]) -> None:
+    """Raise an error if a picture would replace the query image or an image of a source."""
+    if out.exists() and (_same(str(Path(near).expanduser()), out) or matching_rows(out, sources)):
+        raise PatchloomError(f"--picture {out} is one of the images, and would replace it: choose another name")
+
+
 def draw_nearest(
     one: NamedEncoder, near: str, image: Source, found: Sequence[Neighbour], sources: Mapping[str, Source], out: Path
 ) -> Path:

@@ -193,8 +193,8 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
         case Rule.SAME_OUTPUTS:
             found = ", ".join(f"{name} {value:.2f}" for name, value in measure.outputs.items())
             said = (
-                f"the outputs for whole {health.noun} are nearly the same for all of them ({found}), so agreement "
-                "with them means little"
+                f"the outputs for whole {health.noun} are nearly the same for all of them ({found}), so predicting "
+                "them means little"
             )
             better = "yet by kNN the features separate classes better than an untrained encoder's"
             return f"{said}; {better} ({_by_knn(health)})" if "knn" in f else said
@@ -256,7 +256,8 @@ def _then(health: Health, rule: Rule) -> str:
         case Rule.SAME_OUTPUTS | Rule.AGREES_WITH_ALL if "task.gaussian_weight" in a:
             return f"raise --task.gaussian_weight, or {_slower(health)}"
         case Rule.SAME_OUTPUTS | Rule.AGREES_WITH_ALL:
-            return f"use --task.loss {a['task.loss']} of extrema, raise --task.momentum, or {_slower(health)}"
+            losses = [f"use --{name} {a[name]}, " for name in ("task.loss", "task.agreement_loss") if name in a]
+            return f"{''.join(losses)}raise --task.momentum, or {_slower(health)}"
         case Rule.FEW_IMAGES:
             return f"hold out more {health.noun} (--held_out), or add more of them"
         case Rule.FEW_IMAGES_SINCE_HALFWAY | Rule.FEW_IMAGES_FOR_SIZE:

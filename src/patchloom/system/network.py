@@ -30,7 +30,10 @@ def why_offline() -> str:
 
 def why_unreachable(url: str) -> str:
     """Return the reason why the host of a URL, or the proxy to it, cannot be reached; "" if it accepts a connection."""
-    server = urlsplit(url)
+    try:
+        server = urlsplit(url)
+    except ValueError:
+        return "the address is not valid"
     try:
         host, port = server.hostname or "", server.port or {"http": 80}.get(server.scheme, 443)
     except ValueError:

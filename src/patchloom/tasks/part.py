@@ -175,7 +175,7 @@ class PART(Task):
     Args:
         encoder: ViT to train; without position embeddings. Rotations (RoPE) are withheld.
         pairs: number of pairs of patches, drawn without replacement from all n² and shared by a step's images; auto:
-            an eighth of n², as in the paper on ImageNet, but at least 2,048, or all if there are fewer.
+            an eighth of n², as in the program on ImageNet, but at least 2,048, or all if there are fewer.
         head: cross-attention from every pair to all patches with one head (attention), or a linear layer (linear).
         context_mask_ratio: fraction η of the patches that are queries only, neither keys nor values, as in MP3.
 

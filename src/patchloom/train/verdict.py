@@ -67,7 +67,7 @@ def _of_task(measure: Measure, held_out: HeldOut, modality: Modality) -> str:
     images = _counted(effect.n, held_out.named(noun), modality)
     base = f"{result.show(result.baselines[to_beat])} ({to_beat})"
     if measure.collapsed():
-        head = "The outputs for whole images have collapsed, so agreement with them means little"
+        head = "The outputs for whole images have collapsed, so predicting them means little"
     elif level.better and measure.alike():
         head = f"The outputs for whole {noun} are nearly the same for all of them, so agreement with them means little"
     else:
@@ -470,6 +470,9 @@ def _slower(signs: VerdictInputs) -> dict[str, float | str]:
 
 
 def _for_teacher(signs: VerdictInputs) -> dict[str, float | str]:
-    if {signs.settings.task.get(name) for name in ("loss", "agreement_loss")} & {*GAUSSIAN}:
+    task = signs.settings.task
+    name = "agreement_loss" if "agreement_loss" in task else "loss"
+    if task.get(name) in GAUSSIAN:
         return {"task.gaussian_weight": HIGHER, **_slower(signs)}
-    return {"task.loss": "infonce", "task.momentum": HIGHER, **_slower(signs)}
+    loss = {f"task.{name}": "infonce"} if task.get(name) == "byol" else {}
+    return {**loss, "task.momentum": HIGHER, **_slower(signs)}

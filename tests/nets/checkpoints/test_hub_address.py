@@ -132,7 +132,10 @@ def test_licences_are_those_that_the_source_states(repository, tmp_path):
     folder, _ = repository
     vit, _ = load_pretrained(folder)
     assert Weights(folder).license == Weights(ADDRESS).license == "apache-2.0"  # timm's, in its configuration
-    for header, license in (("license: mit", "mit"), ("license: [1]", "apache-2.0"), ("- a: [", "apache-2.0")):
+    # 2024-13-45 is no date, and !!int no integer
+    headers = {"license: mit\ndate: 2024-13-45": "mit", "license: mit\na: !!int": "mit"}
+    headers |= {"license: [1]": "apache-2.0", "- a: [": "apache-2.0"}
+    for header, license in headers.items():
         (folder / "README.md").write_text(f"---\n{header}\n---\n")
         assert Weights(folder).license == license
     config = json.loads((folder / "config.json").read_text())

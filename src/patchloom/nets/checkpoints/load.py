@@ -319,7 +319,8 @@ def _hub_license(folder: Path) -> str:
     with suppress(OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError):
         with open(folder / HUB_README, encoding="utf-8") as file:
             text = file.read(_MOST)
-        header = yaml.safe_load(text.split("---\n")[1]) if text.startswith("---\n") else None
+        # every value is a text: an impossible date would be a ValueError otherwise
+        header = yaml.load(text.split("---\n")[1], yaml.BaseLoader) if text.startswith("---\n") else None
         if isinstance(header, dict):
             stated = header.get("license_name") if header.get("license") == "other" else header.get("license")
             if (found := license_from(stated)) != UNKNOWN_LICENSE:
