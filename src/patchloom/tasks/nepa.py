@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ class NextEmbedding(Question):
         b, n = len(encoded.images), self.geometry.n
         every = torch.arange(n, device=encoded.images.device).expand(b, n)
         with torch.no_grad():
-            return embed_content(encoded.encoder, EncoderInput(encoded.images, every)).float()
+            return embed_content(cast(PlainViT, encoded.encoder), EncoderInput(encoded.images, every)).float()
 
     def answers(self, encoded: Encoded) -> Tensor:
         """Return the predicted embeddings [b n-first d]."""
