@@ -331,8 +331,8 @@ CLAIMS: dict[str, Claim] = {
         "Bootleg: several hidden layers of a teacher are a better target than the last one",
         "Bootleg (arXiv 2603.15553), abstract",
         "Bootleg: about 10 % above I-JEPA with frozen features on ImageNet-1k.",
-        "For the time of `mae`, by the linear probe: several layers are better than the last one, each by itself or "
-        "as a mean (data2vec 2.0), and better than pixels.",
+        "For the time of `mae`, by the linear probe: several layers are better than the last one, each alone or as a "
+        "mean (data2vec 2.0), and better than pixels.",
         _over(
             "linear",
             ("bootleg", "i-jepa"),
@@ -347,8 +347,8 @@ CLAIMS: dict[str, Claim] = {
         "LeJEPA and VISReg: agreement without teacher or negatives",
         "VISReg (arXiv 2606.02572), its program's README",
         "ImageNet-1k, ViT-B/16, linear probe: VISReg 75.7 after 400 epochs, DINO 78.2, and MAE of a ViT-L 75.1.",
-        "For the time of `mae`, by the linear probe: with ExtreMA's masks and views, a test for a Gaussian is no worse "
-        "than a teacher and negatives (the comparison shows how far they may differ), and better than no training.",
+        "For the time of `mae`, by the linear probe, with ExtreMA's masks and views: a test for a Gaussian is no worse "
+        "than a teacher and negatives; the comparison shows how far they may differ. It is better than no training.",
         _over(
             "linear",
             ("sigreg", "extrema, in mae's time"),

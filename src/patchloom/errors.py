@@ -28,7 +28,7 @@ class PatchloomError(Exception):
 
 
 class TemporaryError(PatchloomError):
-    """Fault that may pass by itself, such as an unreachable host or a lost process: the same command may work later."""
+    """Temporary fault, such as an unreachable host or a lost process: the same command may work later."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h
 

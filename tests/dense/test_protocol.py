@@ -108,7 +108,7 @@ def test_a_linear_layer_has_an_untrained_encoder_and_pixels_beside_it(run: Path,
 
 
 def save_start(run: Path) -> Path:
-    """Give a run a start with statistics of its own."""
+    """Give a run a start with other statistics."""
     spec, path = load_encoder_file(run / "encoder.safetensors")[1].own_spec, run / "start.safetensors"
     save_encoder(build_encoder(spec), EncoderCard(spec, (0.1,) * 3, (0.9,) * 3, "mae", "start"), path)
     return path
@@ -149,7 +149,7 @@ def test_the_start_of_a_run_is_trained_alike(
 
 
 def test_detection_normalises_for_each_encoder(run: Path, squares: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In training, validation and test: too short a training gives no AP that would show it."""
+    """Spied on in training, validation and test: too short a training gives no AP that would show it."""
     save_start(run)
     trained, tested = list[float](), list[float]()
 

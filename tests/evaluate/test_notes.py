@@ -1,4 +1,4 @@
-"""What of the data was left out is said where an evaluation begins, and once; and in a run's opening lines."""
+"""Notes on data that was left out: once, where an evaluation begins, and in a run's opening lines."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder with normalisation of its own."""
+    """An encoder with another normalisation than the data's."""
     torch.manual_seed(3)
     path = tmp_path_factory.mktemp("weights") / "encoder.safetensors"
     save_encoder(build_encoder(SPEC), EncoderCard(SPEC, *OWN, "mae", "public"), path)
@@ -102,7 +102,7 @@ def test_its_row_is_the_evaluation_of_its_file(run, images, protocol, given, con
 
 
 def test_curves_have_the_start_as_a_baseline(run, images, weights, tmp_path):
-    """With its own normalisation, so it is the curve's first value only where the run takes that, too."""
+    """The start has its own normalisation: it equals the curve's first value only where the run takes that, too."""
     same = pretrain(images / "train", init=str(weights), normalization="init", out=tmp_path / "run", **QUICK).folder
     found = []
     for folder in (run, same):

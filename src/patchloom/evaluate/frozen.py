@@ -72,7 +72,7 @@ class FrozenProtocol:
         across: setting whose values are the columns of the table, as in `Report`.
         gallery: name of the training images in the headline, before their number; "" leaves them out.
         held_out: function from training features, a quoted row and settings to the row's accuracy on held-out training
-            images, by which a blend is chosen; None: the protocol has no blends.
+            images, which chooses a blend; None: the protocol has no blends.
     """
 
     name: str

@@ -201,7 +201,7 @@ class Agreement(Question):
         return neighbours_sheet(images, {by: (features, features)} | student, caption, modality.item)
 
     def seen(self, modality: Modality, share: str) -> str:
-        """Return a sentence for captions on who sees the whole item and who sees a ``share`` of its patches."""
+        """Return a sentence for captions: one network sees the whole item, and one a ``share`` of its patches."""
         whole, part = ("teacher", "student") if self.teacher is not None else ("encoder", "student's part of it")
         sees = "has" if self.teacher is None else "sees"
         return f"The {whole} sees all of the {modality.item}, the {part} {sees} {share} of its patches."

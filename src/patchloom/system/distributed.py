@@ -224,7 +224,7 @@ class SharedBatchNorm(_BatchNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x [b d ...] over all dimensions but the second; in float32, whatever autocast says."""
+        """Normalise x [b d ...] over all dimensions but the second; in float32, also under autocast."""
         x = x.float()
         if not self.training:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)

@@ -190,7 +190,7 @@ def disk_error(problem: Exception) -> PatchloomError | None:
 
 
 def disk_error_kind(problem: Exception) -> type[PatchloomError]:
-    """Return `TemporaryError` for a fault of a disc that may pass by itself, else `PatchloomError`."""
+    """Return `TemporaryError` for a temporary fault of a disc, else `PatchloomError`."""
     number = getattr(problem, "errno", None)
     if not number and (said := _OS_ERROR.search(str(problem))):
         number = int(said[1])

@@ -104,7 +104,7 @@ def network_error(text: str, error: BaseException | None = None) -> PatchloomErr
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether an exception, or one behind it, is a fault of a network that may pass by itself.
+    """Return whether an exception, or one behind it, is a temporary fault of a network.
 
     A host without a name and an answer such as 403 or 404 do not pass.
     """

@@ -22,7 +22,7 @@ from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_pat
 
 
 class CrossMAE(Task):
-    """Reconstruction of the pixels of some removed patches, each by itself, by cross-attention alone.
+    """Independent reconstruction of the pixels of some removed patches, by cross-attention alone.
 
     Args:
         encoder: ViT to train.

@@ -177,7 +177,7 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
 
 
 def refuse_positions(task: str, encoder: Encoder, otherwise: str = "") -> None:
-    """Raise an error if an encoder has position embeddings, all of which ``task`` withholds: none would be trained.
+    """Raise an error if an encoder has position embeddings, which ``task`` withholds, so none would be trained.
 
     ``otherwise`` ends the message.
     """

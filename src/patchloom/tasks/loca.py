@@ -94,7 +94,7 @@ class Location(Question):
         """Measure the share of patches that are located, beside answers that need no learning.
 
         *Most frequent place* is the best single answer for all patches of the batch. *Raw pixels* answers with the
-        nearest patch of the whole reference, of which the network sees a part.
+        nearest patch of the whole reference; the network sees a part of it.
         """
         given, n, p = encoded.given, self.geometry.n, self.geometry.p
         places, inside = given.targets["places"], given.targets["inside"]

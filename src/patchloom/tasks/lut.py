@@ -194,7 +194,7 @@ class LUT(Task):
         return self.weighted_sum(outcomes)
 
     def _context(self, guesses: tuple[Tensor, ...], images: Tensor, generator: torch.Generator | None) -> Outcome:
-        """Return the loss of the ``guesses`` [b d] of two views, of which ``images`` [2*b c h w] are the whole."""
+        """Return the loss of the ``guesses`` [b d] of two views, whose whole ``images`` are [2*b c h w]."""
         if self.agreement.teacher is None:  # the heads run on one view after the other, as in `guesses`
             whole = torch.stack([self.agreement.target(self.encoder, view) for view in images.chunk(2)])
             return self.agreement.disagreement(torch.stack(guesses), whole, generator)

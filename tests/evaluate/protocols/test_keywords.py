@@ -1,4 +1,4 @@
-"""Keyword spotting as a whole: what is compared, what decides, what is printed, drawn, kept and refused."""
+"""Keyword spotting as a whole: comparisons, choices, printed lines, pictures, files and refusals."""
 
 from __future__ import annotations
 

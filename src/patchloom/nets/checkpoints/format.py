@@ -421,7 +421,7 @@ def timm_license(name: str) -> str:
 
 
 def join_licenses(*stated: str) -> str:
-    """Join licences, of which some may be "" or joined, by the AND of SPDX expressions."""
+    """Join licences by the AND of SPDX expressions; "" is left out, and joined ones are split first."""
     return _AND.join(dict.fromkeys(one for each in stated for one in split_licenses(each)))
 
 

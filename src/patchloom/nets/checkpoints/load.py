@@ -877,7 +877,7 @@ def positions_of(weights: State, program: Program | None) -> PositionKind:
 
 
 def _seems_rotary(weights: State) -> bool:
-    """Return whether weights look like those of an encoder with rotations, most of which do not show in weights."""
+    """Return whether weights look like those of an encoder with rotations; most rotations leave no trace there."""
     marks = "rope.freqs", "rope_embed.periods"
     return not weights.keys().isdisjoint(marks) or ("reg_token" in weights and POSITIONS_KEY not in weights)
 
