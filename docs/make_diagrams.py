@@ -306,7 +306,7 @@ def nepa() -> Drawing:
     one = start()
     one.grid("encoder sees so far", all_of(INNER[:9], "seen"))
     one.arrow()
-    one.grid("asked: the next embedding", {INNER[9]: "features"})
+    one.grid("asked: the next one", {INNER[9]: "features"})
     return one
 
 
