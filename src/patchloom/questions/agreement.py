@@ -278,7 +278,7 @@ def gaussian_agreement(
 def sigreg(views: Tensor, directions: Tensor) -> Tensor:
     """Return the mean Epps-Pulley statistic of views [v b k] along unit ``directions`` [k m] (LeJEPA, SIGReg).
 
-    B ∫ |φ_B(t) - exp(-t²/2)|² exp(-t²/2) dt with the empirical characteristic function φ_B of all B images of all
+    ``B ∫ |φ_B(t) - exp(-t²/2)|² exp(-t²/2) dt`` with the empirical characteristic function φ_B of all B images of all
     processes, by the trapezoidal rule at 17 knots in [0, 3], doubled because the integrand is even. The variance of
     gradients does not depend on the batch, so λ does.
     """
