@@ -9,12 +9,12 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import CrossDecoder
-from patchloom.nets.encode import encode, encode_each, layer_names
+from patchloom.nets.encode import encode_each, layer_names
 from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import share_of
 from patchloom.patches.positions import sincos_2d
 from patchloom.questions.pixels import Pixels
-from patchloom.questions.question import Encoded, Outcome
+from patchloom.questions.question import Outcome
 from patchloom.tasks.defaults import check_decoder_depth, check_normalizable, decoder_sizes
 from patchloom.tasks.masking import masked_units, partition
 from patchloom.tasks.task import PAPERS, Size, Task
@@ -84,21 +84,15 @@ class CrossMAE(Task):
         visible, masked = partition(self.geometry, len(images), self.visible, generator, images.device)
         return mask_patches(all_patches(images, self.geometry.n), visible, masked)
 
-    def encode(
-        self,
-        images: Tensor,
-        given: EncoderInput,
-        generator: torch.Generator | None = None,
-        teacher_images: Tensor | None = None,
-    ) -> Encoded:
-        """Encode a batch; with several feature maps, the tokens are [maps b prefix+k d]."""
+    def encode_tokens(
+        self, given: EncoderInput, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens; with several feature maps they are [maps b prefix+k d]."""
         if not self.stages:
-            tokens = encode(self.encoder, given)
-        else:
-            *each, _, last = encode_each(self.encoder, given)
-            each.append(last)  # the last block's map has the encoder's final norm, which evaluations use
-            tokens = torch.stack([each[i] for i in self.stages])
-        return Encoded(images, given, tokens, self.encoder, images, self.mean, self.std, self.modality)
+            return super().encode_tokens(given, generator)
+        *each, _, last = encode_each(self.encoder, given)
+        each.append(last)  # the last block's map has the encoder's final norm, which evaluations use
+        return torch.stack([each[i] for i in self.stages]), None
 
     def forward(
         self,

@@ -19,7 +19,7 @@ from patchloom.questions.agreement import GAUSSIAN, Agreement, Loss, Representat
 from patchloom.questions.features import FeatureLoss, Features
 from patchloom.questions.pixels import BandTarget, Restoration
 from patchloom.questions.positions import DROPPOS_RATIOS, MP3_RATIOS, Positions
-from patchloom.questions.question import Encoded, Outcome, Question
+from patchloom.questions.question import Outcome, Question
 from patchloom.tasks.defaults import (
     AGREEMENT_UPDATES,
     MOMENTUM,
@@ -439,21 +439,14 @@ class Mixture(Task):
             given = limit_context(given, of_every_mask(counts["limit_context"])[0])
         return given
 
-    def encode(
-        self,
-        images: Tensor,
-        given: EncoderInput,
-        generator: torch.Generator | None = None,
-        teacher_images: Tensor | None = None,
-    ) -> Encoded:
-        """Encode a batch, for the questions; with class attention also the tokens before the final norm."""
-        head = self.questions["agreement"].instance_head if "agreement" in self.questions else None
-        if head is None:
-            return super().encode(images, given, generator, teacher_images)
+    def encode_tokens(
+        self, given: EncoderInput, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens; with class attention also those before the final norm."""
+        if "agreement" not in self.questions or self.questions["agreement"].instance_head is None:
+            return super().encode_tokens(given, generator)
         unnormed = encode(self.encoder, given, norm=False, **self.placeholders(given, generator))
-        tokens, seen = final_norm(self.encoder, unnormed), images if teacher_images is None else teacher_images
-        norms = self.mean, self.std
-        return Encoded(images, given, tokens, self.encoder, seen, *norms, self.modality, generator, unnormed)
+        return final_norm(self.encoder, unnormed), unnormed
 
     def forward(
         self,

@@ -176,11 +176,17 @@ class Task(nn.Module, ABC):
         teacher_images: Tensor | None = None,
     ) -> Encoded:
         """Encode a batch, for the questions."""
-        stand_ins: Any = self.placeholders(given, generator)  # keyword arguments of `encode`
-        tokens = encode(self.encoder, given, **stand_ins)
+        tokens, unnormed = self.encode_tokens(given, generator)
         seen_by_teacher = images if teacher_images is None else teacher_images
         norms = self.mean, self.std
-        return Encoded(images, given, tokens, self.encoder, seen_by_teacher, *norms, self.modality, generator)
+        return Encoded(images, given, tokens, self.encoder, seen_by_teacher, *norms, self.modality, generator, unnormed)
+
+    def encode_tokens(
+        self, given: EncoderInput, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens [b prefix+k d] for the questions, and those before the final norm if one needs them."""
+        stand_ins: Any = self.placeholders(given, generator)  # keyword arguments of `encode`
+        return encode(self.encoder, given, **stand_ins), None
 
     def forward(
         self,
