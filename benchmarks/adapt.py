@@ -164,27 +164,28 @@ def scored(run: Path, data: Path, protocol: str, **given: Any) -> Scored:
     return Scored(Row(**values | {name: torch.tensor(values[name]) for name in _SINGLE if name in values}), images, n)
 
 
-def gain_over(start: Sequence[Scored], arm: Sequence[Scored]) -> Difference:
-    """Compare an arm with the start on the same test images, one result per seed of each."""
-    if len({one.images for one in (*start, *arm)}) > 1:
+def gain_over(base: Sequence[Scored], arm: Sequence[Scored]) -> Difference:
+    """Compare an arm with the base on the same test images, one result per seed of each."""
+    if len({one.images for one in (*base, *arm)}) > 1:
         raise SystemExit("the seeds were tested on different images: delete the row-*.json files of all runs")
-    ours, theirs = ([one.row for one in side] for side in (arm, start))
-    return compare_rows(ours, theirs, trained=True, n=start[0].n)
+    ours, theirs = ([one.row for one in side] for side in (arm, base))
+    return compare_rows(ours, theirs, trained=True, n=base[0].n)
 
 
 def table(title: str, found: dict[str, list[Scored]]) -> None:
-    """Print mean and range over seeds of each arm, and its gain over the start in points.
+    """Print mean and range over seeds of each arm, and its gain over the first one in points.
 
     The gain's 95 % interval covers test images and trainings; half-widths over each alone follow.
     """
-    print(f"\n{title}, on {found['start'][0].n:,} test images")
+    base = next(iter(found.values()))
+    print(f"\n{title}, on {base[0].n:,} test images")
     for arm, results in found.items():
         values = [100 * one.row.value for one in results]
         line = f"  {arm:18} {statistics.mean(values):5.1f} ({min(values):.1f} to {max(values):.1f})"
-        if arm != "start":
-            gain = gain_over(found["start"], results)
-            pairs = zip(values, found["start"], strict=True)
-            by_seed = ", ".join(f"{value - 100 * base.row.value:+.1f}" for value, base in pairs)
+        if results is not base:
+            gain = gain_over(base, results)
+            pairs = zip(values, base, strict=True)
+            by_seed = ", ".join(f"{value - 100 * other.row.value:+.1f}" for value, other in pairs)
             over = f"{100 * gain.over_images:.1f} over images, {100 * gain.over_seeds:.1f} over trainings"
             line += f"   {gain.text()}, {gain.short()} (± {over}; by seed {by_seed})"
         print(line, flush=True)

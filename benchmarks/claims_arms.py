@@ -188,6 +188,7 @@ ARMS: dict[str, Arm] = {
     ),
     "sigreg": _timed("extrema", loss="sigreg"),
     "visreg": _timed("extrema", loss="visreg"),
+    "nepa": _timed("nepa"),
 }
 
 

@@ -358,4 +358,12 @@ CLAIMS: dict[str, Claim] = {
         ),
         beside=("few", "knn"),
     ),
+    "nepa": Claim(
+        "NEPA: the next patch's embedding is enough of a question",
+        "NEPA (arXiv 2512.16922)",
+        "ImageNet-1k, ViT-B, fine-tuned: NEPA 83.8, MAE 83.6. Its linear probe finds little (11.3 and 14.1).",
+        "For the time of `mae`, and fine-tuned with 500 labels, NEPA is better than no pre-training, and than MAE. The "
+        "frozen features, which the paper finds weak, decide nothing.",
+        _over("few", ("nepa", "mae", 0.2), ("nepa", SCRATCH)),
+    ),
 }

@@ -8,6 +8,10 @@
         --patch_size 8 --epochs 800 --held_out 0.05 --cache whole --out /tmp/mae
     python benchmarks/dense.py camvid /tmp/mae /tmp/data/camvid --head upernet --labels 40
     python benchmarks/dense.py raccoon /tmp/mae /tmp/raccoon
+    python benchmarks/dense.py family /tmp/data/camvid /tmp/raccoon /tmp/family --arms crossmae,loca,bootleg
+
+``family`` pre-trains arms of `claims_arms.py` on the same images, each in the time of `mae`, with three seeds, and
+segments CamVid by a linear layer on the frozen encoder. Finished parts are not repeated.
 
 ``split`` copies the raccoons into train, val and test by their numbers: every fifth is for the test, and one in ten of
 the others for validation. No test image is used for pre-training. Each row of a table is a mean over seeds, with the
@@ -17,6 +21,7 @@ range. The seed draws the head, the encoder from scratch, the order of the image
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import tempfile
@@ -24,7 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from adapt import SEEDS, scored, table
+from claims_arms import ARMS
+from pace import seconds_a_step
 
+import patchloom
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.results import Report
 from patchloom.nets.build import EncoderSpec, build_encoder
@@ -87,6 +96,48 @@ def raccoon(run: Path, data: Path, **seeds: int) -> None:
     print_report("raccoon, 140 labels, 300 steps", evaluate("detect", run, data, **given))
 
 
+FAMILY_EPOCHS = 150  # of `mae`, on 482 images
+FAMILY: dict[str, Any] = {
+    "model": {"name": "nano"},
+    "img_size": 128,
+    "patch_size": 8,
+    "batch_size": 64,
+    "held_out": 0.05,
+    "precision": "bfloat16",
+    "kernels": "torch",
+    "cache": "whole",
+    "threads": 1,
+    "workers": 0,
+}
+
+
+def family(data: Path, raccoons: Path, out: Path, arms: list[str]) -> None:
+    """Pre-train each arm in the time of `mae`, and print its mIoU on CamVid beside that of `mae`."""
+    (data / "classes.txt").write_text("\n".join(_NAMES) + "\n")
+    images = f"{data / 'images' / 'train'},{raccoons / 'images' / 'train'}"
+    found = {}
+    for arm in ("mae", *arms):
+        runs = []
+        for seed in SEEDS:
+            run = out / f"{arm}-{seed}"
+            patchloom.pretrain(images, ARMS[arm].task, out=run, epochs=_epochs(images, out, arm), seed=seed, **FAMILY)
+            runs.append(run)
+        given = {"control": False, "head": "linear", "steps": 300, "ignore": 11, **_CROP}
+        found[arm] = [scored(run, data, "segment", seed=seed, **given) for seed, run in zip(SEEDS, runs, strict=True)]
+    table("CamVid, frozen, a linear layer", found)
+
+
+def _epochs(images: str, out: Path, arm: str) -> float:
+    """Return the epochs that an arm trains in the time of `mae`, by steps measured once in turns."""
+    kept = out / f"pace-{arm}.json"
+    if not kept.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        tasks = {"mae": ARMS["mae"].task, "arm": ARMS[arm].task}
+        kept.write_text(json.dumps(seconds_a_step(images, {k: dict(v) for k, v in tasks.items()}, FAMILY, 5)))
+    steps = json.loads(kept.read_text())
+    return round(FAMILY_EPOCHS * steps["mae"][0] / steps["arm"][0], 2)
+
+
 def print_report(title: str, report: Report) -> None:
     reports = (*report.others, report)
     print(f"\n{title}")
@@ -101,10 +152,11 @@ def print_report(title: str, report: Report) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("split", "overfit", "camvid", "raccoon"))
+    parser.add_argument("what", choices=("split", "overfit", "camvid", "raccoon", "family"))
     parser.add_argument("paths", nargs="*", type=Path, help="run and data, or source and copy")
     parser.add_argument("--head", choices=("linear", "upernet"), default="upernet", help="head of camvid")
     parser.add_argument("--labels", type=int, default=0, help="number of labelled frames of camvid; 0 is all")
+    parser.add_argument("--arms", default="", help="arms of family beside mae, with commas between")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     asked = parser.parse_args()
@@ -115,5 +167,7 @@ if __name__ == "__main__":
         overfit(steps=400)
     elif asked.what == "camvid":
         camvid(*asked.paths, asked.head, asked.labels, seed=asked.seed, seeds=asked.seeds)
+    elif asked.what == "family":
+        family(*asked.paths, asked.arms.split(","))
     else:
         raccoon(*asked.paths, seed=asked.seed, seeds=asked.seeds)
