@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from patchloom.claims import BLEND, START, Claim, Difference
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.protocols import evaluate
 from patchloom.export.export import export
 from patchloom.nets.build import EncoderSpec, build_encoder
@@ -241,6 +242,11 @@ def test_what_cannot_be_blended_is_refused(run, images, weights, tmp_path):
 def test_the_curve_of_blends(run, images, protocol):
     alone = evaluate(protocol, run, images, device="cpu")
     report = evaluate(protocol, run, images, device="cpu", blend=[0.5, 0.25, 1.0])
+    (drawing,) = report.drawings
+    assert drawing.content["shares"] == [0.0, 0.25, 0.5, 1.0] and UNTRAINED in drawing.content["baselines"]
+    assert drawing.content["values"][2][0] == next(row.value for row in report.rows if row.settings.get("blend") == 0.5)
+    picture = Image.open(run / "pictures" / f"blends-{protocol}.png")
+    assert picture.size[0] > 300 and alone.drawings == ()
     assert report.rows[: len(alone.rows)] == alone.rows and report.quoted[:-1] == alone.quoted
     points = {row.settings["blend"]: row for row in report.rows if row.encoder == BLEND}
     assert list(points) == [0.0, 0.25, 0.5, 1.0]

@@ -28,7 +28,7 @@ from patchloom.evaluate.features import (
     raw_size,
 )
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE
-from patchloom.evaluate.results import Report, Row, compare_rows, note_unreadable
+from patchloom.evaluate.results import Drawing, Report, Row, compare_rows, note_unreadable
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified_subset
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_size
@@ -127,7 +127,24 @@ def measure_run(
     head = load_extra_module(run, "pooling")
     start = load_start(run)
     (report,) = compare_frozen((protocol,), vit, card, parts, settings, head, pooling, start, shares)
-    return report
+    return report if shares is None else replace(report, drawings=(_blend_drawing(report, run),))
+
+
+def _blend_drawing(report: Report, run: str | Path) -> Drawing:
+    """Return the picture of the blends of a report, whose last quoted row is the chosen one."""
+    trained, *controls, chosen = report.quoted
+    blends = [row for row in report.rows if row.encoder == BLEND]
+    content = {
+        "shares": [row.settings["blend"] for row in blends],
+        "values": [(row.value, row.low, row.high) for row in blends],
+        "baselines": {row.encoder: row.value for row in controls if row.encoder != START},
+        "best": blends.index(chosen),
+        "name": trained.encoder,
+        "note": f"accuracy by evaluate {trained.protocol}, 95 % interval",
+    }
+    return Drawing(
+        "patchloom.look.charts.draw_blends", Path(run) / "pictures" / f"blends-{trained.protocol}.png", content
+    )
 
 
 def _check_shares(shares: Sequence[float], run: str | Path, pooling: str) -> None:

@@ -237,7 +237,7 @@ def smoothed_values(values: np.ndarray, share: float) -> np.ndarray:
     return padded / np.convolve(np.ones_like(values), kernel)[reach : reach + len(values)]
 
 
-# Accuracy by layer of an encoder.
+# Accuracy by layer of an encoder, or by blend with its start.
 
 
 _HEIGHT, WIDTH, _WIDER = 3.4, 3.4, 0.22  # inches: size of the picture, and additional width per layer
@@ -255,11 +255,59 @@ def draw_layers(
 ) -> Path:
     """Draw the accuracy of each layer of an encoder, with that of each control, as a PNG file."""
     places = np.arange(len(layers))
-    shares, low, high = np.array(values).T
-    panel = Panel(f"Layers of {name}", note, places, shares, baselines, True, 0)
+    panel = Panel(f"Layers of {name}", note, places, np.array(values)[:, 0], baselines, True, 0)
+    return _draw_choice(
+        panel,
+        values,
+        controls,
+        best,
+        ["0", *(layer.removeprefix("block ") for layer in layers[1:])],
+        "after block",
+        out,
+    )
+
+
+def draw_blends(
+    shares: Sequence[float],
+    values: Sequence[tuple[float, float, float]],
+    baselines: dict[str, float],
+    best: int,
+    name: str,
+    note: str,
+    out: Path,
+) -> Path:
+    """Draw the accuracy of blends of an encoder with its start, as a PNG file.
+
+    Args:
+        shares: ascending shares [n] of the adapted weights, from 0 (start) to 1.
+        values: accuracy and its interval for each share.
+        baselines: accuracies by name.
+        best: index of the chosen blend.
+        name: name of the encoder.
+        note: subtitle.
+        out: file to write.
+    """
+    panel = Panel(f"Blends of {name}", note, np.array(shares), np.array(values)[:, 0], baselines, True, 0)
+    return _draw_choice(
+        panel, values, {}, best, [f"{share:g}" for share in shares], "share of the adapted weights; 0: the start", out
+    )
+
+
+def _draw_choice(
+    panel: Panel,
+    values: Sequence[tuple[float, float, float]],
+    controls: dict[str, Sequence[float]],
+    best: int,
+    ticks: Sequence[str],
+    axis: str,
+    out: Path,
+) -> Path:
+    """Draw a curve with intervals and controls, and mark the point that was chosen."""
+    places, shares = panel.epochs, panel.values
+    _, low, high = np.array(values).T
     with matplotlib.rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
-        figure = Figure((WIDTH + _WIDER * len(layers), _HEIGHT), layout=layout)
+        figure = Figure((WIDTH + _WIDER * len(ticks), _HEIGHT), layout=layout)
         axes = figure.subplots()
         frame_panel(axes, panel)
         axes.fill_between(places, low, high, color=_RUN_PALE, alpha=0.4, linewidth=0)
@@ -275,13 +323,13 @@ def draw_layers(
             "color": INK,
         }
         # keeps off the other curves
-        away = 12 if shares[best] >= max(control[best] for control in controls.values()) else -12
+        away = 12 if all(shares[best] >= control[best] for control in controls.values()) else -12
         axes.annotate("chosen", (places[best], shares[best]), (0, away), **chosen)
         axes.margins(x=0.02)
-        axes.set_xticks(places, ["0", *(layer.removeprefix("block ") for layer in layers[1:])])
-        axes.set_xlabel("after block")
+        axes.set_xticks(places, ticks)
+        axes.set_xlabel(axis)
         # labelled like the baselines
-        dashed = {**{control: accuracies[-1] for control, accuracies in controls.items()}, **baselines}
+        dashed = {**{control: accuracies[-1] for control, accuracies in controls.items()}, **panel.baselines}
         name_lines(axes, panel._replace(baselines=dashed), float(shares[-1]), "this encoder")
         return write_figure(figure, out)
 
