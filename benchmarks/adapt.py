@@ -12,9 +12,9 @@
 No public weights are used: the start is pre-trained here by MAE on CIFAR-10, without labels. ``draw`` makes 3,000
 unlabelled and 1,500 labelled fields of cells as a fluorescence microscope shows them, with six phenotypes. Each arm
 continues from the same start for the same number of images, with three seeds; ``scratch`` trains on the new images from
-random weights for as many images, and ``scratch-long`` for those of the start, too. The seed draws the adaptation and
-the labelled images or heads of the evaluation. Finished parts are not repeated, so the same command resumes a study,
-or prints the tables of a finished one.
+random weights for as many images, and ``scratch-long`` for those of the start, too; ``untrained`` are random weights. The
+seed draws the adaptation and the labelled images or heads of the evaluation. Finished parts are not repeated, so the
+same command resumes a study, or prints the tables of a finished one.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from scipy.ndimage import gaussian_filter
 import patchloom
 from patchloom.claims import Difference
 from patchloom.data.sources.open import open_data
+from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.results import Row, compare_rows
 
@@ -152,12 +153,14 @@ class Scored(NamedTuple):
     n: int
 
 
-def scored(run: Path, data: Path, protocol: str, **given: Any) -> Scored:
-    """Evaluate a run once, and store the quoted row and its results on single images in the run's folder."""
-    kept = run / f"row-{protocol}-{given.get('seed', 0)}.json"
+def scored(run: Path, data: Path, protocol: str, control: str = "", **given: Any) -> Scored:
+    """Evaluate a run, or a control of it, and store the quoted row and its results on single images in its folder."""
+    kept = run / f"row-{control}{'-' * bool(control)}{protocol}-{given.get('seed', 0)}.json"
     if not kept.exists():
         report = evaluate(protocol, run, data, **given)
-        row = report.quoted[0]
+        row = next((row for row in report.quoted if row.encoder == control), None) if control else report.quoted[0]
+        if row is None:
+            raise SystemExit(f"evaluate {protocol} has no row {control}: leave out that arm")
         single = {name: one.tolist() for name in _SINGLE if (one := getattr(row, name)) is not None}
         kept.write_text(json.dumps([row.plain() | single, report.fingerprint, report.n_test]))
     values, images, n = json.loads(kept.read_text())
@@ -209,12 +212,12 @@ def study(name: str, data: Path, out: Path, encoder: str, arms: list[str]) -> No
         for arm in ("start", *arms):
             runs = [
                 out / f"start-{encoder}"
-                if arm == "start"
+                if arm in ("start", UNTRAINED)
                 else adapted(data / IMAGES_OF[name], out, name, encoder, arm, seed)
                 for seed in SEEDS
             ]
             found[arm] = [
-                scored(run, labelled, protocol, seed=seed, **given, **more)
+                scored(run, labelled, protocol, UNTRAINED if arm == UNTRAINED else "", seed=seed, **given, **more)
                 for seed, run in zip(SEEDS, runs, strict=True)
             ]
         table(f"{name}, {encoder}, {protocol}", found)

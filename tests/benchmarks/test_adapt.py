@@ -63,6 +63,19 @@ def test_results_are_stored_with_those_of_single_images(answers, tmp_path):
     assert again == before and [one.row.right.tolist() for one in again] == right.tolist()
 
 
+def test_a_control_of_the_run_has_its_own_file(monkeypatch, tmp_path):
+    own, control = (
+        Row.of_images(name, "mean", "knn", {"k": 20}, torch.tensor(right))
+        for name, right in (("run", [True, True]), ("untrained", [True, False]))
+    )
+    both = Report([own, control], "", "", (own, control), "cells", "f" * 16, 0, 2)
+    monkeypatch.setattr(adapt, "evaluate", lambda *_, **__: both)
+    found = [adapt.scored(tmp_path, tmp_path, "knn", name, seed=0).row.value for name in ("", "untrained")]
+    assert found == [1.0, 0.5] and len(list(tmp_path.glob("row-*.json"))) == 2
+    with pytest.raises(SystemExit, match="no row raw pixels"):
+        adapt.scored(tmp_path, tmp_path, "knn", "raw pixels", seed=0)
+
+
 def test_seeds_of_different_test_images_are_refused(answers):
     right = np.ones((2, 50), bool)
     start, arm = answers("start", right), answers("mae", right, fingerprint="0" * 16)
