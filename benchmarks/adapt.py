@@ -12,7 +12,7 @@
 No public weights are used: the start is pre-trained here by MAE on CIFAR-10, without labels. ``draw`` makes 3,000
 unlabelled and 1,500 labelled fields of cells as a fluorescence microscope shows them, with six phenotypes. Each arm
 continues from the same start for the same number of images, with three seeds; ``scratch`` trains on the new images from
-random weights for as many images, and ``scratch-long`` for those of the start, too; ``untrained`` are random weights. The
+random weights for as many images, and ``scratch-long`` for those of the start, too; ``untrained`` is not trained. The
 seed draws the adaptation and the labelled images or heads of the evaluation. Finished parts are not repeated, so the
 same command resumes a study, or prints the tables of a finished one.
 """
