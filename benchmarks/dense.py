@@ -9,9 +9,11 @@
     python benchmarks/dense.py camvid /tmp/mae /tmp/data/camvid --head upernet --labels 40
     python benchmarks/dense.py raccoon /tmp/mae /tmp/raccoon
     python benchmarks/dense.py family /tmp/data/camvid /tmp/raccoon /tmp/family --arms crossmae,loca,bootleg
+    python benchmarks/dense.py places /tmp/family/mae-0 /tmp/data/camvid
 
 ``family`` pre-trains arms of `claims_arms.py` on the same images, each in the time of `mae`, with three seeds, and
-segments CamVid by a linear layer on the frozen encoder. Finished parts are not repeated.
+segments CamVid by a linear layer on the frozen encoder. Finished parts are not repeated. ``places`` removes row and
+column from patch tokens, as `patchloom export --without_positions`, and compares linear probes of the classes of cells.
 
 ``split`` copies the raccoons into train, val and test by their numbers: every fifth is for the test, and one in ten of
 the others for validation. No test image is used for pre-training. Each row of a table is a mean over seeds, with the
@@ -31,13 +33,16 @@ from typing import Any
 import torch
 from adapt import SEEDS, scored, table
 from claims_arms import ARMS
+from defaults import cell_features, frames, score
 from pace import seconds_a_step
 
 import patchloom
+from patchloom.data.sources.open import open_data
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.results import Report
+from patchloom.export.without_positions import remove_positions_of
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 
 _NAMES = "sky building pole road pavement tree sign fence car pedestrian cyclist".split()
 _CROP = {"size": 128, "side": 176, "validation": 0.0}
@@ -138,6 +143,19 @@ def _epochs(images: str, out: Path, arm: str) -> float:
     return round(FAMILY_EPOCHS * steps["mae"][0] / steps["arm"][0], 2)
 
 
+def places(run: Path, data: Path) -> None:
+    """Print the mIoU of cells, as in `defaults.py`, and probes of the place, before and after its removal."""
+    vit, card = load_encoder_file(run)
+    removal = remove_positions_of(vit, card, open_data(data / "images" / "train").train)
+    side = vit.patch_embed.img_size[0]
+    found = {part: cell_features(vit, card, frames(data, part, side)) for part in ("train", "test")}
+    before, after = score(data, found), score(data, {part: tokens @ removal.weight.T for part, tokens in found.items()})
+    print(
+        f"{run.name}: mIoU of cells {100 * before:.1f} before, {100 * after:.1f} after. {removal.sentence()}",
+        flush=True,
+    )
+
+
 def print_report(title: str, report: Report) -> None:
     reports = (*report.others, report)
     print(f"\n{title}")
@@ -152,7 +170,7 @@ def print_report(title: str, report: Report) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("split", "overfit", "camvid", "raccoon", "family"))
+    parser.add_argument("what", choices=("split", "overfit", "camvid", "raccoon", "family", "places"))
     parser.add_argument("paths", nargs="*", type=Path, help="run and data, or source and copy")
     parser.add_argument("--head", choices=("linear", "upernet"), default="upernet", help="head of camvid")
     parser.add_argument("--labels", type=int, default=0, help="number of labelled frames of camvid; 0 is all")
@@ -169,5 +187,7 @@ if __name__ == "__main__":
         camvid(*asked.paths, asked.head, asked.labels, seed=asked.seed, seeds=asked.seeds)
     elif asked.what == "family":
         family(*asked.paths, asked.arms.split(","))
+    elif asked.what == "places":
+        places(*asked.paths)
     else:
         raccoon(*asked.paths, seed=asked.seed, seeds=asked.seeds)
