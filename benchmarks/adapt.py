@@ -4,7 +4,7 @@
     for name in camvid raccoon; do python benchmarks/get_data.py $name /tmp/data; done
     python benchmarks/dense.py split /tmp/data/raccoon /tmp/raccoon
     python benchmarks/adapt.py draw /tmp/cells
-    python benchmarks/adapt.py start /tmp/data/train /tmp/adapt --encoder vit        # or eva
+    python benchmarks/adapt.py start /tmp/data/cifar10/train /tmp/adapt --encoder vit        # or eva
     python benchmarks/adapt.py cells /tmp/cells /tmp/adapt --encoder vit
     python benchmarks/adapt.py camvid /tmp/data/camvid /tmp/adapt --encoder vit --arms mae,mae-blocks,distill
     python benchmarks/adapt.py raccoon /tmp/raccoon /tmp/adapt --encoder vit --arms mae-blocks

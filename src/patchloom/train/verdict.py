@@ -271,7 +271,7 @@ def _classes(trained: Row, controls: Sequence[Row], images: int) -> ClassResult:
 
 
 # Images below this are nearly identical: deviation from their mean image, relative to that of all their pixels. Copies
-# of one image with noise of ±3 grey values have 0.03, the images of `shapes` 0.99, CIFAR's 0.97.
+# of one image with noise of ±3 grey values have 0.03, the images of `shapes` 0.99.
 _APART = 0.05
 _SOME = 16  # images; with fewer, the rank of the features is small anyway
 # Below either of these the features have collapsed: their deviation from their mean relative to an untrained encoder,
