@@ -43,7 +43,7 @@ ROWS = {  # values of the papers: task, model, patch, images per update, epochs,
     "mp3-cifar100": ("mp3", "small", 4, 256, 2000, 2.5e-4, 5, 84.0),
     "mp3-tiny-imagenet": ("mp3", "base", 8, 512, 2000, 2.5e-4, 5, 72.8),
     "jigsaw-vit-s": ("jigsaw", "small", 16, 1024, 300, 2.5e-4, 5, None),
-    "part-vit-b": ("part", "base", 16, 1024, 1600, 6.25e-5, 20, None),
+    "part-vit-b": ("part", "base", 16, 1024, 1600, 3.125e-5, 20, None),
     "part-cifar100": ("part", "small", 4, 512, 1000, 2.5e-4, 20, None),
     "loca-vit-b": ("loca", "base", 16, 1024, 100, 2.5e-4, 15, None),
     "restore-vit-b": ("restore", "base", 16, 2048, 300, 1.5e-4, 20, 83.2),
@@ -99,7 +99,7 @@ OPTIONS = {  # of the task, by which rows of a paper differ
     "mp3-tiny-imagenet": {"context_mask_ratio": 0.8},
     "mp3-vit-b": {"context_mask_ratio": 0.75},
     "jigsaw-vit-s": {"mask_ratio": 0.5},
-    "part-vit-b": {"pairs": 4802, "head": "attention", "context_mask_ratio": 0.0},
+    "part-vit-b": {"pairs": 4802, "head": "linear", "context_mask_ratio": 0.0},
     "part-cifar100": {"pairs": 2048, "head": "attention", "context_mask_ratio": 0.0},
     "loca-vit-b": {"mask_ratio": 0.64, "context_ratio": 0.2, "momentum": 0.996},
     "restore-vit-b": {"degradation": "zoom_in", "mask_ratio": 0.75, "canvas": 320, "band_weight": 0.2},
@@ -168,10 +168,10 @@ def images(tmp_path_factory):
 def test_which_recipes_have_other_betas():
     """MP3 4.2: pre-training largely follows DeiT, as do jigsaw and part; 4.3: Adam, whose authors propose the same.
 
-    SimMIM's program has them, too.
+    The programs of SimMIM, LOCA (optax) and I-JEPA (torch) have them, too.
     """
     as_deit = {name for name in NAMES if name.startswith(("mp3-", "jigsaw-", "part-"))}
-    assert as_deit | {"simmim-vit-b"} == {
+    assert as_deit | {"simmim-vit-b", "loca-vit-b", "ijepa-vit-h"} == {
         name for name in NAMES if request("digits", "auto", {"recipe": name}).betas == (0.9, 0.999)
     }
 

@@ -97,6 +97,13 @@ def test_places_are_those_where_the_same_pixels_are(mirrored):
     assert (near.float().argmax(-1)[near.any(-1)] == places[near.any(-1)]).all()
 
 
+def test_crops_are_not_rounded_by_their_place_under_autocast():
+    images, boxes = torch.randn(8, 3, 96, 128, generator=seeded()), random_boxes(torch.rand(8, 4, generator=seeded(1)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = cut_boxes(images, boxes, SIZE)
+    assert torch.equal(found, cut_boxes(images, boxes, SIZE))
+
+
 def test_boxes_have_the_papers_areas_and_lie_within_the_image():
     boxes = random_boxes(torch.rand(5000, 4, generator=seeded()))
     top, left, height, width = boxes.unbind(1)

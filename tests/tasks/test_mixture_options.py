@@ -35,7 +35,7 @@ REFUSED = [
         {"withhold": {"drop_positions": 0.5}, "ask": {"positions": 1.0}, "positions": "none"},
         "drop_positions 0.5 does not go with an encoder that has no positions: use --positions sincos",
     ),
-    ({"ask": {"agreement": 1.0}, "teacher": "none"}, "agreement needs a teacher"),
+    ({"ask": {"agreement": 1.0}, "teacher": "none"}, "agreement needs a whole view"),
     ({"ask": {"pixels": 1.0}, "teacher": "same"}, "the teacher is not used"),
     ({"withhold": {}, "ask": {"agreement": 1.0}}, "the student sees all that the teacher sees"),
     ({"withhold": {"mask": 0.999}, "ask": {"pixels": 1.0}}, "mask ratio of 0.999 leaves 0 of 64 patches visible"),

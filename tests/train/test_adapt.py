@@ -75,6 +75,14 @@ def test_with_init_the_rates_are_gentle_and_say_why(adapt):
     assert "lightly-train" in reasons["layer_decay"] and "new" in reasons["heads_first"]
 
 
+def test_a_task_without_new_parts_does_not_wait_for_them():
+    asked = {name: value for name, value in GIVEN.items()} | {"init": "timm:any"}
+    settings, reasons = resolve(request("shapes", "nepa", asked), 1000, 3, STATS)
+    assert settings.heads_first == 0 and "heads_first" not in reasons and settings.layer_decay == 0.9
+    with pytest.raises(PatchloomError, match="nepa has no new parts to train first: leave out --heads_first"):
+        resolve(request("shapes", "nepa", {**asked, "heads_first": 0.1}), 1000, 3, STATS)
+
+
 def test_what_the_user_gives_wins():
     settings, reasons = resolved(init="timm:any", blr=1e-3, layer_decay=0.5, heads_first=0.2)
     assert (settings.blr, settings.layer_decay, settings.heads_first) == (1e-3, 0.5, 0.2)

@@ -260,6 +260,12 @@ def test_each_rule(case):
     assert health.ended == found.ended and health.epoch == round(found.step / found.steps * 10, 4)
 
 
+def test_a_teacher_of_hidden_layers_needs_no_larger_batch():
+    found, _, _, then = CASES["a teacher, weakly"]
+    latent = found._replace(settings=replace(SETTINGS, task={"name": "latent", "loss": "smooth_l1"}))
+    assert then in health_of(found).then and then not in health_of(latent).then
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_verdict_is_values_from_which_a_file_gives_the_same_words(case, tmp_path):
     health = health_of(CASES[case][0])

@@ -185,6 +185,11 @@ class LOCA(Task):
         """Return enough updates for a teacher that starts as a random network."""
         return AGREEMENT_UPDATES
 
+    @property
+    def views(self) -> float:
+        """Query and reference."""
+        return 2.0
+
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """Cut a query and a reference out of images [b c h w] larger than the encoder's; the query may be mirrored."""
         g, b, device = self.geometry, len(images), images.device
@@ -248,5 +253,7 @@ def cut_boxes(images: Tensor, boxes: Tensor, size: tuple[int, int], mirrored: Te
     zero = torch.zeros_like(top)
     # from the coordinates of the crop to those of the image, both in [-1, 1]
     rows = [torch.stack([across, zero, 2 * left + width - 1], 1), torch.stack([zero, height, 2 * top + height - 1], 1)]
-    grid = F.affine_grid(torch.stack(rows, 1), [len(images), images.shape[1], *size], align_corners=False)
-    return F.grid_sample(images, grid.to(images.dtype), padding_mode="border", align_corners=False)
+    # in bfloat16 the coordinates are rounded by their place in the image, which would give the place away
+    with torch.autocast(images.device.type, enabled=False):
+        grid = F.affine_grid(torch.stack(rows, 1).float(), [len(images), images.shape[1], *size], align_corners=False)
+        return F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False).to(images.dtype)

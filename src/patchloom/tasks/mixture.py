@@ -372,7 +372,7 @@ class Mixture(Task):
                 f"drop_positions {dropped} does not go with an encoder that {state} positions: use --positions {remedy}"
             )
         if "agreement" in self.question_weights and second == "none":
-            raise PatchloomError("agreement needs a teacher: give --task.teacher same or second")
+            raise PatchloomError("agreement needs a whole view of the image: give --task.teacher same or second")
         if "agreement" not in self.question_weights and second != "none":
             raise PatchloomError("the teacher is not used: add agreement to --task.ask, or leave out --task.teacher")
         if self.question_weights.keys() == {"agreement"} and second == "same" and not self.withhold:

@@ -132,6 +132,7 @@ class NEPA(Task):
     """
 
     native_crops = True
+    only_encoder = True
     encoder: PlainViT
 
     def __init__(self, encoder: PlainViT):

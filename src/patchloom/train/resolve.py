@@ -343,6 +343,9 @@ def _adaptation(settings: Settings, blr: float, why: str) -> list[tuple[str, Any
 
     A recipe keeps its own rates. Values without effect have no reason, and are not printed.
     """
+    heads = not task_class(settings.task["name"]).only_encoder
+    if not heads and settings.heads_first not in ("auto", 0):
+        raise PatchloomError(f"{settings.task['name']} has no new parts to train first: leave out --heads_first")
     adapt = settings.adapt
     if adapt == "auto":
         adapt = "all" if settings.train_blocks is None else "blocks"
@@ -352,11 +355,12 @@ def _adaptation(settings: Settings, blr: float, why: str) -> list[tuple[str, Any
     if settings.init is None or settings.recipe is not None:
         return [*found, ("blr", blr, why), ("layer_decay", 1.0, ""), ("heads_first", 0.0, "")]
     low = float(f"{_GENTLE * blr:.4g}")
+    first = (_HEADS_FIRST, "decoder, heads and tokens of the task are new: they train alone first")
     return [
         *found,
         ("blr", low, f"a tenth of the rate from scratch, {blr:g}, which changes trained weights too fast"),
         ("layer_decay", _LAYER_DECAY, "first blocks change least, as in lightly-train"),
-        ("heads_first", _HEADS_FIRST, "decoder, heads and tokens of the task are new: they train alone first"),
+        ("heads_first", *(first if heads else (0.0, ""))),
     ]
 
 

@@ -141,7 +141,7 @@ class Stepper:
         self.module = fabric.setup_module(task.to(fabric.device))
         gentle = settings.layer_decay, settings.heads_first
         adam = build_optimizer(task, settings.weight_decay, settings.device, settings.betas, *gentle)
-        self.heads_only = round(settings.heads_first * steps)
+        self.heads_only = round(settings.heads_first * steps) if any(g.get("new") for g in adam.param_groups) else 0
         self.optimizer: Any = fabric.setup_optimizers(adam)
         # buffers that a forward pass changes, restored if the update is skipped
         self.statistics = [

@@ -417,7 +417,9 @@ def _weak(signs: VerdictInputs) -> _Finding | None:
         return None
     if signs.level is Level.UNSURE:
         return _Finding(Verdict.WEAK, Rule.FEW_IMAGES_FOR_SIZE, {}, {"held_out": HIGHER, **_longer(signs)})
-    batch = {} if signs.measure.outputs is None else {"batch_size": HIGHER}
+    # a teacher of hidden layers compares no images with one another
+    agreement = signs.measure.outputs is not None and _loss_of(signs) not in ("smooth_l1", "mse")
+    batch = {"batch_size": HIGHER} if agreement else {}
     return _Finding(Verdict.WEAK, Rule.NOT_CLEAR, {}, _longer(signs) | batch)
 
 
@@ -469,10 +471,17 @@ def _slower(signs: VerdictInputs) -> dict[str, float | str]:
     return {"blr": signs.settings.blr / 10, "warmup_epochs": HIGHER}
 
 
+def _loss_of(signs: VerdictInputs) -> object:
+    """Return the loss of agreement, or None."""
+    return signs.settings.task.get(_name_of_loss(signs))
+
+
+def _name_of_loss(signs: VerdictInputs) -> str:
+    return "agreement_loss" if "agreement_loss" in signs.settings.task else "loss"
+
+
 def _for_teacher(signs: VerdictInputs) -> dict[str, float | str]:
-    task = signs.settings.task
-    name = "agreement_loss" if "agreement_loss" in task else "loss"
-    if task.get(name) in GAUSSIAN:
+    if _loss_of(signs) in GAUSSIAN:
         return {"task.gaussian_weight": HIGHER, **_slower(signs)}
-    loss = {f"task.{name}": "infonce"} if task.get(name) == "byol" else {}
+    loss = {f"task.{_name_of_loss(signs)}": "infonce"} if _loss_of(signs) == "byol" else {}
     return {**loss, "task.momentum": HIGHER, **_slower(signs)}
