@@ -39,7 +39,11 @@ class Entry(NamedTuple):
 TASKS = {
     "mae": Entry("patchloom.tasks.mae.MAE", "He et al. 2022", "patches (removed)", "their pixels", (1.0, 1.0)),
     "crossmae": Entry(
-        "patchloom.tasks.crossmae.CrossMAE", "Fu et al. 2024", "patches (removed)", "the pixels of a third of them"
+        "patchloom.tasks.crossmae.CrossMAE",
+        "Fu et al. 2024",
+        "patches (removed)",
+        "the pixels of a third of them",
+        (0.6, 0.6),
     ),
     "simmim": Entry(
         "patchloom.tasks.simmim.SimMIM",
@@ -95,36 +99,42 @@ TASKS = {
         "I-JEPA, data2vec 2.0, Bootleg",
         "patches (removed)",
         "a teacher's hidden layers there",
+        (2.0, 1.1),
     ),
     "diet": Entry(
         "patchloom.tasks.diet.DIET",
         "Balestriero 2023",
         "surroundings and colours, by a random view",
         "which training image it is",
+        (1.9, 0.8),
     ),
     "jigsaw": Entry(
         "patchloom.tasks.jigsaw.Jigsaw",
         "Chen et al. 2022",
         "half of the patches, and all positions",
         "where each visible patch was",
+        (0.9, 0.4),
     ),
     "part": Entry(
         "patchloom.tasks.part.PART",
         "Ayoughi et al. 2025",
         "the grid, and all positions",
         "how far one patch is from another",
+        (2.3, 0.8),
     ),
     "loca": Entry(
         "patchloom.tasks.loca.LOCA",
         "Caron et al. 2022",
         "a crop's positions, and most of its patches",
         "where each patch is in another crop",
+        (1.4, 0.6),
     ),
     "nepa": Entry(
         "patchloom.tasks.nepa.NEPA",
         "NEPA 2025",
         "all later patches, in raster order",
         "the next patch's embedding",
+        (2.2, 0.8),
     ),
     "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted"),
 }
