@@ -191,7 +191,7 @@ def measured(
         return "\n".join(lines)
     shown = list(dict.fromkeys([*(one.measure for one in claim.comparisons), *claim.beside]))
     lines += ["", f"| % | {' | '.join(shown)} |", f"| --- |{' --- |' * len(shown)}"]
-    for arm in (*claim.arms, UNTRAINED):
+    for arm in dict.fromkeys((*claim.arms, UNTRAINED)):
         cells = [mean_and_range(scores[measure].get(encoder_of(arm, measure))) for measure in shown]
         lines += [f"| {arm} | {' | '.join(cells)} |"] * any(cells)
     lines += ["", *arms_rows(study, claim), ""]
