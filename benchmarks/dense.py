@@ -186,7 +186,7 @@ if __name__ == "__main__":
     elif asked.what == "camvid":
         camvid(*asked.paths, asked.head, asked.labels, seed=asked.seed, seeds=asked.seeds)
     elif asked.what == "family":
-        family(*asked.paths, asked.arms.split(","))
+        family(*asked.paths, [arm for arm in asked.arms.split(",") if arm])
     elif asked.what == "places":
         places(*asked.paths)
     else:
