@@ -153,14 +153,14 @@ class Scored(NamedTuple):
     n: int
 
 
-def scored(run: Path, data: Path, protocol: str, control: str = "", **given: Any) -> Scored:
+def scored(run: Path, data: Path, protocol: str, beside: str = "", **given: Any) -> Scored:
     """Evaluate a run, or a control of it, and store the quoted row and its results on single images in its folder."""
-    kept = run / f"row-{control}{'-' * bool(control)}{protocol}-{given.get('seed', 0)}.json"
+    kept = run / f"row-{beside}{'-' * bool(beside)}{protocol}-{given.get('seed', 0)}.json"
     if not kept.exists():
         report = evaluate(protocol, run, data, **given)
-        row = next((row for row in report.quoted if row.encoder == control), None) if control else report.quoted[0]
+        row = next((row for row in report.quoted if row.encoder == beside), None) if beside else report.quoted[0]
         if row is None:
-            raise SystemExit(f"evaluate {protocol} has no row {control}: leave out that arm")
+            raise SystemExit(f"evaluate {protocol} has no row {beside}: leave out that arm")
         single = {name: one.tolist() for name in _SINGLE if (one := getattr(row, name)) is not None}
         kept.write_text(json.dumps([row.plain() | single, report.fingerprint, report.n_test]))
     values, images, n = json.loads(kept.read_text())

@@ -76,6 +76,13 @@ def test_a_control_of_the_run_has_its_own_file(monkeypatch, tmp_path):
         adapt.scored(tmp_path, tmp_path, "knn", "raw pixels", seed=0)
 
 
+def test_options_reach_the_evaluation(monkeypatch, tmp_path):
+    given = {}
+    monkeypatch.setattr(adapt, "evaluate", lambda *_, **options: given.update(options) or report(torch.ones(2) > 0))
+    adapt.scored(tmp_path, tmp_path, "segment", seed=1, control=False, steps=3)
+    assert given == {"seed": 1, "control": False, "steps": 3} and (tmp_path / "row-segment-1.json").exists()
+
+
 def test_seeds_of_different_test_images_are_refused(answers):
     right = np.ones((2, 50), bool)
     start, arm = answers("start", right), answers("mae", right, fingerprint="0" * 16)
