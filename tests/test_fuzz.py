@@ -160,6 +160,15 @@ def test_too_little_memory_anywhere_is_a_sentence(monkeypatch, capfd):
     assert code == 2 and "were in use, and 5 GiB more were requested" in err
 
 
+def test_a_reading_process_that_dies_anywhere_is_a_sentence(monkeypatch, capfd):
+    def killed(*_, **__):  # torch raises it from its signal handler, so at any place
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    monkeypatch.setattr("patchloom.export.encoder.load_encoder", killed)
+    code, err = run_command(["export", "nowhere"], capfd)
+    assert code == 75 and "a process that read images has died" in err
+
+
 def test_attention_that_cannot_be_held_is_not_tried():
     spec = EncoderSpec("nano", (4096, 4096), 1, options={"depth": 1})
     form, why = resolve.default_attention("cpu", "float32", spec)

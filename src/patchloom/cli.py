@@ -386,18 +386,22 @@ _HINT_TASKS = (
 
 def _explain(error: Exception) -> tuple[int, str]:
     """Return the exit code after an error, and the message."""
-    problem = error if isinstance(error, PatchloomError) else disk_error(error) or _too_little_memory(error)
+    problem = error if isinstance(error, PatchloomError) else disk_error(error) or _fault_of_torch(error)
     problem = problem or fault_of(error)
     if problem is None:
         return 1, f"unexpected {type(error).__name__}: {error}. Run again with --debug and report the traceback."
     return problem.exit_code, str(problem)
 
 
-def _too_little_memory(error: Exception) -> PatchloomError | None:
+def _fault_of_torch(error: Exception) -> PatchloomError | None:
+    """Return the message about too little memory or a lost reading process, if torch reports one."""
     if "torch" not in sys.modules:
         return None
+    from patchloom.data.workers import lost_worker
     from patchloom.system.hardware import memory_shortage
 
+    if lost := lost_worker(error):  # from a signal handler, so it may come outside of the training
+        return lost
     need = memory_shortage(error)
     if not need:
         return None
