@@ -30,6 +30,7 @@ from patchloom.system.distributed import draw, total, world
 from patchloom.tasks.defaults import AGREEMENT_UPDATES, momentum_for, teacher_momentum
 from patchloom.tasks.masking import visible_of
 from patchloom.tasks.task import PAPERS, Task
+from patchloom.withhold.degrade import sample_affine
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 
 _ENLARGED = 320 / 224  # side of the image from which both crops are cut, relative to theirs
@@ -253,7 +254,4 @@ def cut_boxes(images: Tensor, boxes: Tensor, size: tuple[int, int], mirrored: Te
     zero = torch.zeros_like(top)
     # from the coordinates of the crop to those of the image, both in [-1, 1]
     rows = [torch.stack([across, zero, 2 * left + width - 1], 1), torch.stack([zero, height, 2 * top + height - 1], 1)]
-    # in bfloat16 the coordinates are rounded by their place in the image, which would give the place away
-    with torch.autocast(images.device.type, enabled=False):
-        grid = F.affine_grid(torch.stack(rows, 1).float(), [len(images), images.shape[1], *size], align_corners=False)
-        return F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False).to(images.dtype)
+    return sample_affine(images, torch.stack(rows, 1), size)

@@ -212,6 +212,4 @@ class Degradation:
             for axis, whole in enumerate(self.canvas):  # its centre in [-1, 1]; x, the column, comes first
                 middle = (2 * corner[:, axis] + seen[axis]) / whole - 1
                 scale[:, 1 - axis, 2] = -middle / side_share
-        with torch.autocast(images.device.type, enabled=False):  # bfloat16 would round the coordinates
-            grid = F.affine_grid(scale.float(), list(images.shape), align_corners=False)
-            return F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
+        return degrade.sample_affine(images.float(), scale, images.shape[2:])

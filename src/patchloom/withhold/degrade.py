@@ -194,6 +194,21 @@ def _sample(images: Tensor, grid: Tensor, **how: Any) -> Tensor:
     return F.grid_sample(images.float(), grid, mode="bilinear", **how).to(images.dtype)
 
 
+def sample_affine(images: Tensor, maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Sample images [b c h w] at ``size``, bilinearly, with edges extended.
+
+    The coordinates are float32, also under autocast: bfloat16 would round them by their place in the image.
+
+    Args:
+        images: the images.
+        maps: [b 2 3] from the coordinates of the result to those of the images, both in [-1, 1], x first.
+        size: height and width of the result.
+    """
+    with torch.autocast(images.device.type, enabled=False):
+        grid = F.affine_grid(maps.float(), [*images.shape[:2], *size], align_corners=False)
+        return _sample(images, grid, padding_mode="border", align_corners=False)
+
+
 # Random strengths per image, drawn from a generator.
 
 
