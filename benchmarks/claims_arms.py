@@ -189,6 +189,9 @@ ARMS: dict[str, Arm] = {
     "sigreg": _timed("extrema", loss="sigreg"),
     "visreg": _timed("extrema", loss="visreg"),
     "nepa": _timed("nepa"),
+    "byol, twice as long": _task("extrema", times=2, loss="byol"),
+    "infonce, twice as long": _task("extrema", times=2, loss="infonce"),
+    "sigreg, twice as long": _task("extrema", times=2, loss="sigreg"),
 }
 
 

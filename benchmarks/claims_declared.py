@@ -371,6 +371,22 @@ CLAIMS: dict[str, Claim] = {
         tries="Found: neither is distinguishable from InfoNCE with a teacher; more than 2.3 points are excluded. The "
         "whole view has a gradient, too, so these runs had two thirds of the updates of `extrema`.",
     ),
+    "longer": Claim(
+        "LeJEPA: agreement without negatives where BYOL does not learn",
+        "LeJEPA (arXiv 2511.08544); ExtreMA's BYOL, 188,000 updates",
+        "ImageNet-1k, ViT-B, linear probe: ExtreMA with BYOL 73.3 after 300 epochs.",
+        "After 2,448 updates, twice those of the other claims, by the linear probe, with ExtreMA's masks and views: a "
+        "test for a Gaussian is better than BYOL, which needs no negatives either; it is no worse than InfoNCE; and "
+        "each of the two without negatives is better than no training. Equal updates, not equal time.",
+        _over(
+            "linear",
+            ("sigreg, twice as long", "byol, twice as long"),
+            ("sigreg, twice as long", "infonce, twice as long"),
+            ("sigreg, twice as long", UNTRAINED),
+            ("byol, twice as long", UNTRAINED),
+        ),
+        beside=("few", "knn"),
+    ),
     "nepa": Claim(
         "NEPA: the next patch's embedding is enough of a question",
         "NEPA (arXiv 2512.16922)",
