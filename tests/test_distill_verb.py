@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from sweep import teacher_file
 
@@ -115,6 +116,18 @@ def test_the_controls_are_the_random_start_and_the_teacher_over_seeds(tmp_path, 
         assert {"mobilenetv3_small_050", "random mobilenetv3_small_050", "teacher"} <= names
         assert [one["control"] for one in report["against"]] == ["random mobilenetv3_small_050", "teacher"]
         assert all(one["trainings"] == 2 for one in report["against"])
+        assert "student's training" not in report["method"]  # the test images of shapes are other ones
+
+
+def test_test_images_that_the_student_was_trained_on_are_counted(tmp_path):
+    for i, image in enumerate(noise(20)):
+        (folder := tmp_path / "data" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{i}.png")
+    data = tmp_path / "data"
+    found = patchloom.distill(
+        teacher_file(), data, student="resnet10t", epochs=1, labels=data, out=tmp_path / "s", **QUICK
+    )
+    assert "4 of 4 test images are among the student's training images, without their labels" in found.report.protocol
 
 
 def test_a_dry_run_times_the_training_and_writes_nothing(tmp_path, monkeypatch, capsys):
@@ -141,6 +154,12 @@ def test_a_dry_run_times_the_training_and_writes_nothing(tmp_path, monkeypatch, 
 def test_images_below_the_stride_are_refused_with_the_least_side(tmp_path):
     with pytest.raises(PatchloomError, match="16x16 pixels are too small.*--side 32 or more"):
         patchloom.distill(teacher_file(), noise(8), student="convnext_atto", out=tmp_path / "s", **QUICK | {"side": 16})
+
+
+def test_windows_that_do_not_fit_are_refused_in_a_sentence():
+    backbone = create_backbone("coat_lite_tiny", {"in_chans": 3, "img_size": 64})
+    with pytest.raises(PatchloomError, match="coat_lite_tiny .*--student"):
+        Student(backbone, (60, 60), 3, 16, "coat_lite_tiny")
 
 
 def test_a_student_is_refused_as_an_encoder_with_what_to_do(tmp_path):

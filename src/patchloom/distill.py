@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.data.augment import ColoredCrop
+from patchloom.data.duplicates import copies_among
 from patchloom.data.loader import Batch, plain_batches, steps_of, steps_per_epoch, training_batches
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
@@ -35,7 +36,7 @@ from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, evalu
 from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.results import Report
-from patchloom.evaluate.settings import EvalSettings, Parts, open_with_notes, parts_of
+from patchloom.evaluate.settings import EvalSettings, Parts, open_with_notes, parts_of, share_nothing
 from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, keep_until_done, training_identity
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import check_model
@@ -183,6 +184,7 @@ def distill(
         raise PatchloomError(f"--side must be from 8 to {_LARGEST} pixels, not {side}")
     settings = EvalSettings(seed=seed, device=device, workers=workers, model=model, group=group)
     settings.check()
+    share_nothing(settings, "distill")
     vit, card = load_encoder(run, model)
     plain = refuse_hierarchical(vit, "a teacher of features", "give another encoder")
     if card.sound is not None:
@@ -195,6 +197,8 @@ def distill(
         raise PatchloomError(f"{source.name} has one image, and batch norms need several: add images")
     # before the training, so that a fault in the labels does not cost hours
     parts = None if labels is None else parts_of(labels, settings, card=card, run=run)
+    if parts is not None and (said := _seen_by_student(source, parts.test)):
+        parts = replace(parts, story=f"{parts.story} {said}")
     name = Path(str(data)).stem if isinstance(data, str | Path) else "images"
     folder = Path(out) if out is not None else Path("runs") / f"{name}-{student}"
     if (folder / STUDENT_WEIGHTS).exists():
@@ -228,6 +232,16 @@ def distill(
         return Distilled(folder, about, None, None)
     knn, linear = (of_seeds[-1].over_seeds(of_seeds[:-1]) for of_seeds in zip(*compared, strict=True))
     return Distilled(folder, about, knn, linear)
+
+
+def _seen_by_student(source: Source, test: Source) -> str:
+    """Return a sentence on test images that the student is trained on; "" if there are none."""
+    contents = source.contents()
+    seen = None if contents is None else copies_among(test, contents)
+    if seen is None:
+        return f"The student's training may have seen the test {test.noun}, without their labels."
+    were = f"{seen:,} of {len(test):,} test {test.noun} are among the student's training images"
+    return f"{were}, without their labels." if seen else ""
 
 
 def _compare(

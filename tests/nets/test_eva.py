@@ -26,6 +26,7 @@ from patchloom.nets.encode import (
     patch_layers,
     patch_rotations,
     pooled_norm,
+    prefix_count,
     rotations,
     rotations_at,
 )
@@ -381,8 +382,9 @@ def test_weights_under_metas_names_are_read(biased):
         assert torch.equal(other.state_dict()[name], value)
 
 
-def test_the_norm_of_pooled_features_becomes_that_of_tokens():
-    vit = eva("eva02_small_patch14_224").float()
+@pytest.mark.parametrize("model", ["eva02_small_patch14_224", "vit_tiny_patch16_224"])
+def test_the_norm_of_pooled_features_becomes_that_of_tokens(model):
+    vit = eva(model).float()
     pooled = {
         name.replace("norm.", "fc_norm.") if name.startswith("norm.") else name: w
         for name, w in vit.state_dict().items()
@@ -393,18 +395,20 @@ def test_the_norm_of_pooled_features_becomes_that_of_tokens():
     assert torch.equal(other.norm.weight, vit.norm.weight)
 
 
-def test_a_folder_of_the_hub_keeps_its_norms_and_pre_training_norms_tokens(tmp_path):
+@pytest.mark.parametrize(("model", "side"), [("eva02_tiny_patch14_224", 28), ("vit_mediumd_patch16_reg4_gap_256", 32)])
+def test_a_folder_of_the_hub_keeps_its_norms_and_pre_training_norms_tokens(model, side, tmp_path):
     torch.manual_seed(0)
-    net = timm.create_model("eva02_tiny_patch14_224", depth=1, num_classes=0, img_size=28).eval()
+    net = timm.create_model(model, depth=1, num_classes=0, img_size=side).eval()
     save_file(net.state_dict(), tmp_path / "model.safetensors")
-    about = {"input_size": [3, 28, 28], "mean": [0.5] * 3, "std": [0.5] * 3}
-    config = {"architecture": "eva02_tiny_patch14_224", "pretrained_cfg": about, "model_args": {"depth": 1}}
+    about = {"input_size": [3, side, side], "mean": [0.5] * 3, "std": [0.5] * 3}
+    config = {"architecture": model, "pretrained_cfg": about, "model_args": {"depth": 1}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     vit, _ = load_pretrained(tmp_path)
-    images = torch.randn(2, 3, 28, 28)
+    images = torch.randn(2, 3, side, side)
     tokens = encode(vit, all_patches(images, 4))
     torch.testing.assert_close(tokens, net.forward_features(images), rtol=0, atol=1e-5)
-    torch.testing.assert_close(pooled_norm(vit, tokens[:, 1:].mean(1)), net(images), rtol=0, atol=1e-5)
+    pooled = tokens[:, prefix_count(vit) :].mean(1)
+    torch.testing.assert_close(pooled_norm(vit, pooled), net(images), rtol=0, atol=1e-5)
     shape = public_shape(Weights(tmp_path))
     assert shape["positions"] == "learned" and shape["options"] == {"depth": 1}
 

@@ -14,6 +14,7 @@ from patchloom.cli import main
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.protocols import evaluate
 from patchloom.export.export import export
+from patchloom.nets.checkpoints.load import Weights
 from patchloom.nets.heads import InstanceHead
 from patchloom.runs.folder import suggest_run
 from patchloom.train.loop import pretrain
@@ -154,6 +155,14 @@ def test_bare_weights_are_evaluated_with_a_model_name(plain, shallow, images, su
     assert f"as in timm for {tag}: mean 0.5, 0.5, 0.5; standard deviation 0.5, 0.5, 0.5." in card.note
     report = evaluate("knn", path, images, device="cpu", model=tag, ks=(1,), pooling="mean")
     assert card.note in report.protocol and [row.encoder for row in report.rows][:2] == ["one", "untrained"]
+
+
+def test_the_statistics_of_a_name_are_those_of_all_its_weights(plain):
+    """timm's vit_small_patch16_224 has weights of two kinds of normalisation, and vit_tiny_patch16_224 of one."""
+    weights = Weights(plain / "one.pth")
+    assert weights.own_statistics(NAME) == ((0.5,) * 3, (0.5,) * 3)
+    assert weights.own_statistics("vit_small_patch16_224") is None
+    assert weights.own_statistics("vit_small_patch16_224.dino")[0] == pytest.approx((0.485, 0.456, 0.406))
 
 
 def test_names_that_do_not_match_are_reported(plain, tmp_path, shallow):

@@ -137,6 +137,16 @@ def test_a_teacher_of_the_same_grid_keeps_its_positions():
     assert features.shape == (2, 4, 16) and features.mean(-1).abs().max() < 1e-5
 
 
+def test_a_teacher_that_only_norms_pooled_features_norms_its_tokens_by_it():
+    sizes = {"depth": 1, "embed_dim": 64, "num_heads": 2, "img_size": 32}
+    vit = timm.create_model("vit_mediumd_patch16_reg4_gap_256", num_classes=0, **sizes)
+    torch.nn.init.normal_(vit.fc_norm.weight)
+    images = torch.rand(2, 3, 32, 32)
+    tokens = vit.eval().fc_norm(vit.forward_features(images)[:, 4:])
+    found = FrozenTeacher(vit, (0.0,) * 3, (1.0,) * 3, (2, 2))(images)
+    torch.testing.assert_close(found, F.layer_norm(tokens, (64,)))
+
+
 def test_checkpoints_leave_the_teacher_out_and_recognise_it(tmp_path):
     task, other = build("distill"), build("distill", seed=3)
     state = task.state_dict()

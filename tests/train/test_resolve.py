@@ -39,6 +39,12 @@ def test_no_decay_on_biases_norms_tokens_and_positions():
     assert len(decayed["params"]) + len(free["params"]) == len([w for w in task.parameters() if w.requires_grad])
 
 
+def test_no_decay_on_scalars():
+    net = torch.nn.Linear(2, 2)
+    net.gain = torch.nn.Parameter(torch.zeros(()))
+    assert any(one is net.gain for one in parameter_groups(net, 0.05)[1]["params"])
+
+
 STATS = Stats((0.5,) * 3, (0.2,) * 3, 480, 640, 100, [])
 
 

@@ -215,6 +215,11 @@ def test_a_blend_is_exported(run, share):
     assert card.note in (*done.notes, "")
 
 
+def test_blends_of_an_encoders_file_are_scored_without_a_picture(run, images):
+    report = evaluate("knn", run / "encoder.safetensors", images, device="cpu", blend=[0.5])
+    assert not report.drawings and any(row.settings.get("blend") == 0.5 for row in report.rows)
+
+
 def test_what_cannot_be_blended_is_refused(run, images, weights, tmp_path):
     for given, said in (
         ({"start": True, "blend": 0.5}, "--start is --blend 0"),

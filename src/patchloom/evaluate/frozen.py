@@ -127,7 +127,9 @@ def measure_run(
     head = load_extra_module(run, "pooling")
     start = load_start(run)
     (report,) = compare_frozen((protocol,), vit, card, parts, settings, head, pooling, start, shares)
-    return report if shares is None else replace(report, drawings=(_blend_drawing(report, run),))
+    if shares is None or not Path(run).is_dir():  # a file has no folder of pictures
+        return report
+    return replace(report, drawings=(_blend_drawing(report, run),))
 
 
 def _blend_drawing(report: Report, run: str | Path) -> Drawing:

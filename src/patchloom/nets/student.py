@@ -61,7 +61,7 @@ class Student(nn.Module):
         with torch.no_grad():
             try:
                 found = backbone.eval().forward_features(torch.zeros(2, channels, *size))
-            except RuntimeError as problem:
+            except (RuntimeError, AssertionError) as problem:
                 raise PatchloomError(_refused_size(name, backbone, size, problem)) from problem
             wide = int(backbone.num_features)
             shapes = isinstance(found, Tensor) and found.ndim == 4 and wide in (found.shape[1], found.shape[3])
@@ -97,7 +97,7 @@ class Student(nn.Module):
         return pooled.float(), dense.flatten(2).transpose(1, 2)
 
 
-def _refused_size(name: str, backbone: Any, size: tuple[int, int], problem: RuntimeError) -> str:
+def _refused_size(name: str, backbone: Any, size: tuple[int, int], problem: Exception) -> str:
     """Return the message about images whose size a backbone cannot take."""
     strides = [int(one["reduction"]) for one in getattr(backbone, "feature_info", None) or () if "reduction" in one]
     least = max(strides, default=0)

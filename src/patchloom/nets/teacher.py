@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from patchloom.nets.checkpoints.format import checksum
 from patchloom.nets.checkpoints.resize import resize_input
-from patchloom.nets.encode import encode, grid_size, patch_count, patch_size
+from patchloom.nets.encode import encode, grid_size, patch_count, patch_size, pooled_norm
 from patchloom.nets.lora import effective_parameters, plain_buffers
 from patchloom.nets.swin import PlainViT
 from patchloom.withhold.encoder_input import all_patches
@@ -136,7 +136,10 @@ class FrozenTeacher(nn.Module):
             if images.shape[2:] != self.size:
                 images = F.interpolate(images, self.size, mode="bilinear", antialias=True, align_corners=False)
             given = all_patches((images - self.mean) / self.std, patch_count(self.encoder))
-            features = encode(self.encoder, given)[:, self.encoder.num_prefix_tokens :].float()
+            features = encode(self.encoder, given)[:, self.encoder.num_prefix_tokens :]
+            if isinstance(self.encoder.norm, nn.Identity):  # its only norm is that of pooled features
+                features = pooled_norm(self.encoder, features)
+            features = features.float()
             return F.layer_norm(features, features.shape[-1:])
 
 

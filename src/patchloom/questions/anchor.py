@@ -18,8 +18,9 @@ from patchloom.withhold.encoder_input import all_patches
 class Anchor(nn.Module):
     """Loss that keeps an encoder's features of whole images near those of its start.
 
-    Both see the same normalised image, with nothing withheld, so that the loss is 0 at the start. The weights of the
-    start are stored in checkpoints: a resumed run does not need their source.
+    Both see the same normalised image, with nothing withheld, so that the loss is 0 at the start, unless the encoder
+    drops paths or values at random. The weights of the start are stored in checkpoints: a resumed run does not need
+    their source.
 
     Args:
         start: encoder at the start; it is copied and frozen.

@@ -173,7 +173,8 @@ class Start:
         source = self.asked.from_run or self.asked.init
         found = self._own_statistics()
         if found is None:
-            return None, f"{source} does not name its mean and deviation"
+            tag = "; a --model with a tag of timm, such as .dino, names them" if self._by_name else ""
+            return None, f"{source} does not name its mean and deviation{tag}"
         if len(found[0]) != channels:
             return None, f"{source} is for images of {len(found[0])} channels, not {channels}"
         of = f"timm's for {self.asked.model['name']}" if self._by_name else "as the weights were trained"

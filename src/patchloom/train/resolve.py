@@ -355,7 +355,7 @@ def _adaptation(settings: Settings, blr: float, why: str) -> list[tuple[str, Any
     if settings.init is None or settings.recipe is not None:
         return [*found, ("blr", blr, why), ("layer_decay", 1.0, ""), ("heads_first", 0.0, "")]
     low = float(f"{_GENTLE * blr:.4g}")
-    first = (_HEADS_FIRST, "decoder, heads and tokens of the task are new: they train alone first")
+    first = (_HEADS_FIRST, "decoder, heads and tokens of the task train alone first")
     return [
         *found,
         ("blr", low, f"a tenth of the rate from scratch, {blr:g}, which changes trained weights too fast"),

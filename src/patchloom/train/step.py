@@ -38,7 +38,7 @@ def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]
 
 def _is_free(name: str, weight: Tensor) -> bool:
     """Return whether a parameter has no weight decay."""
-    return weight.numel() == weight.shape[-1] or name.endswith(_FREE)
+    return weight.ndim == 0 or weight.numel() == weight.shape[-1] or name.endswith(_FREE)
 
 
 def adaptation_groups(task: Task, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:

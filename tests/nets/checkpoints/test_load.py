@@ -86,6 +86,8 @@ def test_a_run_is_a_source(tmp_path, positions):
         assert public_shape(Weights(place)) == {
             "name": "nano",
             "patch_size": 4,
+            "img_size": (16, 32),
+            "channels": 3,
             "positions": positions,
             "options": TINY,
         }

@@ -219,7 +219,12 @@ class Weights:
                 f"{self.source} does not have the statistics of its images: put its {HUB_IMAGES} beside {HUB_CONFIG}"
             )
         about = cast(dict[str, Any], vit.pretrained_cfg)
-        return (tuple(about["mean"]), tuple(about["std"])), f"in timm for {model}"
+        by = f"in timm for {model}"
+        if timm.is_model(model.partition(".")[0]) and _timm_statistics(model) is None:
+            by += (
+                f", whose weights differ in this (a tag, such as in {timm.list_pretrained(f'{model}.*')[-1]}, chooses)"
+            )
+        return (tuple(about["mean"]), tuple(about["std"])), by
 
     @property
     def license(self) -> str:
@@ -237,7 +242,7 @@ class Weights:
     def own_statistics(self, model: str) -> MeanStd | None:
         """Return mean and deviation that normalise their images, without fetching them; None if unknown.
 
-        For bare weights, those of timm's ``model``.
+        For bare weights, those of timm's ``model``; None if weights of that name differ, and it has no tag.
         """
         if self.kind == "timm":
             return _timm_statistics(str(self.source).removeprefix("timm:"))
@@ -350,11 +355,12 @@ def _of_timm(config: Mapping[str, Any], states: list[tuple[str, State]]) -> HubM
         del given["fc_norm"]
     table = next((value for _, state in states for key, value in state.items() if key.endswith(POSITIONS_KEY)), None)
     positions = positions_of({} if table is None else {POSITIONS_KEY: table}, None)
+    names = {name for _, state in states for name in state}
+    pooled = "fc_norm.weight" in names  # the pooling that a name or a configuration implies
+    if pooled:
+        given["fc_norm"] = True
     if isinstance(stock, Eva):
-        given = own_names(given)
-        names = {name for _, state in states for name in state}
-        if "fc_norm.weight" in names:  # the pooling that a name or a configuration implies
-            given |= {"fc_norm": True, "final_norm": "norm.weight" in names}
+        given = own_names(given) | ({"final_norm": "norm.weight" in names} if pooled else {})
         positions = "rotary" if table is None and has_rotations(stock) else positions
     spec = spec_from({"model": name, **sizes, "channels": channels, "positions": positions, "options": given})
     assert spec is not None  # of an encoder
@@ -534,7 +540,7 @@ def load_published(
         found = _of_program(str(source), foreign, vit, target, task)
     else:
         found = _choose(str(source), [(path, timm_names(state)) for path, state in states], target)
-    changes = _fit_norm(vit, found.weights, target)
+    changes = _fit_norm(found.weights, target)
     fitting = {name: _numbers(found, name) for name in target if name in found.weights}
     changes += fit_projection(fitting, target)
     changes += fit_positions(vit, found.source, found.weights, fitting, target, grid)
@@ -555,13 +561,11 @@ def load_published(
     )
 
 
-def _fit_norm(vit: Encoder, weights: State, target: State) -> list[str]:
-    """Take the norm of an Eva's pooled features as the norm of all tokens, in place, if only the source pools."""
-    if (
-        not isinstance(vit, Eva)
-        or "norm.weight" not in target
-        or {"norm.weight", "fc_norm.weight"} - weights.keys() != {"norm.weight"}
-    ):
+def _fit_norm(weights: State, target: State) -> list[str]:
+    """Take the norm of pooled features as the norm of all tokens, in place, if only the source pools before it."""
+    if "norm.weight" not in target or "fc_norm.weight" in target:
+        return []
+    if "norm.weight" in weights or "fc_norm.weight" not in weights:
         return []
     for part in ("weight", "bias"):
         if f"fc_norm.{part}" in weights:
@@ -1053,9 +1057,14 @@ def timm_statistics(model: str) -> str | None:
 
 
 def _timm_statistics(model: str) -> MeanStd | None:
-    if not timm.is_model(model.split(".")[0]) or (about := timm.models.get_pretrained_cfg(model)) is None:
+    """Return the statistics of a timm model; without a tag, those that all weights of that name share."""
+    name, _, tag = model.partition(".")
+    if not timm.is_model(name):
         return None
-    return tuple(about.mean), tuple(about.std)
+    tags = [model] if tag else timm.list_pretrained(f"{name}.*") or [name]
+    configs = [timm.models.get_pretrained_cfg(one) for one in tags]
+    found = {(tuple(one.mean), tuple(one.std)) for one in configs if one is not None}
+    return found.pop() if len(found) == 1 else None
 
 
 def public_shape(weights: Weights, model: str | None = None) -> dict[str, Any] | None:
@@ -1064,7 +1073,9 @@ def public_shape(weights: Weights, model: str | None = None) -> dict[str, Any] |
         return _stock_shape(str(weights.source).removeprefix("timm:"))
     if weights.says_itself:
         spec = read_encoder_card(weights.path).own_spec
-        return {"name": spec.model, "patch_size": spec.patch_size, "positions": spec.positions, "options": spec.options}
+        sizes = {"patch_size": spec.patch_size, "positions": spec.positions}
+        sizes |= {"img_size": spec.img_size, "channels": spec.channels}
+        return {"name": spec.model, "options": spec.options, **sizes}
     named = None if model == "auto" else model
     if named is not None and not timm.is_model(named.split(".")[0]):
         return None
@@ -1075,9 +1086,8 @@ def public_shape(weights: Weights, model: str | None = None) -> dict[str, Any] |
         fixed = foreign is not None and positions_of(foreign.encoder("student"), foreign.program) == "sincos"
         return _stock_shape(named) | ({"positions": "sincos", "read_off": ("positions",)} if fixed else {})
     if weights.hub is not None and (built := weights.hub.spec) is not None:
-        options = dict(built.options)
-        if isinstance(stock_encoder(built.model), Eva):  # pre-training norms all tokens
-            options = {name: value for name, value in options.items() if name not in ("fc_norm", "final_norm")}
+        # pre-training norms all tokens
+        options = {name: value for name, value in built.options.items() if name not in ("fc_norm", "final_norm")}
         found = {"name": built.model, "patch_size": built.patch_size, "options": options}
         return found | {"positions": built.positions, "read_off": ("patch_size", "positions")}
     if shape is None:
