@@ -144,7 +144,7 @@ def test_printed_report(mixed, capsys, caplog, tmp_path, monkeypatch):
     assert cells["copies"] == "3" and cells["one colour"] == "1"
     assert cells["files"] == "PNG RGB (3), PNG L (2), NPY (1), TIFF I;16 (1), BMP RGB (1)"
     assert cells["height x width"] == "10x12 to 50x40, 20x30 at the median; 4 sizes"
-    assert cells["channels"] == "1 (3), 3 (5)" and cells["depth"] == "8 bits (7), deeper (1)"
+    assert cells["channels"] == "1 (3), 3 (5)" and cells["depth"] == "8 bits (7), more than 8 bits (1)"
     assert "7 of 15 images cannot be read:" in printed and "decompression bomb" in printed
     assert f"{root}/a.png = {root}/e.bmp = {root}/g.png; {root}/b.png = {root}/f.png" in printed
     assert f"1 of 15 images are of one colour, so nothing can be learnt from them ({root}/flat.png)." in printed

@@ -283,7 +283,7 @@ def _format_shares(counts: Counter[str]) -> str:
 _TOLD = 10  # unreadable files, and classes, that are listed
 _GROUPS = 3  # examples of anything else
 _FEW = 500  # distinct images; fewer are worth a warning
-_DEPTHS = ("8 bits", "deeper")  # names of an image's depth
+_DEPTHS = ("8 bits", "more than 8 bits")  # names of an image's depth
 _MANY = 0.05  # fraction of the images with a fault from which advice is given
 
 
@@ -386,7 +386,10 @@ class CheckResult(Displayable):
             said.append(sentence[0].upper() + sentence[1:])
         different = round((read - found.repeated) / found.tried * len(found.source))
         if different < _FEW:
-            said.append(f"{different:,} different {self.noun} are few to learn from{found.source.modality.if_few}.")
+            if_few = found.source.modality.if_few
+            if if_few and {1, 3}.issuperset(found.moments):  # the channels that public weights can take as they are
+                if_few += ", and compare with them (patchloom evaluate knn timm:NAME)"
+            said.append(f"{different:,} different {self.noun} are few to learn from{if_few}.")
         if found.repeated > _MANY * read:
             said.append(
                 f"{found.repeated / read:.0%} are copies of others: keep one of each. A run leaves out copies of "

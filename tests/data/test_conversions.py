@@ -74,6 +74,12 @@ def save(path, kind):
         case "pages.tif":
             tifffile.imwrite(path, np.stack([DATA[..., :3]] * 3), photometric="rgb")
             return {"pages"}
+        case "channel pages.tif":  # tifffile's default for a stack
+            tifffile.imwrite(path, np.stack([DATA[..., 0]] * 5), photometric="minisblack")
+            return {"channel pages"}
+        case "channels first.npy":
+            np.save(path, np.stack([DATA[..., 0]] * 5))
+            return {"many channels"}
         case "film.gif" | "film.webp":
             rgb.save(path, save_all=True, append_images=[Image.fromarray(255 - DATA[..., :3])])
             return {"frames"}
@@ -87,7 +93,7 @@ KINDS = """plain.png plain.jpg plain.tif opaque.png alpha.png alpha.tif alpha.we
     film.webp still.gif"""
 
 
-@pytest.mark.parametrize("kind", [*KINDS.split(), "deep marked.tif"])
+@pytest.mark.parametrize("kind", [*KINDS.split(), "deep marked.tif", "channel pages.tif", "channels first.npy"])
 def test_recorded_conversions(tmp_path, kind):
     path = tmp_path / kind
     expected = save(path, kind)

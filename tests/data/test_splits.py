@@ -36,5 +36,5 @@ def test_hold_out(draw, tmp_path):
     small, one = hold_out(shapes.subset([3, 4]), share=0)
     assert len(small) == len(one) == 1 and len(hold_out(shapes.subset([3, 4]), share=1)[0]) == 1
     draw("1.png")
-    with pytest.raises(PatchloomError, match="at least 2 images"):
+    with pytest.raises(PatchloomError, match="at least 2 are needed"):
         hold_out(open_data(tmp_path).train)

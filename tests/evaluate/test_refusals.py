@@ -69,7 +69,8 @@ def test_what_does_not_go_together(
     whole = tiny_encoder.read_bytes()
     (run / "encoder.safetensors").write_bytes(whole)
     assert "has 5 channels where 1 are expected" in failed(capsys, protocol, run, tmp_path / "deep")
-    labels = f"{tmp_path / 'plain'} has no labels: put the images of each class in a separate sub-folder\n"
+    labels = f"{tmp_path / 'plain'} has no labels: put the images of each class in a separate sub-folder, or give a "
+    labels += "table with a column of labels\n"
     assert failed(capsys, protocol, run, tmp_path / "plain").endswith(labels)
     strange = save({"a": torch.zeros(1)})
     others = {"half": whole[: len(whole) // 2], "text": b"not weights", "empty": b"", "strange": strange}

@@ -18,6 +18,9 @@ CONVERSIONS = {
     "doubtful alpha": "have an alpha channel, composited over white, that varies like a picture: if it is a band of "
     "data, write it as no alpha channel (tifffile: extrasamples=['unspecified'], GDAL: ALPHA=NO), or as .npy",
     "bands": "have four bands, read as data",
+    "channel pages": "have several pages, read as channels",
+    "many channels": "have at least as many channels as rows or columns: arrays are read as [h w c], so transpose them "
+    "if the channels come first",
     "colours": "are in CMYK or another colour space, and converted to RGB",
     "palette": "have a palette, and are converted to its colours",
     "turned": "are rotated or mirrored according to EXIF",

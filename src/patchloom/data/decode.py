@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import stat
 import warnings
@@ -50,7 +51,9 @@ def from_array(array: np.ndarray) -> Tensor:
         record_conversion("deep")
         return channels_first(array.astype(np.float32) / np.float32(65535))
     if array.dtype.kind == "f":
-        low, high = float(array.min()), float(array.max())  # NaN anywhere makes both NaN, and so fails the comparison
+        low, high = float(array.min()), float(array.max())  # NaN anywhere makes both NaN
+        if math.isnan(low):
+            raise ValueError("it has values that are NaN, such as missing pixels; replace them")
         if not (low >= 0 and high <= 1):
             raise ValueError(f"its values run from {low:g} to {high:g}; scale floating-point images to [0, 1]")
         return channels_first(array.astype(np.float32))
@@ -255,8 +258,8 @@ def to_channels(image: Tensor, channels: int) -> Tensor:
         luma = torch.einsum("chw,c->hw", image.float(), torch.tensor(_LUMA))[None]
         return luma.round_().to(torch.uint8) if image.dtype == torch.uint8 else luma.clamp_(0, 1)
     raise PatchloomError(
-        f"an image has {have} channels where {channels} are expected: only 1 and 3 can be converted to each other, "
-        f"so remove the others or train only on images of {have} channels"
+        f"an image has {have} channels where {channels} are expected: only 1 and 3 can be converted to each other; "
+        f"leave out --channels, or use an encoder for {have} channels, such as one adapted to them by pretrain --init"
     )
 
 
@@ -368,6 +371,8 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
         channel_pages = len(series.axes) == 3 and series.axes[0] in "CQ"
         if is_collecting() and not channel_pages and len(series.pages) > 1:
             record_conversion("pages")
+        if channel_pages:
+            record_conversion("channel pages")
         inverted = page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and page.bitspersample > 1
         if inverted:
             record_conversion("inverted")
@@ -397,6 +402,9 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
 
 
 def _bands(image: Tensor) -> Tensor:
-    if len(image) == 4:
+    c, h, w = image.shape
+    if c == 4:
         record_conversion("bands")
+    elif c > 4 and c >= min(h, w):
+        record_conversion("many channels")
     return image

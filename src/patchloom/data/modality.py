@@ -42,10 +42,7 @@ class Modality:
     error: str = "pixel error"
     flat: str = "mean colour"
     blank: str = "of one colour"
-    if_few: str = (
-        ": start from public weights of timm (--init timm:NAME), and compare with them (patchloom evaluate knn "
-        "timm:NAME)"
-    )
+    if_few: str = ": start from public weights of timm (--init timm:NAME)"
     resizable: bool = True
     top_down: bool = True
 

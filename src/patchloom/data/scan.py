@@ -155,7 +155,7 @@ def survey(source: Source, max_images: int | None = None, workers: int | None = 
     whole = np.concatenate([*rows, np.empty(0, _ROW)])
     found = Survey(source, whole, moments, dict(kinds.most_common()), tuple(broken), noticed, dict(heads.most_common()))
     if not len(found.rows):
-        first = f"{source.describe(broken[0][0])} {broken[0][1]}" if broken else "it is empty"
+        first = f"{source.describe(broken[0][0])} cannot be read: {broken[0][1]}" if broken else "it is empty"
         raise PatchloomError(f"nothing could be read in {source.name}: {first}")
     return found
 

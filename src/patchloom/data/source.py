@@ -42,7 +42,7 @@ class Source(ABC):
     classes: tuple[str, ...] = ()
     labels: np.ndarray | None = None
     no_labels: str = ""
-    to_label: str = "put the images of each class in a separate sub-folder"
+    to_label: str = "put the images of each class in a separate sub-folder, or give a table with a column of labels"
     groups: np.ndarray | None = None
     in_memory: bool = False
     sound: Sound | None = None

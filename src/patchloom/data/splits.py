@@ -84,7 +84,7 @@ def choose_indices(
     n = len(source)
     if n < 2:
         noun = source.noun.removesuffix("s" if n == 1 else "")
-        raise PatchloomError(f"{source.name} holds {n} {noun}, which cannot be split: add at least 2 {source.noun}")
+        raise PatchloomError(f"{source.name} holds {n} {noun}, which cannot be split: at least 2 are needed")
     labels = np.zeros(n, np.int64) if source.labels is None else source.labels
     contents = source.contents() if exact else None
     if source.groups is not None:

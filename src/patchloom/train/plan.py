@@ -334,8 +334,8 @@ def announce(
         shown = value["name"] if name in ("model", "task") else in_pixels(value) if name.endswith("_size") else value
         shown = f"{shown:.4g}" if isinstance(shown, float) else shown
         say(f"  {name:<{wide}} {shown!s:<12} ({why})")
-    if plan.stats.unreadable:
-        say(f"  {len(plan.stats.unreadable)} of {plan.stats.sampled} sampled files cannot be read, and are skipped")
+    if lost := len(plan.stats.unreadable):
+        say(f"  {lost} of {lost + plan.stats.sampled} sampled files cannot be read, and are skipped")
     for line in sentences:
         say(f"  {line}")
     if world() > 1:

@@ -117,7 +117,9 @@ def test_one_class_folder_and_none_have_different_reasons(tmp_path, draw):
         only_labelled(open_data(tmp_path).train)
     draw("train/3.png")
     draw("test/3.png")
-    with pytest.raises(PatchloomError, match="has no labels: put the images of each class in a separate sub-folder$"):
+    with pytest.raises(
+        PatchloomError, match="has no labels: put the images .*, or give a table with a column of labels$"
+    ):
         only_labelled(open_data(tmp_path).train)
 
 
