@@ -5,6 +5,10 @@ baseline to perfect, for the verdict on a pre-training run. A claim about an eff
 interval over images must exclude zero, and the effect must be large enough to matter. With many images, tiny effects
 pass the first test; with few images, noise passes the second.
 
+If images come in groups that a split keeps together, such as the slides of one patient, other test images would be
+other groups. Then variances are those of the sums of groups, with Student's quantile for their number, but never below
+those of single images: the groups may be too few to show how alike their images are.
+
 Letters: s seeds, n test images.
 """
 
@@ -142,7 +146,9 @@ def leave_open(n: int, images: str) -> str:
     return f"{images} leave open"
 
 
-def effect_of(values: Sequence[float], baseline: Sequence[float], perfect: float) -> Effect:
+def effect_of(
+    values: Sequence[float], baseline: Sequence[float], perfect: float, groups: ArrayLike | None = None
+) -> Effect:
     """Compute the effect of per-image results over a baseline on the same images.
 
     The share is a ratio of two means over images, with the linearised interval of a ratio and Student's quantile. It is
@@ -153,6 +159,7 @@ def effect_of(values: Sequence[float], baseline: Sequence[float], perfect: float
         values: [n] result on each image.
         baseline: [n] result of the baseline.
         perfect: best possible result, such as 0 for an error and 1 for an accuracy.
+        groups: [n] groups of the images; None: no groups.
     """
     n = len(values)
     gains = [value - base for value, base in zip(values, baseline, strict=True)]
@@ -165,10 +172,11 @@ def effect_of(values: Sequence[float], baseline: Sequence[float], perfect: float
     if n < MIN_VERDICT_IMAGES:
         return Effect(share, -math.inf, math.inf, n)
     apart = [one - share * whole for one, whole in zip(gains, ways, strict=True)]
-    reach = student(n - 1) * math.sqrt(sum(one * one for one in apart) * n / (n - 1)) / abs(way)
+    quantile, variance = _over_groups(apart, sum(one * one for one in apart) * n / (n - 1), groups)
+    reach = quantile * math.sqrt(variance) / abs(way)
     if perfect == 1 and (ends := _without_spread(values)):
         low, high = ((end - (perfect - way / n)) / (way / n) for end in ends)
-        return Effect(share, min(share, low), max(share, high), n)
+        return Effect(share, min(share - reach, low), max(share + reach, high), n)
     return Effect(share, share - reach, share + reach, n)
 
 
@@ -327,16 +335,54 @@ def text_of(value: Any) -> str:
     return value
 
 
-def mean_interval(values: Sequence[float], accuracy: bool = False) -> tuple[float, float]:
+def mean_interval(
+    values: Sequence[float], accuracy: bool = False, groups: ArrayLike | None = None
+) -> tuple[float, float]:
     """Compute Student's 95 % interval of a mean over images; infinite for a single image.
 
-    If ``accuracy`` is true and all values are 1, or all are 0, the interval is Wilson's.
+    If ``accuracy`` is true and all values are 1, or all are 0, the interval is Wilson's. The images may be in
+    ``groups`` [n].
     """
-    found = np.asarray(values, dtype=np.float64)
-    if accuracy and len(found) > 1 and (ends := _without_spread(values)):
+    found, n = np.asarray(values, dtype=np.float64), len(values)
+    if accuracy and n > 1 and (ends := _without_spread(values)):
         return ends
-    reach = student(len(found) - 1) * found.std(ddof=1) / math.sqrt(len(found)) if len(found) > 1 else math.inf
+    if n < 2:
+        return -math.inf, math.inf
+    apart = found - found.mean()
+    quantile, variance = _over_groups(apart, float(apart @ apart) * n / (n - 1), groups)
+    reach = quantile * math.sqrt(variance) / n
     return float(found.mean() - reach), float(found.mean() + reach)
+
+
+def accuracy_interval(right: ArrayLike, groups: ArrayLike | None = None) -> tuple[float, float]:
+    """Compute the 95 % interval of an accuracy from its images [n], 1 or 0 each: Wilson's, or wider over ``groups``."""
+    found = np.asarray(right, dtype=np.float64)
+    mean, n = float(found.mean()), len(found)
+    low, high = wilson(mean, n)
+    if groups is None:
+        return low, high
+    apart = found - mean
+    quantile, variance = _over_groups(apart, float(apart @ apart), groups)
+    reach = quantile * math.sqrt(variance) / n
+    return max(0.0, min(low, mean - reach)), min(1.0, max(high, mean + reach))
+
+
+def _over_groups(apart: ArrayLike, variance: float, groups: ArrayLike | None) -> tuple[float, float]:
+    """Return Student's quantile, and the variance of a sum over images or over whole groups, whichever is larger.
+
+    Args:
+        apart: [n] deviations of the terms of the sum from their expectation.
+        variance: of the sum, if the images are independent.
+        groups: [n] groups of the images; None: no groups.
+    """
+    found = np.asarray(apart, dtype=np.float64)
+    if groups is None:
+        return student(len(found) - 1), variance
+    sums = np.bincount(np.unique(np.asarray(groups), return_inverse=True)[1], found)
+    g = len(sums)
+    if g < 2:
+        return math.inf, 1.0  # one group shows nothing about others
+    return student(g - 1), max(variance, float(sums @ sums) * g / (g - 1))
 
 
 def _without_spread(values: Sequence[float]) -> tuple[float, float] | None:
@@ -528,6 +574,7 @@ def difference(
     trained: bool = True,
     n: int | None = None,
     noun: str = "images",
+    groups: ArrayLike | None = None,
 ) -> Difference:
     """Compare two results in [0, 1] on the same test images, with an interval over images and over seeds.
 
@@ -545,6 +592,7 @@ def difference(
         trained: whether the result depends on a random training.
         n: number of test images, if the pseudo-values belong to groups of images.
         noun: "images" or "recordings".
+        groups: [n] groups of the images; None: no groups. Only without ``values``.
     """
     sides = [np.atleast_2d(np.asarray(side, dtype=np.float64)) for side in (one, other)]
     k, seeds = sides[0].shape[1], max(map(len, sides))
@@ -555,12 +603,16 @@ def difference(
         results = [side.mean(1) for side in sides]
         middle = gains.sum() / (k + 2)
         quantile, images = Z, ((gains @ gains + 1) / (k + 2) - middle**2) / (k + 2)
+        if groups is not None:
+            quantile, images = _over_groups(gains - gains.mean(), images * k**2, groups)
+            images /= k**2
     else:
         results = [np.asarray(value, dtype=np.float64) for value in values]
         middle = results[0].mean() - results[1].mean()
         quantile, images = (student(k - 1), gains.var(ddof=1) / k) if k > 1 else (math.inf, math.inf)
-    images = max(0.0, images - sum(map(_flips, sides)))
-    over_images = quantile * math.sqrt(images) if images else 0.0
+    if groups is None and math.isfinite(images):
+        images = max(0.0, images - sum(map(_flips, sides)))
+    over_images = quantile * math.sqrt(images) if images != 0 else 0.0
     over_seeds, freedom = _welch(results)
     reach = math.hypot(over_images, over_seeds)
     value = float(results[0].mean() - results[1].mean())

@@ -138,3 +138,12 @@ def test_images_are_advised_instead_of_many_seeds():
     wide = Difference("", 0.05, -0.1, 0.2, 500, 2, True, over_images=0.06, over_seeds=0.2, freedom=2)
     said = sufficient_budget(wide, 2, 500)
     assert re.fullmatch(r"about [\d,]+ labelled test images and \d+ seeds of each task", said)
+
+
+def test_images_in_few_groups_name_a_winner_less_easily():
+    rng = torch.Generator().manual_seed(0)
+    tasks = {"mae": drawn(0.8, 3, 400, rng), "droppos": drawn(0.6, 3, 400, rng)}
+    controls = {"raw pixels": drawn(0.4, 1, 400, rng)}
+    alone, over = (rank_encoders(tasks, controls, groups=groups) for groups in (None, torch.arange(400) % 2))
+    assert alone.winner == "mae" and not over.winner  # Student's quantile of two groups is 12.7
+    assert all(over.against[name].over_images > 4 * alone.against[name].over_images for name in over.against)

@@ -1,7 +1,9 @@
 """Cached scores of encoders, and when they are computed again."""
 
 import os
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from patchloom.compare.scores import (
     Scores,
     Way,
     caching_extractor,
+    contenders,
     score_encoder,
     subset_features,
     weights_digest,
@@ -164,4 +167,20 @@ def test_a_damaged_file_is_computed_again(tmp_path, damage):
     path.write_text(damage)
     right = torch.tensor([True, False])
     found = scores.load_or_compute(path, "a", lambda: Scores({"linear": right}, {}), Scores.plain, Scores.of)
-    assert found.right["linear"].equal(right)
+    assert found.right["linear"].equal(right) and found.groups is None
+
+
+def test_groups_are_stored(tmp_path):
+    right, groups = torch.tensor([True, False]), torch.tensor([3, 3])
+    for _ in range(2):
+        made = scores.load_or_compute(
+            tmp_path / "one.json", "a", lambda: Scores({"linear": right}, {}, groups), Scores.plain, Scores.of
+        )
+        assert made.groups.equal(groups)
+
+
+def test_controls_without_a_training_are_scored_by_as_many_draws_as_the_tasks():
+    jobs = [SimpleNamespace(finished=True, task="mae", seed=seed, folder=f"mae-{seed}") for seed in range(3)]
+    for draws in (1, 3):
+        found = Counter(one.name for one in contenders(jobs, 3, ["other"], draws))
+        assert found == {"mae": 3, "untrained": 3, "raw pixels": draws, "other": draws}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sweep import teacher_file
 
 from patchloom.data.splits import hold_out
 from patchloom.errors import PatchloomError
@@ -44,7 +46,9 @@ def test_the_test_images_are_whole_groups(films: Path) -> None:
         parts = parts_of(films, EvalSettings(seed=seed, group="^(.*)_"))
         assert not film_of(parts.train) & film_of(parts.test) and len(parts.test) == 24
         assert "a stratified fifth was split off for the test in whole groups" in parts.story
-        named = parts.story.partition("Test groups: ")[2].removesuffix(".").split(", ")
+        named, over = parts.story.partition("Test groups: ")[2].removesuffix(".").split("; ")
+        named = named.split(", ")
+        assert over == "intervals are over groups"
         assert len(named) == 4 and {*named} == film_of(parts.test)
         assert set(parts.test.labels.tolist()) == {0, 1}
         few_of_them = subsample_training(parts, None, 20, seed)[0]
@@ -63,6 +67,23 @@ def test_choices_hold_out_whole_groups(films: Path) -> None:
     values = features.tokens["pixels"]
     choices = [choose_strength(values, features.labels, groups=groups) for groups in (features.groups, None)]
     assert [choice.held_out for choice in choices] == [18, 19]
+
+
+def test_intervals_are_over_the_test_groups(films: Path) -> None:
+    """The nearest films decide the class of all six frames at once, so a film counts about once."""
+    over, alone = (
+        evaluate("knn", teacher_file(), films, device="cpu", group=group).quoted[0] for group in ("^(.*)_", None)
+    )
+    assert over.groups is not None and len(over.groups.unique()) == 4 and alone.groups is None
+    assert over.high - over.low > 1.5 * (alone.high - alone.low)
+
+
+def test_own_test_images_have_groups_too(films: Path, tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        shutil.copytree(films, tmp_path / part)
+    parts = parts_of(tmp_path, EvalSettings(group="^(.*)_"))
+    assert parts.test.groups is not None and len(np.unique(parts.test.groups)) == 20
+    assert "Intervals are over its groups." in parts.story
 
 
 def test_where_groups_leave_no_choice_images_are_held_out_one_by_one() -> None:

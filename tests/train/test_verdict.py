@@ -84,7 +84,7 @@ CASES = {
     ),
     "no gain in classes": (
         signs(measure(0.2), classes=ClassResult(0.2, "raw pixels", 0.3, Level.WORSE, Level.NONE)),
-        *(Verdict.WEAK, "no better than raw pixels (20.0%, raw pixels 30.0%)", "another --task"),
+        *(Verdict.WEAK, "not clearly better than raw pixels (20.0%, raw pixels 30.0%)", "another --task"),
     ),
     "solved, without labels": (signs(accuracy(1.0)), Verdict.HEALTHY, "the task is solved", "make the task harder"),
     "solved, no gain in classes": (
@@ -132,7 +132,7 @@ CASES = {
     ),
     "outputs collapsed, but better by labels": (
         signs(agreement(0.99, 0.95, rank=2), classes=BETTER),
-        *(Verdict.WEAK, "classes better than an untrained encoder's (91.7%, untrained 77.1%)", "--task.momentum"),
+        *(Verdict.WEAK, "the features do separate classes (91.7%, untrained 77.1%)", "--task.momentum"),
     ),
     "features on a line": (
         signs(measure(0.2), features={"features:centred rank": "1.4"}),

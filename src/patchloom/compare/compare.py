@@ -221,7 +221,8 @@ def compare(
         first = next(job for job in jobs if job.finished)
         on = parts(first.folder)
         notes = [*plan.notes, *failed]
-        those = contenders(complete, asked.seeds, others)
+        drawn = on is not None and any(way.few is not None for way in on.ways)
+        those = contenders(complete, asked.seeds, others, asked.seeds if drawn else 1)
         if on is None:
             found = compare_unlabelled(those, opened, first.folder, settings, folder, notes)
         else:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.claims import MIN_VERDICT_IMAGES, Claim, Difference, difference, student, wilson
+from patchloom.claims import MIN_VERDICT_IMAGES, Claim, Difference, accuracy_interval, difference, student
 from patchloom.compare.scores import BESIDE, CONTROL, TASK, UNTRAINED, Contender, LabelledData, Scores, Way
 from patchloom.display import Displayable, TextTable, Verbatim
 from patchloom.errors import listing
@@ -51,7 +51,10 @@ class Ranking:
 
 
 def rank_encoders(
-    tasks: Mapping[str, Tensor], controls: Mapping[str, Tensor], others: Mapping[str, Tensor] | None = None
+    tasks: Mapping[str, Tensor],
+    controls: Mapping[str, Tensor],
+    others: Mapping[str, Tensor] | None = None,
+    groups: Tensor | None = None,
 ) -> Ranking:
     """Rank the tasks, and name the best one the winner if it beats all others.
 
@@ -64,13 +67,14 @@ def rank_encoders(
         tasks: [s n] by name: whether the encoder of each seed classifies each test image correctly.
         controls: the same for the controls, with one or several seeds.
         others: the same for further encoders, which the winner need not beat.
+        groups: [n] groups of the test images; None: no groups.
     """
     everyone = {**controls, **tasks}
     means = {name: right.double().mean().item() for name, right in everyone.items()}
     order = tuple(sorted(tasks, key=lambda name: -means[name]))
     first = tasks[order[0]]
     against = {
-        name: difference(first, right, control=name)
+        name: difference(first, right, control=name, groups=groups)
         for name, right in {**{name: tasks[name] for name in order[1:]}, **controls, **(others or {})}.items()
     }
     level = tuple(name for name in order[1:] if not against[name].ahead)
@@ -193,9 +197,10 @@ def compare_labelled(
     tasks, controls, others = (_grouped(found, kind) for kind in (TASK, CONTROL, BESIDE))
     rows: list[tuple[str | int | float | None, ...]] = []
     standings = {}
+    in_groups = found[0][1].groups  # the same for all encoders, as the test images are
     for way in on.ways:
         of_tasks, of_controls, of_others = (_of_way(part, way) for part in (tasks, controls, others))
-        standings[way.name] = found_way = rank_encoders(of_tasks, of_controls, of_others)
+        standings[way.name] = found_way = rank_encoders(of_tasks, of_controls, of_others, in_groups)
         rows += _rows(way, found_way, of_tasks, of_controls, of_others, found)
     first = on.ways[0]
     main = standings[first.name]
@@ -333,17 +338,18 @@ def _table(
     rows = []
     for names, group in ((order, tasks), ([*controls], controls), ([*others], others)):
         for name in names:
-            cells = [_cell(torch.stack([one.right[way.name] for one in group[name]])) for way in ways]
+            its = group[name]
+            cells = [_cell(torch.stack([one.right[way.name] for one in its]), its[0].groups) for way in ways]
             rows.append((name, *cells))
     ends = frozenset({len(tasks) - 1, len(tasks) + len(controls) - 1})
     return TextTable(("encoder", *(way.name for way in ways)), tuple(rows), names=frozenset({0}), ends=ends)
 
 
-def _cell(right: Tensor) -> str:
+def _cell(right: Tensor, groups: Tensor | None) -> str:
     """Format the mean over seeds (range) and, below, the interval over images."""
     means = right.double().mean(1)
     mean = means.mean().item()
-    low, high = wilson(mean, right.shape[1])
+    low, high = accuracy_interval(right.double().mean(0), groups)
     spread = "" if len(means) == 1 else f" ({100 * means.min():.1f}-{100 * means.max():.1f})"
     return f"{100 * mean:.1f} %{spread}\n[{100 * low:.1f}, {100 * high:.1f}]"
 
@@ -371,7 +377,8 @@ def _rows(
             right = group[name]
             means = right.double().mean(1)
             mean = means.mean().item()
-            numbers = [mean, means.min().item(), means.max().item(), *wilson(mean, right.shape[1])]
+            ends = accuracy_interval(right.double().mean(0), scores[0][1].groups)
+            numbers = [mean, means.min().item(), means.max().item(), *ends]
             apart = found.against.get(name)
             behind = (None,) * 3 if apart is None else (apart.value, apart.low, apart.high)
             rows.append((way.name, name, kind, len(right), *numbers, *behind, about[name]))

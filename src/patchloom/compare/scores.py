@@ -47,10 +47,12 @@ class Scores:
     Attributes:
         right: [n] by name of the way: whether each test image is classified correctly.
         about: by name of the way: details such as k or the number of labels.
+        groups: [n] groups of the test images; None: no groups.
     """
 
     right: dict[str, Tensor]
     about: dict[str, str]
+    groups: Tensor | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON; correctness is stored as bits in base64."""
@@ -58,7 +60,7 @@ class Scores:
             name: [len(right), base64.b64encode(np.packbits(right.numpy()).tobytes()).decode()]
             for name, right in self.right.items()
         }
-        return {"right": bits, "about": self.about}
+        return {"right": bits, "about": self.about, "groups": None if self.groups is None else self.groups.tolist()}
 
     @staticmethod
     def of(values: dict[str, Any]) -> Scores:
@@ -67,7 +69,8 @@ class Scores:
             name: torch.from_numpy(np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8))[:n].astype(bool))
             for name, (n, bits) in values["right"].items()
         }
-        return Scores(right, values["about"])
+        groups = values["groups"]
+        return Scores(right, values["about"], None if groups is None else torch.tensor(groups, dtype=torch.int64))
 
 
 def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str]]:
@@ -90,7 +93,7 @@ def score_encoder(
     extractor: FeatureExtractor, ways: Sequence[Way], parts: Parts, settings: EvalSettings, seed: int
 ) -> Scores:
     """Score one encoder in several ways."""
-    right, about = {}, {}
+    right, about, groups = {}, {}, None
     once = caching_extractor(extractor, parts.train)
     for way in ways:
         its = parts
@@ -100,9 +103,9 @@ def score_encoder(
         rows, train, _ = evaluate_extractor(once, [way.protocol], its, settings)
         row = way.protocol.quoted(rows[way.protocol.name])
         assert row.right is not None
-        right[way.name], k = row.right, row.settings.get("k")
+        right[way.name], groups, k = row.right, row.groups, row.settings.get("k")
         about[way.name] = f"k = {k}" if k else f"{len(train.labels):,} labels, {row.pooling}"
-    return Scores(right, about)
+    return Scores(right, about, groups)
 
 
 def caching_extractor(extractor: FeatureExtractor, train: Source) -> FeatureExtractor:
@@ -245,20 +248,23 @@ def labelled_parts(
     return LabelledData(parts, ways, notes)
 
 
-def contenders(jobs: Sequence[Job], seeds: int, beside: Sequence[str]) -> list[Contender]:
-    """Return all encoders to score: those of complete tasks, untrained twins, raw pixels, and further ones."""
+def contenders(jobs: Sequence[Job], seeds: int, beside: Sequence[str], draws: int = 1) -> list[Contender]:
+    """Return all encoders to score: those of complete tasks, untrained twins, raw pixels, and further ones.
+
+    The last two have no training of their own, and are scored by ``draws`` draws of few labels.
+    """
     ended = [job for job in jobs if job.finished]
     tasks = [Contender(job.task, job.seed, TASK, str(job.folder)) for job in ended]
     twins = [Contender(UNTRAINED, seed, CONTROL, tasks[0].place) for seed in range(seeds)]
-    pixels = Contender(PIXELS, 0, CONTROL, tasks[0].place)
-    return [*tasks, *twins, pixels, *(Contender(one, 0, BESIDE, one) for one in beside)]
+    pixels = [Contender(PIXELS, seed, CONTROL, tasks[0].place) for seed in range(draws)]
+    return [*tasks, *twins, *pixels, *(Contender(one, seed, BESIDE, one) for one in beside for seed in range(draws))]
 
 
 def all_scores(
     those: Sequence[Contender], on: LabelledData, settings: EvalSettings, out: Path
 ) -> Iterator[tuple[Contender, Scores]]:
     """Yield the scores of each encoder, from ``out/scores`` if they are stored there."""
-    about = [way.name for way in on.ways]
+    about = [*(way.name for way in on.ways), *["groups"] * (on.parts.test.groups is not None)]
     for number, one in enumerate(those):
         key = measurement_key(one.place, [one.name, str(one.seed), *about], [on.parts.train, on.parts.test])
         make = partial(_score, one, on, settings)

@@ -210,13 +210,16 @@ def with_groups(data: Data, group: str) -> Data:
     if alone:
         of = f"of {len(names):,} {train.noun}"
         notes.append(f"--group {group}: {alone:,} {of} are in no group, and count as a group each")
-    if data.test is not None and data.test.place(0) is not None:
-        if both := np.intersect1d(group_names(data.test, group), found).tolist():
+    test = data.test
+    if test is not None and test.place(0) is not None:
+        test, of_test = copy(test), group_names(test, group)
+        test.groups = _numbered(of_test)
+        if both := np.intersect1d(of_test, found).tolist():
             notes.append(
                 f"--group {group}: the data has {train.noun} of {len(both):,} of its groups in training and in test "
                 f"({_some(both)}), so scores say less about new {train.noun}"
             )
-    return replace(data, train=train, notes=(*data.notes, *notes))
+    return replace(data, train=train, test=test, notes=(*data.notes, *notes))
 
 
 def without_groups(source: Source) -> Source:

@@ -105,7 +105,8 @@ class SegmentTraining(DenseTraining[Tensor]):
         found, _ = confusion_per_image(
             self.tested, images, self.card, self.settings, self.recipe.resized, half=self.half
         )
-        return mean_iou(found.sum(0)).item()
+        iou = mean_iou(found.sum(0)).item()
+        return 0.0 if math.isnan(iou) else iou  # nan: no pixel counts
 
 
 def pixel_loss(logits: Tensor, truth: Tensor) -> Tensor:

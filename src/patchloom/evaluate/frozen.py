@@ -303,7 +303,7 @@ def evaluate_extractor(
     rows: dict[str, list[Row]] = {}
     for title, of_pooling in scores.items():
         rows[title] = [
-            Row.of_images(name, pooled, title, row_settings, correct)
+            Row.of_images(name, pooled, title, row_settings, correct, test.groups)
             for pooled, score in track_progress(of_pooling.items(), len(of_pooling), f"{name}: {title}")
             for row_settings, correct in score(test)
         ]
@@ -376,7 +376,7 @@ def frozen_report(
     used = f" {protocol.gallery}: {len(train.labels):,} training {parts.train.noun}" if protocol.gallery else ""
     used += f"; test: {parts.origin}" if used and parts.origin else ""
     return Report(
-        rows=[*sum(rows, []), majority(protocol.name, train.labels, test.labels)],
+        rows=[*sum(rows, []), majority(protocol.name, train.labels, test.labels, test.groups)],
         protocol=f"{protocol.sentence(train, test)} {around}",
         headline=f"{headline} on {n_test:,} test {parts.test.noun}.{used}{'.' if used else ''}",
         quoted=tuple(map(protocol.quoted, rows)),
@@ -408,6 +408,6 @@ def circumstances(
     return " ".join([*said, *note_unreadable(train.unreadable + test.unreadable, parts.train.noun)])
 
 
-def majority(protocol: str, train: Tensor, test: Tensor) -> Row:
+def majority(protocol: str, train: Tensor, test: Tensor, groups: Tensor | None) -> Row:
     """Return the row of a classifier that predicts the most frequent label of ``train`` [n], on ``test`` [m]."""
-    return Row.of_images(MAJORITY, "-", protocol, {}, test == train.bincount().argmax())
+    return Row.of_images(MAJORITY, "-", protocol, {}, test == train.bincount().argmax(), groups)

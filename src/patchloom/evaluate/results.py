@@ -17,7 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.claims import START, Difference, Z, difference, difference_over_splits, is_wide, wilson
+from patchloom.claims import (
+    START,
+    Difference,
+    accuracy_interval,
+    difference,
+    difference_over_splits,
+    is_wide,
+    mean_interval,
+    wilson,
+)
 from patchloom.display import Displayable, TextTable, Verbatim
 from patchloom.errors import PatchloomError
 from patchloom.system.files import write_whole
@@ -142,6 +151,7 @@ class Row:
         right: [n] whether each test image was classified correctly, for comparisons of rows; None if unknown.
         pseudo: [n] jackknife pseudo-values of test images or groups of them, for a value that is not a mean over
             images; else None.
+        groups: [n] groups of the test images that ``right`` has, such as patients; None: no groups.
     """
 
     encoder: str
@@ -154,6 +164,7 @@ class Row:
     unit: str = "%"
     right: Tensor | None = field(default=None, compare=False, repr=False)
     pseudo: Tensor | None = field(default=None, compare=False, repr=False)
+    groups: Tensor | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def of(encoder: str, pooling: str, protocol: str, settings: dict[str, Any], value: float, n: int) -> Row:
@@ -161,21 +172,27 @@ class Row:
         return Row(encoder, pooling, protocol, settings, value, *wilson(value, n))
 
     @staticmethod
-    def of_images(encoder: str, pooling: str, protocol: str, settings: dict[str, Any], right: Tensor) -> Row:
-        """Create a row of accuracy from the correctness ``right`` [n] of test images, with Wilson's interval."""
-        row = Row.of(encoder, pooling, protocol, settings, right.double().mean().item(), len(right))
-        return replace(row, right=right.cpu())
+    def of_images(
+        encoder: str,
+        pooling: str,
+        protocol: str,
+        settings: dict[str, Any],
+        right: Tensor,
+        groups: Tensor | None = None,
+    ) -> Row:
+        """Create a row of accuracy from the correctness ``right`` [n] of test images, perhaps in ``groups`` [n]."""
+        right = right.cpu()
+        value, ends = right.double().mean().item(), accuracy_interval(right.numpy(), groups)
+        return Row(encoder, pooling, protocol, settings, value, *ends, right=right, groups=groups)
 
     @staticmethod
     def of_means(
         encoder: str, protocol: str, settings: dict[str, Any], values: Sequence[float], unit: str = "%"
     ) -> Row:
-        """Create a row of a mean over images (``values`` [n]; patches are dependent) with a normal interval."""
-        n = len(values)
-        mean = sum(values) / n
-        spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1)) if n > 1 else math.inf
-        reach, top = Z * spread / math.sqrt(n), 1.0 if unit == "%" else math.inf
-        return Row(encoder, "-", protocol, settings, mean, max(0.0, mean - reach), min(top, mean + reach), unit)
+        """Create a row of a mean over images (``values`` [n]; patches are dependent) with Student's interval."""
+        low, high = mean_interval(values)
+        top = 1.0 if unit == "%" else math.inf
+        return Row(encoder, "-", protocol, settings, sum(values) / len(values), max(0.0, low), min(top, high), unit)
 
     @staticmethod
     def exact(encoder: str, protocol: str, settings: dict[str, Any], value: float, unit: str = "%") -> Row:
@@ -218,10 +235,10 @@ def compare_rows(
     if any(one is None for one in (*own, *other)) or len({len(one) for one in (*own, *other) if one is not None}) > 1:
         return Difference(control, value, -1.0, 1.0, 0, len(ours), trained, noun=noun)
     one, two = (torch.stack([one for one in side if one is not None]).double().numpy() for side in (own, other))
-    values = [row.value for row in ours], [row.value for row in theirs]
-    return difference(
-        one, two, values if ours[0].pseudo is not None else None, n=n, control=control, trained=trained, noun=noun
-    )
+    about: dict[str, Any] = {"n": n, "control": control, "trained": trained, "noun": noun}
+    if ours[0].pseudo is not None:
+        return difference(one, two, ([row.value for row in ours], [row.value for row in theirs]), **about)
+    return difference(one, two, groups=ours[0].groups, **about)
 
 
 def _mean(rows: Sequence[Row]) -> float:

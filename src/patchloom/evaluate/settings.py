@@ -247,6 +247,7 @@ def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str, run: 
     if own is not None:
         train, test = whole, only_labelled(own) if labels else own
         story = f"The data brings its own test {train.noun}."
+        story += "" if test.groups is None else " Intervals are over its groups."
         story += "" if run is None else seen_in_pretraining(run, test)
     else:
         train, test = split_for_test(whole, seed=settings.seed)
@@ -258,7 +259,7 @@ def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str, run: 
             f"(seed {settings.seed}): {describe_seen(run, test, labels)}."
         )
         if settings.group is not None:
-            story += f" Test groups: {some_groups(test, settings.group)}."
+            story += f" Test groups: {some_groups(test, settings.group)}; intervals are over groups."
         if copies := len(whole) - len(train) - len(test):
             story += f" {copies:,} exact copies of test {noun} were left out of training."
     origin = f"a fifth split off (seed {settings.seed})" if own is None else OWN_TEST

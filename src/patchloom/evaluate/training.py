@@ -33,6 +33,7 @@ from patchloom.evaluate.features import (
     Precision,
     count_classes,
     digest_tensors,
+    groups_of,
     labels_of,
     runs_in_bfloat16,
     trains_in_bfloat16,
@@ -133,11 +134,13 @@ class ClassPredictions:
         logits: [n c] float32, on the CPU.
         labels: [n] int64.
         unreadable: names of the images that could not be read.
+        groups: [n] groups of the images, as in `ImageFeatures`.
     """
 
     logits: Tensor
     labels: Tensor
     unreadable: list[str]
+    groups: Tensor | None = None
 
     @property
     def right(self) -> Tensor:
@@ -160,7 +163,7 @@ def predict_classes(
     """Predict the class of every image of ``source``, centre-cropped."""
     what = name and f"  {name}: predictions for {source.name}"
     logits, indices, unreadable = predictions(model, source, card.mean, card.std, settings, precision, what)
-    return ClassPredictions(logits, labels_of(source, indices), unreadable)
+    return ClassPredictions(logits, labels_of(source, indices), unreadable, groups_of(source, indices))
 
 
 @torch.inference_mode()
@@ -732,8 +735,9 @@ def train_and_predict(
     rows, found = [], []
     for candidate, model, row_settings in fitted:
         card = candidate.card or plan.card
-        found.append(predict_classes(model, parts.test, card, plan.settings, plan.precision, candidate.name))
-        rows.append(Row.of_images(candidate.name, model.pooling, protocol, row_settings, found[-1].right))
+        its = predict_classes(model, parts.test, card, plan.settings, plan.precision, candidate.name)
+        rows.append(Row.of_images(candidate.name, model.pooling, protocol, row_settings, its.right, its.groups))
+        found.append(its)
         model.cpu()
     return rows, found
 
@@ -749,7 +753,7 @@ def training_report(
 ) -> Report:
     """Return a report that quotes every row, with the majority class as a control."""
     n = len(found.labels)
-    chance = majority(protocol, labels_of(parts.train), found.labels)
+    chance = majority(protocol, labels_of(parts.train), found.labels, found.groups)
     said = [*said, parts.story, *note_unreadable(found.unreadable, f"test {parts.test.noun}")]
     controls = [row.as_control() for row in (*rows[1:], chance)]
     first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"

@@ -47,6 +47,7 @@ class Measure:
         form: format specification of a result, as for `format`.
         details: by name, [b] further results on the same scale.
         outputs: [b d] the targets, such as a teacher's outputs, if the task could collapse, else None.
+        groups: [b] groups of the images, over which the intervals are; None: no groups.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Measure:
     form: str = ".1%"
     details: dict[str, Tensor] = field(default_factory=dict)
     outputs: Tensor | None = None
+    groups: Tensor | None = None
 
     @classmethod
     def joined(cls, parts: Sequence[Measure]) -> Measure:
@@ -128,7 +130,8 @@ class Measure:
         Computed image by image, because the difficulty of an image affects both.
         """
         base = self.baselines[baseline or self.baseline_to_beat()]
-        return effect_of(self.values.tolist(), base.tolist(), 1.0 if self.higher_is_better else 0.0)
+        perfect = 1.0 if self.higher_is_better else 0.0
+        return effect_of(self.values.tolist(), base.tolist(), perfect, self.groups)
 
     @cached_property
     def result(self) -> MeasureResult:
@@ -136,7 +139,7 @@ class Measure:
         return MeasureResult(
             self.name,
             self.value,
-            *mean_interval(self.values.tolist(), accuracy=self.higher_is_better),
+            *mean_interval(self.values.tolist(), accuracy=self.higher_is_better, groups=self.groups),
             self.means(),
             {name: self.effect(name) for name in self.baselines},
             self.baseline_to_beat(),

@@ -196,7 +196,7 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
                 f"the outputs for whole {health.noun} are nearly the same for all of them ({found}), so predicting "
                 "them means little"
             )
-            better = "yet by kNN the features separate classes better than an untrained encoder's"
+            better = "yet by kNN the features do separate classes"
             return f"{said}; {better} ({_by_knn(health)})" if "knn" in f else said
         case Rule.FEW_IMAGES:
             way = f", {measure.effect.text()} of the way to perfect" if math.isfinite(measure.effect.low) else ""
@@ -218,7 +218,8 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
         case Rule.FEW_IMAGES_SINCE_HALFWAY:
             return f"{beside}; {leave_open(measure.n, held_out)} whether it improved in the second half of the run"
         case Rule.STANDS_STILL:
-            return f"{beside}, after {f['updates']:,.0f} updates, and no nearer to perfect than halfway through the run"
+            updates = f"{f['updates']:,.0f} updates"
+            return f"{beside}, after {updates}, and hardly nearer to perfect than halfway through the run"
         case Rule.AGREES_WITH_ALL:
             return f"{beside}: the outputs for whole {health.noun} are so similar that agreement with them means little"
         case Rule.FEW_IMAGES_FOR_SIZE:
@@ -229,12 +230,13 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
             but = ""
             if "knn" in f:
                 but = (
-                    f", but by kNN its features separate classes no better than {_control(health)} ({_by_knn(health)})"
+                    f", but by kNN its features separate classes not clearly better than {_control(health)} "
+                    f"({_by_knn(health)})"
                 )
             return f"{beside}: the task is solved, and more training adds little{but}"
         case Rule.NO_GAIN_IN_CLASSES:
             return (
-                f"{beside}; but by kNN its features separate classes no better than {_control(health)} "
+                f"{beside}; but by kNN its features separate classes not clearly better than {_control(health)} "
                 f"({_by_knn(health)})"
             )
         case Rule.HEALTHY if "labelled" in f:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +18,15 @@ from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize
 from patchloom.display import StatusMessage
-from patchloom.evaluate.features import ImageFeatures, count_classes, extract, has_labels, known_labels, pixel_features
+from patchloom.evaluate.features import (
+    ImageFeatures,
+    count_classes,
+    extract,
+    groups_of,
+    has_labels,
+    known_labels,
+    pixel_features,
+)
 from patchloom.evaluate.protocols.knn import knn_accuracies
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_size
@@ -182,7 +191,7 @@ class Validation:
     def _measure(self, device: torch.device) -> Measure:
         """Return the task's measure on all held-out images."""
         generator = torch.Generator().manual_seed(self.seed)
-        found = []
+        found, indices = [], []
         h, w = self.task.augment.size  # larger than the encoder's input if the task shows it a part of the image
         reading = self.batch_size, self.workers, self.card.own_spec.channels, device
         batches = plain_batches(self.held_out, (h, w), *reading, native=cuts_natively(self.task.augment))
@@ -190,7 +199,8 @@ class Validation:
             self.unreadable.update(batch.unreadable)
             images = normalize(batch.views[0], self.card.mean, self.card.std)
             found.append(self.task.measure(images, generator))
-        return Measure.joined(found)
+            indices.append(batch.indices)
+        return replace(Measure.joined(found), groups=groups_of(self.held_out, torch.cat(indices)))
 
     def _knn(self, features_of: Callable[[Source], ImageFeatures], poolings: Collection[str]) -> dict[str, float]:
         """Return the kNN accuracy on held-out images for each pooling of their features."""

@@ -238,7 +238,7 @@ class VerdictInputs(NamedTuple):
         first = self.results.get(before, ())
         if not first or len(first) != len(after):
             return None
-        return effect_of(after, first, 1.0 if self.measure.higher_is_better else 0.0)
+        return effect_of(after, first, 1.0 if self.measure.higher_is_better else 0.0, self.measure.groups)
 
     def separates_classes(self) -> bool:
         """Return whether kNN is better than the best control or an untrained encoder."""
@@ -255,12 +255,14 @@ def logged_class_result(
     rows: Sequence[Mapping[str, str]], images: int, modality: Modality = IMAGES
 ) -> ClassResult | None:
     """Return the last kNN result of a run from its rows; None without labels."""
-    names = {"knn": "knn", "knn:untrained": UNTRAINED, "knn:raw pixels": modality.raw}
+    names = {"knn": "knn", "knn:untrained": UNTRAINED, "knn:raw pixels": modality.raw, f"knn:{START}": START}
     found = {called: row[name] for row in rows for name, called in names.items() if row.get(name)}
-    if len(found) < len(names) or not images:
+    if len(found.keys() - {START}) < len(names) - 1 or not images:
         return None
-    trained, *controls = (Row.of(name, "mean", "knn", {}, float(value), images) for name, value in found.items())
-    return _classes(trained, sorted(controls, key=lambda row: -row.value), images)
+    knn = {name: Row.of(name, "mean", "knn", {}, float(value), images) for name, value in found.items()}
+    trained, start = knn.pop("knn"), knn.pop(START, None)
+    # the start first, as in `best_control_first`
+    return _classes(trained, [*filter(None, [start]), *sorted(knn.values(), key=lambda row: -row.value)], images)
 
 
 def _classes(trained: Row, controls: Sequence[Row], images: int) -> ClassResult:

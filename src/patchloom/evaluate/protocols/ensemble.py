@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -68,9 +68,9 @@ def ensemble(
     mean, agreement = average(said), agreement_of(said)
     pooling = "-"
     row_settings = {"members": len(members), "agreement": agreement}
-    rows = [Row.of_images(_ENSEMBLE, pooling, "ensemble", row_settings, mean.right)]
+    rows = [Row.of_images(_ENSEMBLE, pooling, "ensemble", row_settings, mean.right, mean.groups)]
     for member, found in zip(members, said, strict=True):
-        rows.append(Row.of_images(member.name, member.model.pooling, "ensemble", {}, found.right))
+        rows.append(Row.of_images(member.name, member.model.pooling, "ensemble", {}, found.right, found.groups))
     done = (
         f"Ensemble: the mean of the softmax outputs of {len(members)} fine-tuned classifiers; nothing was trained or "
         f"chosen. Two of them predict the same class for {agreement:.1%} of the test {parts.test.noun}"
@@ -87,7 +87,7 @@ def _with_sound(test: Source, member: Member) -> Source:
 def average(said: Sequence[ClassPredictions]) -> ClassPredictions:
     """Average predictions: the logits are the logarithms of the mean softmax outputs."""
     mean = torch.stack([found.logits.double().softmax(1) for found in said]).mean(0)
-    return ClassPredictions(mean.log(), said[0].labels, said[0].unreadable)
+    return replace(said[0], logits=mean.log())
 
 
 def agreement_of(said: Sequence[ClassPredictions]) -> float:

@@ -171,7 +171,7 @@ def _raw_features(
 
     def row() -> Row:
         test = features_of(parts.test)
-        return Row.of_images(name, "-", _NAME, about, probe.right(test.pooled("pixels"), test.labels))
+        return Row.of_images(name, "-", _NAME, about, probe.right(test.pooled("pixels"), test.labels), test.groups)
 
     return row
 

@@ -129,7 +129,10 @@ def knn_with(ks: Sequence[int], gallery: float = 1.0) -> FrozenProtocol:
     Rows name the fraction of the training images that is searched if it is below 1.
     """
     fit, sentence = partial(_fit, ks=ks, gallery=gallery), partial(_sentence, ks=ks)
-    return FrozenProtocol("knn", fit, _quoted, _title, sentence, across="k", gallery="Gallery", held_out=_held_out)
+    drawn = gallery < 1  # one draw of the training images is as random as one training
+    return FrozenProtocol(
+        "knn", fit, _quoted, _title, sentence, drawn=drawn, across="k", gallery="Gallery", held_out=_held_out
+    )
 
 
 def _fit(

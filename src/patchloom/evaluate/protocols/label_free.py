@@ -84,7 +84,7 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
         headline=_headline(measure, quoted, f"{ours.n:,} test {source.noun}"),
         quoted=quoted,
         data=parts.test.name,
-        fingerprint=parts.test.fingerprint(),
+        fingerprint=source.fingerprint(),
         seed=settings.seed,
         n_test=ours.n,
         noun=source.noun,

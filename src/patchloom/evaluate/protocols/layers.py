@@ -50,12 +50,12 @@ def layers(
         for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
             right = _vote(values, train.labels, queries, test.labels, k, settings)
             about = {"k": k, "temperature": TEMPERATURE, **about}
-            found.append(Row.of_images(name, pooling, "layers", about, right))
+            found.append(Row.of_images(name, pooling, "layers", about, right, test.groups))
         groups.append(found)
         cached += [name] * (train.cached or test.cached)
     ours, *starts, twins, (pixels,) = groups
     n_test = len(test.labels)
-    guessed = majority("layers", train.labels, test.labels)
+    guessed = majority("layers", train.labels, test.labels, test.groups)
     named = ours[-1], _best(ours), twins[-1], _best(twins), pixels
     quoted = (*named, *(its[-1] for its in starts))
     pairs = (*((0, i) for i in range(len(named), len(quoted))), (0, 2))  # in the last layer: start, untrained

@@ -69,13 +69,13 @@ def order(
         for probe, right in probes.items():
             for given, test in tests.items():
                 row_settings = {"probe": probe, "test_images": given}
-                rows.append(Row.of_images(name, pooled, "order", row_settings, right(test)))
+                rows.append(Row.of_images(name, pooled, "order", row_settings, right(test), test.groups))
         cached += [name] * any(features.cached for features in (train, *tests.values()))
     test = tests[AS_THEY_ARE]
     n_test = len(test.labels)
     quoted = tuple(row for row in rows if row.settings["probe"] == _LINEAR_PROBE)
     report = Report(
-        rows=[*rows, majority("order", train.labels, test.labels)],
+        rows=[*rows, majority("order", train.labels, test.labels, test.groups)],
         protocol=_sentences(vit, len(train.labels), n_test, k, train.noun)
         + circumstances(parts, train, test, size, cached),
         headline=_headline(quoted, f"{n_test:,} test {train.noun}"),
@@ -150,7 +150,7 @@ def _probes(
 ) -> dict[str, Callable[[ImageFeatures], Tensor]]:
     """Return probes fitted to training features, by name: functions from test features to correctness."""
     features, labels = train.pooled(pooled), train.labels
-    probe, _ = linear_probe(features, labels, seed=settings.seed, device=settings.torch_device)
+    probe, _ = linear_probe(features, labels, seed=settings.seed, device=settings.torch_device, groups=train.groups)
     return {
         _LINEAR_PROBE: lambda test: probe.right(test.pooled(pooled), test.labels),
         f"kNN, k = {k}": lambda test: knn_right(features, labels, test.pooled(pooled), test.labels, (k,))[k],

@@ -80,8 +80,10 @@ def position_sensitivity(
         raise PatchloomError(f"--steps must be 1 or more, not {steps}")
     vit, card = load_encoder(run, settings.model)
     encoders = {card.name: (vit, card)}
+    tuned_for = ""  # fingerprint of the test images of the classifier
     if finetuned is not None:
-        encoders[_FINETUNED] = _load_finetuned(finetuned)
+        tuned, of_tuned, tuned_for = _load_finetuned(finetuned)
+        encoders[_FINETUNED] = tuned, of_tuned
     for name, (one, _) in encoders.items():
         if not has_positions(one):
             raise PatchloomError(
@@ -94,6 +96,9 @@ def position_sensitivity(
         encoders[START] = start
     encoders[UNTRAINED] = untrained_twin(card, seed=settings.seed)[0], card
     parts, grid = parts_of(data, settings, labels=False, card=card, run=run), grid_size(vit)
+    story = parts.story
+    if tuned_for and tuned_for != parts.test.fingerprint():
+        story += f" {finetuned} was fine-tuned with another split, perhaps on some of the test {parts.test.noun}."
     unreadable: dict[str, None] = {}
     cells = {}
     for name, encoder in encoders.items():
@@ -108,7 +113,7 @@ def position_sensitivity(
     return Report(
         rows=rows,
         protocol=" ".join(
-            [done, describe_measures(parts.test.noun), parts.story, *note_unreadable(list(unreadable), parts.test.noun)]
+            [done, describe_measures(parts.test.noun), story, *note_unreadable(list(unreadable), parts.test.noun)]
         ),
         headline=f"Position sensitivity: {ours.text()} against {against} on {n_test:,} test {parts.test.noun}.",
         quoted=quoted,
@@ -144,13 +149,13 @@ def _sentences(
     )
 
 
-def _load_finetuned(path: str | Path) -> tuple[Encoder, EncoderCard]:
-    """Load the encoder from the file of a classifier or of an encoder."""
+def _load_finetuned(path: str | Path) -> tuple[Encoder, EncoderCard, str]:
+    """Load the encoder from the file of a classifier, with the fingerprint of its test images, or of an encoder."""
     try:
         model, card = load_classifier(path)
     except PatchloomError:
-        return load_encoder(path)
-    return model.encoder, card.encoder
+        return *load_encoder(path), ""
+    return model.encoder, card.encoder, card.test
 
 
 class PositionProbe(nn.Module):
