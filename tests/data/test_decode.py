@@ -98,6 +98,21 @@ def test_float_tiff(tmp_path):
             read_image(tmp_path / "b.tif")
 
 
+def test_signed_tiffs_are_refused(tmp_path):
+    for dtype in (np.int8, np.int16):
+        tifffile.imwrite(tmp_path / "a.tif", np.array([[-5, 5]], dtype))
+        with pytest.raises(Unreadable, match=r"a\.tif.*signed values are not supported"):
+            read_image(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("photometric", ["minisblack", "miniswhite"])
+def test_a_tiff_of_12_bits_has_their_whole_range(tmp_path, photometric):
+    array = np.array([[0, 2048, 4095]], np.uint16)
+    tifffile.imwrite(tmp_path / "a.tif", array, bitspersample=12, photometric=photometric)
+    expected = array / 4095 if photometric == "minisblack" else 1 - array / 4095
+    np.testing.assert_allclose(read_image(tmp_path / "a.tif")[0].numpy(), expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("compression", ["lzw", "zlib"])
 def test_compressed_16_bit_tiff(tmp_path, compression):
     tifffile.imwrite(tmp_path / "a.tif", DEEP, compression=compression, predictor=True)

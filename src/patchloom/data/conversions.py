@@ -25,7 +25,7 @@ CONVERSIONS = {
     "palette": "have a palette, and are converted to its colours",
     "turned": "are rotated or mirrored according to EXIF",
     "deep": "have more than 8 bits: 16-bit values are divided by 65,535",
-    "bits": "are DICOM: stored values are divided by the largest that their bits can hold",
+    "bits": "are DICOM, or TIFF of 9 to 15 bits: values are divided by the largest that their bits can hold",
     "CT": "are CT: -1,024 to 3,071 Hounsfield units become 0 to 1",
     "inverted": "are stored with white as 0, and inverted",
     "frames": "have several frames: only the first is read",

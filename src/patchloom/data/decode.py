@@ -376,6 +376,8 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
         inverted = page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and page.bitspersample > 1
         if inverted:
             record_conversion("inverted")
+        if page.sampleformat == tifffile.SAMPLEFORMAT.INT:
+            raise ValueError("signed values are not supported; save them as uint8, uint16 or floats in [0, 1]")
         if page.bitspersample <= 8 and plain and not channel_pages:
             # PIL knows palettes, CMYK and transparency. It gets an open file, since from a path it would map the pixels
             # into memory and, as of Pillow 13, scramble those of a file whose orientation tag swaps its sides.
@@ -386,8 +388,12 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
             array = np.moveaxis(array, 0, -1)
         if array.ndim not in (2, 3):
             raise ValueError(f"axes {series.axes} are not an image; save it as [h w] or [h w c]")
+        top = 2**page.bitspersample - 1
         if inverted and array.dtype.kind == "u":
-            array = np.iinfo(array.dtype).max - array
+            array = top - array
+        if array.dtype == np.uint16 and page.bitspersample < 16:  # its full range, as of DICOM
+            record_conversion("bits")
+            array = array / np.float32(top)
         orientation = int(page.tags.valueof(_ORIENTATION, 1))
         if orientation in range(2, 9):
             record_conversion("turned")

@@ -80,7 +80,8 @@ def batches_of(
 ) -> Prefetcher:
     """Return the prefetched batches of this process on ``device``, from step ``first`` to the end.
 
-    The images of a batch depend on the seed and the step only, not on the number of processes.
+    The images of a batch depend on the seed and the step only, not on the number of processes, unless some cannot be
+    read: each process replaces its own.
     """
     even = partial(equalize_batches, settings=settings, each=each)
     shape = settings.workers, settings.channels
@@ -384,8 +385,8 @@ def train(
     """Train to the last step, to early stopping (``--patience``), or to an interrupt, which saves a checkpoint.
 
     One loop for every task, device, precision and number of processes. Batch, random draws and learning rate of a step
-    are functions of the seed and the step. So a resumed run equals one that was never interrupted, and batches and
-    draws do not depend on the number of processes.
+    are functions of the seed and the step. So a resumed run equals one that was never interrupted, and batches of
+    readable images and draws do not depend on the number of processes.
 
     Returns:
         Whether training ended (not interrupted), the last measure of this start, and the training state.

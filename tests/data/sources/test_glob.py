@@ -45,6 +45,13 @@ def test_a_pattern_is_like_a_list_of_its_files(folder, pattern, files):
     assert paths_of(str(folder / pattern)) == files and data.train.name == pattern
 
 
+def test_folders_that_links_reach_again_are_read_once(folder):
+    (folder / "p" / "a" / "up").symlink_to(folder / "p")
+    (folder / "again").symlink_to(folder / "q")
+    assert paths_of("p/**/*.png") == ["p/1.png", "p/a/2.png"]
+    assert len(paths_of("{q,again}/frames_*.png")) == 2
+
+
 def test_notes_on_files_that_are_left_out(folder):
     data = open_data("p/*")
     assert paths_of("p/*") == ["p/1.png"]

@@ -113,6 +113,12 @@ def test_words_are_labels_and_some_images_have_none():
     assert data.classes == ("ant", "cat") and data.labels.tolist() == [1, 0, -1, 1]
 
 
+@pytest.mark.parametrize("labels", [(True, False), (1.0, 0.0), (np.float64(1), np.bool_(False))])
+def test_whole_numbers_of_other_types_are_labels(labels):
+    data = open_data([(pixels, label) for pixels, label in zip(PIXELS, labels, strict=False)]).train
+    assert data.labels.tolist() == [1, 0]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Files of two classes in the layout of torchvision's ImageFolder."""

@@ -92,6 +92,11 @@ def test_labels_by_word_or_number(table):
     assert numbers.classes == ("2", "9", "10") and numbers.labels.tolist() == [2, 1, 2, 1, 0, 0]
 
 
+def test_a_missing_value_that_was_written_as_a_word_is_noted(table):
+    data = open_data(table("path,label", *rows(["a", "nan", "b", "a", "b", "a"])))
+    assert "nan" in data.train.classes and any("label nan is a class like others" in note for note in data.notes)
+
+
 def test_splits(table, tmp_path):
     split = ["train", "Training", "test", "val", "", "train"]
     data = open_data(table("path,label,split", *rows("aaabba", split)))

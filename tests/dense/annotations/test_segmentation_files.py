@@ -45,6 +45,18 @@ def test_numbers_come_back_and_no_palette_is_looked_up(tmp_path, suffix, kind):
     assert np.array_equal(read_ids((tmp_path / f"a.{suffix}").read_bytes(), "a"), IDS)
 
 
+def test_colours_that_were_saved_as_a_palette_in_another_order(tmp_path):
+    """As programs do that make PNGs smaller; with the colours at their places, or others, the indices count."""
+    colours = np.array([[200, 0, 0], [0, 200, 0], [0, 0, 200], [9, 9, 9]], np.uint8)
+    for name, order in (("same", [0, 1, 2, 3]), ("other", [2, 0, 3, 1])):
+        image = Image.fromarray(np.argsort(order).astype(np.uint8)[IDS]).convert("P")
+        image.putpalette(colours[order].tobytes())
+        image.save(tmp_path / f"{name}.png")
+        assert np.array_equal(read(tmp_path / f"{name}.png", colours), IDS)
+    palette(IDS).save(tmp_path / "strange.png")
+    assert np.array_equal(read(tmp_path / "strange.png", colours), IDS)
+
+
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_png_of_few_bits(tmp_path, bits):
     ids = IDS % np.uint8(min(2**bits, 255))

@@ -115,6 +115,7 @@ def test_the_name_that_a_file_says_counts_where_its_own_leads_nowhere(tmp_path):
         ("<annotation><object>", "a.xml cannot be read as XML: no element found"),
         ("<html/>", "a.xml is no annotation of Pascal VOC: it begins with <html>"),
         ('<!DOCTYPE x [<!ENTITY a "b">]><annotation/>', "a.xml declares a document type"),
+        ('<!DOCTYPE x [<!ENTITY a "ä">]><annotation/>', "a.xml is XML in UTF-16: save it as UTF-8"),
         ("<annotation><object/></annotation>", "a.xml has an object without a name"),
         ("<annotation><object><name>x</name></object></annotation>", "a.xml has no number in bndbox/xmin: it says ''"),
         ("<annotation><size><width>wide</width></size></annotation>", "no number in size/width: it says 'wide'"),
@@ -122,7 +123,7 @@ def test_the_name_that_a_file_says_counts_where_its_own_leads_nowhere(tmp_path):
 )
 def test_broken_files_are_named(tmp_path, content, sentence):
     some(tmp_path, "images annotations")
-    (tmp_path / "annotations" / "a.xml").write_text(content)
+    (tmp_path / "annotations" / "a.xml").write_text(content, encoding="utf-16" if "ä" in content else "utf-8")
     with pytest.raises(PatchloomError, match=sentence.replace("(", r"\(")) as error:
         open_boxes(tmp_path)
     assert str(tmp_path / "annotations" / "a.xml") in str(error.value)

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from patchloom.dense.annotations.detection import open_boxes
+from patchloom.dense.annotations.yolo import read_yolo
 from patchloom.errors import PatchloomError
 
 LINE = "1 0.375 0.34375 0.45 0.4375\n"  # 3 2 12 9 of 20 x 16 pixels
@@ -102,6 +103,12 @@ def test_images_without_text_and_with_an_empty_one_have_no_objects(tmp_path):
         text(tmp_path / "labels" / f"{stem}.txt", "")
     with pytest.raises(PatchloomError, match=r"a.txt and all others to train on hold no objects"):
         open_boxes(tmp_path)
+
+
+def test_a_class_number_that_no_list_of_classes_has_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("2000000 0.5 0.5 0.2 0.2\n")
+    with pytest.raises(PatchloomError, match="line 1, is of class 2000000"):
+        read_yolo(tmp_path / "a.txt", None)
 
 
 def test_without_names_classes_are_called_by_their_numbers(tmp_path):

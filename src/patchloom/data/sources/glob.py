@@ -30,9 +30,24 @@ def absolute_pattern(name: str) -> str:
 
 
 def matches(pattern: str) -> list[str]:
-    """Return the sorted paths that match: ``**`` matches folders of any depth, braces give alternatives."""
+    """Return the sorted paths that match: ``**`` matches folders of any depth, braces give alternatives.
+
+    Of several paths through links to one folder, the first is returned.
+    """
     each = (sorted(glob.iglob(one, recursive=True)) for one in expand_braces(os.path.expanduser(pattern)))
-    found = list(dict.fromkeys(os.path.normpath(path) for some in each for path in some))
+    real: dict[str, str] = {}  # the path without links of each folder
+
+    def place(path: str) -> tuple[str, str]:
+        folder, file = os.path.split(path)
+        if folder not in real:
+            real[folder] = os.path.realpath(folder)
+        return real[folder], file
+
+    paths = (os.path.normpath(path) for some in each for path in some)
+    once: dict[tuple[str, str], str] = {}
+    for path in paths:
+        once.setdefault(place(path), path)
+    found = list(once.values())
     if not found:
         raise PatchloomError(f"no file matches {pattern}: check the folder, and the ending of the files")
     return found

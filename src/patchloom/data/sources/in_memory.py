@@ -57,7 +57,9 @@ def label_of(item: Any) -> int | str | None:
         found = item[1]
     if isinstance(found, Tensor | np.generic) and tuple(found.shape) == ():
         found = found.item()
-    return found if isinstance(found, int | str) and not isinstance(found, bool) else None
+    if isinstance(found, bool) or (isinstance(found, float) and found.is_integer()):
+        return int(found)
+    return found if isinstance(found, int | str) else None
 
 
 def encode_labels(labels: Sequence[int | str | None]) -> tuple[tuple[str, ...], np.ndarray | None]:

@@ -343,6 +343,7 @@ class Shards(Source):
     ) -> None:
         self.name, self.shards, self.names, self.at = name, tuple(shards), PackedStrings(names), at
         self.classes, self.labels = classes, labels
+        self.to_label = "put the class of each image into a member NAME.cls beside it"
 
     def __len__(self) -> int:
         return len(self.at)

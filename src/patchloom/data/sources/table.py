@@ -197,6 +197,9 @@ def parse_table(lines: Sequence[str], file: Path) -> SourceTable | None:
     return None
 
 
+_ABSENT = {"nan", "<na>", "null"}  # as pandas and others write a missing value
+
+
 def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, str]) -> Data:
     """Open the images of a table. Paths are relative to the file's folder."""
     if not table.cells:
@@ -236,6 +239,10 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
                 f"{name} has the class {words[i]} in test images but not in training images: give both the same "
                 "classes, or remove that one"
             )
+    if absent := [word for word in classes if word.lower() in _ABSENT]:
+        said.append(
+            f"{name}: the label {absent[0]} is a class like others: leave the cell empty where an image has no label"
+        )
     notes = [describe_roles(roles, names, name), *notes, *said]
     split_off = {split: files(rows) for split, rows in others.items()}
     return Data(files(train), files(test) if test else None, tuple(notes), split_off)

@@ -142,7 +142,7 @@ ADE_COUNT = 150
 _NUMBERED = re.compile(r"(\d+)(?:\s*[:,;=]\s*|\s+)(\S.*)")  # "7 road", "7: road"
 _COLOURED = re.compile(r"(\d+)[\s,]+(\d+)[\s,]+(\d+)[\s,:]+(\S.*)")  # "128 64 128 road"
 _SPARSE = 32  # numbers from which on a list of classes is asked for where few of them occur
-_MOST = 2**15 - 1  # classes, as label maps become int16
+MOST_CLASSES = 2**15 - 1  # classes, as label maps become int16
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def read_classes(file: Path) -> ClassList:
     else:
         names = lines
     _refuse_twice(file, names, "name")
-    if max(numbers) > 65535 or len(names) > _MOST:
+    if max(numbers) > 65535 or len(names) > MOST_CLASSES:
         raise PatchloomError(f"{file} has classes up to {max(numbers):,}: label maps hold numbers up to 65,535")
     return ClassList(tuple(names), tuple(numbers), colours, str(file))
 

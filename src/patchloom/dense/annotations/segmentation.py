@@ -70,7 +70,9 @@ _SPREAD = {2: 85, 4: 17}  # what PIL multiplies grey values of so few bits by, t
 def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None) -> np.ndarray:
     """Read a label map: PNG, TIFF, BMP or GIF of 1 to 16 bits, grey or with a palette, or a ``.npy`` array.
 
-    The indices into a palette are the numbers. EXIF orientation is applied, as to images.
+    The indices into a palette are the numbers, unless its colours are all in ``colours``, at other places: then the
+    colours count, since programs that make PNGs smaller write colours as a palette in any order. EXIF orientation is
+    applied, as to images.
 
     Args:
         source: the file, or its bytes.
@@ -82,7 +84,7 @@ def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None)
     """
     try:
         with silence_decoders():
-            array, kind = _decoded(source if isinstance(source, bytes) else source.read_bytes())
+            array, kind = _decoded(source if isinstance(source, bytes) else source.read_bytes(), colours)
     except Exception as error:  # decoders raise nearly anything on broken bytes
         reason = (
             " ".join(str(error).replace(str(source), "it").split()) if isinstance(source, Path) else "it is damaged"
@@ -98,7 +100,7 @@ def ids_in(array: np.ndarray, name: str) -> np.ndarray:
     return _checked(array, name, None)
 
 
-def _decoded(content: bytes) -> tuple[np.ndarray, str]:
+def _decoded(content: bytes, colours: np.ndarray | None) -> tuple[np.ndarray, str]:
     """The values of a file, and its format as PIL calls it."""
     if content.startswith(b"\x93NUMPY"):
         return np.load(BytesIO(content), allow_pickle=False), "NPY"
@@ -110,6 +112,12 @@ def _decoded(content: bytes) -> tuple[np.ndarray, str]:
     with open_pillow(BytesIO(content)) as image:
         kind, orientation = str(image.format), orientation_of(image)
         array = np.asarray(image)
+        if image.mode == "P" and colours is not None:
+            shown, used = np.asarray(image.convert("RGB")), np.unique(array)
+            own = {int(i): tuple(shown[array == i][0].tolist()) for i in used}
+            listed = [tuple(colour) for colour in colours.tolist()]
+            if {*own.values()} <= {*listed} and any(listed[i : i + 1] != [colour] for i, colour in own.items()):
+                array = shown
         if kind == "PNG" and content[25:26] == b"\0":  # grey: bits follow width and height in the head, then colours
             array = array // np.uint8(_SPREAD[content[24]]) if content[24] in _SPREAD else array
         return apply_orientation(array, orientation), kind

@@ -134,6 +134,8 @@ def read_voc(path: Path) -> VocAnnotation:
     """
     try:
         content = path.read_bytes()
+        if b"\0" in content:  # the words below would not be found
+            raise PatchloomError(f"{path} is XML in UTF-16: save it as UTF-8")
         if b"<!DOCTYPE" in content or b"<!ENTITY" in content:  # entities can make a few bytes fill the memory
             raise PatchloomError(f"{path} declares a document type, which is not read: take the DOCTYPE out")
         root = ElementTree.fromstring(content)

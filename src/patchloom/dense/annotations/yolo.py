@@ -13,7 +13,16 @@ import yaml
 
 from patchloom.data.conversions import limit_examples
 from patchloom.data.sources.scandir import Listing, images_in, list_files
-from patchloom.dense.annotations.base import TEST, TRAIN, VALIDATION, by_folder, files_in, is_role, note_on_lost
+from patchloom.dense.annotations.base import (
+    MOST_CLASSES,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    by_folder,
+    files_in,
+    is_role,
+    note_on_lost,
+)
 from patchloom.dense.annotations.boxes import Annotations, ImageAnnotation, part_of_files
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
@@ -151,7 +160,7 @@ def read_yolo(path: Path, classes: int | None) -> ImageAnnotation:
             raise PatchloomError(f"{where} has something that is no number: {line.strip()[:50]!r}") from None
         if len(values) != 4 and (len(values) < 6 or len(values) % 2):
             raise PatchloomError(f"{where} has {len(words)} numbers: write class x y w h, or class x y x y x y ...")
-        if label != label or label < 0 or label % 1 or (classes is not None and label >= classes):
+        if not 0 <= label < (MOST_CLASSES if classes is None else classes) or label % 1:
             known = "" if classes is None else f", and there are {classes}"
             raise PatchloomError(f"{where} is of class {words[0]}: classes are counted from 0{known}")
         if any(isfinite(value) and abs(value) > _PIXELS for value in values):
