@@ -2,6 +2,7 @@
 
     python benchmarks/effects.py images                 # over test images: accuracy, mIoU, AP
     python benchmarks/effects.py trainings              # over trainings, too
+    python benchmarks/effects.py groups                 # over images that are alike within groups, such as patients
     for name in camvid raccoon; do python benchmarks/get_data.py $name /tmp/data; done
     python benchmarks/get_data.py cifar10 /tmp/data
     python benchmarks/effects.py trials /tmp/data /tmp/trials
@@ -40,6 +41,8 @@ from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
 CLASSES, PIXELS = 11, 43_200
 SPREADS = {"none": (0.0, 0.0), "equal": (0.02, 0.02), "unequal": (0.04, 0.005), "one side": (0.03, 0.0)}
+# groups, images in each, and their correlation
+GROUPS = ((5, 13, 0.2), (20, 10, 0.1), (20, 10, 0.25), (40, 25, 0.25), (200, 1, 0.1))
 _MADE = (Claim.BETTER, Claim.WORSE)
 _Z = 1.959963984540054
 
@@ -52,6 +55,15 @@ def claimed(found: Difference) -> bool:
 def right_answers(n: int, models: int, rng: np.random.Generator) -> np.ndarray:
     """Draw right answers [models n] of equal models; images are easy or hard for all of them."""
     return rng.random((models, n)) < rng.beta(0.5, 0.8, n)
+
+
+def grouped_answers(
+    groups: int, each: int, correlation: float, models: int, rng: np.random.Generator, share: float = 0.6
+) -> np.ndarray:
+    """Draw right answers [models groups*each] of equal models; each has its own easy groups (beta-binomial)."""
+    odds = (1 - correlation) / correlation
+    means = rng.beta(share * odds, (1 - share) * odds, (models, groups, 1))
+    return (rng.random((models, groups, each)) < means).reshape(models, -1).astype(float)
 
 
 def label_maps(n: int, models: int, rng: np.random.Generator, moved: Sequence[float] = ()) -> list[torch.Tensor]:
@@ -115,6 +127,13 @@ def two_of_accuracy(n: int, rng: np.random.Generator) -> tuple[bool, bool]:
     one, other = right_answers(n, 2, rng)
     now = claimed(difference(one, other, trained=False))
     return now, now
+
+
+def two_in_groups(groups: int, each: int, correlation: float, rng: np.random.Generator) -> tuple[bool, bool]:
+    """Return whether two equal classifiers are separated over groups, and over images as if these were independent."""
+    one, other = grouped_answers(groups, each, correlation, 2, rng)
+    names = np.repeat(np.arange(groups), each)
+    return claimed(difference(one, other, trained=False, groups=names)), claimed(difference(one, other, trained=False))
 
 
 def two_of_segmentation(n: int, rng: np.random.Generator, draws: int = 400) -> tuple[bool, bool]:
@@ -211,6 +230,14 @@ def images(times: int) -> None:
             print_rates(f"{name}, {n} images", [two(n, rng) for _ in range(round(share * times))])
 
 
+def in_groups(times: int) -> None:
+    """Measure false claims over images in groups, by number and size of the groups and the correlation within them."""
+    for groups, each, correlation in GROUPS:
+        rng = np.random.default_rng(groups)
+        found = [two_in_groups(groups, each, correlation, rng) for _ in range(times)]
+        print_rates(f"accuracy, {groups} groups of {each}, correlation {correlation}", found)
+
+
 def trainings(times: int) -> None:
     """Measure false claims over trainings."""
     for n in (500, 5000):
@@ -262,7 +289,7 @@ def trials(data: Path, out: Path, only: Path | None = None) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("images", "trainings", "trials"))
+    parser.add_argument("what", choices=("images", "trainings", "groups", "trials"))
     parser.add_argument(
         "folders", nargs="*", type=Path, help="for trials: folder of the data, folder of results, and perhaps a trial"
     )
@@ -272,4 +299,4 @@ if __name__ == "__main__":
     if given.what == "trials":
         trials(*given.folders)
     else:
-        {"images": images, "trainings": trainings}[given.what](given.times)
+        {"images": images, "trainings": trainings, "groups": in_groups}[given.what](given.times)

@@ -192,27 +192,6 @@ def test_students_quantile_is_that_of_the_closed_forms():
     assert student(1e12) == pytest.approx(1.959963984540054, abs=1e-9)
 
 
-def beta_groups(rng, groups, each, icc, share=0.6):
-    """Return results [groups * each] of images whose groups differ, with an intra-class correlation."""
-    means = rng.beta(share * (1 - icc) / icc, (1 - share) * (1 - icc) / icc, groups)
-    return (rng.random((groups, each)) < means[:, None]).astype(float).ravel()
-
-
-@pytest.mark.parametrize(("groups", "each", "icc"), [(20, 10, 0.25), (5, 13, 0.2), (40, 25, 0.25), (200, 1, 0.1)])
-def test_images_in_groups_claim_too_much_only_as_often_as_others(groups, each, icc):
-    """Without their groups, images that are alike within a group gave false claims in 26 to 44 % of the trials."""
-    rng, of, trials = np.random.default_rng(0), np.repeat(np.arange(groups), each), 400
-    claimed, covered, moved = 0, 0, 0
-    for _ in range(trials):
-        one, two = beta_groups(rng, groups, each, icc), beta_groups(rng, groups, each, icc)
-        claimed += difference(one, two, trained=False, groups=of).claim in (Claim.BETTER, Claim.WORSE)
-        low, high = accuracy_interval(one, of)
-        covered += low <= 0.6 <= high
-        effect = effect_of(one, np.full(len(of), 0.6), 1.0, of)
-        moved += effect.low > 0 or effect.high < 0
-    assert claimed < 0.09 * trials and covered > 0.91 * trials and moved < 0.09 * trials
-
-
 def test_a_measure_of_a_task_is_over_its_groups():
     values, bases = torch.linspace(0.4, 0.6, 40), torch.linspace(0.5, 0.7, 40)
     plain = Measure("error", values, {"flat": bases}, "flat", False)

@@ -4,6 +4,8 @@ import effects
 import numpy as np
 import pytest
 
+from patchloom.claims import accuracy_interval, effect_of
+
 
 def wrong(two, *given, times: int) -> np.ndarray:
     """Return the shares of false claims by the new and the earlier rule, for comparisons of equal models."""
@@ -31,3 +33,15 @@ def test_over_trainings_whose_spreads_differ():
 def test_over_trainings_with_different_splits():
     now = wrong(effects.arms_over_splits, 300, 3, effects.SPREADS["equal"], times=300)
     assert 0 < now <= 0.08 * 300
+
+
+@pytest.mark.parametrize(("groups", "each", "correlation"), effects.GROUPS)
+def test_over_images_in_groups(groups, each, correlation):
+    now, before = wrong(effects.two_in_groups, groups, each, correlation, times=400)
+    assert now <= 0.09 * 400 and (before > 2 * now or each == 1)
+    rng, names, covered, moved = np.random.default_rng(1), np.repeat(np.arange(groups), each), 0, 0
+    for right in effects.grouped_answers(groups, each, correlation, 400, rng):
+        low, high = accuracy_interval(right, names)
+        effect = effect_of(right.tolist(), [0.6] * len(right), 1.0, names)
+        covered, moved = covered + (low <= 0.6 <= high), moved + (effect.low > 0 or effect.high < 0)
+    assert covered >= 0.91 * 400 and moved <= 0.09 * 400
