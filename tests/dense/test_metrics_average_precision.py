@@ -143,6 +143,10 @@ def test_a_pseudo_value_is_of_an_image_that_is_left_out():
         rest = [k for k in range(12) if k != i]
         without = average_precision([truth[k] for k in rest], [found[k] for k in rest], CLASSES, "bbox").ap
         assert pseudo[i].item() == pytest.approx(12 * precision.ap - 11 * without, abs=1e-9)
+    films = np.arange(12) // 4 + 5
+    pseudo, rest = pseudo_precision(precision.matches, films), [k for k in range(12) if films[k] != 6]
+    without = average_precision([truth[k] for k in rest], [found[k] for k in rest], CLASSES, "bbox").ap
+    assert len(pseudo) == 3 and pseudo[1].item() == pytest.approx(3 * precision.ap - 2 * without, abs=1e-9)
 
 
 def test_interval_and_difference():

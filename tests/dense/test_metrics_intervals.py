@@ -26,6 +26,17 @@ def test_the_interval_of_a_mean_is_the_one_of_textbooks():
     assert (low.item(), high.item()) == pytest.approx((mean - reach, mean + reach), abs=1e-4)
 
 
+def test_groups_are_left_out_as_a_whole():
+    rng = np.random.default_rng(0)
+    values = torch.from_numpy(np.stack([rng.random(30), np.ones(30)], 1))
+    groups = rng.permutation(np.repeat([7, 3, 9, 4, 1], 6))
+    pseudo = pseudo_values(share, values, groups)
+    means = [values[groups == name, 0].mean().item() for name in (1, 3, 4, 7, 9)]
+    assert pseudo.tolist() == pytest.approx(means)  # of groups of one size they are the means of the groups
+    low, high = interval(values[:, 0].mean(), pseudo_values(share, values, np.zeros(30)))
+    assert (low, high) == (0, 1)
+
+
 def test_an_image_that_alone_has_a_class_leaves_its_interval_open():
     per_image = torch.tensor([[[1, 0], [3, 0], [1, 0]], [[4, 2], [4, 2], [4, 2]], [[0, 0], [2, 0], [1, 0]]])
     low, high = interval(class_ious(per_image.sum(0)), pseudo_values(class_ious, per_image))

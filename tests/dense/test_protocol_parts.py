@@ -59,6 +59,11 @@ def test_groups_stay_whole_and_the_story_says_so(monkeypatch: pytest.MonkeyPatch
     parts = dense_parts(AnnotatedData(squares, None, None), EvalSettings(group=r"film\d"))
     films = [{i // 5 for i in numbers(part)} for part in (parts.train, parts.test)]
     assert not films[0] & films[1] and "a fifth was split off for the test in whole groups" in parts.story
+    assert "intervals are over groups" in parts.story
+    own = Squares(10)
+    own.images.place = lambda i: f"film{i // 5 + 7}/{i}.png"
+    parts = dense_parts(AnnotatedData(squares, None, own), EvalSettings(group=r"film\d"))
+    assert parts.test.images.groups.tolist() == [0] * 5 + [1] * 5 and "Intervals are over its groups." in parts.story
 
 
 def test_copies_of_test_images_are_told() -> None:

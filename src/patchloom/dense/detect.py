@@ -113,7 +113,8 @@ _DONE = (
 )
 _MEASURED = (
     "AP is COCO's: the mean over classes, and over intersections over union from 0.5 to 0.95; S, M and L are objects "
-    "of up to 32x32 pixels, up to 96x96, and above. Intervals of AP are over the test images (jackknife)."
+    "of up to 32x32 pixels, up to 96x96, and above. Intervals of AP are over the test images, or over their groups "
+    "(jackknife)."
 )
 
 
@@ -235,7 +236,7 @@ def _scored(
         for measure, value in named.items():
             pseudo, ends = None, (value, value)
             if measure == "AP":
-                pseudo = pseudo_precision(score.matches)
+                pseudo = pseudo_precision(score.matches, images.images.groups)
                 low, high = interval(torch.tensor(value, dtype=torch.float64), pseudo)
                 ends = low.item(), high.item()
             row = Row(name, "-", "detect", {**settings, "measure": f"{measure}{of}"}, value, *ends)

@@ -90,13 +90,18 @@ def pixel_accuracy(found: Tensor) -> Tensor:
 Statistic = Callable[[Tensor], Tensor]
 
 
-def pseudo_values(statistic: Statistic, per_image: Tensor) -> Tensor:
+def pseudo_values(statistic: Statistic, per_image: Tensor, groups: np.ndarray | None = None) -> Tensor:
     """Return jackknife pseudo-values of a score, float64 [n ...]; nan if the score is undefined without an image.
 
     Args:
         statistic: function from sums over images to scores.
         per_image: [n ...], terms of the sums.
+        groups: [n] groups of the images, which are left out instead of single ones; None: no groups.
     """
+    if groups is not None:
+        names, which = np.unique(groups, return_inverse=True)
+        sums = per_image.new_zeros(len(names), *per_image.shape[1:])
+        per_image = sums.index_add_(0, torch.from_numpy(which), per_image)
     total = per_image.sum(0)
     return jackknife_values(statistic(total), statistic(total - per_image))
 
@@ -307,14 +312,15 @@ def _of_class(matches: ClassMatches, times: Tensor) -> Tensor:
     return torch.where(objects > 0, found / len(THRESHOLDS), torch.nan)
 
 
-def pseudo_precision(matches: Matches) -> Tensor:
+def pseudo_precision(matches: Matches, groups: np.ndarray | None = None) -> Tensor:
     """Return jackknife pseudo-values of AP, float64 [n], for up to 200 images, or 200 groups of more images.
 
-    The groups depend on the order of the images, so compare two detectors on the same images.
+    Without ``groups`` [n] of the images, groups depend on their order, so compare two detectors on the same images.
     """
-    groups = min(matches.n, _GROUPS)
-    without = torch.ones(groups, matches.n, dtype=torch.float64)
-    without[torch.arange(matches.n) % groups, torch.arange(matches.n)] = 0
+    each = np.arange(matches.n) if groups is None else np.unique(groups, return_inverse=True)[1]
+    which = torch.from_numpy(each % _GROUPS)
+    without = torch.ones(int(which.max()) + 1, matches.n, dtype=torch.float64)
+    without[which, torch.arange(matches.n)] = 0
     whole = resampled_precision(matches, torch.ones(1, matches.n, dtype=torch.float64))[0]
     return jackknife_values(whole, resampled_precision(matches, without))
 

@@ -94,9 +94,12 @@ def dense_parts(
     """The parts of annotated images: without test images of the data's own, a fifth is split off."""
     train, validation, brought = opened.train, opened.validation, opened.test
     if settings.group is not None:
-        whole = train.subset(np.arange(len(train)))
-        whole.images = with_groups(Data(train.images, None), settings.group).train
-        train = whole
+        grouped = with_groups(Data(train.images, None if brought is None else brought.images), settings.group)
+        train = train.subset(np.arange(len(train)))
+        train.images = grouped.train
+        if brought is not None and grouped.test is not None:
+            brought = brought.subset(np.arange(len(brought)))
+            brought.images = grouped.test
     whole_groups = "" if train.images.groups is None else " in whole groups"
     if brought is None:
         chosen, copies = choose_indices(train.images, round(_TEST_SHARE * len(train)), settings.seed)
@@ -108,11 +111,12 @@ def dense_parts(
             f"{settings.seed}): {describe_seen(run, test.images)}.{copied}"
         )
         if settings.group is not None:
-            story += f" Test groups: {some_groups(test.images, settings.group)}."
+            story += f" Test groups: {some_groups(test.images, settings.group)}; intervals are over groups."
     else:
         test = brought
         brings = "its own validation and test images" if validation is not None else "its own test images"
         story = f"The data brings {brings}."
+        story += "" if test.images.groups is None else " Intervals are over its groups."
         if run is not None:
             story += seen_in_pretraining(run, test.images)
     n = len(train)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -157,7 +158,7 @@ _DONE = {
 _BESIDE = "Untrained is the same on fresh weights, raw pixels on the pixels of each patch."
 _MEASURED = (
     "mIoU is the mean over the classes of intersection over union, each of one sum over all test images, and aAcc the "
-    "share of right pixels; intervals are over the test images (jackknife)."
+    "share of right pixels; intervals are over the test images, or their groups (jackknife)."
 )
 
 
@@ -247,7 +248,8 @@ def segment(
             model, setup.parts.test, candidate.card, settings, values.resized, precision=precision, name=name
         )
         found.append(each)
-        rows.append(_rows(candidate.name, setup.row_settings(head=head, **chosen), each, classes))
+        groups = setup.parts.test.images.groups
+        rows.append(_rows(candidate.name, setup.row_settings(head=head, **chosen), each, classes, groups))
     check_read(setup.parts.test, lost)
     title = "Linear segmentation of the frozen encoder" if linear else f"Segmentation ({recipe}, UPerNet)"
     drawings = _drawings(models[0][0], found[0], setup)
@@ -269,16 +271,19 @@ def _check_linear(recipe: str, from_scratch: bool, positions: str, changes: Mapp
             raise PatchloomError(f"--{name} has no effect with --head linear, which trains one layer: leave it out")
 
 
-def _rows(name: str, settings: dict[str, Any], each: Tensor, classes: Sequence[str]) -> list[Row]:
-    """mIoU, pixel accuracy and the IoU of each class that occurs, with intervals; ``each`` [n 3 k] is of the images."""
+def _rows(
+    name: str, settings: dict[str, Any], each: Tensor, classes: Sequence[str], groups: np.ndarray | None
+) -> list[Row]:
+    """mIoU, pixel accuracy and the IoU of each class that occurs, with intervals; ``each`` [n 3 k] is of the images,
+    perhaps in ``groups`` [n]."""
     total, rows = each.sum(0), []
     for measure, statistic in {"mIoU": mean_iou, "aAcc": pixel_accuracy}.items():
-        value, pseudo = statistic(total), pseudo_values(statistic, each)
+        value, pseudo = statistic(total), pseudo_values(statistic, each, groups)
         low, high = interval(value, pseudo)
         row = Row(name, "-", "segment", {**settings, "measure": measure}, value.item(), low.item(), high.item())
         rows.append(replace(row, pseudo=pseudo))
     values = class_ious(total)
-    lows, highs = interval(values, pseudo_values(class_ious, each))
+    lows, highs = interval(values, pseudo_values(class_ious, each, groups))
     for called, value, low, high in zip(classes, values.tolist(), lows.tolist(), highs.tolist(), strict=True):
         if value == value:  # nan: neither in truth nor in answers
             rows.append(Row(name, "-", "segment", {**settings, "measure": called}, value, low, high))
