@@ -1068,3 +1068,9 @@ def test_nothing_is_written_through_a_link_of_a_comparison(tmp_path):
     with pytest.raises(PatchloomError, match="link"):
         runner._start(job, 0, ())
     assert other.read_text() == "theirs\n"
+
+
+def test_a_card_whose_deviation_is_0_is_refused():
+    spec = {"model": "nano", "img_size": [16, 16], "patch_size": 4, "channels": 3, "positions": "sincos", "options": {}}
+    with pytest.raises(ValueError, match="a std is 0"):
+        card_from({"spec": spec, "mean": [0.5] * 3, "std": [0.2, 0.0, 0.2], "task": "mae", "name": "e"})

@@ -5,7 +5,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tifffile
 import timm
 import torch
 import yaml
@@ -113,11 +115,11 @@ def test_the_card_says_of_which_epoch_the_weights_are(run):
     """The card of a run with ``--patience`` names the epoch of its weights, and no path."""
     one = load_exportable(run, "mean")
     note = f"The run {run} stopped after epoch 2 of 3; these are the weights of its best measure, at epoch 1 of 3."
-    text = model_card(run, replace(one, card=replace(one.card, note=note)), None, None, 0.0)
+    text = model_card(run, replace(one, card=replace(one.card, note=note)), None, None, 0.0, True)
     training = text.partition("## Training")[2].partition("##")[0]
     said = "stopped after epoch 2 of 3; these are the weights of its best measure, at epoch 1 of 3."
     assert f"- **weights**: The run {escaped(data_slug(run))} {said}\n" in training
-    assert str(run.parent) not in text and "**weights**" not in model_card(run, one, None, None, 0.0)
+    assert str(run.parent) not in text and "**weights**" not in model_card(run, one, None, None, 0.0, True)
 
 
 def test_text_of_users_is_one_line_without_markup():
@@ -140,8 +142,6 @@ def test_what_is_not_the_same_is_not_written(run, tmp_path, monkeypatch):
 
 def test_two_channels_and_class_tokens(tmp_path):
     """timm must use the weights and the pooling as they were exported."""
-    import numpy as np
-
     for i in range(4):
         np.save(tmp_path / f"{i}.npy", np.random.default_rng(i).integers(0, 256, (20, 20, 2), dtype=np.uint8))
     run = a_run(tmp_path / "run", tmp_path, positions="none")
@@ -157,6 +157,17 @@ def test_two_channels_and_class_tokens(tmp_path):
     assert any("license: unknown" in note and "--license" in note for note in done.notes)
 
 
+def test_images_above_8_bits_get_code_for_tensors(run, tmp_path):
+    """Pillow would clip their files at 255."""
+    (tmp_path / "deep").mkdir()
+    for i in range(4):
+        pixels = np.random.default_rng(i).integers(0, 65536, (20, 20, 3), dtype=np.uint16)
+        tifffile.imwrite(tmp_path / "deep" / f"{i}.tif", pixels, photometric="rgb")
+    done = export(run, to="hf", data=tmp_path / "deep", out=tmp_path / "hub")
+    for code in (done.snippet, (done.weights / "README.md").read_text()):
+        assert "def vectors(images)" in code and "def embed(file)" not in code
+
+
 def test_the_licence_of_earlier_weights_is_mentioned(run, tmp_path, monkeypatch):
     assert not any("license" in note for note in export(run, to="hf", license="mit", out=tmp_path / "given").notes)
     settings = replace(RunFolder(run).read_config(), init="timm:vit_tiny_patch16_224")
@@ -170,6 +181,7 @@ def test_the_licence_of_earlier_weights_is_mentioned(run, tmp_path, monkeypatch)
     [
         ("apache-2.0", None, {"license": "apache-2.0"}, "learnt from: apache-2.0. It applies to these weights, too."),
         ("apache-2.0", "mit", {"license": "mit"}, "learnt from: apache-2.0."),
+        ("apache-2.0", "cc-by-sa-4.0", {"license": "cc-by-sa-4.0"}, "learnt from: apache-2.0."),
         ("unknown", None, {"license": "unknown"}, "learnt from: unknown: check the weights' source."),
         ("my *own*", None, {"license": "other", "license_name": "my *own*"}, r"learnt from: my \*own\*."),
         (
@@ -190,19 +202,19 @@ def test_the_licence_of_earlier_weights_is_mentioned(run, tmp_path, monkeypatch)
 )
 def test_the_licence_of_the_start_is_in_the_card(run, license, given, header, said):
     one = load_exportable(run, "mean")
-    card = model_card(run, replace(one, card=replace(one.card, license=license)), given, None, 0.0)
+    card = model_card(run, replace(one, card=replace(one.card, license=license)), given, None, 0.0, True)
     front = yaml.safe_load(card.split("---")[1])
     assert {name: front[name] for name in front if name.startswith("license")} == header
     assert said in card.partition("## Licence\n")[2].partition("\n## ")[0]
 
 
 def test_the_card_of_a_blend_has_no_figures_of_the_run(run):
-    whole, one = model_card(run, load_exportable(run, "mean"), None, None, 0.0), load_exportable(run, "mean")
+    whole, one = model_card(run, load_exportable(run, "mean"), None, None, 0.0, True), load_exportable(run, "mean")
     assert "## Figures" in whole and "## Licence" not in whole
     note = "The weights are 0.5 of the start and 0.5 of the adapted encoder (WiSE-FT)."
-    card = model_card(run, replace(one, blend=0.5, card=replace(one.card, note=note)), None, None, 0.0)
+    card = model_card(run, replace(one, blend=0.5, card=replace(one.card, note=note)), None, None, 0.0, True)
     assert note in card and "## Figures" not in card and "## Verdict" not in card
-    start = model_card(run, replace(one, blend=0.0, card=replace(one.card, task="timm:vit_x")), None, None, 0.0)
+    start = model_card(run, replace(one, blend=0.0, card=replace(one.card, task="timm:vit_x")), None, None, 0.0, True)
     assert "the weights of timm:vit\\_x with which a run began" in start and "## Training" not in start
 
 

@@ -21,6 +21,7 @@ from patchloom.questions.agreement import (
     sigreg,
     visreg,
 )
+from patchloom.questions.identity import same_image_found
 from patchloom.withhold.encoder_input import all_patches
 
 
@@ -48,6 +49,17 @@ def test_agreement_is_measured_in_float32():
         assert loss.dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert cosine(student, teacher).dtype == torch.float32
+
+
+def test_features_that_are_alike_are_measured_in_float32():
+    """In bfloat16 there are only a few cosines near 1, and equal ones count as not found."""
+    common, own = seeded(1, 64), 0.05 * seeded(40, 64)
+    one, two = common + own, common + own + 0.02 * torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
+    exact = same_image_found(one, two), agreement_with_others(one, two)
+    assert exact[0].mean() > 0.9
+    with torch.autocast("cpu", torch.bfloat16):
+        for found, expected in zip((same_image_found(one, two), agreement_with_others(one, two)), exact, strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0])

@@ -1,10 +1,12 @@
 """Tests of reading a run's folder, also of unfinished, damaged and older runs."""
 
 import csv
+import json
 import os
 from dataclasses import replace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from patchloom.errors import PatchloomError
 from patchloom.report.load_run import _rounded, disambiguate_runs, load_run, settings_of
@@ -90,6 +92,15 @@ def test_what_is_damaged_costs_its_own_part(run):
     found = load_run(run)
     assert (found.metrics, found.data, found.asked) == ({}, {}, {})
     assert len(found.problems) == 3 and all("\n" not in one for one in found.problems)
+
+
+def test_values_of_another_kind_cost_their_own_part(run):
+    (run / "requested.yaml").write_text("data: x\ntask: mae\n")
+    for name in ("last", "before"):
+        path = run / "checkpoints" / f"{name}.safetensors"
+        save_file(load_file(path), path, metadata={"about": json.dumps({"step": "many", "steps": 3})})
+    found = load_run(run)
+    assert (found.asked, found.about) == ({}, {}) and "requested.yaml is not what patchloom wrote" in found.problems[0]
 
 
 @pytest.mark.parametrize(

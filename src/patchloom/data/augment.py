@@ -152,7 +152,7 @@ _CHANGES = {"brightness": _brightness, "contrast": _contrast, "saturation": _sat
 
 MAX_MAGNITUDE = 10
 # timm's RandAugment of the papers (rand-m9-mstd0.5-inc1): two operations, each with probability 0.5, in 0 ... 10; and
-# torchvision's bins, which span the same strengths
+# torchvision's bins; its operations and their strengths differ somewhat from timm's, which DeiT has
 _OPERATIONS, _PROBABILITY, _BINS = 2, 0.5, 31
 
 

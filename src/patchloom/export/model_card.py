@@ -29,15 +29,15 @@ from patchloom.version import __version__
 # Code with timm and with transformers, which ``export --to hf`` prints and writes into the model card.
 
 
-def timm_code(place: str, channels: int) -> str:
-    """Return code that loads an encoder from ``place`` by ``timm.create_model`` and embeds an image file."""
+def timm_code(place: str, channels: int, files: bool) -> str:
+    """Return code that loads an encoder from ``place`` by ``timm.create_model`` and embeds images.
+
+    Image ``files``, if Pillow and so the transforms of timm and transformers support them; otherwise tensors.
+    """
     code = (
-        "import timm\n"
-        "import torch\n"
-        f"{_pillow(channels)}"
-        f"encoder = timm.create_model({place!r}, pretrained=True).eval()\n"
+        f"import timm\nimport torch\n{_pillow(files)}encoder = timm.create_model({place!r}, pretrained=True).eval()\n"
     )
-    if not _readable(channels):
+    if not files:
         return f"{code}{_of_tensors(channels)}"
     return (
         f"{code}"
@@ -51,9 +51,9 @@ def timm_code(place: str, channels: int) -> str:
     )
 
 
-def transformers_code(place: str, channels: int) -> str:
+def transformers_code(place: str, channels: int, files: bool) -> str:
     """Return the same code with transformers; ``place`` is a folder or a name on the Hub."""
-    if not _readable(channels):
+    if not files:
         return (
             "import torch\n"
             "from transformers import AutoModel\n\n"
@@ -62,7 +62,7 @@ def transformers_code(place: str, channels: int) -> str:
         )
     return (
         "import torch\n"
-        f"{_pillow(channels)[:-1]}"
+        f"{_pillow(files)[:-1]}"
         "from transformers import AutoImageProcessor, AutoModel\n\n"
         f"encoder = AutoModel.from_pretrained({place!r}).eval()\n"
         f"processor = AutoImageProcessor.from_pretrained({place!r})\n\n\n"
@@ -74,19 +74,17 @@ def transformers_code(place: str, channels: int) -> str:
     )
 
 
-def _readable(channels: int) -> bool:
-    """Return whether Pillow, and so the transforms of timm and transformers, supports this number of channels."""
-    return channels in (1, 3)
-
-
-def _pillow(channels: int) -> str:
-    return "from PIL import Image, ImageOps\n\n" if _readable(channels) else "\n"
+def _pillow(files: bool) -> str:
+    return "from PIL import Image, ImageOps\n\n" if files else "\n"
 
 
 def _opened(channels: int) -> str:
     """Return code that opens ``file`` upright, with transparency over white, and with the encoder's channels."""
     return (
-        '    image = ImageOps.exif_transpose(Image.open(file)).convert("RGBA")\n'
+        "    image = ImageOps.exif_transpose(Image.open(file))\n"
+        '    if image.mode == "F" or image.mode.startswith("I"):\n'
+        '        raise ValueError(f"{file} has more than 8 bits, which Pillow would truncate")\n'
+        '    image = image.convert("RGBA")\n'
         '    white = Image.new("RGBA", image.size, "white")\n'
         f'    image = Image.alpha_composite(white, image).convert("{"L" if channels == 1 else "RGB"}")\n'
     )
@@ -117,15 +115,20 @@ def check_license(license: str | None) -> None:
         )
 
 
-def model_card(run: str | Path, one: Exportable, license: str | None, name: str | None, difference: float) -> str:
-    """Return Markdown with a YAML header, with names from users escaped and without paths."""
+def model_card(
+    run: str | Path, one: Exportable, license: str | None, name: str | None, difference: float, files: bool
+) -> str:
+    """Return Markdown with a YAML header, with names from users escaped and without paths.
+
+    ``files`` is that of `timm_code`.
+    """
     of_run = one.blend != 0 and Path(run).is_dir() and (Path(run) / "config.yaml").is_file()
     told = load_run(run) if of_run else None
     hidden = {} if told is None else _hidden(told)
     called = one.card.name if name is None else name.rpartition("/")[2]
     place = name or f"NAME/{re.sub(r'[^A-Za-z0-9._-]+', '-', called)}"
     front = {
-        **_license_header(license or one.card.license or UNKNOWN_LICENSE),
+        **({"license": license} if license else _license_header(one.card.license or UNKNOWN_LICENSE)),
         "library_name": "timm",
         "pipeline_tag": "image-feature-extraction",
         "tags": ["image-feature-extraction", "timm", "transformers", "self-supervised-learning", "patchloom"],
@@ -138,7 +141,7 @@ def model_card(run: str | Path, one: Exportable, license: str | None, name: str 
         *([] if told is None else _of_run(told, one, hidden)),
         *([f"## Licence\n\n{license_terms(one.card.license)}"] if one.card.license else []),
         "## Limits\n\n" + _limits(one, told),
-        _usage(one, place, difference),
+        _usage(one, place, difference, files),
         f"Written by patchloom {__version__}.",
     ]
     return "\n\n".join(sections) + "\n"
@@ -154,7 +157,7 @@ _WITH_A_COPY = {"dinov3-license": "https://github.com/facebookresearch/dinov3/bl
 
 
 def _license_header(license: str) -> dict[str, str]:
-    """Return the fields of the header for a licence that the user or the weights state."""
+    """Return the fields of the header for a licence that the weights state."""
     if license in _OF_THE_HUB:
         return {"license": license}
     links = [_WITH_A_COPY[one] for one in split_licenses(license) if one in _WITH_A_COPY]
@@ -287,8 +290,11 @@ def _limits(one: Exportable, told: RunData | None) -> str:
     return "\n".join(f"- {one}" for one in said)
 
 
-def _usage(one: Exportable, place: str, difference: float) -> str:
-    code, other = timm_code(f"hf-hub:{place}", one.channels), transformers_code(place, one.channels)
+def _usage(one: Exportable, place: str, difference: float, files: bool) -> str:
+    code, other = (
+        write(where, one.channels, files)
+        for write, where in ((timm_code, f"hf-hub:{place}"), (transformers_code, place))
+    )
     return (
         "## How to use\n\n"
         f"With timm, whose vectors differed from those of the run by at most {difference:.1e} at export "

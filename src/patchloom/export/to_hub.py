@@ -110,12 +110,13 @@ def to_hub(
     folder = Path(out) if out else default_out(run, "hf", blend)
     _check_folder(folder)
     examples = make_examples(run, data, one.card)
-    readable = one.channels in (1, 3)
+    by_file = one.channels in (1, 3) and examples.by_file()
+    files = by_file or (one.channels in (1, 3) and not examples.whole)  # without examples, 8 bits are assumed
     with TemporaryDirectory() as made:  # existing files are replaced only after the comparison
         work = Path(made) / "hf"
         _save(one, work)
-        found = _compare(one, examples, work, readable and examples.by_file())
-        card = model_card(run, one, license, name, found.timm)
+        found = _compare(one, examples, work, by_file)
+        card = model_card(run, one, license, name, found.timm, files)
         (work / "README.md").write_text(card, "utf-8")
         contents = {file: (work / file).read_bytes() for file in _FILES}
     make_folder(folder)
@@ -134,7 +135,7 @@ def to_hub(
         None,
         found.features,
         len(examples.given),
-        timm_code(f"local-dir:{folder}", one.channels),
+        timm_code(f"local-dir:{folder}", one.channels, files),
         f"images{' of noise' * bool(examples.why_noise)}",
         tuple(filter(None, notes)),
         by="timm's and transformers'",
@@ -184,6 +185,8 @@ def _save(one: Exportable, folder: Path) -> None:
         # by default, "avg" would move the norm behind the mean, unlike in pre-training
         norm = "use_fc_norm" if isinstance(one.vit, Eva) else "fc_norm"
         pool = {"global_pool": "token"} if one.pooling == "class" else {"global_pool": "avg", norm: one.pooled_norm}
+        if not isinstance(one.vit, Eva):
+            pool["pool_include_prefix"] = False  # the vectors here are means of patch tokens
     arguments = {name: value for name, value in one.arguments.items() if value is not None} | pool
     model: Any = timm.create_model(**arguments)
     model.load_state_dict(one.vit.state_dict(), strict=True)
@@ -219,8 +222,8 @@ def _compare(one: Exportable, examples: Examples, folder: Path, by_file: bool) -
     timms: dict[str, Any] = {}
     theirs: dict[str, Any] = {}
     with silence_libraries():
-        exec(timm_code(f"local-dir:{folder}", one.channels), timms)
-        exec(transformers_code(str(folder), one.channels), theirs)
+        exec(timm_code(f"local-dir:{folder}", one.channels, by_file), timms)
+        exec(transformers_code(str(folder), one.channels, by_file), theirs)
     images = one.normalized(examples.given)
     with torch.inference_mode():
         ours, vectors = one.vit.forward_features(images), one.vectors(examples.given)

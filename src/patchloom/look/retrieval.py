@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.claims import MIN_VERDICT_IMAGES, Effect, effect_of
+from patchloom.data.augment import CentreCrop
 from patchloom.data.decode import read_image, to_channels
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
@@ -208,10 +209,10 @@ def _draw_exemplar(asked: LookRequest, file: Path) -> list[Path]:
     """Draw the crop of each image that is most similar to the image ``file``: ``exemplar.png``; write all cosines."""
     one, images = asked.encoder, asked.pictures(times=_LARGER)
     size, card = input_size(one.vit), one.card
-    pixels = to_channels(read_image(file), input_channels(one.vit))
+    (pixels,) = CentreCrop(size)(to_channels(read_image(file), input_channels(one.vit)))
     pixels = pixels / 255 if pixels.dtype == torch.uint8 else pixels
     mean, std = (torch.tensor(values)[:, None, None] for values in (card.mean, card.std))
-    exemplar = F.interpolate(((pixels - mean) / std)[None], size, mode="bilinear", antialias=True).to(asked.device)
+    exemplar = ((pixels - mean) / std)[None].to(asked.device)
     with torch.inference_mode(), StatusMessage("encoding crops", CROP_COUNT) as waiting:
         queries = {
             name: check_finite(one, each.float().cpu()) for name, each in _representations(one, exemplar).items()
@@ -234,9 +235,9 @@ def _draw_exemplar(asked: LookRequest, file: Path) -> list[Path]:
             row.append(Tile(whole, f"{cosines[name][i, best]:.3f}", mark=mark_of_crop(best)))
         rows.append(row)
     text = (
-        f"The crop of each image that is most similar to {file.name}, of 25 crops at five places in five scales. The "
-        "cosine similarity is written above. Look whether the crop shows the same thing and has the right size "
-        "(ExtreMA, Wu et al. 2022, Fig. 3). All cosines are in exemplar.csv."
+        f"The crop of each image that is most similar to the centre of {file.name}, of 25 crops at five places in five "
+        "scales. The cosine similarity is written above. Look whether the crop shows the same thing and has the right "
+        "size (ExtreMA, Wu et al. 2022, Fig. 3). All cosines are in exemplar.csv."
     )
     out = asked.folder / "exemplar.png"
     headings = ["exemplar", *(f"by {_CALLED[name]}" for name in called)]

@@ -314,13 +314,22 @@ def momentum_at(progress: float, start: float) -> float:
     return 1 - (1 - start) * (1 + math.cos(math.pi * progress)) / 2
 
 
+def all_cosines(one: Tensor, two: Tensor) -> Tensor:
+    """Return the cosine of each of ``one`` [n d] with each of ``two`` [m d], [n m].
+
+    In float32 under autocast, too: in bfloat16 most cosines of features that are alike become equal.
+    """
+    with torch.autocast(one.device.type, enabled=False):
+        return F.normalize(one.float(), dim=-1) @ F.normalize(two.float(), dim=-1).T
+
+
 def agreement_with_others(student: Tensor, teacher: Tensor) -> Tensor:
     """Return the mean cosine [b] of each student's output [b d] with the teacher's outputs [b d] of the other images.
 
     Agreement means nothing unless it is above this: a collapsed pair agrees on everything. A single image is compared
     with itself.
     """
-    all_pairs = F.normalize(student.float(), dim=-1) @ F.normalize(teacher.float(), dim=-1).T
+    all_pairs = all_cosines(student, teacher)
     b = len(all_pairs)
     if b == 1:
         return all_pairs[:, 0]

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from patchloom.data.modality import IMAGES, Modality
 from patchloom.nets.geometry import Geometry
-from patchloom.questions.agreement import neighbours_sheet
+from patchloom.questions.agreement import all_cosines, neighbours_sheet
 from patchloom.questions.question import Encoded, Measure, Outcome, Question, Sheet
 
 
@@ -82,7 +82,7 @@ def same_image_found(one: Tensor, two: Tensor) -> Tensor:
     The nearest is searched among the other views of all images. Ties count as not found: equal features of all images
     give 0.
     """
-    near = F.normalize(one.float(), dim=-1) @ F.normalize(two.float(), dim=-1).T
+    near = all_cosines(one, two)
     if len(near) == 1:
         return torch.ones_like(near[0])
     own = near.diagonal()

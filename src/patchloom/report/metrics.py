@@ -210,7 +210,7 @@ def _rows(path: Path) -> list[Mapping[str, str]]:
                 _check(row)
     except FileNotFoundError:
         return []
-    except (OSError, UnicodeDecodeError, csv.Error, ValueError) as problem:
+    except (OSError, UnicodeDecodeError, csv.Error, ValueError, RecursionError) as problem:
         raise ValueError(f"{path} could not be read ({problem}): its results are left out") from problem
     return rows
 

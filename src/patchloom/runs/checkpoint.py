@@ -20,13 +20,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, conforms
 from patchloom.nets.checkpoints.format import checksum
 from patchloom.system.files import remove_leftovers, run_interruptibly, write_error, write_whole
 
 _OPTIMIZER = "optimizer."
 _BEST = "best/"  # prefix of the best weights; no module has such a name
 _LARGE = 2**28  # bytes whose writing takes seconds
+_NUMBERS = ("step", "steps", "seconds")  # in ``about``
 
 
 SAVE_COST = 20  # shortest pause between checkpoints, as a multiple of the time for writing one
@@ -135,8 +136,9 @@ class Checkpoints:
         """
         for path in (self.last, self.before):
             with suppress(OSError, SafetensorError, ValueError, KeyError), safe_open(path, "pt") as file:
-                about: dict[str, Any] = json.loads((file.metadata() or {})["about"])
-                return about
+                about = json.loads((file.metadata() or {})["about"])
+                if isinstance(about, dict) and all(conforms(about.get(name, 0), float) for name in _NUMBERS):
+                    return about
         return {}
 
     def progress(self) -> tuple[int, float]:

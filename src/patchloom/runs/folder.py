@@ -287,7 +287,13 @@ class RunFolder:
 
     def read_requested(self) -> dict[str, Any]:
         """Return the settings that the user gave, as plain values."""
-        return without_removed(read_checksummed(self.requested))
+        found = without_removed(read_checksummed(self.requested))
+        task, model = (found.get(name, {}) for name in ("task", "model"))
+        if not (isinstance(task, dict) and isinstance(task.get("name", ""), str) and isinstance(model, dict)):
+            raise PatchloomError(
+                f"{self.requested} is not what patchloom wrote: restore it from a copy, or delete the run"
+            )
+        return found
 
     def read_reasons(self) -> dict[str, str]:
         """Return the reasons for the values of ``auto``, by setting; {} for an older run without the file."""

@@ -146,6 +146,8 @@ def card_from(about: Any) -> EncoderCard:
     card = checked_card(EncoderCard, about, _STATISTICS)
     if not len(card.mean) == len(card.std) == (len(card.mean) if card.spec is None else card.spec.channels):
         raise ValueError("mean and std have another number of channels")
+    if 0 in card.std:
+        raise ValueError("a std is 0")
     if not all(re.fullmatch(r"\w[\w-]{0,99}", name) for name in card.extra_modules):
         raise ValueError("a module beside the encoder has an invalid name")
     takes = None if card.spec is None else (card.spec.channels, *card.spec.img_size)
