@@ -26,7 +26,7 @@ from patchloom.tasks.masking import visible_of
 from patchloom.tasks.task import PAPERS, Size, Task, augment_views, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
-# It collapsed at 1,100 updates and fewer (benchmarks/README.md); the paper has 188,000. Not measured in between.
+# At 2,400 updates and fewer it learnt nothing (benchmarks/README.md); the paper has 188,000. Not measured in between.
 _ENOUGH_FOR_BYOL = 20_000
 
 
