@@ -203,7 +203,8 @@ def test_a_measure_of_a_task_is_over_its_groups():
 
 def test_one_group_shows_nothing_about_others():
     right, of = np.ones(20), np.zeros(20)
-    assert accuracy_interval(right, of) == (0.0, 1.0)
+    assert accuracy_interval(np.arange(20) % 2, of) == (0.0, 1.0)
+    assert accuracy_interval(right, of) == wilson(1, 1) and accuracy_interval(right, np.arange(20) // 4) == wilson(1, 5)
     assert difference(right, np.zeros(20), trained=False, groups=of).claim is Claim.NONE
     assert mean_interval(np.arange(20.0), groups=of) == (-math.inf, math.inf)
 

@@ -174,9 +174,9 @@ def effect_of(
     apart = [one - share * whole for one, whole in zip(gains, ways, strict=True)]
     quantile, variance = _over_groups(apart, sum(one * one for one in apart) * n / (n - 1), groups)
     reach = quantile * math.sqrt(variance) / abs(way)
-    if perfect == 1 and (ends := _without_spread(values)):
+    if perfect == 1 and (ends := _without_spread(values, groups)):
         low, high = ((end - (perfect - way / n)) / (way / n) for end in ends)
-        return Effect(share, min(share - reach, low), max(share + reach, high), n)
+        return Effect(share, min(share, low), max(share, high), n)
     return Effect(share, share - reach, share + reach, n)
 
 
@@ -344,7 +344,7 @@ def mean_interval(
     ``groups`` [n].
     """
     found, n = np.asarray(values, dtype=np.float64), len(values)
-    if accuracy and n > 1 and (ends := _without_spread(values)):
+    if accuracy and n > 1 and (ends := _without_spread(values, groups)):
         return ends
     if n < 2:
         return -math.inf, math.inf
@@ -361,6 +361,8 @@ def accuracy_interval(right: ArrayLike, groups: ArrayLike | None = None) -> tupl
     low, high = wilson(mean, n)
     if groups is None:
         return low, high
+    if ends := _without_spread(found.tolist(), groups):
+        return ends
     apart = found - mean
     quantile, variance = _over_groups(apart, float(apart @ apart), groups)
     reach = quantile * math.sqrt(variance) / n
@@ -385,10 +387,11 @@ def _over_groups(apart: ArrayLike, variance: float, groups: ArrayLike | None) ->
     return student(g - 1), max(variance, float(sums @ sums) * g / (g - 1))
 
 
-def _without_spread(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return Wilson's interval of accuracies that are all 0 or all 1, as if each image were one trial; else None."""
-    first = values[0]
-    return wilson(first, len(values)) if first in (0, 1) and all(one == first for one in values) else None
+def _without_spread(values: Sequence[float], groups: ArrayLike | None) -> tuple[float, float] | None:
+    """Return Wilson's interval of accuracies that are all 0 or all 1, as if each image or group were one trial; else
+    None."""
+    first, n = values[0], len(values) if groups is None else len(np.unique(groups))
+    return wilson(first, n) if first in (0, 1) and all(one == first for one in values) else None
 
 
 def wilson(share: float, n: int, z: float = Z) -> tuple[float, float]:
