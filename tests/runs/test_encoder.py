@@ -17,6 +17,8 @@ from patchloom.export.export import export
 from patchloom.nets.checkpoints.load import Weights
 from patchloom.nets.heads import InstanceHead
 from patchloom.runs.folder import suggest_run
+from patchloom.runs.settings import request
+from patchloom.train.init import Start
 from patchloom.train.loop import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -163,6 +165,9 @@ def test_the_statistics_of_a_name_are_those_of_all_its_weights(plain):
     assert weights.own_statistics(NAME) == ((0.5,) * 3, (0.5,) * 3)
     assert weights.own_statistics("vit_small_patch16_224") is None
     assert weights.own_statistics("vit_small_patch16_224.dino")[0] == pytest.approx((0.485, 0.456, 0.406))
+    given = {"init": str(plain / "one.pth"), "model": "vit_small_patch16_224"}
+    found, why = Start(request("x", {"name": "mae"}, given)).normalization(3)
+    assert found is None and why.endswith("and timm's weights of vit_small_patch16_224 differ in these")
 
 
 def test_names_that_do_not_match_are_reported(plain, tmp_path, shallow):

@@ -72,7 +72,7 @@ def test_with_init_the_rates_are_gentle_and_say_why(adapt):
     settings, reasons = resolved(init="timm:any", adapt=adapt)
     assert (settings.blr, settings.layer_decay, settings.heads_first) == (4e-4, 0.9, 0.05)
     assert "a tenth" in reasons["blr"] and "0.004" in reasons["blr"]
-    assert "lightly-train" in reasons["layer_decay"] and "new" in reasons["heads_first"]
+    assert "lightly-train" in reasons["layer_decay"] and "alone first" in reasons["heads_first"]
 
 
 def test_a_task_without_new_parts_does_not_wait_for_them():

@@ -54,7 +54,7 @@ def test_the_first_blocks_are_those_that_were_read_and_the_last_is_not(earlier, 
 def test_the_log_and_the_card_say_what_is_trained(adapted, earlier):
     log = (adapted / "log.txt").read_text()
     assert "  trains 1 of 3 blocks\n" in log and "parameters of the encoder, of which 12.8 k are trained," in log
-    card = model_card(adapted, load_exportable(adapted, "mean"), None, None, 0.0)
+    card = model_card(adapted, load_exportable(adapted, "mean"), None, None, 0.0, True)
     assert "**trained layers**: the last 1 block and the last norm; all other weights are those of encoder" in card
     assert str(Path(earlier).parent) not in card
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import timm
 from torch import Tensor
 
 from patchloom.claims import START
@@ -173,7 +174,8 @@ class Start:
         source = self.asked.from_run or self.asked.init
         found = self._own_statistics()
         if found is None:
-            tag = "; a --model with a tag of timm, such as .dino, names them" if self._by_name else ""
+            name = self.asked.model["name"]
+            tag = f", and timm's weights of {name} differ in these" if self._by_name and timm.is_model(name) else ""
             return None, f"{source} does not name its mean and deviation{tag}"
         if len(found[0]) != channels:
             return None, f"{source} is for images of {len(found[0])} channels, not {channels}"
