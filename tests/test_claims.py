@@ -210,7 +210,7 @@ def test_one_group_shows_nothing_about_others():
 
 
 def test_pseudo_values_that_are_not_numbers_claim_nothing():
-    """As where all objects are in one test image: without it there is no score."""
+    """If all objects are in one test image, there is no score without it."""
     one, two = np.full(12, 0.9), np.full(12, 0.5)
     one[0] = two[0] = math.nan
     found = difference(one, two, ([0.9], [0.5]), trained=False)

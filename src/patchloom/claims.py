@@ -358,11 +358,11 @@ def accuracy_interval(right: ArrayLike, groups: ArrayLike | None = None) -> tupl
     """Compute the 95 % interval of an accuracy from its images [n], 1 or 0 each: Wilson's, or wider over ``groups``."""
     found = np.asarray(right, dtype=np.float64)
     mean, n = float(found.mean()), len(found)
-    low, high = wilson(mean, n)
     if groups is None:
-        return low, high
+        return wilson(mean, n)
     if ends := _without_spread(found.tolist(), groups):
         return ends
+    low, high = wilson(mean, n)
     apart = found - mean
     quantile, variance = _over_groups(apart, float(apart @ apart), groups)
     reach = quantile * math.sqrt(variance) / n
@@ -613,7 +613,7 @@ def difference(
         results = [np.asarray(value, dtype=np.float64) for value in values]
         middle = results[0].mean() - results[1].mean()
         quantile, images = (student(k - 1), gains.var(ddof=1) / k) if k > 1 else (math.inf, math.inf)
-    if groups is None and math.isfinite(images):
+    if groups is None and math.isfinite(images):  # of groups it is not known: their interval is wider without it
         images = max(0.0, images - sum(map(_flips, sides)))
     over_images = quantile * math.sqrt(images) if images != 0 else 0.0
     over_seeds, freedom = _welch(results)

@@ -52,7 +52,7 @@ def test_agreement_is_measured_in_float32():
 
 
 def test_features_that_are_alike_are_measured_in_float32():
-    """In bfloat16 there are only a few cosines near 1, and equal ones count as not found."""
+    """bfloat16 has few cosines near 1, and equal ones count as not found."""
     common, own = seeded(1, 64), 0.05 * seeded(40, 64)
     one, two = common + own, common + own + 0.02 * torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
     exact = same_image_found(one, two), agreement_with_others(one, two)

@@ -201,11 +201,11 @@ def compare_labelled(
     for way in on.ways:
         of_tasks, of_controls, of_others = (_of_way(part, way) for part in (tasks, controls, others))
         standings[way.name] = found_way = rank_encoders(of_tasks, of_controls, of_others, in_groups)
-        rows += _rows(way, found_way, of_tasks, of_controls, of_others, found)
+        rows += _rows(way, found_way, of_tasks, of_controls, of_others, found, in_groups)
     first = on.ways[0]
     main = standings[first.name]
     n = len(on.parts.test)
-    grid = _table(on.ways, tasks, controls, others, main.order)
+    grid = _table(on.ways, tasks, controls, others, main.order, in_groups)
     note = f"Mean over seeds (lowest to highest), 95 % interval over {n:,} test {on.parts.test.noun}. {on.parts.story}"
     if any(way.few is not None for way in on.ways):
         note += " Each seed has its own draw of few labels, the same for all encoders."
@@ -334,12 +334,12 @@ def _table(
     controls: Mapping[str, Sequence[Scores]],
     others: Mapping[str, Sequence[Scores]],
     order: Sequence[str],
+    in_groups: Tensor | None,
 ) -> TextTable:
     rows = []
     for names, group in ((order, tasks), ([*controls], controls), ([*others], others)):
         for name in names:
-            its = group[name]
-            cells = [_cell(torch.stack([one.right[way.name] for one in its]), its[0].groups) for way in ways]
+            cells = [_cell(torch.stack([one.right[way.name] for one in group[name]]), in_groups) for way in ways]
             rows.append((name, *cells))
     ends = frozenset({len(tasks) - 1, len(tasks) + len(controls) - 1})
     return TextTable(("encoder", *(way.name for way in ways)), tuple(rows), names=frozenset({0}), ends=ends)
@@ -369,6 +369,7 @@ def _rows(
     controls: Mapping[str, Tensor],
     others: Mapping[str, Tensor],
     scores: Sequence[tuple[Contender, Scores]],
+    in_groups: Tensor | None,
 ) -> list[tuple[str | int | float | None, ...]]:
     about = {one.name: its.about[way.name] for one, its in scores}
     rows: list[tuple[str | int | float | None, ...]] = []
@@ -377,7 +378,7 @@ def _rows(
             right = group[name]
             means = right.double().mean(1)
             mean = means.mean().item()
-            ends = accuracy_interval(right.double().mean(0), scores[0][1].groups)
+            ends = accuracy_interval(right.double().mean(0), in_groups)
             numbers = [mean, means.min().item(), means.max().item(), *ends]
             apart = found.against.get(name)
             behind = (None,) * 3 if apart is None else (apart.value, apart.low, apart.high)

@@ -251,7 +251,7 @@ def labelled_parts(
 def contenders(jobs: Sequence[Job], seeds: int, beside: Sequence[str], draws: int = 1) -> list[Contender]:
     """Return all encoders to score: those of complete tasks, untrained twins, raw pixels, and further ones.
 
-    The last two have no training of their own, and are scored by ``draws`` draws of few labels.
+    The last two are not trained here, and are scored by ``draws`` draws of few labels.
     """
     ended = [job for job in jobs if job.finished]
     tasks = [Contender(job.task, job.seed, TASK, str(job.folder)) for job in ended]

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from patchloom.claims import START
 from patchloom.data.decode import Unreadable
-from patchloom.data.source import Data
+from patchloom.data.source import Data, Source
 from patchloom.data.splits import choose_indices, pick, some_groups, splittable, with_groups
 from patchloom.dense.annotations.base import Annotated, AnnotatedData, T
 from patchloom.dense.checkpoint import DenseCard, DenseTask, is_dense, save_dense
@@ -88,6 +88,13 @@ class DenseParts(Generic[T]):
         return self.train.subset(rest), self.train.subset(held)
 
 
+def _with_images(annotated: Annotated[T], images: Source) -> Annotated[T]:
+    """Return the same annotations beside ``images``, the same ones but in groups."""
+    same = annotated.subset(np.arange(len(annotated)))
+    same.images = images
+    return same
+
+
 def dense_parts(
     opened: AnnotatedData[T], settings: EvalSettings, note: str = "", run: str | Path | None = None
 ) -> DenseParts[T]:
@@ -95,11 +102,9 @@ def dense_parts(
     train, validation, brought = opened.train, opened.validation, opened.test
     if settings.group is not None:
         grouped = with_groups(Data(train.images, None if brought is None else brought.images), settings.group)
-        train = train.subset(np.arange(len(train)))
-        train.images = grouped.train
+        train = _with_images(train, grouped.train)
         if brought is not None and grouped.test is not None:
-            brought = brought.subset(np.arange(len(brought)))
-            brought.images = grouped.test
+            brought = _with_images(brought, grouped.test)
     whole_groups = "" if train.images.groups is None else " in whole groups"
     if brought is None:
         chosen, copies = choose_indices(train.images, round(_TEST_SHARE * len(train)), settings.seed)

@@ -14,6 +14,7 @@ from patchloom.data.sources.in_memory import is_object
 from patchloom.data.sources.open import split_names
 from patchloom.errors import PatchloomError
 from patchloom.export.encoder import Exportable
+from patchloom.export.preprocessing import OPENING
 from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE, split_licenses
 from patchloom.nets.heads import POOLED
 from patchloom.report.load_run import RunData, load_run
@@ -81,9 +82,7 @@ def _pillow(files: bool) -> str:
 def _opened(channels: int) -> str:
     """Return code that opens ``file`` upright, with transparency over white, and with the encoder's channels."""
     return (
-        "    image = ImageOps.exif_transpose(Image.open(file))\n"
-        '    if image.mode == "F" or image.mode.startswith("I"):\n'
-        '        raise ValueError(f"{file} has more than 8 bits, which Pillow would truncate")\n'
+        f"{OPENING}"
         '    image = image.convert("RGBA")\n'
         '    white = Image.new("RGBA", image.size, "white")\n'
         f'    image = Image.alpha_composite(white, image).convert("{"L" if channels == 1 else "RGB"}")\n'
@@ -291,10 +290,8 @@ def _limits(one: Exportable, told: RunData | None) -> str:
 
 
 def _usage(one: Exportable, place: str, difference: float, files: bool) -> str:
-    code, other = (
-        write(where, one.channels, files)
-        for write, where in ((timm_code, f"hf-hub:{place}"), (transformers_code, place))
-    )
+    code = timm_code(f"hf-hub:{place}", one.channels, files)
+    other = transformers_code(place, one.channels, files)
     return (
         "## How to use\n\n"
         f"With timm, whose vectors differed from those of the run by at most {difference:.1e} at export "

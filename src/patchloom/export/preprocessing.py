@@ -12,12 +12,15 @@ from patchloom.nets.encode import prefix_count
 
 _LUMA = "[0.299, 0.587, 0.114]"  # ITU-R BT.601, as in `patchloom.data.decode.to_channels`
 
-READING = '''\
-def read(file):
-    """Read an image file as pixels [h w 3], upright and with transparency over white."""
+OPENING = """\
     image = ImageOps.exif_transpose(Image.open(file))
     if image.mode == "F" or image.mode.startswith("I"):
         raise ValueError(f"{file} has more than 8 bits, which Pillow would truncate")
+"""
+READING = f'''\
+def read(file):
+    """Read an image file as pixels [h w 3], upright and with transparency over white."""
+{OPENING}\
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

@@ -110,8 +110,9 @@ def to_hub(
     folder = Path(out) if out else default_out(run, "hf", blend)
     _check_folder(folder)
     examples = make_examples(run, data, one.card)
-    by_file = one.channels in (1, 3) and examples.by_file()
-    files = by_file or (one.channels in (1, 3) and not examples.whole)  # without examples, 8 bits are assumed
+    readable = one.channels in (1, 3)
+    by_file = readable and examples.by_file()
+    files = by_file or (readable and not examples.whole)  # without examples, 8 bits are assumed
     with TemporaryDirectory() as made:  # existing files are replaced only after the comparison
         work = Path(made) / "hf"
         _save(one, work)

@@ -362,7 +362,7 @@ def nearest_by_cosine(queries: Tensor, gallery: Tensor, own: Tensor, count: int)
     Returns:
         Indices [q count] into the gallery and cosines [q count].
     """
-    near = F.normalize(queries.float(), dim=-1) @ F.normalize(gallery.float(), dim=-1).T
+    near = all_cosines(queries, gallery)
     near[torch.arange(len(near), device=near.device), own.to(near.device)] = -torch.inf
     cosines, places = near.topk(min(count, len(gallery) - 1), dim=1)
     return places, cosines

@@ -7,7 +7,7 @@ of a run only, not on time, so an interrupted run comes to the same verdict.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -124,7 +124,11 @@ def best_control_first(knn: Report) -> list[Row]:
     The start of an adapted encoder comes before the others, because it is what the run must improve on.
     """
     trained, *controls = knn.quoted
-    return [trained, *sorted(controls, key=lambda row: (row.encoder != START, -row.value))]
+    return [trained, *_best_first(controls)]
+
+
+def _best_first(controls: Iterable[Row]) -> list[Row]:
+    return sorted(controls, key=lambda row: (row.encoder != START, -row.value))
 
 
 def effect_over_control(row: Row, control: Row, n: int) -> Effect:
@@ -259,10 +263,8 @@ def logged_class_result(
     found = {called: row[name] for row in rows for name, called in names.items() if row.get(name)}
     if len(found.keys() - {START}) < len(names) - 1 or not images:
         return None
-    knn = {name: Row.of(name, "mean", "knn", {}, float(value), images) for name, value in found.items()}
-    trained, start = knn.pop("knn"), knn.pop(START, None)
-    # the start first, as in `best_control_first`
-    return _classes(trained, [*filter(None, [start]), *sorted(knn.values(), key=lambda row: -row.value)], images)
+    trained, *controls = (Row.of(name, "mean", "knn", {}, float(value), images) for name, value in found.items())
+    return _classes(trained, _best_first(controls), images)
 
 
 def _classes(trained: Row, controls: Sequence[Row], images: int) -> ClassResult:

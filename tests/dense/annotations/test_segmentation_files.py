@@ -46,7 +46,7 @@ def test_numbers_come_back_and_no_palette_is_looked_up(tmp_path, suffix, kind):
 
 
 def test_colours_that_were_saved_as_a_palette_in_another_order(tmp_path):
-    """As programs do that make PNGs smaller; with the colours at their places, or others, the indices count."""
+    """Programs that make PNGs smaller do so; with the colours at their places, or others, the indices count."""
     colours = np.array([[200, 0, 0], [0, 200, 0], [0, 0, 200], [9, 9, 9]], np.uint8)
     for name, order in (("same", [0, 1, 2, 3]), ("other", [2, 0, 3, 1])):
         image = Image.fromarray(np.argsort(order).astype(np.uint8)[IDS]).convert("P")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 import re
@@ -35,18 +36,11 @@ def matches(pattern: str) -> list[str]:
     Of several paths through links to one folder, the first is returned.
     """
     each = (sorted(glob.iglob(one, recursive=True)) for one in expand_braces(os.path.expanduser(pattern)))
-    real: dict[str, str] = {}  # the path without links of each folder
-
-    def place(path: str) -> tuple[str, str]:
-        folder, file = os.path.split(path)
-        if folder not in real:
-            real[folder] = os.path.realpath(folder)
-        return real[folder], file
-
-    paths = (os.path.normpath(path) for some in each for path in some)
+    without_links = functools.cache(os.path.realpath)  # a folder has many files
     once: dict[tuple[str, str], str] = {}
-    for path in paths:
-        once.setdefault(place(path), path)
+    for path in (os.path.normpath(path) for some in each for path in some):
+        folder, file = os.path.split(path)
+        once.setdefault((without_links(folder), file), path)
     found = list(once.values())
     if not found:
         raise PatchloomError(f"no file matches {pattern}: check the folder, and the ending of the files")

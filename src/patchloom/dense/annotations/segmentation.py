@@ -113,11 +113,15 @@ def _decoded(content: bytes, colours: np.ndarray | None) -> tuple[np.ndarray, st
         kind, orientation = str(image.format), orientation_of(image)
         array = np.asarray(image)
         if image.mode == "P" and colours is not None:
-            shown, used = np.asarray(image.convert("RGB")), np.unique(array)
-            own = {int(i): tuple(shown[array == i][0].tolist()) for i in used}
-            listed = [tuple(colour) for colour in colours.tolist()]
-            if {*own.values()} <= {*listed} and any(listed[i : i + 1] != [colour] for i, colour in own.items()):
-                array = shown
+            palette = np.zeros((256, 3), np.uint8)
+            entries = np.asarray(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
+            palette[: len(entries)] = entries
+            own = {i: palette[i].tolist() for i in np.unique(array).tolist()}
+            listed = colours.tolist()
+            if all(colour in listed for colour in own.values()) and any(
+                listed[i : i + 1] != [colour] for i, colour in own.items()
+            ):
+                array = palette[array]
         if kind == "PNG" and content[25:26] == b"\0":  # grey: bits follow width and height in the head, then colours
             array = array // np.uint8(_SPREAD[content[24]]) if content[24] in _SPREAD else array
         return apply_orientation(array, orientation), kind
