@@ -143,7 +143,7 @@ def test_a_teacher_gets_enough_updates_and_a_memory_that_fits_them():
     assert (short.batch_size, short.weight_decay) == (32, 0.1)
     updates = 3 * (11_250 // 32)
     assert short.task["momentum"] == pytest.approx(1 - 100 / updates, abs=1e-3)
-    assert short.task["loss"] == "infonce" and f"{updates:,} updates" in reasons["task.loss"]
+    assert short.task["loss"] == "infonce" and f"these are {updates:,}" in reasons["task.loss"]
     assert "updates" in reasons["batch_size"]
     long, reasons = of_task("extrema", 1_281_167, epochs=300, batch_size=2048)
     assert (long.task["momentum"], long.task["loss"]) == (0.996, "byol")
