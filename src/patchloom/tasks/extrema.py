@@ -26,7 +26,8 @@ from patchloom.tasks.masking import visible_of
 from patchloom.tasks.task import PAPERS, Size, Task, augment_views, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
-# At 2,400 updates and fewer it learnt nothing (benchmarks/README.md); the paper has 188,000. Not measured in between.
+# At 2,448 updates and fewer it showed no gain over random weights (benchmarks/README.md); the paper has 188,000.
+# Not measured in between.
 _ENOUGH_FOR_BYOL = 20_000
 
 
@@ -40,7 +41,7 @@ class ExtreMA(Task):
             main result (Table 7), or fewer if there are too few patches.
         loss: agreement loss: byol; infonce with the other images of all processes as negatives; or sigreg (LeJEPA) or
             visreg, which have neither teacher nor negatives; auto: byol, as in the paper's main results, but infonce
-            in trainings of fewer than 20,000 updates: byol learnt nothing in 2,448.
+            in trainings of fewer than 20,000 updates: byol showed no gain in 2,448.
         temperature: τ of infonce; auto: 0.2.
         gaussian_weight: λ of sigreg and visreg: weight of the test for a Gaussian; that of the agreement is 1 - λ.
             auto: 0.05 for sigreg, 0.9 for visreg, or 0.6 below ViT-S.
@@ -113,7 +114,7 @@ class ExtreMA(Task):
             return {"weight_decay": (0.05, PAPERS)}
         loss = ("byol", PAPERS)
         if updates < _ENOUGH_FOR_BYOL:
-            loss = ("infonce", f"byol learnt nothing in 2,448 updates on CIFAR-10, and these are {updates:,}")
+            loss = ("infonce", f"byol showed no gain in 2,448 updates on CIFAR-10, and these are {updates:,}")
         return {"weight_decay": (0.1, PAPERS), "task.loss": loss, "task.momentum": momentum_for(updates)}
 
     @classmethod

@@ -468,7 +468,7 @@ def _by_knn(found: ClassResult) -> dict[str, float | str]:
 
 
 def _longer(signs: VerdictInputs) -> dict[str, float | str]:
-    return {"out": ANOTHER, "patience": HIGHER} if signs.stopped else {"epochs": 4 * signs.settings.epochs}
+    return {"out": ANOTHER, "patience": HIGHER} if signs.stopped else {"epochs": math.ceil(4 * signs.settings.epochs)}
 
 
 def _slower(signs: VerdictInputs) -> dict[str, float | str]:
