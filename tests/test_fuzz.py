@@ -92,8 +92,8 @@ def test_random_configurations(tmp_path, capfd):
 FOUND = {
     "--model.depth=0": "--model.depth must be 1 to 1000, not 0",
     "--model.num_heads=0": "--model.num_heads must be 1 to 65536",
-    "--model.embed_dim=65536": "cannot be trained in the",
-    "--task.decoder_width=65536": "cannot be trained in the",
+    "--model.embed_dim=65536": "does not fit in the",
+    "--task.decoder_width=65536": "does not fit in the",
     "--task.decoder_depth=1001": "--task.decoder_depth must be 1000 or less",
     f"--task.decoder_width={2**63}": "--task.decoder_width cannot be so large",
     "--task.mask_ratio=inf": "a mask ratio of inf leaves 0 of",

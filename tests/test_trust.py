@@ -43,12 +43,16 @@ from patchloom.nets.checkpoints import format
 from patchloom.nets.checkpoints.format import (
     EncoderCard,
     card_from,
+    is_encoder_file,
     load_encoder_file,
     load_module_file,
+    read_weights,
     save_encoder,
     save_extra_module,
     save_net,
+    stock_encoder,
 )
+from patchloom.nets.checkpoints.load import Weights, kind_of
 from patchloom.nets.heads import InstanceHead
 from patchloom.options import parse_call, parse_evaluate, parse_pretrain
 from patchloom.report.load_run import load_run
@@ -366,6 +370,53 @@ def test_a_pickle_of_weights_runs_nothing(tmp_path, capsys):
     torch.save({"state_dict": Evil(tmp_path / "touched")}, evil)
     failed(capsys, "evaluate", "knn", evil, "digits", "--model", "vit_tiny_patch16_224")
     assert not (tmp_path / "touched").exists()
+
+
+UNSTORED = {
+    "repeated": lambda: torch.zeros(1, dtype=torch.float16).expand(2**24, 2**24),
+    "meta": lambda: torch.zeros(192, 3, 16, 16, device="meta"),
+    "sparse": lambda: torch.zeros(192, 768).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+}
+
+
+@pytest.mark.parametrize("kind", UNSTORED)
+@pytest.mark.parametrize("name", ["patch_embed.proj.weight", "blocks.0.norm1.weight"])
+def test_a_few_bytes_are_not_a_large_tensor(kind, name, tmp_path, capsys):
+    state = stock_encoder("vit_tiny_patch16_224").state_dict()
+    state = {key: torch.zeros(value.shape) for key, value in state.items()} | {name: UNSTORED[kind]()}
+    torch.save(state, path := tmp_path / "weights.pth")
+    assert f"does not store all numbers of '{name}'" in failed(
+        capsys, "evaluate", "knn", path, "digits", "--model", "vit_tiny_patch16_224"
+    )
+
+
+def test_a_projection_of_no_pixels_is_refused(tmp_path, capsys):
+    state = stock_encoder("vit_tiny_patch16_224").state_dict()
+    state = {key: torch.zeros(value.shape) for key, value in state.items()}
+    torch.save(state | {"patch_embed.proj.weight": torch.zeros(192, 3, 0, 0)}, path := tmp_path / "weights.pth")
+    said = failed(capsys, "evaluate", "knn", path, "digits", "--model", "vit_tiny_patch16_224")
+    assert "patch_embed.proj.weight is 192x3x0x0 there" in said
+
+
+def test_metadata_that_nests_without_end_is_left_out(tmp_path):
+    save_file({"a": torch.zeros(1)}, path := tmp_path / "a.safetensors", {"format": "[" * 10**5})
+    assert read_weights(path)["a"].shape == (1,)
+
+
+def test_buffers_that_fill_memory_are_refused(tmp_path):
+    options = SMALL | {"num_heads": 2}
+    spec = EncoderSpec("vit_small_patch16_rope_224", (8192, 8192), 1, positions="rotary", options=options)
+    vit = build_encoder(replace(spec, img_size=(16, 16)))
+    save_encoder(vit, EncoderCard(spec, (0.5,) * 3, (0.5,) * 3, "mae", "a"), path := tmp_path / "encoder.safetensors")
+    with pytest.raises(PatchloomError, match=r"is not what patchloom wrote \(its buffers need [\d.]+ GiB\)"):
+        load_encoder_file(path)
+
+
+def test_an_encoder_file_is_one_by_any_name(encoder, tmp_path):
+    path = tmp_path / "E.SAFETENSORS"
+    path.write_bytes(encoder.read_bytes())
+    assert is_encoder_file(path) and kind_of(path) == "patchloom" and Weights(path).license == ""
 
 
 SOUNDS: dict[str, Any] = {

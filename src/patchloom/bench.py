@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.performance import fuse_attention
 from patchloom.runs.settings import ResolvedSettings, Settings, request
 from patchloom.sizes import PatchSize, in_pixels
-from patchloom.system.hardware import compile_gain, keep_freed_memory, product_rates, seconds_of
+from patchloom.system.hardware import compile_gain, keep_freed_memory, memory_shortage, product_rates, seconds_of
 from patchloom.tasks import ready_tasks
 from patchloom.tasks.custom import label
 from patchloom.train.estimate import Step, halvable, memory_of, reading_rate, refuse_too_large
@@ -211,16 +212,27 @@ def bench(
             f"the device has too little memory for {each[0].batch_size} images at once: {less}, or name fewer --tasks, "
             "since all of them are in memory"
         ) from problem
+    rates = []
+    for i, (settings, compiled) in enumerate(forms):
+        if not compiled:  # compilation changes neither
+            task, nth = label(settings.task["name"]), f"task {i + 1} of {len(forms)}"
+            with StatusMessage(f"{task}: counting operations, and timing how fast images are read, {nth}"):
+                rate = flops_per_image(settings), reading_rate(source, built[i].task, settings)
+        rates.append(rate)
+    del built, ways
+    gc.collect()  # modules are in reference cycles
+    if each[0].device == "cuda":
+        torch.cuda.empty_cache()  # the fresh processes need the GPU's memory
     paces: list[StepSpeed] = []
     for i, (settings, compiled) in enumerate(forms):
         task, nth = label(settings.task["name"]), f"task {i + 1} of {len(forms)}"
-        if not compiled:  # compilation changes neither
-            with StatusMessage(f"{task}: counting operations, and timing how fast images are read, {nth}"):
-                flops, data_rate = flops_per_image(settings), reading_rate(source, built[i].task, settings)
+        flops, data_rate = rates[i]
         try:
             with StatusMessage(f"{task}: measuring its memory in a fresh process, {nth}"):
                 memory = memory_of(settings, compiled, source.sound)
-        except PatchloomError:  # keeps the times that were measured
+        except (PatchloomError, MemoryError, RuntimeError) as problem:  # keeps the times that were measured
+            if not isinstance(problem, PatchloomError) and memory_shortage(problem) is None:
+                raise
             memory = None
         step = task, compiled, tuple(seconds[i]), settings.batch_size
         paces.append(StepSpeed(*step, flops, memory, data_rate))

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import checksum
 from patchloom.runs import checkpoint
 from patchloom.runs.checkpoint import Checkpoints, SaveTimer, restore, tensors_of
 from patchloom.runs.folder import RunFolder, metrics_row, write_metrics
@@ -75,6 +76,18 @@ def test_a_checkpoint_without_a_checksum_gives_weights_but_cannot_be_resumed(tmp
     assert kept.weights().keys() == task.state_dict().keys()
     with pytest.raises(PatchloomError, match="no checksum, .* --from can load its weights"):
         kept.read()
+
+
+@pytest.mark.parametrize(
+    "about", ["[]", '{"best": "x"}', '{"step": "3"}', '{"step": -1}', '{"step": NaN}', "[" * 10**5]
+)
+def test_values_of_a_stranger_are_checked(about, tmp_path):
+    kept = save(tmp_path / "checkpoints", *make(), 0)
+    tensors, _, _ = kept.read()
+    save_file(tensors, kept.last, {"about": about, "sha256": checksum(tensors, about)})
+    with pytest.raises(PatchloomError, match="is damaged"):
+        kept.newest()
+    assert kept.about() == {} and kept.progress() == (0, 0.0)
 
 
 def test_another_tasks_checkpoint_is_refused(tmp_path):
@@ -194,9 +207,10 @@ def test_columns_may_appear_later(tmp_path):
 @pytest.mark.parametrize(
     ("limits", "took", "pauses"),
     [
-        ((5, 60, 60), 0.0, [5, 10, 20, 40, 60, 60]),  # a run
-        ((5, 60, 60), 2.0, [5, 40, 60, 60, 60, 60]),
-        ((5, 60, 60), 9.0, [5, 60, 60, 60, 60, 60]),
+        ((5, 60, 600), 0.0, [5, 10, 20, 40, 60, 60]),  # a run
+        ((5, 60, 600), 2.0, [5, 40, 60, 60, 60, 60]),
+        ((5, 60, 600), 9.0, [5, 180, 180, 180, 180, 180]),
+        ((5, 60, 600), 40.0, [5, 600, 600, 600, 600, 600]),
         ((30, 30), 0.0, [30] * 6),  # a training of an evaluation
         ((30, 30), 9.0, [30] + [180] * 5),
     ],

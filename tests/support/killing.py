@@ -91,10 +91,12 @@ def _train(images: str, out: str, options: dict[str, Any], event: int | None, to
     seen = die_at(event, out, _EVENTS)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
+    from patchloom.runs import checkpoint
     from patchloom.train import loop as training
 
     shorten_ends()
     training._SAVE_EVERY = 0.02  # so that many kills meet a checkpoint that is being written
+    checkpoint.SAVE_COST = 0
     torch.set_num_threads(1)
     training.pretrain(images, out=out, **SMALL | options)
     told.put(len(seen))

@@ -30,7 +30,13 @@ def test_any_failure_of_the_first_process_ends_the_others(monkeypatch, first):
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"), [("[gloo] Connection closed by peer", TemporaryError), ("a list of another size", RuntimeError)]
+    ("words", "kind"),
+    [
+        ("[gloo] Connection closed by peer", TemporaryError),
+        ("DistStoreError: 1/2 clients joined", TemporaryError),
+        ("a list of another size", RuntimeError),
+        ("the restored weights do not fit", RuntimeError),
+    ],
 )
 def test_only_a_lost_connection_means_that_another_process_has_died(monkeypatch, words, kind):
     def lost():

@@ -31,6 +31,8 @@ CASES = {
     "lut": {"task": "lut"},
     "sigreg": {"task": {"name": "extrema", "loss": "sigreg"}},
     "visreg": {"task": {"name": "lut", "loss": "visreg"}},
+    # patches of the images of all processes, but in measures and pictures of those of one
+    "restore": {"task": {"name": "restore", "degradation": "zoom_out", "fill": "images"}},
 }
 # no drop path, which each process draws for itself; and a rate at which rounding does not grow
 PLAIN = {"model": SMALL["model"] | {"drop_path_rate": 0.0}, "blr": 1e-3}
@@ -52,9 +54,9 @@ def single_process(images, tmp_path_factory):
     return run
 
 
-def losses(run: Path) -> list[float]:
+def column(run: Path, name: str) -> list[float]:
     with open(run / "metrics.csv", newline="") as file:
-        return [float(row["loss"]) for row in csv.DictReader(file) if row["loss"]]
+        return [float(row[name]) for row in csv.DictReader(file) if row[name]]
 
 
 def same(found, wanted):
@@ -70,7 +72,8 @@ def same(found, wanted):
 
 def check(ended, ranks, out, single_process):
     assert [one.code for one in ended] == [0] * len(ended), "\n".join(one.told for one in ended)
-    assert losses(out) == pytest.approx(losses(single_process[0]), rel=1e-4)
+    for name in ("loss", "held_out"):
+        assert column(out, name) == pytest.approx(column(single_process[0], name), rel=1e-4), name
     same(ranks[0], single_process[1])
     for other in ranks[1:]:  # what processes have is not nearly, but exactly the same
         assert all(torch.equal(value, other[name]) for name, value in ranks[0].items())
@@ -130,9 +133,11 @@ def test_a_batch_that_cannot_be_shared_evenly_is_refused(images, tmp_path):
 
 
 # torchrun itself starts patchloom on several machines; here it is fabric that does so by it
+ONE_TASK = {"SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "train"}
 LAUNCHERS = {
     "fabric run": ["-m", "lightning_fabric.cli", "--devices", "2", "--main-port", "PORT", "--", "MAIN"],
     "itself": ["-m", "patchloom"],
+    "itself, in a job of SLURM with one task": ["-m", "patchloom"],
 }
 SEVERAL = {
     "two machines": ["-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "MACHINE", "--nproc_per_node", "1"]
@@ -145,8 +150,9 @@ def launched(launcher: str, images: Path, out: Path, machine: int = 0, port: int
     command = [sys.executable, *(words.get(word, word) for word in (LAUNCHERS | SEVERAL)[launcher])]
     command += ["pretrain", str(images), "--task", "mae", "--out", str(out), "--epochs", "2"]
     command += ["--batch_size", "16", "--workers", "0", "--precision", "float32", "--model.embed_dim", "32"]
-    command += ["--model.depth", "1", *(["--devices", "2"] if launcher == "itself" else [])]
+    command += ["--model.depth", "1", *(["--devices", "2"] if launcher.startswith("itself") else [])]
     environment, pipe = os.environ | {"OMP_NUM_THREADS": "1"}, subprocess.PIPE
+    environment |= ONE_TASK if "SLURM" in launcher else {}
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True)
 
 
@@ -180,6 +186,23 @@ def test_devices_that_do_not_fit_what_was_started(started, monkeypatch):
     assert distributed.launched_processes() == 4
     with pytest.raises(PatchloomError, match="--devices 3 does not fit the 2 processes on each of 2 machines"):
         distributed.launch("cpu", 3)
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(
+        PatchloomError, match="8 processes need as many GPUs, and there are 2 here: use fewer --devices"
+    ):
+        distributed.launch("cuda", 8)
+
+
+def test_a_run_of_a_missing_device_says_so(images, small_run, tmp_path):
+    run = shutil.copytree(small_run("mae"), tmp_path / "run")
+    (run / "summary.txt").unlink()
+    write_checksummed(run / "config.yaml", read_checksummed(run / "config.yaml") | {"device": "cuda"})
+    with pytest.raises(PatchloomError, match="was begun on cuda, and there is no such device here: resume it where"):
+        pretrain(images, "mae", out=run, **SMALL)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

@@ -9,6 +9,7 @@ import time
 from collections import namedtuple
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from killing import SMALL, left_behind, typed
@@ -22,13 +23,14 @@ from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
 from patchloom.options import parse_pretrain
 from patchloom.runs.folder import RunFolder
+from patchloom.runs.held_out import HeldOut
 from patchloom.runs.settings import request
 from patchloom.system.files import run_interruptibly
 from patchloom.system.hardware import Cores
 from patchloom.train import estimate
 from patchloom.train.estimate import Step, TaskBytes, sketch, upper_bound_bytes
 from patchloom.train.loop import pretrain
-from patchloom.train.plan import Planner
+from patchloom.train.plan import Plan, Planner, describe_continuation
 from patchloom.train.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -39,6 +41,14 @@ GIB = 2**30
 def settings_for(task="mae", **given):
     asked = request("shapes", task, {"precision": "float32", "device": "cpu", "threads": 1, **given})
     return resolve(asked, 1000, 3, STATS)[0]
+
+
+def test_a_run_that_stopped_early_goes_on_from_where_it_stopped(tmp_path):
+    held_out = HeldOut(np.arange(0), np.arange(0))
+    plan = Plan(True, settings_for(epochs=60), {}, STATS, "", held_out, ended=40, reached=2.0)
+    first, kept = describe_continuation(plan, RunFolder(tmp_path))
+    assert first.startswith("trains 58 epochs more after 2, from its weights") and "rises over 5.8 of them" in first
+    assert kept == f"the run of 40 epochs is kept in {tmp_path}/earlier/epochs-40"
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--dry_run", "--dry-run=true", "--dry_run=true"])

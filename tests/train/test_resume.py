@@ -160,10 +160,26 @@ def test_longer_training_that_is_killed_resumes_to_the_same_result(
     run = shutil.copytree(finished / "two", tmp_path / "six")
     longer = {"out": run, **SMALL, "epochs": 6}
     killed(monkeypatch, owner, name, calls, images, "extrema", **longer)
+    if owner is TrainState:
+        (run / "earlier" / "epochs-2 (copy)").mkdir()
+        with pytest.raises(PatchloomError, match="being trained for 6 epochs, .* repeat --epochs 6 first"):
+            pretrain(images, "extrema", **longer | {"epochs": 9})
+        (run / "earlier" / "epochs-2 (copy)").rmdir()
     pretrain(images, "extrema", **longer)
     assert contents_of(run) == contents_of(finished / "six")
     kept = run / "earlier" / "epochs-2"
     assert weights(kept) == weights(finished / "two") and contents_of(kept) == contents_of(finished / "two")
+
+
+def test_processes_that_read_different_checkpoints_stop(images, finished, tmp_path, monkeypatch):
+    run = shutil.copytree(finished / "two", tmp_path / "six")
+    longer = {"out": run, **SMALL, "epochs": 6}
+    killed(monkeypatch, TrainState, "count", 5, images, "extrema", **longer)
+    before = weights(run)
+    monkeypatch.setattr(training, "any_process", lambda flag: True)  # another one has another step
+    with pytest.raises(PatchloomError, match="not all processes read the same checkpoint in .*six: give all machines"):
+        pretrain(images, "extrema", **longer)
+    assert weights(run) == before
 
 
 @pytest.mark.parametrize("model", ["vit_small_patch16_dinov3", "vit_small_patch16_rope_mixed_224"])

@@ -111,9 +111,14 @@ def has_class_token(vit: Encoder) -> bool:
 
 def attention_heads(vit: Encoder) -> int:
     """Return the number of attention heads of a block; for a Swin, of the last stage."""
+    return heads_by_stage(vit)[-1]
+
+
+def heads_by_stage(vit: Encoder) -> list[int]:
+    """Return the number of attention heads of a block in each stage; a plain ViT has one stage."""
     if isinstance(vit, SwinTransformer):
-        return blocks_of(stages_of(vit)[-1])[0].attn.num_heads
-    return attention_of(blocks_of(vit)[0]).num_heads
+        return [blocks_of(stage)[0].attn.num_heads for stage in stages_of(vit)]
+    return [attention_of(blocks_of(vit)[0]).num_heads]
 
 
 def patch_positions(vit: Encoder) -> Tensor | None:

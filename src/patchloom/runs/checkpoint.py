@@ -27,6 +27,7 @@ from patchloom.system.files import remove_leftovers, run_interruptibly, write_er
 _OPTIMIZER = "optimizer."
 _BEST = "best/"  # prefix of the best weights; no module has such a name
 _LARGE = 2**28  # bytes whose writing takes seconds
+_UNREADABLE = OSError, SafetensorError, ValueError, RecursionError
 _NUMBERS = ("step", "steps", "seconds")  # in ``about``
 
 
@@ -135,10 +136,8 @@ class Checkpoints:
         For reports only, not for resuming: neither tensors nor checksum are read.
         """
         for path in (self.last, self.before):
-            with suppress(OSError, SafetensorError, ValueError, KeyError), safe_open(path, "pt") as file:
-                about = json.loads((file.metadata() or {})["about"])
-                if isinstance(about, dict) and all(conforms(about.get(name, 0), float) for name in _NUMBERS):
-                    return about
+            with suppress(*_UNREADABLE, KeyError), safe_open(path, "pt") as file:
+                return _parse_about((file.metadata() or {})["about"])
         return {}
 
     def progress(self) -> tuple[int, float]:
@@ -168,17 +167,22 @@ class Checkpoints:
         )
 
 
-def tensors_of(task: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def tensors_of(task: nn.Module, optimizer: torch.optim.Optimizer, wanted: bool = True) -> dict[str, Tensor]:
     """Return all tensors of a task and its optimiser by name, unsharded and on the CPU.
 
-    Every process must call this, because the tensors may be sharded.
+    Every process must call this, because the tensors may be sharded; one in which they are not ``wanted`` gets {}.
     """
-    tensors = {name: _unsharded(value) for name, value in task.state_dict().items()}
+    found: dict[str, Tensor | DTensor] = dict(task.state_dict())
     names = {id(weight): name for name, weight in task.named_parameters()}
     for weight, state in optimizer.state.items():
         for key, value in state.items():
-            tensors[f"{_OPTIMIZER}{key}.{names[id(weight)]}"] = _unsharded(torch.as_tensor(value))
-    return tensors
+            found[f"{_OPTIMIZER}{key}.{names[id(weight)]}"] = torch.as_tensor(value)
+    if wanted:
+        return {name: _unsharded(value) for name, value in found.items()}
+    for value in found.values():
+        if isinstance(value, DTensor):
+            value.full_tensor()  # all processes gather it
+    return {}
 
 
 def weights_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -257,6 +261,17 @@ def _as(like: Tensor, value: Tensor) -> Tensor:
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
+def _parse_about(text: str) -> dict[str, Any]:
+    """Parse the values beside the tensors; the file is untrusted."""
+    about = json.loads(text)
+    if not isinstance(about, dict) or not isinstance(about.get("best", {}), dict):
+        raise ValueError("the values beside its tensors are not of a run")
+    for name in _NUMBERS:
+        if not conforms(value := about.get(name, 0), float) or not 0 <= value < math.inf:
+            raise ValueError(f"its {name} is {str(value)[:40]!r}")
+    return about
+
+
 def _read(path: Path, unsealed: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, "pt") as file:
@@ -266,8 +281,8 @@ def _read(path: Path, unsealed: bool) -> tuple[dict[str, Tensor], dict[str, Any]
             tensors = {name: file.get_tensor(name) for name in file.keys()}
         if "sha256" in found and checksum(tensors, found["about"]) != found["sha256"]:
             raise ValueError("its checksum does not match")
-        return tensors, json.loads(found["about"])
-    except (OSError, SafetensorError, ValueError) as problem:
+        return tensors, _parse_about(found["about"])
+    except _UNREADABLE as problem:
         reason = " ".join(str(problem).split())
         raise DamagedCheckpoint(f"the checkpoint {path} is damaged ({reason})") from problem
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import fcntl
 import io
 import json
 import os
@@ -230,8 +229,11 @@ class RunFolder:
 
     def last_end(self) -> Path | None:
         """Return the newest folder of `kept_end`; None for a run that was never trained longer."""
-        ends = sorted(self.path.glob("earlier/epochs-*"), key=lambda end: float(end.name.removeprefix("epochs-")))
-        return ends[-1] if ends else None
+        ends: dict[float, Path] = {}
+        for end in self.path.glob("earlier/epochs-*"):
+            with suppress(ValueError):  # of a copy, or an archive
+                ends[float(end.name.removeprefix("epochs-"))] = end
+        return ends[max(ends)] if ends else None
 
     def keep_end(self, epochs: float) -> None:
         """Copy a finished run to `kept_end`, and remove its results here.

@@ -20,7 +20,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments import LightningEnvironment
 from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -334,7 +336,7 @@ def stopped_by_all(reason: str, progress: Mapping[str, Any] | None = None) -> Pa
     return Stopped(reason, progress) if rank() == 0 else AlreadyReported(reason, Stopped.exit_code)
 
 
-_LOST = re.compile(r"connection|gloo|nccl|socket|timed? ?out|broken pipe|store", re.IGNORECASE)
+_LOST = re.compile(r"connection|gloo|nccl|socket|timed? ?out|broken pipe|(\b|tcp|dist)store(\b|error)", re.IGNORECASE)
 LOST = (
     "another process has died, so this one stops, too: see the messages before this, then run the same command again "
     "to continue"
@@ -377,13 +379,17 @@ def launch(device: str, devices: int | str = "auto", strategy: str = "auto") -> 
         raise PatchloomError("give --precision to patchloom, not to fabric run")
     sharded = "fsdp" in (strategy, given.get("LT_STRATEGY"))
     nodes, devices = _started(devices)
+    if device == "cuda" and devices > (there := torch.cuda.device_count()):
+        raise PatchloomError(f"{devices} processes need as many GPUs, and there are {there} here: use fewer --devices")
     others: list[subprocess.Popen[bytes]] = []
+    # a job of SLURM with one task starts no processes, although Lightning takes it for their launcher
+    here = LightningEnvironment() if _by_launcher() is None else None
     try:
         if nodes * devices == 1:
-            fabric = Fabric(accelerator=device, devices=1)
+            fabric = Fabric(accelerator=device, devices=1, plugins=here)
         else:
             how = ModelParallelStrategy(_shard, nodes * devices, 1) if sharded else DDPStrategy()
-            fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=how)
+            fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=how, plugins=here)
             others = getattr(how.launcher, "procs", others)
             atexit.register(_leave, others)
         with StatusMessage("waiting for the other processes"):
@@ -391,9 +397,9 @@ def launch(device: str, devices: int | str = "auto", strategy: str = "auto") -> 
     except KeyboardInterrupt:
         _kill(others)  # at once: otherwise they would wait for this process, and print long errors about its end
         raise
-    except (ValueError, RuntimeError) as problem:  # the launcher's errors
+    except (ValueError, RuntimeError, MisconfigurationException) as problem:  # the launcher's errors
         reason = " ".join(str(problem).split())
-        kind = PatchloomError if isinstance(problem, ValueError) else TemporaryError  # a port in use, a machine away
+        kind = TemporaryError if isinstance(problem, RuntimeError) else PatchloomError  # a port in use, a machine away
         raise kind(f"{nodes * devices} processes cannot be started together: {reason}") from problem
     return fabric
 

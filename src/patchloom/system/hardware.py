@@ -139,8 +139,8 @@ def _worked() -> float | None:
 
 
 def _key(name: str, device: str, threads: int | None = None) -> str:
-    threads = threads or torch.get_num_threads()
-    return f"{name} on {_called(device)}, torch {torch.__version__}, {threads} threads"
+    where = f"{name} on {_called(device)}, torch {torch.__version__}"
+    return f"{where}, {threads or torch.get_num_threads()} threads" if device == "cpu" else where
 
 
 def _file() -> Path:
@@ -366,9 +366,14 @@ def choose_workers(device: str, here: Cores, least: int = 0) -> tuple[int, str]:
     return min(16, here.each - 1), f"one for each of {here.each} cores but one{shared}"
 
 
+def is_available(device: str) -> bool:
+    """Return whether a device is available."""
+    return device in ("auto", "cpu") or bool(getattr(torch, device).is_available())
+
+
 def check_device(device: str) -> None:
     """Refuse a device that is not available."""
-    if device != "cpu" and not getattr(torch, device).is_available():
+    if not is_available(device):
         raise PatchloomError(f"there is no {device} device here: use --device cpu, or auto")
 
 
@@ -389,7 +394,10 @@ def usable_device(name: str) -> torch.device:
 # glibc's numbers for mallopt: trim, top pad, and the number of allocations that may be mapped
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 # messages of torch and numpy on a CPU, and of the allocator
-_NO_MEMORY = re.compile(r"allocate memory|enough memory|unable to allocate|bad_alloc|out of memory", re.IGNORECASE)
+_NO_MEMORY = re.compile(
+    r"allocate memory|enough memory|unable to allocate|bad_alloc|out of memory|STATUS_ALLOC_FAILED", re.IGNORECASE
+)
+_OF_CUDA = re.compile(r"cuda|cublas|cudnn|nccl", re.IGNORECASE)
 _WANTED = re.compile(r"allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)", re.IGNORECASE)
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -409,16 +417,25 @@ def keep_freed_memory() -> bool:
 
 def peak_memory(work: Callable[..., None], device: str, *arguments: Any) -> float | None:
     """Return the GiB that ``work(*arguments)`` needs at its peak beyond those in use before; None if unknown."""
+    before = 0.0 if device == "cuda" else resident()
+    if not reset_peak(device):  # otherwise the peak would be that of the imports
+        return None
+    work(*arguments)
+    used = float(torch.cuda.max_memory_allocated()) if device == "cuda" else resident(peak=True)
+    return (used - before) / 2**30
+
+
+def reset_peak(device: str) -> bool:
+    """Forget the peak of memory so far; return whether this is possible."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-        work(*arguments)
-        return torch.cuda.max_memory_allocated() / 2**30
-    if device != "cpu" or not Path("/proc/self/clear_refs").exists():
-        return None
-    before = resident()
-    Path("/proc/self/clear_refs").write_text("5")  # otherwise the peak would be that of the imports
-    work(*arguments)
-    return (resident(peak=True) - before) / 2**30
+        return True
+    if device != "cpu":
+        return False
+    try:
+        return Path("/proc/self/clear_refs").write_text("5") > 0
+    except OSError:  # not on Linux
+        return False
 
 
 def peak_in_subprocess(work: Callable[..., None], device: str, *arguments: Any) -> float | None:
@@ -511,7 +528,7 @@ def _lines(path: Path) -> list[str]:
 
 
 class MemoryGuard(TorchFunctionMode):
-    """Context that refuses to build a net that cannot be trained in this machine's memory.
+    """Context that refuses to build a net that this machine's memory cannot hold.
 
     Linux gives out more memory than it has, and kills a process that then uses it: no exception would be raised.
 
@@ -540,7 +557,7 @@ class MemoryGuard(TorchFunctionMode):
 
     def _refusal(self) -> PatchloomError:
         return PatchloomError(
-            f"a model of these sizes cannot be trained in the {self.there:.1f} GiB of memory here: choose a smaller "
+            f"a model of these sizes does not fit in the {self.there:.1f} GiB of memory here: choose a smaller "
             "--model, smaller patches, or smaller heads and decoders"
         )
 
@@ -590,8 +607,11 @@ class LiveBytes(TorchDispatchMode):
 
 def memory_shortage(problem: BaseException) -> str | None:
     """Return how much memory was in use and requested if ``problem`` says that there was too little; otherwise None."""
-    on_gpu = isinstance(problem, torch.OutOfMemoryError)
-    if not (on_gpu or isinstance(problem, MemoryError) or _NO_MEMORY.search(str(problem))):
+    on_gpu = isinstance(problem, torch.OutOfMemoryError) or (
+        torch.cuda.is_available() and _OF_CUDA.search(str(problem)) is not None
+    )
+    kinds = MemoryError, torch.OutOfMemoryError
+    if not (isinstance(problem, kinds) or _NO_MEMORY.search(str(problem))):
         return None
     used, there = memory("cuda" if on_gpu else "cpu")
     need = f"{used:.1f} GiB of {there:.1f} were in use"

@@ -44,6 +44,7 @@ from patchloom.system.hardware import (
     memory_shortage,
     peak_in_subprocess,
     product_rates,
+    reset_peak,
     resident,
     synchronize,
 )
@@ -274,10 +275,10 @@ def explain_errors(settings: ResolvedSettings) -> Iterator[None]:
         yield
     except (MemoryError, OSError, RuntimeError) as problem:
         sentence = lost_worker(problem) or disk_error(problem)
+        if sentence is None and (need := memory_shortage(problem)):  # first: NCCL may report it, too
+            sentence = PatchloomError(too_little_memory(need, settings))
         if sentence is None and is_peer_death(problem):
             sentence = TemporaryError(LOST)
-        if sentence is None and (need := memory_shortage(problem)):
-            sentence = PatchloomError(too_little_memory(need, settings))
         if sentence is None:
             raise
         raise sentence from problem
@@ -525,6 +526,7 @@ def try_steps(
         if counted.sizes.state > _LARGE or guess is None or guess / share > _SECONDS / 4:
             return Tried(guess, 0.0, "calculated", counted.sizes, None)
         n = min(share, max(2, int(share * _SECONDS / guess)))
+    reset_peak(settings.device)  # that of earlier work in this process
     try:
         step = Step(settings, batch=n, sound=training.sound)
         seconds = typical_seconds(time_steps(step, least=_STEPS, seconds=_PERIODS, most=most, slow=_SECONDS))

@@ -12,11 +12,12 @@ from torch import Tensor
 from patchloom.claims import START
 from patchloom.display import is_first
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import build_encoder
+from patchloom.nets.build import build_encoder, outline
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 from patchloom.nets.checkpoints.load import (
     LoadedWeights,
     Weights,
+    check_heads,
     describe_assumptions,
     inherit,
     load_published,
@@ -25,6 +26,7 @@ from patchloom.nets.checkpoints.load import (
     timm_statistics,
 )
 from patchloom.nets.checkpoints.programs import MeanStd
+from patchloom.nets.encode import heads_by_stage
 from patchloom.nets.finetune import frozen_names
 from patchloom.nets.swin import Encoder
 from patchloom.nets.teacher import FrozenTeacher
@@ -114,7 +116,9 @@ class Start:
         if self.run is not None and self.folder is not None:
             weights, about = self.checkpoint
             own = f"the encoder of {self.asked.from_run or self.asked.init}"
-            done = load_published(vit, own, encoder_weights(weights), self.run.encoder_spec().grid)
+            spec = self.run.encoder_spec()
+            check_heads(own, heads_by_stage(outline(spec)), vit)
+            done = load_published(vit, own, encoder_weights(weights), spec.grid)
             self._refuse_random(vit, done)
             self.sentences += done.sentences()
             if note := newest_card(self.folder, self.run, about).note:

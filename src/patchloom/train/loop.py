@@ -41,17 +41,21 @@ from patchloom.runs.verdict import read_health
 from patchloom.schedules import cosine_rate, halving_rate, warmup_again
 from patchloom.system.distributed import (
     Shared,
+    any_process,
     collected,
     cores_here,
     first_decides,
     launch,
+    raise_together,
     rank,
+    refused_by_all,
     smallest,
     stopped_by_all,
     total,
+    without_collectives,
     world,
 )
-from patchloom.system.hardware import Cores, cores, keep_freed_memory
+from patchloom.system.hardware import Cores, cores, is_available, keep_freed_memory
 from patchloom.system.signals import Stop
 from patchloom.tasks import AUTO, check_step_size
 from patchloom.tasks.task import Task
@@ -177,7 +181,7 @@ def save_checkpoint(folder: RunFolder, stepper: Stepper, state: TrainState, unre
     """
     if not finite_weights(stepper):
         return False
-    tensors = tensors_of(stepper.task, stepper.optimizer.optimizer)
+    tensors = tensors_of(stepper.task, stepper.optimizer.optimizer, wanted=stepper.fabric.is_global_zero)
     names = collected(sorted(unreadable))
     unreadable.clear()
     if stepper.fabric.is_global_zero:
@@ -188,14 +192,26 @@ def save_checkpoint(folder: RunFolder, stepper: Stepper, state: TrainState, unre
 
 
 def restored_state(folder: RunFolder, stepper: Stepper, reporter: Reporter) -> TrainState | None:
-    """Restore the newest intact checkpoint; return None if there is none."""
-    if not folder.checkpoints.there():
+    """Restore the newest intact checkpoint; return None if there is none. Every process must call this."""
+    found, problem = None, None
+    try:
+        found = folder.checkpoints.read() if folder.checkpoints.there() else None
+    except PatchloomError as error:  # the other processes must not wait for this one
+        problem = error
+    raise_together(problem)
+    step = -1 if found is None else found[1]["step"]
+    if any_process(step != smallest(step)):
+        raise refused_by_all(
+            f"not all processes read the same checkpoint in {folder.path}: give all machines the same folder, and wait "
+            "until they see its files"
+        )
+    if found is None:
         return None
-    tensors, about, problems = folder.checkpoints.read()
+    tensors, about, problems = found
     restore(tensors, stepper.task, stepper.optimizer.optimizer)
     stepper.remember_statistics()
-    for problem in problems:
-        reporter.say(f"  {problem}: using the one before it")
+    for damage in problems:
+        reporter.say(f"  {damage}: using the one before it")
     state = TrainState.of(about, tensors)
     state.train_on(stepper.steps, folder.last_end() is not None)
     stepper.began = state.began
@@ -240,7 +256,7 @@ def note_skipped(
     reporter.say(f"  skipped step {state.step:,}: {why}; {folder.skipped} lists its {len(names)} images")
 
 
-_SAVE_EVERY = 60.0  # seconds between checkpoints
+_SAVE_EVERY = 60.0  # seconds between checkpoints, and up to ten times as long if they are slow to write
 _SAVE_FIRST = 5.0  # seconds to the first one of a start; each of the next ones takes twice as long
 _MAX_IN_A_ROW = 5  # consecutive skipped updates before the run goes back to a checkpoint
 _STOPPING = "stopping after this update, with a checkpoint; Ctrl-C once more stops at once, without one"
@@ -293,6 +309,11 @@ def pretrain(
     # ---- the processes, and the plan, new or resumed, which the first process makes for all
     keep_freed_memory()
     kind = folder.read_config().device if folder.config.exists() else asked.device
+    if folder.config.exists() and not is_available(kind):
+        raise PatchloomError(
+            f"{folder.path} was begun on {kind}, and there is no such device here: resume it where there is one, or "
+            "begin another run from its weights with --from and another --out"
+        )
     fabric = launch(best_device()[0] if kind == "auto" else kind, asked.devices, asked.strategy)
     planner = Planner(asked, opened, folder, cores_here(), why_task(data, task, asked.recipe, opened.train.noun))
     plan = first_decides(planner.plan)
@@ -369,7 +390,8 @@ def pretrain(
         about = validation, card, folder, reporter, opened, training, plan.held_out, plan.settings
         final = FinalEvaluation(*about, tracks)
         precision = partial(autocast, fabric.device.type, plan.settings.precision)
-        return Run(folder.path, final.run(measure, state, fabric.device, precision))
+        with without_collectives():  # only this process has more to do
+            return Run(folder.path, final.run(measure, state, fabric.device, precision))
 
 
 def train(
@@ -427,7 +449,7 @@ def train(
     began, warmup = state.began, warmup_again(state.began, steps, first_warmup)
 
     generator = Shared(fabric.device)
-    smallest, timer = each, SaveTimer(_SAVE_FIRST, _SAVE_EVERY, _SAVE_EVERY)
+    smallest, timer = each, SaveTimer(_SAVE_FIRST, _SAVE_EVERY, 10 * _SAVE_EVERY)
     task.train()
     with Stop(_STOPPING if fabric.is_global_zero else "") as stop, ExitStack() as reading:
         journal.start(state)

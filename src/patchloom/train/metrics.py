@@ -28,7 +28,7 @@ from patchloom.questions.question import Measure
 from patchloom.runs.folder import RunFolder, metrics_row
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.runs.verdict import Verdict, read_health, write_health
-from patchloom.system.distributed import gathered_weights
+from patchloom.system.distributed import gathered_weights, without_collectives
 from patchloom.system.files import append
 from patchloom.system.signals import discard_output
 from patchloom.tasks.custom import is_code, label
@@ -548,7 +548,8 @@ class MetricsLog:
                 reporter.flash("drawing pictures")
                 place = state.step, self.steps
                 device = self.stepper.fabric.device
-                files = draw_run(self.validation, reporter.folder, self.settings, self.measure, place, device)
+                with without_collectives():  # only this process draws
+                    files = draw_run(self.validation, reporter.folder, self.settings, self.measure, place, device)
                 self.tracks.log_images(files, state.step)
         if state.step == min(self.drawn):
             reporter.say(f"first pictures: {reporter.folder.pictures}; redrawn during training and at the end")

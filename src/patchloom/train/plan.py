@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from patchloom.data.loader import steps_per_epoch
 from patchloom.data.near_duplicates import near_copies
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import is_object_name
@@ -51,7 +52,8 @@ class Plan(NamedTuple):
         held_out: held-out split.
         doubt: sentence on possible near copies of training images in the held-out split; "" if there are none.
         views: crops per image of the task: the factor from epochs to effective epochs.
-        ended: epochs of the finished run that is trained longer; 0 for other runs.
+        ended: planned epochs of the finished run that is trained longer; 0 for other runs.
+        reached: epochs that it was trained for: fewer than planned if it stopped early.
         moved: whether the images lie elsewhere than when the run began.
     """
 
@@ -64,6 +66,7 @@ class Plan(NamedTuple):
     doubt: str = ""
     views: float = 1.0
     ended: float = 0
+    reached: float = 0
     moved: bool = False
 
     def with_chosen(self, task: Task) -> Plan:
@@ -152,6 +155,11 @@ class Planner:
             )  # scaled with the epochs
             return replace(asked, **first, **scaled)
         if (end := folder.last_end()) is not None and asked.epochs != "auto":
+            if asked.epochs > now.epochs:
+                raise PatchloomError(
+                    f"{folder.path} is being trained for {now.epochs:g} epochs, and has not finished: repeat --epochs "
+                    f"{now.epochs:g} first, and then give --epochs {asked.epochs:g}"
+                )
             raise PatchloomError(
                 f"{folder.path} has been trained for {now.epochs:g} epochs already, more than --epochs "
                 f"{asked.epochs:g}: give --epochs {now.epochs:g} or more; the earlier, shorter run is in {end}"
@@ -208,13 +216,14 @@ class Planner:
         number, why = default_workers(settings.device, self.here)
         reasons = {}
         moved, ended = self._elsewhere(), settings.epochs if self.longer() else 0
+        reached = self.folder.checkpoints.progress()[0] / steps_per_epoch(len(training), settings.batch_size)
         if moved:
             settings = replace(settings, data=self.asked.data)
         if ended and self.asked.epochs != "auto":
             settings = replace(settings, epochs=self.asked.epochs)
         if self.asked.workers == "auto" and settings.workers != number:  # affects the pace only
             settings, reasons = replace(settings, workers=number), {"workers": why}
-        return Plan(True, settings, reasons, stats, fingerprint, held_out, ended=ended, moved=moved)
+        return Plan(True, settings, reasons, stats, fingerprint, held_out, ended=ended, reached=reached, moved=moved)
 
     def _new(self) -> Plan:
         start = Start(self.asked)
@@ -339,7 +348,8 @@ def announce(
     for line in sentences:
         say(f"  {line}")
     if world() > 1:
-        say(f"  {world()} processes ({s.strategy}), {s.batch_size // world()} {whole.noun} per step each")
+        each = share_of_batch(s.batch_size, len(training), world())
+        say(f"  {world()} processes ({s.strategy}), {each} {whole.noun} per step each")
     if line := effective(task, s.epochs):
         say(f"  {line}")
     say(f"  {describe_parameters(task, s)}")
@@ -357,11 +367,11 @@ def describe_continuation(plan: Plan, folder: RunFolder) -> list[str]:
         [f"the images have moved, but are the same: the run goes on with {plan.settings.data}"] if plan.moved else []
     )
     if plan.ended:
-        more = plan.settings.epochs - plan.ended
+        more = plan.settings.epochs - plan.reached
         rise = min(plan.settings.warmup_epochs, more / 10)
         rate = f"the learning rate rises over {rise:.3g} of them, then falls to 0 as a cosine"
         rate = "the learning rate is halved as before" if plan.settings.halve_every else rate
-        lines.append(f"trains {more:g} epochs more after {plan.ended:g}, from its weights and moments; {rate}")
+        lines.append(f"trains {more:.4g} epochs more after {plan.reached:.4g}, from its weights and moments; {rate}")
         lines.append(f"the run of {plan.ended:g} epochs is kept in {folder.kept_end(plan.ended)}")
     return lines
 

@@ -213,7 +213,7 @@ def resolve(
     updates = max(1, steps_of(epochs, n, batch) // settings.accumulate)
     wanted = training_defaults(settings.task, updates) | data_defaults(settings.task, n, modality.noun)
     auto("weight_decay", *wanted.get("weight_decay", (0.05, "as MAE's")))
-    scratch = _blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate, swin is not None)
+    scratch = _blr(chosen.get("model", settings.model)["name"], min(batch, n) * settings.accumulate, swin is not None)
     for name, value, why in _adaptation(settings, *scratch):
         if getattr(settings, name) in ("auto", None):
             chosen[name] = value

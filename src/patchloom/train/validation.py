@@ -35,7 +35,7 @@ from patchloom.nets.swin import Encoder
 from patchloom.questions.collapse import centred_rank, deviation, distance_from_mean, effective_rank, output_spread
 from patchloom.questions.question import Measure
 from patchloom.runs.settings import ResolvedSettings
-from patchloom.system.distributed import gathered_weights
+from patchloom.system.distributed import gathered_weights, without_collectives
 from patchloom.tasks.task import Task
 
 _BATCH = 250
@@ -83,8 +83,11 @@ class Validation:
     def run(
         self, device: torch.device, precision: Callable[[], AbstractContextManager[Any]], first: bool = False
     ) -> tuple[Measure, dict[str, float]]:
-        """Take all measures. Every process must call this, because the weights may be sharded."""
-        with StatusMessage("measuring on held-out images"), gathered_weights(self.task):
+        """Take all measures. Every process must call this, because the weights may be sharded.
+
+        Each process then measures all images by itself, as a single one would.
+        """
+        with StatusMessage("measuring on held-out images"), gathered_weights(self.task), without_collectives():
             self.task.eval()
             with torch.inference_mode(), precision():
                 measure = self._measure(device)

@@ -115,11 +115,37 @@ def test_missing_and_unexpected_weights_are_named(tmp_path):
             assert torch.equal(value, before[name])
         elif name != "pos_embed":
             assert torch.equal(value, source.state_dict()[name])
-    counts, missing, unexpected, resampled = done.sentences()
+    counts, start, missing, unexpected, resampled = done.sentences()
+    assert start.startswith("This is NOT the encoder that was trained, only a start: it has blocks.2.norm1.weight and ")
     assert "30 matched, 5 missing, 14 unexpected, 1 resampled" in counts
     assert missing == f"Missing there, kept as initialised: {', '.join(done.missing)}."
     assert unexpected == f"Unexpected, left out: {', '.join(done.unexpected[:8])}, and 6 more."
     assert resampled == "Resampled or adapted: pos_embed: zero for reg_token."
+
+
+def test_another_number_of_heads_is_refused_wherever_it_is_stated(tmp_path):
+    spec = EncoderSpec(NAME, (16, 16), 4, positions="learned", options=TINY)  # with 2 heads
+    card = EncoderCard(spec, (0.5,) * 3, (0.5,) * 3, "mae", "a")
+    save_encoder(ours(), card, tmp_path / "encoder.safetensors")
+    assert not load_published(ours(), tmp_path).missing
+    said = "has 2 attention heads, and this encoder 4: give --model.num_heads 2, or leave out --model and its options"
+    with pytest.raises(PatchloomError, match=said):
+        load_published(ours(num_heads=4), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "lost"),
+    [
+        ({"pre_norm": True}, "norm_pre.weight"),
+        ({"scale_attn_norm": True}, "blocks.0.attn.norm.weight"),
+        ({"scale_mlp_norm": True}, "blocks.0.mlp.norm.weight"),
+        ({}, "blocks.0.attn.qkv.bias"),
+    ],
+)
+def test_parts_that_change_the_blocks_are_lost(tmp_path, options, lost):
+    path = written(tmp_path / "weights.pth", theirs(**options).state_dict())
+    done = load_published(ours(**({} if options else {"qkv_bias": False})), path)
+    assert lost in done.lost and any("NOT the encoder" in line for line in done.sentences())
 
 
 def test_positions_and_class_token_are_left_out_without_a_place(tmp_path):
@@ -201,8 +227,8 @@ def test_foreign_names_and_too_few_blocks_are_rejected(tmp_path):
         load_published(ours(), written(tmp_path / "foreign.pth", state))
     with pytest.raises(PatchloomError, match="has 2 blocks and this encoder 5: give --model.depth 2"):
         load_published(ours(depth=5), written(tmp_path / "shallow.pth", theirs().state_dict()))
-    half = load_published(ours(depth=4), tmp_path / "shallow.pth")
-    assert len(half.missing) == 24 and half.missing[0] == "blocks.2.norm1.weight"
+    with pytest.raises(PatchloomError, match="has 2 blocks and this encoder 3: give --model.depth 2"):
+        load_published(ours(depth=3), tmp_path / "shallow.pth")
     for nothing in ({}, {"epoch": 3}, torch.zeros(3), [torch.zeros(3)]):
         with pytest.raises(PatchloomError, match="empty.pth holds no tensors"):
             load_published(ours(), written(tmp_path / "empty.pth", nothing))

@@ -144,6 +144,15 @@ def test_a_folder_in_timms_format(tmp_path, arguments):
         build_task({"name": "distill", "features_of": str(tmp_path), "features_model": "x"}, ours())
 
 
+def test_images_that_are_not_normalised(tmp_path):
+    made("ViTModel", tmp_path, PIXELS | {"do_normalize": False})
+    assert Weights(tmp_path).hub.statistics == ((0.0,) * 3, (1.0,) * 3)
+    for other in ({"rescale_factor": 1 / 127.5}, {"do_rescale": False}):
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(PIXELS | other))
+        with pytest.raises(PatchloomError, match="preprocessor_config.json multiplies images by .*, and 1/255 is"):
+            load_pretrained(tmp_path)
+
+
 BROKEN = {
     "no heads": {"num_attention_heads": None},
     "heads of text": {"num_attention_heads": "4"},

@@ -357,7 +357,7 @@ def test_mocos_small_vit_has_twelve_heads(tmp_path):
     path = written(tmp_path / "moco.pth.tar", {"state_dict": state})
     assert load_pretrained(path)[0].blocks[0].attn.num_heads == 12
     with pytest.raises(
-        PatchloomError, match="of MoCo v3, whose encoders of this width have 12 .* has 6: give --model.num"
+        PatchloomError, match="of MoCo v3, whose encoder has 12 attention heads, and this encoder 6: give --model.num"
     ):
         load_published(ours(32, 16, embed_dim=384, depth=1, num_heads=6), path)
 

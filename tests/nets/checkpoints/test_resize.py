@@ -1,15 +1,22 @@
 """Weights for another grid, patch size, or number of channels: results equal timm's."""
 
+from copy import deepcopy
+
 import pytest
 import timm
 import torch
 from published import NAME, TINY, by_timm, ours, same, theirs, written
+from timm.layers import resample_abs_pos_embed
+from timm.models import swin_transformer
 from timm.models._builder import load_pretrained
 from timm.models.vision_transformer import checkpoint_filter_fn
 
 from patchloom.errors import PatchloomError
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.load import load_published
 from patchloom.nets.encode import patch_positions
+
+SWIN = "swin_tiny_patch4_window7_224"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +56,7 @@ def test_only_weights_for_colour_images_are_adapted_to_other_channels(tmp_path):
         load_published(ours(channels=5), written(tmp_path / "two.pth", theirs(in_chans=2).state_dict()))
 
 
-@pytest.mark.parametrize("size", [(8, 16), (8, 24), (8, 32)])  # one less than a square, none, and one
+@pytest.mark.parametrize("size", [(8, 16), (8, 24)])  # one less than a square, and none
 @pytest.mark.parametrize("options", [{}, {"no_embed_class": True}])
 def test_an_unknown_grid_is_the_encoders_if_the_number_of_patches_fits(tmp_path, size, options):
     n = size[1] // 2
@@ -62,6 +69,46 @@ def test_an_unknown_grid_is_the_encoders_if_the_number_of_patches_fits(tmp_path,
         vit = ours(size)
         assert load_published(vit, path).resampled == (changes, "pos_embed: zero for cls_token")
         same(vit, theirs(size, **options), torch.randn(1, 3, *size), 1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"no_embed_class": True}, {"class_token": False, "global_pool": ""}])
+def test_an_unknown_grid_is_a_square_if_it_can_be_one(tmp_path, options):
+    source, own = theirs(**options), {name: one for name, one in options.items() if name != "global_pool"}
+    vit = ours((8, 32), **own)
+    done = load_published(vit, written(tmp_path / "square.pth", source.state_dict()))
+    assert done.resampled == ("pos_embed: from a grid that is not stated, taken for 4x4 to 2x8",)
+    same(vit, by_timm_resized(source, (8, 32)), torch.randn(1, 3, 8, 32), 1e-6)
+
+
+def by_timm_resized(source, size):
+    """Return a timm ViT with the positions of another grid, of the same number of patches."""
+    grid = size[0] // 4, size[1] // 4
+    table, prefix = source.pos_embed, source.pos_embed.shape[1] - 16
+    resized = deepcopy(source)
+    resized.set_input_size(img_size=size)
+    resized.pos_embed.data = resample_abs_pos_embed(table, list(grid), [4, 4], num_prefix_tokens=prefix).data
+    return resized.eval()
+
+
+@pytest.mark.parametrize("size", [(64, 96), (96, 64), (128, 128)])
+def test_a_swin_of_another_size_equals_timm(tmp_path, size):
+    options = {"embed_dim": 16, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4, "num_classes": 0}
+    torch.manual_seed(0)
+    source = timm.create_model(SWIN, img_size=64, patch_size=4, **options)
+    for name, value in source.named_parameters():
+        if "bias_table" in name:
+            torch.nn.init.normal_(value)
+    own = {name: value for name, value in options.items() if name != "num_classes"}
+    vit = build_encoder(EncoderSpec(SWIN, size, 8, positions="none", options=own))
+    load_published(vit, written(tmp_path / "swin.pth", source.state_dict()))
+    expected = timm.create_model(SWIN, img_size=size, patch_size=8, **options)
+    load_pretrained(
+        expected, {"file": str(tmp_path / "swin.pth")}, num_classes=0, filter_fn=swin_transformer.checkpoint_filter_fn
+    )
+    images = torch.randn(1, 3, *size)
+    with torch.inference_mode():
+        difference = vit.eval().forward_features(images) - expected.eval().forward_features(images)
+    assert difference.abs().max() < 1e-5
 
 
 def test_an_undeterminable_grid_is_rejected(tmp_path):

@@ -11,6 +11,9 @@ from torch.nn import functional as F
 
 from patchloom.nets import native
 from patchloom.nets import sparse_attention as partial_blocks
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.finetune import with_variant
 from patchloom.nets.native import ops
 from patchloom.nets.performance import checkpoint_gradients, compile_blocks, fuse_attention, use_kernels
 from patchloom.nets.sparse_attention import run_blocks
@@ -60,6 +63,23 @@ def test_attention_of_the_same_tokens(b, n, h, side):
     assert distance(found, true) < ROUNDED and distance(one.grad, two.grad) < ROUNDED
     with torch.no_grad():
         assert torch.equal(native.attention(packed), found)
+
+
+@here
+def test_attention_with_relative_positions_stays_on_torchs_kernels():
+    torch.manual_seed(0)
+    options = {"embed_dim": 64, "depth": 1, "num_heads": 2}
+    spec = EncoderSpec("vit_tiny_patch16_224", (16, 16), 4, options=options)
+    vit = with_variant(build_encoder(spec), EncoderCard(spec, (0.5,) * 3, (0.5,) * 3, "mae", "a"), "relative")
+    table = vit.blocks[0].attn.rel_pos.relative_position_bias_table
+    torch.nn.init.normal_(table)
+    use_kernels(vit, "native")
+    tokens = torch.randn(2, 17, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, true = run_blocks(vit.blocks, tokens), vit.blocks[0](tokens)
+    assert torch.equal(found, true)
+    found.sum().backward()
+    assert table.grad.abs().max() > 0
 
 
 @here

@@ -49,6 +49,7 @@ ENCODER_FORMAT = "patchloom-encoder-1"
 _SUM = "sha256"
 _STATISTICS = {"mean": (-1e6, 1e6), "std": (0.0, 1e6)}
 _LARGEST_IMAGE = 2**28  # numbers in an encoder's input
+_LARGEST_BUFFERS = 2**31  # bytes
 _Card = TypeVar("_Card")
 _DAMAGED = "{} is not what patchloom wrote ({}): restore it from a copy, or make it again"
 
@@ -265,7 +266,7 @@ def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
     except (OSError, SafetensorError) as problem:
         raise PatchloomError(f"{path} cannot be read as weights ({problem}): is it whole?") from problem
     for text in () if prefix else about.values():
-        with suppress(ValueError):  # metadata of other programs may be anything
+        with suppress(ValueError, RecursionError):  # metadata of other programs may be anything
             parsed = json.loads(text)
             if isinstance(parsed, dict) and (given := parsed.pop(_SUM, None)) is not None:
                 if checksum(found, json.dumps(parsed)) != given:
@@ -273,9 +274,14 @@ def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
     return found
 
 
+def is_pickle(path: Path) -> bool:
+    """Return whether a file has one of torch's names; all other files of weights are safetensors."""
+    return path.suffix.lower() in (".pth", ".pt", ".bin", ".ckpt", ".tar")
+
+
 def is_encoder_file(path: Path) -> bool:
     """Return whether `save_encoder` wrote a file, which then has a card."""
-    return path.suffix == ".safetensors" and ENCODER_FORMAT in read_metadata(path, "weights")
+    return not is_pickle(path) and ENCODER_FORMAT in read_metadata(path, "weights")
 
 
 ENCODER_FILE, HUB_CONFIG = "encoder.safetensors", "config.json"
@@ -363,10 +369,18 @@ def refuse_other_sizes(spec: EncoderSpec | None, weights: Mapping[str, Tensor], 
     with expect_intact(path):
         if spec is None:
             raise ValueError("its card names no sizes")
-        own = {name: value.shape for name, value in outline(spec).state_dict().items()}
+        net = outline(spec)
+        check_buffers(net)
+        own = {name: value.shape for name, value in net.state_dict().items()}
         if own != {name: value.shape for name, value in weights.items()}:
             raise ValueError("its weights have other sizes than its card names")
         return spec
+
+
+def check_buffers(net: Encoder) -> None:
+    """Raise an error for an encoder whose buffers, such as rotations, are too large: files do not hold them."""
+    if (size := sum(one.nbytes for one in net.buffers())) > _LARGEST_BUFFERS:
+        raise ValueError(f"its buffers need {size / 2**30:.1f} GiB")
 
 
 def refuse_larger(card: EncoderCard, weights: Mapping[str, Tensor], path: Path) -> None:

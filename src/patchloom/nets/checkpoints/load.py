@@ -35,10 +35,12 @@ from patchloom.nets.checkpoints.format import (
     HUB_README,
     UNKNOWN_LICENSE,
     EncoderCard,
+    check_buffers,
     check_statistics,
     find_weights,
     is_encoder_file,
     is_on_hub,
+    is_pickle,
     license_from,
     load_encoder_file,
     read_encoder_card,
@@ -73,6 +75,7 @@ from patchloom.nets.checkpoints.programs import (
 from patchloom.nets.checkpoints.resize import (
     POSITIONS_KEY,
     PROJECTION_KEY,
+    Misfit,
     OptionalGrid,
     State,
     fit_biases,
@@ -81,7 +84,7 @@ from patchloom.nets.checkpoints.resize import (
     format_grid,
 )
 from patchloom.nets.decoders import Decoder, MAEDecoder
-from patchloom.nets.encode import attention_heads, entry_width, grid_size, has_rotations
+from patchloom.nets.encode import entry_width, grid_size, has_rotations, heads_by_stage
 from patchloom.nets.heads import InstanceHead, Stem, Use
 from patchloom.nets.swin import Encoder, patch_embedding
 from patchloom.sizes import compact
@@ -89,7 +92,6 @@ from patchloom.sizes import compact
 # Kinds of sources.
 
 Kind = Literal["timm", "patchloom", "hub", "bare"]
-_PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".tar")  # torch's file names; all other files are safetensors
 
 
 def kind_of(source: str | Path) -> Kind:
@@ -105,7 +107,7 @@ def kind_of(source: str | Path) -> Kind:
     path = Path(source)
     if path.is_dir():
         return "patchloom" if find_weights(path).name == ENCODER_FILE else "hub"
-    if path.suffix.lower() in _PICKLES or not path.is_file():
+    if is_pickle(path) or not path.is_file():
         return "bare"
     ours = any(key.startswith("patchloom-") for key in read_metadata(path, "encoder weights"))
     return "patchloom" if ours else "bare"
@@ -161,6 +163,17 @@ class Weights:
         return None if self.hub is None or self.hub.spec is None else self.hub.spec.grid
 
     @cached_property
+    def heads(self) -> list[int] | None:
+        """Attention heads, as in `heads_by_stage`, if the source states them."""
+        if self.path is None:
+            return heads_by_stage(self._published)
+        if self.says_itself:
+            return heads_by_stage(outline(read_encoder_card(self.path).own_spec))
+        if self.hub is None:
+            return None
+        return self.hub.heads if self.hub.spec is None else heads_by_stage(outline(self.hub.spec))
+
+    @cached_property
     def hub(self) -> HubModel | None:
         """Contents of config.json, for a folder of the Hub."""
         return _read_hub(self) if self.kind == "hub" else None
@@ -178,7 +191,7 @@ class Weights:
     @cached_property
     def architecture(self) -> Architecture | None:
         """Architecture inferred from the weights."""
-        heads = None if self.hub is None else self.hub.heads
+        heads = None if self.hub is None or self.hub.heads is None else self.hub.heads[0]
         if self.foreign is not None:
             encoder = self.foreign.encoder(self.foreign.program.evaluated)
             return infer_architecture(encoder, self.foreign.program, heads)
@@ -204,8 +217,13 @@ class Weights:
             sizes = (shape.side, shape.side), shape.patch_size, shape.channels
             spec = EncoderSpec(shape.model, *sizes, positions=shape.positions, options=shape.options)
         there = sum(value.numel() for _, state in self.states for value in state.values())
-        if sum(one.numel() for one in outline(spec).parameters()) > 2 * there + 2**16:  # before memory is allocated
+        net = outline(spec)
+        if sum(one.numel() for one in net.parameters()) > 2 * there + 2**16:  # before memory is allocated
             raise PatchloomError(f"{self.path} holds fewer weights than {spec.model} has with its sizes: is it whole?")
+        try:
+            check_buffers(net)
+        except ValueError as problem:
+            raise PatchloomError(f"{spec.model} cannot be built with the sizes of {self.path}: {problem}") from problem
         return spec
 
     def statistics(self, vit: Encoder, model: str | None) -> tuple[MeanStd, str]:
@@ -236,8 +254,7 @@ class Weights:
             return read_encoder_card(self.path).license
         if self.kind == "hub":
             return _hub_license(self.path.parent)
-        pickled = self.path.suffix.lower() in _PICKLES
-        return license_from(None if pickled else read_metadata(self.path, "weights").get("license"))
+        return license_from(None if is_pickle(self.path) else read_metadata(self.path, "weights").get("license"))
 
     def own_statistics(self, model: str) -> MeanStd | None:
         """Return mean and deviation that normalise their images, without fetching them; None if unknown.
@@ -266,14 +283,14 @@ class HubModel(NamedTuple):
 
     Attributes:
         name: name in its library.
-        heads: number of attention heads, from transformers.
+        heads: number of attention heads, as in `heads_by_stage`, from transformers.
         spec: spec of the encoder, from timm; None for transformers.
         statistics: mean and standard deviation per channel; None if there are none.
         eps: value that its norms add to a variance.
     """
 
     name: str
-    heads: int | None = None
+    heads: list[int] | None = None
     spec: EncoderSpec | None = None
     statistics: MeanStd | None = None
     eps: float = _TIMMS_EPS
@@ -377,9 +394,14 @@ def _of_transformers(config: Mapping[str, Any], images: Mapping[str, Any]) -> Hu
         raise ValueError(f"layer_norm_eps is {str(eps)[:40]!r}, and timm's ViTs have 1e-6")
     if (act := config.get("hidden_act", "gelu")) != "gelu" or config.get("use_swiglu_ffn"):
         raise ValueError(f"its blocks have {'SwiGLU' if act == 'gelu' else str(act)[:40]!r}, and timm's ViTs have gelu")
-    mean = images.get("image_mean")
-    statistics = None if mean is None else check_statistics(mean, images["image_std"])
-    return HubModel(kind, heads, None, statistics, eps)
+    scale = images.get("rescale_factor", 1 / 255) if images.get("do_rescale", True) else 1.0
+    if type(scale) is not float or abs(255 * scale - 1) > 1e-3:
+        raise ValueError(f"its {HUB_IMAGES} multiplies images by {str(scale)[:40]}, and 1/255 is expected")
+    mean, std = images.get("image_mean"), images.get("image_std")
+    if images.get("do_normalize") is False:
+        mean, std = [0.0] * 3, [1.0] * 3
+    statistics = None if mean is None else check_statistics(mean, std)
+    return HubModel(kind, [heads], None, statistics, eps)
 
 
 # State dicts in untrusted files. A pickle is read as weights only, and never executed.
@@ -407,7 +429,7 @@ _HARMLESS: list[Any] = [
 
 def read_states(path: Path) -> list[tuple[str, dict[str, Tensor]]]:
     """Read every state dict in a file of any program, by the path of its keys there."""
-    if path.suffix.lower() not in _PICKLES:
+    if not is_pickle(path):
         read_metadata(path, "weights")
         return [("", read_weights(path))]
     found, queue, seen = [], deque([("", _unpickle(path))]), set()
@@ -418,10 +440,21 @@ def read_states(path: Path) -> list[tuple[str, dict[str, Tensor]]]:
         seen.add(id(value))
         items = list(dict.items(value))  # the pickle of an OrderedDict may have replaced value.items
         tensors = {str(key): item for key, item in items if isinstance(item, Tensor)}
+        if unstored := next((name for name, value in tensors.items() if not _is_stored(value)), None):
+            raise PatchloomError(
+                f"{path} does not store all numbers of {unstored[:80]!r}: save its state_dict again, with dense tensors"
+            )
         if tensors:
             found.append((place, tensors))
         queue.extend((f"{place}.{key}" if place else str(key), item) for key, item in items)
     return found
+
+
+def _is_stored(value: Tensor) -> bool:
+    """Return whether all numbers of a tensor are in its file: a few bytes may stand for terabytes."""
+    if value.device.type != "cpu" or value.layout is not torch.strided or value.is_nested:
+        return False
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def _unpickle(path: Path) -> Any:
@@ -495,8 +528,10 @@ class LoadedWeights(NamedTuple):
 # weights that change the result of the blocks, and that a plain ViT, or this one, does not have
 _STAGE = re.compile(r"(^|\.)layers\.\d+\.$")
 _STAGES = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.")
+_BLOCK = re.compile(r"(layers\.\d+\.)?blocks\.\d+\.")
 _INSIDE = re.compile(
-    r"^reg_token$|^rope\.freqs$|relative_position_bias_table|\.ls\d\.gamma$|[qk]_norm\.|\.mlp\.w\d|\.mlp\.fc1_g"
+    r"^(reg|dist)_token$|^norm_pre\.|^rope\.freqs$|relative_position_bias_table|\.ls\d\.gamma$|[qk]_norm\."
+    r"|\.(attn|mlp)\.norm\.|\.attn\.qkv\.bias$|\.mlp\.w\d|\.mlp\.fc1_g"
 )
 _OF_EVA = (".gamma_1", ".attn.q_bias", ".attn.q_proj.weight")  # names that only an Eva has
 
@@ -530,12 +565,7 @@ def load_published(
     if weights is None and foreign is None:
         read = source if isinstance(source, Weights) else Weights(source)
         states, grid, foreign, source = read.states, read.grid, read.foreign, read.source
-        heads = None if read.hub is None else read.hub.heads
-        if heads not in (None, attention_heads(vit)):
-            raise PatchloomError(
-                f"{source} has {heads} attention heads, and this encoder has {attention_heads(vit)}: give "
-                f"--model.num_heads {heads}, or leave out --model"
-            )
+        check_heads(str(source), read.heads, vit)
     if foreign is not None:
         found = _of_program(str(source), foreign, vit, target, task)
     else:
@@ -544,10 +574,10 @@ def load_published(
     fitting = {name: _numbers(found, name) for name in target if name in found.weights}
     changes += fit_projection(fitting, target)
     changes += fit_positions(vit, found.source, found.weights, fitting, target, grid)
-    changes += fit_biases(fitting, target)
+    changes += fit_biases(vit, fitting, target)
     for name, value in fitting.items():
         if value.shape != target[name].shape:
-            raise PatchloomError(_misfit(found, name, value, target[name], entry_width(vit)))
+            raise _misfit(found, name, value, target[name], entry_width(vit))
     vit.load_state_dict(fitting, strict=False)
     unexpected = [name for name in found.weights if name not in fitting]
     return LoadedWeights(
@@ -558,6 +588,18 @@ def load_published(
         tuple(changes),
         tuple(found.prefix + name for name in unexpected if _changes(name, target)),
         foreign,
+    )
+
+
+def check_heads(source: str, heads: list[int] | None, vit: Encoder) -> None:
+    """Raise an error for an encoder with other attention heads, which have the same weights; None: unknown."""
+    own = heads_by_stage(vit)
+    if heads is None or heads == own or len(heads) != len(own):  # other stages are reported by their weights
+        return
+    here, there = ((str(one[0]) if len(one) == 1 else f"'{one}'") for one in (own, heads))
+    raise Misfit(
+        f"{source} has {there} attention heads, and this encoder {here}",
+        f"give --model.num_heads {there}, or leave out --model and its options",
     )
 
 
@@ -575,20 +617,18 @@ def _fit_norm(weights: State, target: State) -> list[str]:
 
 def _changes(name: str, target: State) -> bool:
     """Return whether the encoder's blocks compute something else without this weight."""
-    block = re.match(r"blocks\.\d+\.", name)
-    return _INSIDE.search(name) is not None and (block is None or f"{block[0]}norm1.weight" in target)
+    block = _BLOCK.match(name)
+    if block is not None and not any(own.startswith(block[0]) for own in target):
+        return True
+    return _INSIDE.search(name) is not None and not name.startswith("decoder")
 
 
 def _of_program(source: str, foreign: ForeignCheckpoint, vit: Encoder, target: State, task: str) -> _Selected:
     """Return the encoder in a file of a known program."""
     program = foreign.program
     whose = "student" if task and task == program.task else program.evaluated
-    heads = program.heads.get(vit.embed_dim)
-    if heads not in (None, attention_heads(vit)):
-        raise PatchloomError(
-            f"{source} is of {program.name}, whose encoders of this width have {heads} attention heads, and this one "
-            f"has {attention_heads(vit)}: give --model.num_heads {heads}, or leave out --model"
-        )
+    if (heads := program.heads.get(vit.embed_dim)) is not None:
+        check_heads(f"{source} is of {program.name}, whose encoder", [heads], vit)
     own = _choose(source, [("", foreign.encoder(whose))], target)
     teacher = ", its teacher" if whose == "teacher" and program.task else ""
     place = f"{foreign.place}, " if foreign.place else ""
@@ -613,30 +653,35 @@ def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Sel
             rank = (alike[prefix], count, is_teacher(path, prefix), -order)
             if best is None or rank > best[0]:
                 best = rank, path, state, prefix
-    expected = [name for name in target if name.startswith(("blocks.", "layers."))]
+    expected = [name for name in target if _BLOCK.match(name)]
     _, path, state, prefix = best or ((), *max(states, key=lambda one: len(one[1]), default=("", {})), "")
     if _STAGE.search(prefix):  # names of a Swin's blocks look like a ViT's
         raise PatchloomError(f"{source} holds a Swin, and this encoder is a plain ViT: give the --model of a Swin")
-    there = sum(prefix + name in state for name in expected)
-    if 2 * there < len(expected):
-        raise PatchloomError(_too_few(source, state, prefix, expected, there))
+    there = [name for name in expected if prefix + name in state]
+    if 2 * len(there) < len(expected) or _blocks(there) != _blocks(expected):
+        raise _too_few(source, state, prefix, expected, len(there))
     if place := place_of(path, prefix):
         source = f"{source} ({place})"
     return _Selected(source, select_prefix(prefix, state), prefix, describe_leftovers(prefix, state, states))
 
 
-def _too_few(source: str, state: State, prefix: str, expected: list[str], there: int) -> str:
+def _blocks(names: Iterable[str]) -> set[str]:
+    """Return the beginnings of the blocks that names of weights belong to."""
+    return {found[0] for name in names if (found := _BLOCK.match(name))}
+
+
+def _too_few(source: str, state: State, prefix: str, expected: list[str], there: int) -> PatchloomError:
     if not state:
-        return f"{source} holds no tensors: give a file with a state_dict of timm's names, or timm:NAME"
+        return PatchloomError(f"{source} holds no tensors: give a file with a state_dict of timm's names, or timm:NAME")
     if expected[0].startswith("layers."):
         theirs, here = _depths(name.removeprefix(prefix) for name in state), _depths(expected)
         if theirs and theirs != here:
-            return f"{source} has stages of {theirs} blocks and this encoder {here}: give --model.depths '{theirs}'"
-    depth = len({name.split(".")[1] for name in expected if prefix + name in state})
-    own = len({name.split(".")[1] for name in expected})
+            fact = f"{source} has stages of {theirs} blocks and this encoder {here}"
+            return Misfit(fact, f"give --model.depths '{theirs}'")
+    depth, own = len(_blocks(name for name in expected if prefix + name in state)), len(_blocks(expected))
     if 0 < depth < own:
-        return f"{source} has {depth} blocks and this encoder {own}: give --model.depth {depth}"
-    return (
+        return Misfit(f"{source} has {depth} blocks and this encoder {own}", f"give --model.depth {depth}")
+    return PatchloomError(
         f"{source} has {there} of the {len(expected)} weights of this encoder's blocks: its names are like "
         f"{', '.join(list(state)[:3])}, and timm's, like {expected[0]}, are expected"
     )
@@ -659,7 +704,7 @@ def _numbers(found: _Selected, name: str) -> Tensor:
     return value
 
 
-def _misfit(found: _Selected, name: str, value: Tensor, own: Tensor, width: int) -> str:
+def _misfit(found: _Selected, name: str, value: Tensor, own: Tensor, width: int) -> Misfit:
     """Describe a mismatch of shapes and the remedy; ``width`` is the encoder's."""
     first, advice = found.weights.get("blocks.0.norm1.weight"), "give the --model of these weights"
     if first is not None and first.numel() != width:
@@ -677,7 +722,7 @@ def _misfit(found: _Selected, name: str, value: Tensor, own: Tensor, width: int)
     elif ".mlp.fc1." in name and value.ndim:
         advice = f"give --model.mlp_ratio {len(value) / width:g}"
     shapes = f"{format_grid(value.shape)} there and {format_grid(own.shape)} here"
-    return f"{found.source} does not fit this encoder, as {name} is {shapes}: {advice}"
+    return Misfit(f"{found.source} does not fit this encoder, as {name} is {shapes}", advice)
 
 
 # The weights of a known program beside the encoder, for the task that continues with them.
@@ -956,7 +1001,11 @@ def _load_foreign(weights: Weights, model: str | None) -> tuple[Encoder, Encoder
             f"{weights.source} is for images of {spec.channels} channels, and they are normalised by {len(mean)} means "
             "there: use it with pretrain --init instead"
         )
-    done = load_published(vit, weights)
+    try:
+        done = load_published(vit, weights)
+    except Misfit as problem:
+        other = ", or give another --model" if model is not None else ""
+        raise PatchloomError(f"{problem.fact}: use it with pretrain --init instead{other}") from problem
     _refuse_parts(weights, model or (f"{spec.model} by its sizes" if spec else ""), done, model is not None)
     notes = done.sentences()
     if spec is not None and shape is not None and (weights.hub is None or weights.hub.spec is None):
@@ -1028,12 +1077,12 @@ def _no_model(weights: Weights, shape: Architecture | None) -> str:
 def _refuse_parts(weights: Weights, called: str, done: LoadedWeights, named: bool) -> None:
     """Raise an error for an encoder that is partly random, or lacks a part of the trained one."""
     path = weights.path
-    if done.lost:
+    deeper = [name for name in done.unexpected if re.search(r"(^|\.)blocks\.", name)]
+    if done.lost and not deeper:
         raise PatchloomError(
             f"{path} cannot be evaluated as a plain ViT: {done.why_not()}, so it would not be the encoder that was "
             "trained. Use it with pretrain --init instead"
         )
-    deeper = [name for name in done.unexpected if re.search(r"(^|\.)blocks\.", name)]
     if not done.missing and not deeper:
         return
     what = f"lacks {done.missing[0]}" if done.missing else f"also has {deeper[0]}"

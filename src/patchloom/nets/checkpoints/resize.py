@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from timm.layers import resample_abs_pos_embed, resample_patch_embed, resize_rel_pos_bias_table
 from timm.models import adapt_input_conv
+from timm.models.swin_transformer import WindowAttention
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
@@ -20,10 +22,23 @@ State = dict[str, Tensor]
 OptionalGrid = tuple[int, int] | None
 
 
+class Misfit(PatchloomError):
+    """Weights that do not fit an encoder; the remedy is for the settings of a training.
+
+    Args:
+        fact: description of the difference.
+        remedy: settings of the encoder that the weights fit.
+    """
+
+    def __init__(self, fact: str, remedy: str):
+        super().__init__(f"{fact}: {remedy}")
+        self.fact = fact
+
+
 def fit_projection(fitting: State, target: State) -> list[str]:
     """Adapt the patch projection [d c p p] to the encoder's patch size and channels."""
     value, own = fitting.get(PROJECTION_KEY), target[PROJECTION_KEY]
-    if value is None or value.ndim != 4 or len(value) != len(own):
+    if value is None or value.ndim != 4 or len(value) != len(own) or not value.numel():
         return []
     changes = []
     if value.shape[2:] != own.shape[2:]:
@@ -61,15 +76,16 @@ def fit_positions(
     entries = own.shape[1] > n
     prefix, old = _layout(table.shape[1], tokens, n, grid, alike=table.shape == own.shape and tokens == wanted)
     if prefix is None:
-        raise PatchloomError(
-            f"{POSITIONS_KEY} in {source} has {table.shape[1]} entries, which fit no square grid of patches: "
-            "give the --img_size and --patch_size of the file"
+        raise Misfit(
+            f"{POSITIONS_KEY} in {source} has {table.shape[1]} entries, which fit no square grid of patches",
+            "give the --img_size and --patch_size of the file",
         )
     patches = table[:, prefix:]
-    if old is None and new[0] != new[1]:
+    if old is None:
         changes.append(f"{POSITIONS_KEY}: for {n} patches in a grid that is not stated, taken for {format_grid(new)}")
-    elif old not in (None, new):
-        changes.append(f"{POSITIONS_KEY}: from a grid of {format_grid(old)} to {format_grid(new)}")
+    elif old != new:
+        unsure = " that is not stated, taken for" if grid is None and math.prod(old) == n else " of"
+        changes.append(f"{POSITIONS_KEY}: from a grid{unsure} {format_grid(old)} to {format_grid(new)}")
         patches = resample_abs_pos_embed(patches, list(new), list(old), num_prefix_tokens=0)
     if prefix == tokens.get("cls_token") != sum(tokens.values()):  # DINOv2's register tokens have no positions
         tokens = {"cls_token": prefix}
@@ -92,32 +108,36 @@ def fit_positions(
 def _layout(
     length: int, tokens: dict[str, int], n: int, grid: OptionalGrid, alike: bool
 ) -> tuple[int | None, OptionalGrid]:
-    """Return the number of entries for other tokens (None: unknown) and its grid (None: the encoder's)."""
+    """Return the number of entries for other tokens (None: unknown) and its grid (None: the encoder's).
+
+    A grid that is not stated is taken for a square if it can be one, as in nearly all public weights.
+    """
     # timm has entries for all tokens before the patches, or for none; DINOv2 for the class token only
     choices = (sum(tokens.values()), tokens.get("cls_token", 0), 0)
     if grid is not None and length - math.prod(grid) in choices:
         return length - math.prod(grid), grid
-    if alike:
-        return length - n, None
-    for prefix in choices:
+    for prefix in (length - n,) if alike else choices:
         side = math.isqrt(max(0, length - prefix))
         if side and side**2 == length - prefix:
-            return prefix, None if side**2 == n else (side, side)  # no change is needed
+            return prefix, (side, side)
+    if alike:
+        return length - n, None
     return next((prefix for prefix in choices if length - prefix == n), None), None
 
 
-def fit_biases(fitting: State, target: State) -> list[str]:
+def fit_biases(vit: Encoder, fitting: State, target: State) -> list[str]:
     """Adapt a Swin's tables of relative position biases to the encoder's windows."""
     changes = []
     for name, table in fitting.items():
         own = target[name]
         if not name.endswith(BIASES_KEY) or table.shape == own.shape or table.shape[1:] != own.shape[1:]:
             continue
-        # for square windows, which nearly all are; others are rejected like any other shape that differs
-        old, new = (round((math.isqrt(len(one)) + 1) / 2) for one in (table, own))
-        if len(table) == (2 * old - 1) ** 2 and len(own) == (2 * new - 1) ** 2:
-            fitting[name] = resize_rel_pos_bias_table(table, new_window_size=(new, new), new_bias_shape=own.shape)
-            changes.append(f"{name}: from windows of {old}x{old} to {new}x{new}")
+        # from square windows, which nearly all are; others are rejected like any other shape that differs
+        old = round((math.isqrt(len(table)) + 1) / 2)
+        if len(table) == (2 * old - 1) ** 2:
+            new = cast(WindowAttention, vit.get_submodule(name.rpartition(".")[0])).window_size
+            fitting[name] = resize_rel_pos_bias_table(table, new_window_size=new, new_bias_shape=own.shape)
+            changes.append(f"{name}: from windows of {old}x{old} to {format_grid(new)}")
     return changes
 
 

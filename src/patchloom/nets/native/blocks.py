@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from timm.layers import Mlp
+from timm.layers import Attention, Mlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,7 +18,7 @@ from patchloom.patches.tokens import gather_tokens
 def knows_block(block: Block) -> bool:
     """Return whether the kernels implement all parts of a block."""
     attn, mlp = attention_of(block), block.mlp
-    if type(mlp) is not Mlp:
+    if type(attn) is not Attention or type(mlp) is not Mlp:  # a subclass may compute more, such as a position bias
         return False
     nothing = attn.q_norm, attn.k_norm, attn.norm, mlp.norm, block.ls1, block.ls2, block.drop_path1, block.drop_path2
     shifted = block.norm1, block.norm2, attn.proj, mlp.fc1, mlp.fc2
