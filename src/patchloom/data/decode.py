@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import stat
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -165,6 +166,8 @@ def _read(source: Path | BytesIO, suffix: str, name: str) -> Tensor:
             return _decoded(source, suffix)
     except Exception as error:  # decoders raise nearly anything on broken bytes: OSError, SyntaxError, struct.error...
         reason = one_line(error, str(source)).replace("image file it", "it")
+        if isinstance(error, IndexError | KeyError | struct.error | UnicodeDecodeError | OverflowError):
+            reason = "it is damaged or incomplete"  # whose messages are about the decoder's own variables
         raise Unreadable(f"{name} cannot be read as an image: {reason}") from error
 
 

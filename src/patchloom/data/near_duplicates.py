@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source
+from patchloom.data.sources.files import Files
 from patchloom.data.splits import PARENT, group_names
 from patchloom.errors import PatchloomError
 
@@ -41,11 +42,11 @@ _PATTERNS = (
 
 
 # words for a subject of several images, with a number, in names of files
-_WHOLES = re.compile(
-    r"(?<![A-Za-z])(slide|patient|subject|case|donor|specimen|animal|video|clip|film|sequence|seq|scene|scan|volume|wsi"
-    r"|plate|batch)[-_ ]?\d",
-    re.IGNORECASE,
+_SUBJECTS = (
+    "slide|patient|subject|case|donor|specimen|animal|video|clip|film|sequence|seq|scene|scan|volume|wsi|plate|batch"
 )
+_SUBJECT_COLUMN = re.compile(rf"({_SUBJECTS})([-_ ]?(id|name|number|no))?", re.IGNORECASE)
+_WHOLES = re.compile(rf"(?<![A-Za-z])({_SUBJECTS})[-_ ]?\d", re.IGNORECASE)
 _NAMED = 0.5  # share of the names that must have such a word
 
 
@@ -133,6 +134,21 @@ def group_in_names(source: Source) -> str | None:
         return None
     most, count = words.most_common(1)[0]
     return rf"(?<![A-Za-z]){most}[-_ ]?\d+" if count >= _NAMED * len(some) else None
+
+
+def subject_notes(source: Source) -> list[str]:
+    """Return sentences on unused columns of a table that name subjects of several images, such as patients."""
+    if source.groups is not None or not isinstance(source, Files):
+        return []
+    said = []
+    for column, values in source.columns.items():
+        count = len({value for value in values if value})
+        if _SUBJECT_COLUMN.fullmatch(column) and 1 < count < len(source):
+            said.append(
+                f"{source.name}: {column} has {count:,} values for {len(source):,} {source.noun}, and --group {column} "
+                "keeps those of each in one split"
+            )
+    return said
 
 
 def parted_wholes(train: Source, test: Source, remedy: str = "") -> str:

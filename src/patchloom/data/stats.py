@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -23,7 +24,8 @@ from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 
 _PIXELS = 2**16  # summed at a time: their floats fit into the CPU cache, which is ten times faster for large images
-_LOOKED = 8  # images that are searched for colours
+_LOOKED = 8  # images that are looked at for `input_notes`
+_FAR, _WIDE = 3.0, 8.0  # deviations of the mean, and ratio of deviations, that are noted: 12 of 16 bits are 1/16
 _LEAST_STD = 1e-3  # otherwise images of one flat colour would be divided by 0
 
 
@@ -187,19 +189,36 @@ def _variance(image: Tensor) -> float:
     return float(image.float().flatten(1).var(1, correction=0).sum())
 
 
-def dropped_colours(source: Source, channels: int) -> str:
-    """Return a sentence on colours that a model of ``channels`` channels ignores, from a few images; or ""."""
-    if channels != 1 or source.sound is not None:
-        return ""
+def input_notes(source: Source, mean: Sequence[float], std: Sequence[float]) -> list[str]:
+    """Return sentences on images that a model with these statistics was not made for, from a few images.
+
+    They are on colours that a model of grey images drops, and on values of another scale.
+    """
+    if source.sound is not None or not len(source):
+        return []
+    found, coloured = [], ""
     for i in sample_indices(len(source), _LOOKED, seed=0):
-        try:
-            if has_colours(source.read(i)):
-                return (
-                    f"colours are dropped, such as those of {source.describe(i)}: the model was trained on grey images"
-                )
-        except Unreadable:
-            continue
-    return ""
+        with suppress(Unreadable):
+            found.append(image := source.read(i))
+            if len(mean) == 1 and not coloured and has_colours(image):
+                coloured = source.describe(i)
+    said = [f"colours are dropped, such as those of {coloured}: the model was trained on grey images"]
+    values = torch.cat([image.float().flatten() for image in found]) if found else torch.zeros(1)
+    return said * bool(coloured) + scale_notes([values.mean().item()], [values.std().item()], mean, std)
+
+
+def scale_notes(
+    mean: Sequence[float], std: Sequence[float], model_mean: Sequence[float], model_std: Sequence[float]
+) -> list[str]:
+    """Return a sentence on images whose values are far from those for which a model was normalised."""
+    here, spread, theirs, unit = (sum(values) / len(values) for values in (mean, std, model_mean, model_std))
+    centre, width = (here - theirs) / unit, spread / unit
+    if spread == 0 or (abs(centre) < _FAR and 1 / _WIDE < width < _WIDE):
+        return []
+    return [
+        f"normalised for this model, the images have mean {centre:.2g} and deviation {width:.2g} instead of about 0 "
+        "and 1: if their values are on another scale (12 bits in 16-bit files), scale them"
+    ]
 
 
 def sample_indices(n: int, sample: int, seed: int) -> list[int]:

@@ -21,7 +21,7 @@ from patchloom.data.source import Data, Source
 from patchloom.data.sources.glob import is_single, open_images
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.sources.open import open_data
-from patchloom.data.stats import dropped_colours
+from patchloom.data.stats import input_notes
 from patchloom.dense.checkpoint import DENSE_FORMAT, DenseCard, DenseTask, load_dense
 from patchloom.dense.metrics import DetectedObjects, coco_tool
 from patchloom.dense.pictures import class_colours, draw_label_map, draw_objects
@@ -29,6 +29,7 @@ from patchloom.dense.segmenter import Segmenter
 from patchloom.dense.windows import detect_image, segment_image
 from patchloom.display import Displayable, Verbatim, track_progress
 from patchloom.errors import PatchloomError, listing
+from patchloom.evaluate.classifier import CLASSIFIER_FORMAT
 from patchloom.evaluate.features import runs_in_bfloat16
 from patchloom.evaluate.results import note_unreadable
 from patchloom.evaluate.settings import EvalSettings
@@ -198,8 +199,8 @@ def predict(
     _record(folder, about, written)
     counts = {card.classes[k]: count for k, count in done[1].most_common() if count}
     gone = [f"{old:,} label maps of an earlier predict were removed: their images are no longer there."] if old else []
-    colours = dropped_colours(sources[0], net.channels)
-    notes = (*(f"{note}." for note in filter(None, [*opened.notes, colours])), *note_unreadable(unreadable), *gone)
+    seen = input_notes(sources[0], card.encoder.mean, card.encoder.std)
+    notes = (*(f"{note}." for note in [*opened.notes, *seen]), *note_unreadable(unreadable), *gone)
     return Predictions(card.kind, folder, done[0], counts, min(drawn, done[0]), score, notes)
 
 
@@ -292,6 +293,8 @@ def _check_model(model: str | Path) -> None:
             raise PatchloomError(f"{model} is a folder: give one of its models, {listing(saved)}")
         raise PatchloomError(f"{model} is no model but a folder: if it is a run, {makes}")
     if path.is_file() and DENSE_FORMAT not in read_metadata(path, "a model"):
+        if CLASSIFIER_FORMAT in read_metadata(path, "a model"):
+            raise PatchloomError(f"{model} is a classifier: in Python, patchloom.load_classifier loads it")
         raise PatchloomError(f"{model} is no segmenter or detector: if it is an encoder, {makes}")
 
 

@@ -38,10 +38,10 @@ from patchloom.evaluate.settings import (
     note_copies,
     open_together,
     place_in_run,
+    print_input_notes,
     print_leak_notes,
     print_notes,
     share_steps,
-    tell_colours,
 )
 from patchloom.evaluate.training import SCRATCH, about_control, format_recipe_value, temporary_seed
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
@@ -228,7 +228,7 @@ def set_up(
     with ExitStack() as afterwards:
         afterwards.callback(print_notes, found.notes)  # also where something is refused, which they may explain
         parts = dense_parts(found, settings, card.note, run)
-        tell_colours(parts.train.images, card)
+        print_input_notes(parts.train.images, card)
         own = 0 if parts.validation is None else len(parts.validation)
         of_encoder = min(input_size(vit)), patch_side(vit), width(vit)
         recipe = asked.settled(len(parts.train), settings.torch_device.type, own, *of_encoder)

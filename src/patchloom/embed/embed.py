@@ -44,7 +44,7 @@ from patchloom.errors import PatchloomError, TemporaryError, listing
 from patchloom.estimate import scaled_seconds
 from patchloom.evaluate.features import digest_tensors, each_batch, runs_in_bfloat16
 from patchloom.evaluate.results import note_unreadable
-from patchloom.evaluate.settings import EvalSettings, open_with_notes, print_notes_once, tell_colours
+from patchloom.evaluate.settings import EvalSettings, open_with_notes, print_input_notes, print_notes_once
 from patchloom.look.context import NamedEncoder
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import check_model
@@ -624,7 +624,7 @@ def embed(
     one = None if asked is None else with_encoder_sound(asked, about.sound, about.name).train
     with print_notes_once():
         opened = with_encoder_sound(open_with_notes(data), about.sound, about.name)
-        tell_colours(opened.train, about)
+        print_input_notes(opened.train, about)
     splits = {"train": opened.train} if opened.test is None else {"train": opened.train, "test": opened.test}
     splits |= {name: source for name, source in opened.others.items() if name not in splits}
     sources = splits if len(splits) > 1 else {"all": opened.train}

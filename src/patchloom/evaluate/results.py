@@ -29,7 +29,7 @@ from patchloom.claims import (
 )
 from patchloom.display import Displayable, TextTable, Verbatim
 from patchloom.errors import PatchloomError
-from patchloom.system.files import write_whole
+from patchloom.system.files import write_error, write_whole
 
 # The table of a report, in several forms to fit the terminal.
 
@@ -342,6 +342,14 @@ class Report(Displayable):
         found = [compare_rows([self.quoted[i]], [self.quoted[j]], trained, self.n_test, self.noun) for i, j in pairs]
         return replace(self, against=tuple(found), pairs=pairs)
 
+    def grouped(self, group: str) -> Report:
+        """Return the report with ``group`` among the settings of all rows: other groups give another split."""
+
+        def named(row: Row) -> Row:
+            return replace(row, settings=row.settings | {"group": group})
+
+        return replace(self, rows=list(map(named, self.rows)), quoted=tuple(map(named, self.quoted)))
+
     def over_seeds(self, others: Sequence[Report]) -> Report:
         """Return the report of the last of several seeds, with differences over all of them."""
         reports, found = (*others, self), []
@@ -371,9 +379,11 @@ class Report(Displayable):
         first = self.quoted[0]
         if not is_wide(first.value, first.low, first.high):
             return ""
+        groups = None if first.groups is None else len(first.groups.unique())
+        few = f"{self.n_test:,} test {self.noun}" if groups is None else f"{groups:,} test group{'s' * (groups != 1)}"
         return (
-            f"Only {self.n_test:,} test {self.noun}: others could have given anything from "
-            f"{first.number(first.low)} to {first.number(first.high)}."
+            f"Only {few}: others could have given anything from {first.number(first.low)} to "
+            f"{first.number(first.high)}."
         )
 
     def spread(self) -> str:
@@ -462,9 +472,7 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
         finally:
             os.close(handle)
     except OSError as problem:
-        raise PatchloomError(
-            f"{path} could not be written ({problem.strerror}): free space or choose another run"
-        ) from problem
+        raise write_error(path, problem) from problem
 
 
 def forget_rows(path: Path, which: str) -> int:

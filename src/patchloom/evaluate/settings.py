@@ -20,7 +20,7 @@ from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.sources.open import open_data, split_names
 from patchloom.data.splits import pick, some_groups, split_for_test
-from patchloom.data.stats import dropped_colours
+from patchloom.data.stats import input_notes
 from patchloom.display import StatusMessage, is_first
 from patchloom.errors import PatchloomError, check_type
 from patchloom.evaluate.features import has_labels, only_labelled
@@ -217,15 +217,15 @@ def parts_of(
     with StatusMessage("looking for copies among the images"):
         parts = _parted(opened, settings, labels, "" if card is None else card.note, run)
     if card is not None:
-        tell_colours(parts.train, card)
+        print_input_notes(parts.train, card)
     print_leak_notes(parts.train, parts.test, own=opened.test is not None)
     return parts
 
 
-def tell_colours(source: Source, card: EncoderCard) -> None:
-    """Print that an encoder of grey images drops colours, if there are any, inside `print_notes_once`."""
-    if _printed.get() is not None and (said := dropped_colours(source, len(card.mean))):
-        print_notes([said])
+def print_input_notes(source: Source, card: EncoderCard) -> None:
+    """Print the `input_notes` of an encoder, inside `print_notes_once`."""
+    if _printed.get() is not None:
+        print_notes(input_notes(source, card.mean, card.std))
 
 
 def print_leak_notes(train: Source, test: Source, own: bool) -> None:
@@ -244,6 +244,7 @@ def print_leak_notes(train: Source, test: Source, own: bool) -> None:
 def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str, run: str | Path | None) -> Parts:
     own = opened.test if not labels or has_labels(opened.test) else None
     whole = only_labelled(opened.train) if labels else opened.train
+    lacking = len(opened.train) - len(whole)
     if own is not None:
         train, test = whole, only_labelled(own) if labels else own
         story = f"The data brings its own test {train.noun}."
@@ -262,6 +263,8 @@ def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str, run: 
             story += f" Test groups: {some_groups(test, settings.group)}; intervals are over groups."
         if copies := len(whole) - len(train) - len(test):
             story += f" {copies:,} exact copies of test {noun} were left out of training."
+    if lacking:
+        story += f" {lacking:,} of {len(opened.train):,} {whole.noun} have no label and are left out."
     origin = f"a fifth split off (seed {settings.seed})" if own is None else OWN_TEST
     parts = limit_training_images(Data(train, test), f"{note} {story}".strip(), settings, looked=own is None)
     return replace(parts, origin=origin)

@@ -204,10 +204,11 @@ def _model(one: Exportable) -> list[tuple[str, str]]:
     h, w = one.size
     count = sum(weight.numel() for weight in one.vit.parameters())
     width = one.vit.num_features
+    channels = f"{one.channels} channel{'s' * (one.channels != 1)}"
     return [
         ("architecture", f"{type(one.vit).__name__} of timm ({one.arguments['model_name']} with other sizes)"),
         ("parameters", f"{count / 1e6:.1f} M"),
-        ("images", f"{one.channels} channels, {h} x {w} pixels, patches of {in_pixels(one.card.own_spec.patch_size)}"),
+        ("images", f"{channels}, {h} x {w} pixels, patches of {in_pixels(one.card.own_spec.patch_size)}"),
         ("vector", f"{width} numbers, {POOLED[one.pooling]}"),
         ("mean of pixels in [0, 1]", ", ".join(f"{value:.4g}" for value in one.card.mean)),
         ("deviation of pixels", ", ".join(f"{value:.4g}" for value in one.card.std)),
@@ -271,8 +272,9 @@ def _table(numbers: Sequence[Number], hidden: Mapping[str, str]) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     after = "\n\n" + "\n".join(notes) if notes else ""
     return (
-        "Controls, which need no pre-training, follow each figure. The notes below the table interpret the "
-        "differences.\n\n" + "\n".join(lines) + after
+        "Controls follow each figure. The notes below the table interpret the differences.\n\n"
+        + "\n".join(lines)
+        + after
     )
 
 

@@ -194,7 +194,7 @@ def kept_names(vit: Encoder, count: int) -> list[str]:
     blocks = _blocks(vit)
     if count > len(blocks):
         raise PatchloomError(
-            f"--train_blocks {count} is more than the {len(blocks)} blocks of the encoder: give fewer, or leave it out "
+            f"--train_blocks {count} is more than the {len(blocks)} blocks of the encoder: give fewer, or --adapt all "
             "to train the whole encoder"
         )
     last = [part for parts in blocks[len(blocks) - count :] for part in parts]

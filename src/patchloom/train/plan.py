@@ -15,12 +15,13 @@ from patchloom.data.near_duplicates import near_copies
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import is_object_name
 from patchloom.data.splits import some_groups
-from patchloom.data.stats import Stats
+from patchloom.data.stats import Stats, scale_notes
 from patchloom.display import is_first
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.programs import MeanStd
 from patchloom.nets.finetune import block_count
 from patchloom.nets.lora import adapter_parameters
+from patchloom.questions.anchor import Anchor
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.runs.folder import FolderLocked, RunFolder
 from patchloom.runs.held_out import HeldOut, choose_held_out, held_out_count, stored_held_out, with_share
@@ -234,7 +235,8 @@ class Planner:
         asked, own, why_own = _with_statistics(asked, start, channels, stats)
         as_there |= why_own
         if own is not None:
-            stats = stats._replace(mean=own[0], std=own[1])
+            said = scale_notes(stats.mean, stats.std, *own)
+            stats = stats._replace(mean=own[0], std=own[1], noticed=(*stats.noticed, *said))
         if asked.normalization == "imagenet":
             if channels != 3:
                 raise PatchloomError(
@@ -385,9 +387,11 @@ def describe_parameters(task: Task, settings: ResolvedSettings) -> str:
     updates = {id(weight) for weight in adapter_parameters(task.encoder)}
     own = [weight for weight in task.encoder.parameters() if id(weight) not in updates]
     rest = _count(task.parameters()) - _count(task.encoder.parameters())
+    rest -= sum(_count(one.parameters()) for one in task.children() if isinstance(one, Anchor))  # the frozen start
     said = [f"{_in_words(_count(own))} parameters of the encoder"]
     if settings.adapt != "all":
-        said.append(f"of which {_in_words(_count(weight for weight in own if weight.requires_grad))} are trained")
+        trained = _count(weight for weight in own if weight.requires_grad)
+        said.append(f"of which {_in_words(trained)} are trained" if trained else "which are frozen")
     if updates:
         said.append(f"{_in_words(_count(adapter_parameters(task.encoder)))} of its low-rank updates")
     return ", ".join([*said, f"{_in_words(rest)} task-only parameters"])

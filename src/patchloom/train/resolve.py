@@ -120,6 +120,7 @@ _MAX_EPOCHS = 1600
 _LEAST_FOR_UPDATES = 32  # smallest batch size that is chosen to get more updates
 
 # Measured (benchmarks/README.md): with few large patches, positions on `shapes` are learnt within minutes.
+_OBLONG = 1.5  # ratio of sides from which a square is said to leave much out
 _SMALLEST = 4  # image side in pixels: two patches of two
 _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
 _USUAL_SCALE = 0.2  # smallest area of a crop, as in MAE
@@ -178,9 +179,7 @@ def resolve(
     ):
         (h, w), patch = (auto(name, value, "best on shapes within minutes") for name, value in _ON_SHAPES.items())
     else:
-        h, w = auto(
-            "img_size", *_img_size(settings.img_size, device, min(stats.height, stats.width), settings.patch_size)
-        )
+        h, w = auto("img_size", *_img_size(settings.img_size, device, (stats.height, stats.width), settings.patch_size))
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
     if modality.resizable:
         measured("crop_scale", _crop_scale, settings, (h, w), (stats.height, stats.width), images)
@@ -264,7 +263,9 @@ def _of_swin(device: str, median: int, settings: Settings, patch: int | None, al
     return [("patch_size", patch, why), ("img_size", (fitting, fitting), reason)]
 
 
-def _img_size(asked: Any, device: str, median: int, patch: PatchSize | Auto) -> tuple[tuple[int, int], str]:
+def _img_size(asked: Any, device: str, image: tuple[int, int], patch: PatchSize | Auto) -> tuple[tuple[int, int], str]:
+    """Choose a square for images of median size ``image`` (h, w)."""
+    median, longest = min(image), max(image)
     if asked == "auto" and median < _SMALLEST:
         raise PatchloomError(
             f"half of the images have a side of {median} pixel{'s' * (median != 1)} or less, too small for patches: "
@@ -274,6 +275,10 @@ def _img_size(asked: Any, device: str, median: int, patch: PatchSize | Auto) -> 
     steps = to_pair(_patch(min(median, ceiling)) if patch == "auto" else patch)
     h, w = (max(1, round(min(median, ceiling) / step)) * step for step in steps)
     why = f"the largest that is fast on a {device}" if median > ceiling else f"as the images, median {median}"
+    if longest > _OBLONG * median:
+        sides = zip((h, w), image, steps, strict=True)
+        whole = tuple(max(1, round(side * own / median / step)) * step for side, own, step in sides)
+        why += f"; a square sees {median / longest:.0%} of images of {in_pixels(image)}: --img_size {in_pixels(whole)}"
     return (h, w), why
 
 

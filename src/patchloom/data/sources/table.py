@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -197,6 +198,7 @@ def parse_table(lines: Sequence[str], file: Path) -> SourceTable | None:
     return None
 
 
+_MANY_CLASSES = 10  # from which a note may say that labels are numbers
 _ABSENT = {"nan", "<na>", "null"}  # as pandas and others write a missing value
 
 
@@ -239,6 +241,12 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
                 f"{name} has the class {words[i]} in test images but not in training images: give both the same "
                 "classes, or remove that one"
             )
+    counts = Counter(words[i] for i in [*train, *test] if words[i]) if classes else Counter[str]()
+    if len(counts) >= _MANY_CLASSES and sum(count == 1 for count in counts.values()) > len(counts) / 2:
+        said.append(
+            f"{name}: most of the {len(counts):,} values of {roles['label']} are those of one image, and each is taken "
+            "as a class: numbers have to be grouped into classes"
+        )
     if absent := [word for word in classes if word.lower() in _ABSENT]:
         said.append(
             f"{name}: the label {absent[0]} is a class like others: leave the cell empty where an image has no label"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import fields, replace
 from inspect import signature
@@ -109,12 +110,18 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
     if not str(run).startswith("timm:") and Path(run).is_dir() and is_first():
         results = Path(run) / "results.csv"
         check_rows(results)
+        if not os.access(results if results.exists() else run, os.W_OK):
+            raise PatchloomError(
+                f"{results} cannot be written, and results are stored there: copy the run to a folder of your own"
+            )
     reports: list[Report] = []
     with print_notes_once(), keep_until_done(), explain_peer_death():
         for seed in range(settings.seed, settings.seed + settings.seeds):
             if settings.seeds > 1 and is_first():
                 print(f"Seed {seed}, {seed - settings.seed + 1} of {settings.seeds}:", flush=True)
             report = function(run, data, replace(settings, seed=seed), **given, **options)
+            if settings.group is not None:
+                report = report.grouped(settings.group)
             if settings.seeds > 1 and len(reports) == settings.seeds - 1:
                 report = report.over_seeds(reports)
             reports.append(report if settings.workers != "auto" else _with_readers(report, settings))
