@@ -345,6 +345,17 @@ def test_the_reason_does_not_repeat_the_path(tmp_path):
         read_image(tmp_path / "a.png")
 
 
+@pytest.mark.parametrize("kept", [8, 12, 100, 300])
+def test_a_cut_tiff_is_described(tmp_path, kept):
+    """Pillow's messages are then about its own variables, such as "0" and "unpack requires a buffer of 4 bytes"."""
+    Image.fromarray(np.zeros((16, 16), np.uint16)).save(tmp_path / "a.tif")
+    (tmp_path / "a.tif").write_bytes((tmp_path / "a.tif").read_bytes()[:kept])
+    with pytest.raises(
+        Unreadable, match=r"a\.tif cannot be read as an image: (it is damaged|corrupted|failed to read)"
+    ):
+        read_image(tmp_path / "a.tif")
+
+
 def test_an_open_file_has_no_address_in_a_reason(tmp_path):
     """A 16-bit PNG is opened before PIL reads it, and PIL says <_io.BufferedReader name=...>."""
     Image.fromarray(np.zeros((8, 8), np.uint16)).save(tmp_path / "a.png")

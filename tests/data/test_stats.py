@@ -3,10 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from patchloom.data.sources.open import open_data
 from patchloom.data.sources.synthetic import Shapes
-from patchloom.data.stats import channels_of, normalize, statistics_of
+from patchloom.data.stats import channels_of, input_notes, normalize, statistics_of
 from patchloom.errors import PatchloomError
 
 
@@ -33,6 +34,19 @@ def test_measure_agrees_with_numpy(tmp_path):
     np.testing.assert_allclose(stats.std, pixels.std(0), rtol=1e-5)
     assert (stats.height, stats.width, stats.sampled) == (6, 9, 3)
     assert stats.unreadable == [str(tmp_path / "broken.jpg")]
+
+
+@pytest.mark.parametrize(
+    ("values", "noted"), [((128, 60), False), ((6, 2), True), ((128, 1), True), ((20, 12), False), ((128, 0), True)]
+)
+def test_images_of_another_scale_are_noted(tmp_path, values, noted):
+    centre, spread = values
+    pixels = np.random.default_rng(0).normal(centre, spread, (8, 16, 16)).clip(0, 255).astype(np.uint8)
+    for i, array in enumerate(pixels):
+        Image.fromarray(array).save(tmp_path / f"{i}.png")
+    said = input_notes(open_data(tmp_path).train, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert bool(said) == noted
+    assert not said or "instead of about 0 and 1: if their values are on another scale" in said[0]
 
 
 def test_a_sample_is_random_but_fixed_by_its_seed():

@@ -103,6 +103,8 @@ def test_frames_that_are_known_by_heart_flatter(films: Path, tiny_encoder: Path)
         "linear", tiny_encoder, films, device="cpu", group="^(.*)_", seed=1
     )  # features of an earlier pass
     assert cached.quoted[0].settings["held_out"] == 18 and "whole groups" in cached.protocol
+    assert cached.quoted[0].settings["group"] == "^(.*)_" and cached.quoted[0] in cached.rows
+    assert "Only 4 test groups: others could have given anything" in cached.caution()
 
 
 def test_fine_tuning_chooses_where_one_group_is_left(films: Path, tiny_encoder: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.nets.encode import encode, patch_count
 from patchloom.nets.lora import has_adapters, merged
+from patchloom.questions.anchor import Anchor
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request, setting_differences
@@ -319,8 +320,12 @@ def test_the_log_says_what_is_trained(lora):
     plain, tensors = load_encoder(run)[0], load_task(run).task.encoder.state_dict()
     updates = sum(value.numel() for name, value in tensors.items() if name.endswith((".up", ".down")))
     whole = sum(weight.numel() for weight in plain.parameters())
-    counted = f"{whole / 1e3:.1f} k parameters of the encoder, of which 0 are trained, {updates / 1e3:.1f} k of its low"
-    assert counted in log
+    task = load_task(run).task
+    frozen = [task.encoder, *(part for part in task.children() if isinstance(part, Anchor))]
+    rest = sum(weight.numel() for weight in task.parameters())
+    rest -= sum(weight.numel() for part in frozen for weight in part.parameters())
+    counted = f"{whole / 1e3:.1f} k parameters of the encoder, which are frozen, {updates / 1e3:.1f} k of its low-rank "
+    assert f"{counted}updates, {rest / 1e3:.1f} k task-only parameters" in log
     assert ("keeps features near the start" in log) == ("anchor" in options)
 
 

@@ -57,6 +57,20 @@ def test_resolve_replaces_every_auto_and_says_why():
     assert all(reasons.values())
 
 
+def test_a_square_of_oblong_images_is_said():
+    def size(h, w):
+        stats = STATS._replace(height=h, width=w)
+        settings, reasons = resolve(Settings("photos/", {"name": "mae"}, {"name": "auto"}, device="cpu"), 900, 3, stats)
+        return settings.img_size, reasons["img_size"]
+
+    assert size(32, 128) == (
+        (32, 32),
+        "as the images, median 32; a square sees 25% of images of 32x128: --img_size 32x128",
+    )
+    assert size(480, 200)[1].endswith("a square sees 42% of images of 480x200: --img_size 232x96")
+    assert "square" not in size(480, 640)[1]
+
+
 def test_resolve_keeps_given_values():
     asked = Settings(
         "x", {"name": "mae"}, {"name": "micro", "depth": 3}, img_size=(64, 32), patch_size=4, epochs=7, blr=0.5

@@ -196,15 +196,16 @@ def input_notes(source: Source, mean: Sequence[float], std: Sequence[float]) -> 
     """
     if source.sound is not None or not len(source):
         return []
-    found, coloured = [], ""
+    moments, coloured = Moments(1), ""  # of all channels together
     for i in sample_indices(len(source), _LOOKED, seed=0):
         with suppress(Unreadable):
-            found.append(image := source.read(i))
+            image = source.read(i)
+            moments.add(image.flatten()[None])
             if len(mean) == 1 and not coloured and has_colours(image):
                 coloured = source.describe(i)
     said = [f"colours are dropped, such as those of {coloured}: the model was trained on grey images"]
-    values = torch.cat([image.float().flatten() for image in found]) if found else torch.zeros(1)
-    return said * bool(coloured) + scale_notes([values.mean().item()], [values.std().item()], mean, std)
+    scale = scale_notes(*moments.mean_and_std(), mean, std) if moments.pixels else []
+    return said * bool(coloured) + scale
 
 
 def scale_notes(
@@ -213,7 +214,7 @@ def scale_notes(
     """Return a sentence on images whose values are far from those for which a model was normalised."""
     here, spread, theirs, unit = (sum(values) / len(values) for values in (mean, std, model_mean, model_std))
     centre, width = (here - theirs) / unit, spread / unit
-    if spread == 0 or (abs(centre) < _FAR and 1 / _WIDE < width < _WIDE):
+    if abs(centre) < _FAR and 1 / _WIDE < width < _WIDE:
         return []
     return [
         f"normalised for this model, the images have mean {centre:.2g} and deviation {width:.2g} instead of about 0 "

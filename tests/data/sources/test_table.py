@@ -97,6 +97,23 @@ def test_a_missing_value_that_was_written_as_a_word_is_noted(table):
     assert "nan" in data.train.classes and any("label nan is a class like others" in note for note in data.notes)
 
 
+def test_numbers_as_labels_are_noted(table, tmp_path, draw):
+    many = [draw(f"{i}.png") and f"{i}.png" for i in range(12)]
+    for labels, noted in (([f"0.{i:02}" for i in range(12)], True), (["a", "b"] * 6, False)):
+        lines = [f"{name},{label}" for name, label in zip(many, labels, strict=True)]
+        notes = open_data(table("path,label", *lines)).notes
+        assert any("most of the 12 values of label are those of one image" in note for note in notes) == noted
+
+
+def test_a_column_of_patients_is_noted(table):
+    path = table("path,Patient_ID,day", *rows("112233", "ababab"))
+    said = "Patient_ID has 3 values for 6 images, and --group Patient_ID keeps those of each in one split"
+    assert [note for note in open_data(path).notes if "keeps those" in note] == [f"{path}: {said}"]
+    assert not any("keeps those" in note for note in open_data(path, group="Patient_ID").notes)
+    alone = table("path,patient", *rows("123456"), name="alone.csv")  # each image has its own
+    assert not any("keeps those" in note for note in open_data(alone).notes)
+
+
 def test_splits(table, tmp_path):
     split = ["train", "Training", "test", "val", "", "train"]
     data = open_data(table("path,label,split", *rows("aaabba", split)))
