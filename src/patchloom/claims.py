@@ -38,6 +38,7 @@ START = "start"  # the control of an adapted encoder: the weights that its run b
 BLEND = "blend"  # a control of an adapted encoder: weights between its start and its own
 _CALLED = {  # controls in a sentence
     "untrained": "the untrained one",
+    "teacher": "its teacher",
     "from scratch": "training from scratch",
     START: "its start",
     BLEND: "the chosen blend",

@@ -16,7 +16,7 @@ from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.protocols import evaluate
 from patchloom.export.export import export
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, read_metadata, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.report.curves import charts_of
 from patchloom.report.load_run import load_run
 from patchloom.report.metrics import key_numbers
@@ -211,7 +211,9 @@ def test_a_blend_is_exported(run, share):
     assert done.weights == run / ("start-timm.safetensors" if share == 0 else f"blend-{share:g}-timm.safetensors")
     vit, card = load_blend(run, share)
     assert all(torch.equal(weight, vit.state_dict()[name]) for name, weight in load_file(done.weights).items())
-    assert read_metadata(done.weights, "weights") == {"blend": f"{share:g}"}
+    again, alone = load_encoder(done.weights)  # timm's weights, which patchloom reads, too
+    assert all(torch.equal(weight, vit.state_dict()[name]) for name, weight in again.state_dict().items())
+    assert (alone.mean, alone.std) == (card.mean, card.std) and alone.note == card.note
     assert card.note in (*done.notes, "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +14,7 @@ from patchloom.audio.config import Sound
 from patchloom.export.encoder import Export, Exportable
 from patchloom.export.examples import Examples, describe_files, largest_difference, vectors_of_files
 from patchloom.export.preprocessing import READING, code_of_pictures, pooling_code, preparing_by_torch
+from patchloom.nets.checkpoints.format import encoder_bytes
 from patchloom.nets.encode import encode, final_norm, patch_count, prefix_count
 from patchloom.nets.heads import POOLED, represent
 from patchloom.system.files import write_whole
@@ -147,7 +149,8 @@ def _embedding(by_file: bool) -> str:
 def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
     """Write the encoder, and its instance head to a file whose name begins with the encoder's."""
     vit, head, head_file = one.vit, one.head, path.with_name(f"{path.stem}-{one.head_file}")
-    files = {path: save(vit.state_dict(), None if one.blend is None else {"blend": f"{one.blend:g}"})}
+    alone = replace(one.card, trained_on="", extra_modules={})  # the file lies apart from the run's others
+    files = {path: encoder_bytes(vit, alone)}  # timm ignores the card
     removal_file = None if one.removal is None else path.with_name(f"{path.stem}-without_positions.safetensors")
     if one.removal is not None and removal_file is not None:
         files[removal_file] = save({"weight": one.removal.weight})

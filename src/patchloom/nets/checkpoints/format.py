@@ -105,11 +105,16 @@ class EncoderCard:
 
 def save_encoder(vit: Encoder, card: EncoderCard, path: Path) -> None:
     """Write the encoder's ``state_dict`` and card atomically."""
+    write_whole(path, encoder_bytes(vit, card))
+
+
+def encoder_bytes(vit: Encoder, card: EncoderCard) -> bytes:
+    """Return the content of an encoder file."""
     about = asdict(card)
     for name in ("sound", "license"):  # without them, files keep their original format
         if not about[name]:
             del about[name]
-    save_net(vit, ENCODER_FORMAT, about, path)
+    return _net_bytes(vit, ENCODER_FORMAT, about)
 
 
 def save_net(net: nn.Module, key: str, about: dict[str, Any], path: Path) -> None:
@@ -117,10 +122,14 @@ def save_net(net: nn.Module, key: str, about: dict[str, Any], path: Path) -> Non
 
     Low-rank updates are merged into the weights. The file is written atomically.
     """
+    write_whole(path, _net_bytes(net, key, about))
+
+
+def _net_bytes(net: nn.Module, key: str, about: dict[str, Any]) -> bytes:
     weights = {name: value.detach().cpu().contiguous() for name, value in merged(net.state_dict()).items()}
     about = about | {_SUM: checksum(weights, json.dumps(about))}
     # a single key, because the order of several would differ from file to file
-    write_whole(path, save(weights, metadata={key: json.dumps(about)}))
+    return save(weights, metadata={key: json.dumps(about)})
 
 
 def checksum(tensors: dict[str, Tensor], about: str) -> str:
