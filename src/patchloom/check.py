@@ -17,7 +17,7 @@ import torch
 from patchloom.arguments import validate_arguments
 from patchloom.audio.config import Sound
 from patchloom.data.loader import steps_of
-from patchloom.data.near_duplicates import NearCopies, near_copies, parted_wholes
+from patchloom.data.near_duplicates import NearCopies, near_copies, parted_wholes, subject_note
 from patchloom.data.scan import Survey, survey
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name
@@ -374,6 +374,8 @@ class CheckResult(Displayable):
             )
         if self.test is not None and (parted := parted_wholes(self.train.source, self.test.source, "split by them")):
             said.append(f"{parted[0].upper()}{parted[1:]}.")
+        if subjects := subject_note(self.train.source):
+            said.append(f"{subjects}.")
         if self.out is not None:
             said.append(f"{self.out} lists all files that cannot be read{', and the odd ones' * bool(self.odd)}.")
         return [*said, *self._advice()]

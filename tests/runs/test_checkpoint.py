@@ -79,7 +79,7 @@ def test_a_checkpoint_without_a_checksum_gives_weights_but_cannot_be_resumed(tmp
 
 
 @pytest.mark.parametrize(
-    "about", ["[]", '{"best": "x"}', '{"step": "3"}', '{"step": -1}', '{"step": NaN}', "[" * 10**5]
+    "about", ["[]", '{"best": "x"}', '{"step": "3"}', '{"step": 2.5}', '{"step": -1}', '{"step": NaN}', "[" * 10**5]
 )
 def test_values_of_a_stranger_are_checked(about, tmp_path):
     kept = save(tmp_path / "checkpoints", *make(), 0)

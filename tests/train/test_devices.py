@@ -192,7 +192,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(
-        PatchloomError, match="8 processes need as many GPUs, and there are 2 here: use fewer --devices"
+        PatchloomError, match="8 processes on this machine need as many GPUs, and 2 can be used: give --devices 2"
     ):
         distributed.launch("cuda", 8)
 

@@ -167,7 +167,7 @@ def _read(source: Path | BytesIO, suffix: str, name: str) -> Tensor:
     except Exception as error:  # decoders raise nearly anything on broken bytes: OSError, SyntaxError, struct.error...
         reason = one_line(error, str(source)).replace("image file it", "it")
         if isinstance(error, IndexError | KeyError | struct.error | UnicodeDecodeError | OverflowError):
-            reason = "it is damaged or incomplete"  # whose messages are about the decoder's own variables
+            reason = "it is damaged, or of a kind that is not supported"  # messages on the decoder's own variables
         raise Unreadable(f"{name} cannot be read as an image: {reason}") from error
 
 

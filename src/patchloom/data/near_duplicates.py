@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source
-from patchloom.data.sources.files import Files
 from patchloom.data.splits import PARENT, group_names
 from patchloom.errors import PatchloomError
 
@@ -45,7 +44,7 @@ _PATTERNS = (
 _SUBJECTS = (
     "slide|patient|subject|case|donor|specimen|animal|video|clip|film|sequence|seq|scene|scan|volume|wsi|plate|batch"
 )
-_SUBJECT_COLUMN = re.compile(rf"({_SUBJECTS})([-_ ]?(id|name|number|no))?", re.IGNORECASE)
+SUBJECT_COLUMN = re.compile(rf"({_SUBJECTS})([-_ ]?(id|name|number|no))?", re.IGNORECASE)
 _WHOLES = re.compile(rf"(?<![A-Za-z])({_SUBJECTS})[-_ ]?\d", re.IGNORECASE)
 _NAMED = 0.5  # share of the names that must have such a word
 
@@ -136,19 +135,16 @@ def group_in_names(source: Source) -> str | None:
     return rf"(?<![A-Za-z]){most}[-_ ]?\d+" if count >= _NAMED * len(some) else None
 
 
-def subject_notes(source: Source) -> list[str]:
-    """Return sentences on unused columns of a table that name subjects of several images, such as patients."""
-    if source.groups is not None or not isinstance(source, Files):
-        return []
-    said = []
-    for column, values in source.columns.items():
-        count = len({value for value in values if value})
-        if _SUBJECT_COLUMN.fullmatch(column) and 1 < count < len(source):
-            said.append(
-                f"{source.name}: {column} has {count:,} values for {len(source):,} {source.noun}, and --group {column} "
-                "keeps those of each in one split"
+def subject_note(source: Source) -> str:
+    """Return a warning about a table's column of subjects of several images that no option names, or ""."""
+    for column in source.subjects if source.groups is None else ():
+        count = len({value for value in source.column(column) or () if value})
+        if 1 < count < len(source):
+            return (
+                f"{column} in {source.name} has {count:,} values for {len(source):,} {source.noun}: "
+                f"--group {shlex.quote(column)} keeps those of each in one split"
             )
-    return said
+    return ""
 
 
 def parted_wholes(train: Source, test: Source, remedy: str = "") -> str:

@@ -32,6 +32,7 @@ class Source(ABC):
         labels: int64 [n], -1 for images without a label, or None if no image has one.
         no_labels: reason why there are no labels, if it is known.
         to_label: advice on how to give such images labels.
+        subjects: columns that may name the subject of several images, such as patient, and have no role.
         groups: int64 [n], equal for images that must stay in one split, such as frames of one video; None: no groups.
         in_memory: whether reading an image needs no decoding.
         sound: how recordings become pictures; None for images.
@@ -42,6 +43,7 @@ class Source(ABC):
     classes: tuple[str, ...] = ()
     labels: np.ndarray | None = None
     no_labels: str = ""
+    subjects: Sequence[str] = ()
     to_label: str = "put the images of each class in a separate sub-folder, or give a table with a column of labels"
     groups: np.ndarray | None = None
     in_memory: bool = False
@@ -134,7 +136,7 @@ class Subset(Source):
         self.source, self.indices = source, np.asarray(indices, dtype=np.int64)
         self.name, self.classes, self.no_labels = source.name, source.classes, source.no_labels
         self.to_label, self.in_memory, self.sound = source.to_label, source.in_memory, source.sound
-        self.noise = source.noise
+        self.noise, self.subjects = source.noise, source.subjects
         self.labels = None if source.labels is None else source.labels[self.indices]
         self.groups = None if source.groups is None else source.groups[self.indices]
 

@@ -15,7 +15,7 @@ import torch
 
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.duplicates import copies_sentence
-from patchloom.data.near_duplicates import near_copies, parted_wholes
+from patchloom.data.near_duplicates import near_copies, parted_wholes, subject_note
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.sources.open import open_data, split_names
@@ -224,7 +224,7 @@ def parts_of(
 
 def print_input_notes(source: Source, card: EncoderCard) -> None:
     """Print the `input_notes` of an encoder, inside `print_notes_once`."""
-    if _printed.get() is not None:
+    if _printed.get() is not None and is_first():
         print_notes(input_notes(source, card.mean, card.std))
 
 
@@ -235,7 +235,7 @@ def print_leak_notes(train: Source, test: Source, own: bool) -> None:
     """
     if _printed.get() is None or train.groups is not None:
         return
-    said = parted_wholes(train, test, "split the data by them" if own else "")
+    said = parted_wholes(train, test, "split the data by them" if own else "") or ("" if own else subject_note(train))
     if not said and not own and (close := near_copies(train)) is not None:
         said = close.sentence().removesuffix(".")
     print_notes([said] if said else [])

@@ -149,7 +149,10 @@ def _embedding(by_file: bool) -> str:
 def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
     """Write the encoder, and its instance head to a file whose name begins with the encoder's."""
     vit, head, head_file = one.vit, one.head, path.with_name(f"{path.stem}-{one.head_file}")
-    alone = replace(one.card, trained_on="", extra_modules={})  # the file lies apart from the run's others
+    # the file lies apart from the run's others, and may be published: a start's task is the path of its source
+    alone = replace(one.card, trained_on="", extra_modules={}, task=Path(one.card.task).name)
+    if one.blend == 0:
+        alone = replace(alone, note=f"{alone.note} These are the weights that an adaptation began with.".strip())
     files = {path: encoder_bytes(vit, alone)}  # timm ignores the card
     removal_file = None if one.removal is None else path.with_name(f"{path.stem}-without_positions.safetensors")
     if one.removal is not None and removal_file is not None:

@@ -28,7 +28,7 @@ _OPTIMIZER = "optimizer."
 _BEST = "best/"  # prefix of the best weights; no module has such a name
 _LARGE = 2**28  # bytes whose writing takes seconds
 _UNREADABLE = OSError, SafetensorError, ValueError, RecursionError
-_NUMBERS = ("step", "steps", "seconds")  # in ``about``
+_NUMBERS = {"step": int, "steps": int, "seconds": float}  # in ``about``
 
 
 SAVE_COST = 20  # shortest pause between checkpoints, as a multiple of the time for writing one
@@ -143,10 +143,7 @@ class Checkpoints:
     def progress(self) -> tuple[int, float]:
         """Return the number of steps done and their seconds, from `about`; zeros if unknown."""
         found = self.about()
-        step, seconds = found.get("step"), found.get("seconds")
-        if not (isinstance(step, int) and step >= 0 and isinstance(seconds, int | float) and 0 <= seconds < math.inf):
-            return 0, 0.0
-        return step, float(seconds)
+        return found.get("step", 0), float(found.get("seconds", 0))
 
     def read(self, unsealed: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
         """Return tensors and ``about`` of the newest intact checkpoint, and a message for each damaged one."""
@@ -266,8 +263,8 @@ def _parse_about(text: str) -> dict[str, Any]:
     about = json.loads(text)
     if not isinstance(about, dict) or not isinstance(about.get("best", {}), dict):
         raise ValueError("the values beside its tensors are not of a run")
-    for name in _NUMBERS:
-        if not conforms(value := about.get(name, 0), float) or not 0 <= value < math.inf:
+    for name, hint in _NUMBERS.items():
+        if not conforms(value := about.get(name, 0), hint) or not 0 <= value < math.inf:
             raise ValueError(f"its {name} is {str(value)[:40]!r}")
     return about
 

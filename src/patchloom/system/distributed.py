@@ -380,10 +380,12 @@ def launch(device: str, devices: int | str = "auto", strategy: str = "auto") -> 
     sharded = "fsdp" in (strategy, given.get("LT_STRATEGY"))
     nodes, devices = _started(devices)
     if device == "cuda" and devices > (there := torch.cuda.device_count()):
-        raise PatchloomError(f"{devices} processes need as many GPUs, and there are {there} here: use fewer --devices")
+        less = f"give --devices {there}" if _by_launcher() is None else "start fewer, or let each see all GPUs"
+        raise PatchloomError(f"{devices} processes on this machine need as many GPUs, and {there} can be used: {less}")
     others: list[subprocess.Popen[bytes]] = []
     # a job of SLURM with one task starts no processes, although Lightning takes it for their launcher
-    here = LightningEnvironment() if _by_launcher() is None else None
+    alone = "SLURM_NTASKS" in os.environ and _by_launcher() is None
+    here = LightningEnvironment() if alone else None
     try:
         if nodes * devices == 1:
             fabric = Fabric(accelerator=device, devices=1, plugins=here)

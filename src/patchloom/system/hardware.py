@@ -378,7 +378,7 @@ def check_device(device: str) -> None:
 
 
 def usable_device(name: str) -> torch.device:
-    """Return the device of that name; auto is a GPU if there is one."""
+    """Return the device of that name; auto is a CUDA GPU if there is one, and never MPS."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

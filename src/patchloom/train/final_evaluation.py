@@ -141,6 +141,8 @@ class FinalEvaluation(NamedTuple):
         )
         head, start = instance_head(task), load_start(self.folder.path)
         knn, linear = compare_frozen((KNN, LINEAR), task.encoder, self.card, parts, evaluation, head, start=start)
+        if self.settings.group is not None:
+            knn, linear = knn.grouped(self.settings.group), linear.grouped(self.settings.group)
         for report in (knn, linear):
             self.folder.check_lock()
             append_rows(self.folder.path / "results.csv", report, once=True)

@@ -25,7 +25,7 @@ from patchloom.data.loader import Batch, Prefetcher, steps_of, steps_per_epoch, 
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name
 from patchloom.data.sources.open import open_data
-from patchloom.display import Displayable, StatusMessage, Verbatim
+from patchloom.display import Displayable, StatusMessage, Verbatim, is_first
 from patchloom.errors import AlreadyReported, PatchloomError
 from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.loggers.trackers import check_installed, parse_trackers
@@ -199,7 +199,7 @@ def restored_state(folder: RunFolder, stepper: Stepper, reporter: Reporter) -> T
     except PatchloomError as error:  # the other processes must not wait for this one
         problem = error
     raise_together(problem)
-    step = -1 if found is None else found[1]["step"]
+    step = -1 if found is None else found[1].get("step", 0)
     if any_process(step != smallest(step)):
         raise refused_by_all(
             f"not all processes read the same checkpoint in {folder.path}: give all machines the same folder, and wait "
@@ -300,7 +300,8 @@ def pretrain(
         finished.resumes()
         if is_object_name(asked.data):  # other objects of the same length have the same name
             check_same(folder, opened.train)
-        print(f"{folder.path} is finished. {summary}")
+        if is_first():
+            print(f"{folder.path} is finished. {summary}")
         if not dry_run:
             finished.note_place()
             send_pending(trackers, folder)

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from patchloom.data.loader import steps_per_epoch
-from patchloom.data.near_duplicates import near_copies
+from patchloom.data.near_duplicates import near_copies, subject_note
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import is_object_name
 from patchloom.data.splits import some_groups
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
         stats: statistics of the training images.
         fingerprint: fingerprint of all images.
         held_out: held-out split.
-        doubt: sentence on possible near copies of training images in the held-out split; "" if there are none.
+        doubt: sentence on training images that may show the same as held-out ones; "" if there are none.
         views: crops per image of the task: the factor from epochs to effective epochs.
         ended: planned epochs of the finished run that is trained longer; 0 for other runs.
         reached: epochs that it was trained for: fewer than planned if it stopped early.
@@ -217,7 +217,7 @@ class Planner:
         number, why = default_workers(settings.device, self.here)
         reasons = {}
         moved, ended = self._elsewhere(), settings.epochs if self.longer() else 0
-        reached = self.folder.checkpoints.progress()[0] / steps_per_epoch(len(training), settings.batch_size)
+        reached = self.folder.checkpoints.progress()[0] / steps_per_epoch(len(training), settings.batch_size) or ended
         if moved:
             settings = replace(settings, data=self.asked.data)
         if ended and self.asked.epochs != "auto":
@@ -267,7 +267,7 @@ class Planner:
             stats,
             self.data.train.fingerprint(),
             held_out,
-            "" if close is None else close.sentence(),
+            subject_note(self.data.train) or ("" if close is None else close.sentence()),
         )
 
 

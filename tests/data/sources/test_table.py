@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from patchloom.data.near_duplicates import subject_note
 from patchloom.data.sources.open import absolute_name, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import features
@@ -97,21 +98,25 @@ def test_a_missing_value_that_was_written_as_a_word_is_noted(table):
     assert "nan" in data.train.classes and any("label nan is a class like others" in note for note in data.notes)
 
 
-def test_numbers_as_labels_are_noted(table, tmp_path, draw):
-    many = [draw(f"{i}.png") and f"{i}.png" for i in range(12)]
-    for labels, noted in (([f"0.{i:02}" for i in range(12)], True), (["a", "b"] * 6, False)):
-        lines = [f"{name},{label}" for name, label in zip(many, labels, strict=True)]
-        notes = open_data(table("path,label", *lines)).notes
-        assert any("most of the 12 values of label are those of one image" in note for note in notes) == noted
+@pytest.mark.parametrize(
+    ("labels", "noted"),
+    [([f"0.{i:02}" for i in range(12)], True), (["0", "1"] * 6, False), ([f"word {i}" for i in range(12)], False)],
+)
+def test_numbers_as_labels_are_noted(table, draw, labels, noted):
+    for i in range(12):
+        draw(f"{i}.png")
+    notes = open_data(table("path,label", *[f"{i}.png,{label}" for i, label in enumerate(labels)])).notes
+    assert any("12 of the 12 numbers in label occur once, and each number is a class" in one for one in notes) == noted
 
 
 def test_a_column_of_patients_is_noted(table):
     path = table("path,Patient_ID,day", *rows("112233", "ababab"))
-    said = "Patient_ID has 3 values for 6 images, and --group Patient_ID keeps those of each in one split"
-    assert [note for note in open_data(path).notes if "keeps those" in note] == [f"{path}: {said}"]
-    assert not any("keeps those" in note for note in open_data(path, group="Patient_ID").notes)
+    said = f"Patient_ID in {path} has 3 values for 6 images: --group Patient_ID keeps those of each in one split"
+    assert subject_note(open_data(path).train) == subject_note(open_data(path).train.subset(range(6))) == said
+    assert not subject_note(open_data(path, group="Patient_ID").train)
+    assert not subject_note(open_data(f"{path}@label=Patient_ID").train)  # it is what is to be known
     alone = table("path,patient", *rows("123456"), name="alone.csv")  # each image has its own
-    assert not any("keeps those" in note for note in open_data(alone).notes)
+    assert not subject_note(open_data(alone).train)
 
 
 def test_splits(table, tmp_path):

@@ -10,8 +10,8 @@ from published import NAME, TINY, ours, same, theirs, written
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
-from patchloom.nets.checkpoints.load import LoadedWeights, Weights, load_published, public_shape
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder, stock_encoder
+from patchloom.nets.checkpoints.load import LoadedWeights, Weights, load_pretrained, load_published, public_shape
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt", "bin", "pth.tar"])
@@ -146,6 +146,22 @@ def test_parts_that_change_the_blocks_are_lost(tmp_path, options, lost):
     path = written(tmp_path / "weights.pth", theirs(**options).state_dict())
     done = load_published(ours(**({} if options else {"qkv_bias": False})), path)
     assert lost in done.lost and any("NOT the encoder" in line for line in done.sentences())
+
+
+def test_names_like_those_of_blocks_elsewhere_are_not_lost(tmp_path):
+    state = theirs().state_dict()
+    more = {f"{part}.0.attn.qkv.bias": torch.zeros(96) for part in ("decoder_blocks", "predictor_blocks")}
+    assert not load_published(ours(), written(tmp_path / "weights.pth", state | more)).lost
+
+
+@pytest.mark.parametrize("lost", ["blocks.0.ls1.gamma", "blocks.1.attn.rel_pos.relative_position_bias_table"])
+def test_an_encoder_that_lost_parts_of_its_blocks_is_not_evaluated(tmp_path, lost):
+    state = {name: torch.zeros(value.shape) for name, value in stock_encoder(NAME).state_dict().items()}
+    path = written(tmp_path / "weights.pth", state | {lost: torch.ones(3)})
+    with pytest.raises(
+        PatchloomError, match=f"{lost}, for which this encoder has no .* Use it with pretrain"
+    ):
+        load_pretrained(path, NAME)
 
 
 def test_positions_and_class_token_are_left_out_without_a_place(tmp_path):

@@ -15,6 +15,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.load import load_published
 from patchloom.nets.encode import patch_positions
+from patchloom.patches.positions import sincos_2d
 
 SWIN = "swin_tiny_patch4_window7_224"
 
@@ -56,7 +57,7 @@ def test_only_weights_for_colour_images_are_adapted_to_other_channels(tmp_path):
         load_published(ours(channels=5), written(tmp_path / "two.pth", theirs(in_chans=2).state_dict()))
 
 
-@pytest.mark.parametrize("size", [(8, 16), (8, 24)])  # one less than a square, and none
+@pytest.mark.parametrize("size", [(8, 16), (8, 24), (8, 32)])  # one less than a square, none, and one
 @pytest.mark.parametrize("options", [{}, {"no_embed_class": True}])
 def test_an_unknown_grid_is_the_encoders_if_the_number_of_patches_fits(tmp_path, size, options):
     n = size[1] // 2
@@ -71,12 +72,11 @@ def test_an_unknown_grid_is_the_encoders_if_the_number_of_patches_fits(tmp_path,
         same(vit, theirs(size, **options), torch.randn(1, 3, *size), 1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"no_embed_class": True}, {"class_token": False, "global_pool": ""}])
-def test_an_unknown_grid_is_a_square_if_it_can_be_one(tmp_path, options):
-    source, own = theirs(**options), {name: one for name, one in options.items() if name != "global_pool"}
-    vit = ours((8, 32), **own)
+def test_a_grid_that_fixed_positions_show_is_taken(tmp_path):
+    source, vit = theirs(), ours((8, 32), positions="sincos")
+    source.pos_embed.data[0, 1:] = sincos_2d(32, (4, 4))
     done = load_published(vit, written(tmp_path / "square.pth", source.state_dict()))
-    assert done.resampled == ("pos_embed: from a grid that is not stated, taken for 4x4 to 2x8",)
+    assert done.resampled == ("pos_embed: from a grid of 4x4 to 2x8",)
     same(vit, by_timm_resized(source, (8, 32)), torch.randn(1, 3, 8, 32), 1e-6)
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
-from patchloom.data.near_duplicates import subject_notes
 from patchloom.data.source import Data
 from patchloom.data.sources.builtin import BUILTIN, is_builtin, open_builtin
 from patchloom.data.sources.concat import concat_data, join_names, open_concat, split_commas
@@ -76,9 +74,7 @@ def _open(data: DataLike, seed: int, group: str | None, fetch: bool) -> Data:
             opened = open_objects(data)
         else:
             opened = _open_one(names[0], seed, fetch) if len(names) == 1 else _open_each(names, seed, fetch)
-        if group is not None:
-            return with_groups(opened, group)
-        return replace(opened, notes=(*opened.notes, *subject_notes(opened.train)))
+        return opened if group is None else with_groups(opened, group)
 
 
 def absolute_name(data: DataLike) -> str | list[str]:

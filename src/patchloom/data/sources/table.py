@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from patchloom.data.decode import IMAGE_SUFFIXES, SOUND_SUFFIXES
+from patchloom.data.near_duplicates import SUBJECT_COLUMN
 from patchloom.data.source import TEST_SPLITS, Data
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.media_type import detect_sound
@@ -198,7 +200,7 @@ def parse_table(lines: Sequence[str], file: Path) -> SourceTable | None:
     return None
 
 
-_MANY_CLASSES = 10  # from which a note may say that labels are numbers
+_MANY_ONCE = 5  # labels that occur once, above which a note may say that they are numbers
 _ABSENT = {"nan", "<na>", "null"}  # as pandas and others write a missing value
 
 
@@ -222,6 +224,7 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
     asked = f"{name}," if chosen and "label" not in chosen else f"{name.rpartition('@')[0] if chosen else name}@"
 
     sound = detect_sound(columns[roles["path"]], name)
+    subjects = tuple(one for one in names if SUBJECT_COLUMN.fullmatch(one) and one not in roles.values())
 
     def files(chosen: Sequence[int]) -> Files:
         labels = np.array([number.get(words[i], -1) for i in chosen], np.int64) if classes else None
@@ -233,6 +236,7 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
             groups = np.unique(each, return_inverse=True)[1].astype(np.int64)
         found = Files(name, file.parent, paths, classes, labels, told, sound, groups)
         found.to_label = f"name the column that holds them, {asked}label=COLUMN"
+        found.subjects = subjects
         return found
 
     for i in test if classes else []:
@@ -242,10 +246,11 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
                 "classes, or remove that one"
             )
     counts = Counter(words[i] for i in [*train, *test] if words[i]) if classes else Counter[str]()
-    if len(counts) >= _MANY_CLASSES and sum(count == 1 for count in counts.values()) > len(counts) / 2:
+    once = sum(count == 1 for count in counts.values())
+    if once > max(_MANY_ONCE, len(counts) / 2) and all(map(_is_number, counts)):
         said.append(
-            f"{name}: most of the {len(counts):,} values of {roles['label']} are those of one image, and each is taken "
-            "as a class: numbers have to be grouped into classes"
+            f"{name}: {once:,} of the {len(counts):,} numbers in {roles['label']} occur once, and each number is a "
+            "class: group them into classes"
         )
     if absent := [word for word in classes if word.lower() in _ABSENT]:
         said.append(
@@ -254,6 +259,12 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
     notes = [describe_roles(roles, names, name), *notes, *said]
     split_off = {split: files(rows) for split, rows in others.items()}
     return Data(files(train), files(test) if test else None, tuple(notes), split_off)
+
+
+def _is_number(word: str) -> bool:
+    with suppress(ValueError):
+        return math.isfinite(float(word))
+    return False
 
 
 def _rows(lines: Sequence[str], delimiter: str, width: int, file: Path) -> list[list[str]]:

@@ -69,6 +69,7 @@ from patchloom.nets.checkpoints.programs import (
     position_axis_order,
     recognise,
     select_prefix,
+    square_side,
     timm_names,
     whole_root,
 )
@@ -440,10 +441,11 @@ def read_states(path: Path) -> list[tuple[str, dict[str, Tensor]]]:
         seen.add(id(value))
         items = list(dict.items(value))  # the pickle of an OrderedDict may have replaced value.items
         tensors = {str(key): item for key, item in items if isinstance(item, Tensor)}
-        if unstored := next((name for name, value in tensors.items() if not _is_stored(value)), None):
-            raise PatchloomError(
-                f"{path} does not store all numbers of {unstored[:80]!r}: save its state_dict again, with dense tensors"
-            )
+        for name, value in tensors.items():
+            if not _is_stored(value):
+                raise PatchloomError(
+                    f"{path} does not store all numbers of {name[:80]!r}: save its state_dict again, with dense tensors"
+                )
         if tensors:
             found.append((place, tensors))
         queue.extend((f"{place}.{key}" if place else str(key), item) for key, item in items)
@@ -529,10 +531,8 @@ class LoadedWeights(NamedTuple):
 _STAGE = re.compile(r"(^|\.)layers\.\d+\.$")
 _STAGES = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.")
 _BLOCK = re.compile(r"(layers\.\d+\.)?blocks\.\d+\.")
-_INSIDE = re.compile(
-    r"^(reg|dist)_token$|^norm_pre\.|^rope\.freqs$|relative_position_bias_table|\.ls\d\.gamma$|[qk]_norm\."
-    r"|\.(attn|mlp)\.norm\.|\.attn\.qkv\.bias$|\.mlp\.w\d|\.mlp\.fc1_g"
-)
+_BESIDE_BLOCKS = re.compile(r"(reg|dist)_token$|norm_pre\.|rope\.freqs$|.*relative_position_bias_table")
+_IN_BLOCK = re.compile(r"ls\d\.gamma$|attn\.([qk]_)?norm\.|attn\.qkv\.bias$|mlp\.(norm\.|w\d|fc1_g)|.*bias_table$")
 _OF_EVA = (".gamma_1", ".attn.q_bias", ".attn.q_proj.weight")  # names that only an Eva has
 
 
@@ -570,6 +570,9 @@ def load_published(
         found = _of_program(str(source), foreign, vit, target, task)
     else:
         found = _choose(str(source), [(path, timm_names(state)) for path, state in states], target)
+    table = found.weights.get(POSITIONS_KEY)
+    if grid is None and table is not None and (foreign is not None or position_axis_order(table)):
+        grid = (side, side) if (side := square_side(table)) else None  # known programs train on squares
     changes = _fit_norm(found.weights, target)
     fitting = {name: _numbers(found, name) for name in target if name in found.weights}
     changes += fit_projection(fitting, target)
@@ -618,9 +621,10 @@ def _fit_norm(weights: State, target: State) -> list[str]:
 def _changes(name: str, target: State) -> bool:
     """Return whether the encoder's blocks compute something else without this weight."""
     block = _BLOCK.match(name)
-    if block is not None and not any(own.startswith(block[0]) for own in target):
-        return True
-    return _INSIDE.search(name) is not None and not name.startswith("decoder")
+    if block is None:
+        return _BESIDE_BLOCKS.match(name) is not None
+    lacking = not any(own.startswith(block[0]) for own in target)
+    return lacking or _IN_BLOCK.match(name[block.end() :]) is not None
 
 
 def _of_program(source: str, foreign: ForeignCheckpoint, vit: Encoder, target: State, task: str) -> _Selected:
@@ -978,12 +982,12 @@ def load_pretrained(
     if kind_of(source) in ("timm", "patchloom"):
         return load_encoder_file(source)
     try:
-        return _load_foreign(Weights(source), model)
+        return _load_foreign(Weights(source), model, option)
     except PatchloomError as problem:  # the message names the usual option
         raise PatchloomError(str(problem).replace("--model ", f"{option} ")) from problem
 
 
-def _load_foreign(weights: Weights, model: str | None) -> tuple[Encoder, EncoderCard]:
+def _load_foreign(weights: Weights, model: str | None, option: str) -> tuple[Encoder, EncoderCard]:
     """Load an encoder from weights without a card of patchloom's; its card's note describes what was done."""
     assert weights.path is not None  # timm's have no path
     if model is not None:
@@ -1004,8 +1008,9 @@ def _load_foreign(weights: Weights, model: str | None) -> tuple[Encoder, Encoder
     try:
         done = load_published(vit, weights)
     except Misfit as problem:
-        other = ", or give another --model" if model is not None else ""
-        raise PatchloomError(f"{problem.fact}: use it with pretrain --init instead{other}") from problem
+        remedies = ["use it with pretrain --init instead"] * (option == "--model")
+        remedies += [f"give another {option}"] * (model is not None)
+        raise PatchloomError(f"{problem.fact}: {' or '.join(remedies) or 'give another encoder'}") from problem
     _refuse_parts(weights, model or (f"{spec.model} by its sizes" if spec else ""), done, model is not None)
     notes = done.sentences()
     if spec is not None and shape is not None and (weights.hub is None or weights.hub.spec is None):
@@ -1078,7 +1083,9 @@ def _refuse_parts(weights: Weights, called: str, done: LoadedWeights, named: boo
     """Raise an error for an encoder that is partly random, or lacks a part of the trained one."""
     path = weights.path
     deeper = [name for name in done.unexpected if re.search(r"(^|\.)blocks\.", name)]
-    if done.lost and not deeper:
+    own = {found[0] for name in done.matched if (found := _BLOCK.match(name))}
+    more = any((found := _BLOCK.search(name)) and found[0] not in own for name in done.lost)
+    if done.lost and not more:  # another depth has another remedy
         raise PatchloomError(
             f"{path} cannot be evaluated as a plain ViT: {done.why_not()}, so it would not be the encoder that was "
             "trained. Use it with pretrain --init instead"

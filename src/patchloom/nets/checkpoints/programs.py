@@ -476,16 +476,21 @@ def _prefixes(program: Program, state: State) -> list[str]:
 
 def position_axis_order(table: Tensor) -> str:
     """Return the half order of a fixed table of positions [1 1+n d], as in `Program.positions`; "" if it is none."""
-    if table.ndim != 3 or table.shape[2] % 4 or not table.is_floating_point():
-        return ""
-    side = next((side for prefix in (1, 0) if (side := whole_root(table.shape[1] - prefix))), 0)
-    if not side:
+    side = square_side(table)
+    if not side or table.shape[2] % 4 or not table.is_floating_point():
         return ""
     fixed, patches = sincos_2d(table.shape[2], (side, side)), table[0, -(side**2) :].float()
     for which, one in (("column first", fixed), ("row first", fixed.roll(table.shape[2] // 2, 1))):
         if torch.allclose(patches, one, atol=1e-2):  # tolerance for half precision
             return which
     return ""
+
+
+def square_side(table: Tensor) -> int:
+    """Return the side of the square grid of a table of positions [1 n d] or [1 1+n d]; 0 if there is none."""
+    if table.ndim != 3:
+        return 0
+    return next((side for prefix in (1, 0) if (side := whole_root(table.shape[1] - prefix))), 0)
 
 
 def whole_root(n: int) -> int:

@@ -81,11 +81,10 @@ def fit_positions(
             "give the --img_size and --patch_size of the file",
         )
     patches = table[:, prefix:]
-    if old is None:
+    if old is None and new[0] != new[1]:
         changes.append(f"{POSITIONS_KEY}: for {n} patches in a grid that is not stated, taken for {format_grid(new)}")
-    elif old != new:
-        unsure = " that is not stated, taken for" if grid is None and math.prod(old) == n else " of"
-        changes.append(f"{POSITIONS_KEY}: from a grid{unsure} {format_grid(old)} to {format_grid(new)}")
+    elif old not in (None, new):
+        changes.append(f"{POSITIONS_KEY}: from a grid of {format_grid(old)} to {format_grid(new)}")
         patches = resample_abs_pos_embed(patches, list(new), list(old), num_prefix_tokens=0)
     if prefix == tokens.get("cls_token") != sum(tokens.values()):  # DINOv2's register tokens have no positions
         tokens = {"cls_token": prefix}
@@ -108,20 +107,17 @@ def fit_positions(
 def _layout(
     length: int, tokens: dict[str, int], n: int, grid: OptionalGrid, alike: bool
 ) -> tuple[int | None, OptionalGrid]:
-    """Return the number of entries for other tokens (None: unknown) and its grid (None: the encoder's).
-
-    A grid that is not stated is taken for a square if it can be one, as in nearly all public weights.
-    """
+    """Return the number of entries for other tokens (None: unknown) and its grid (None: the encoder's)."""
     # timm has entries for all tokens before the patches, or for none; DINOv2 for the class token only
     choices = (sum(tokens.values()), tokens.get("cls_token", 0), 0)
     if grid is not None and length - math.prod(grid) in choices:
         return length - math.prod(grid), grid
-    for prefix in (length - n,) if alike else choices:
-        side = math.isqrt(max(0, length - prefix))
-        if side and side**2 == length - prefix:
-            return prefix, (side, side)
     if alike:
         return length - n, None
+    for prefix in choices:
+        side = math.isqrt(max(0, length - prefix))
+        if side and side**2 == length - prefix:
+            return prefix, None if side**2 == n else (side, side)  # no change is needed
     return next((prefix for prefix in choices if length - prefix == n), None), None
 
 
