@@ -6,10 +6,11 @@ from attending import GRIDS, PREFIXES, random_vit
 from swins import swin
 
 from patchloom.errors import PatchloomError
+from patchloom.look import inversion
 from patchloom.look.context import NamedEncoder
 from patchloom.look.inversion import FittingProgress, Generators, invert
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.encode import attend_each, embed, layer_names
+from patchloom.nets.encode import attend_each, embed, layer_names, patch_count
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.withhold.encoder_input import all_patches
 
@@ -162,6 +163,15 @@ def test_a_swin_at_the_ratios_of_its_windows():
         invert(named(net), images, ratio=0.5)
     with pytest.raises(PatchloomError, match="blocks have patches of several sizes"):
         invert(named(net), images, ratio=0.0, block=1)
+
+
+def test_the_features_of_a_whole_swin_are_those_of_its_images(monkeypatch):
+    """Units out of the grid's order would give a jumbled image's features."""
+    net, images, seen = swin(), photos(1, 3, 32, 32), []
+    once = inversion.encode
+    monkeypatch.setattr(inversion, "encode", lambda *given: seen.append(once(*given)) or seen[-1])
+    invert(named(net), images, ratio=0.0, steps=1)
+    assert torch.equal(seen[0], once(net, all_patches(images, patch_count(net))))
 
 
 def test_what_is_not_there_is_refused():

@@ -220,7 +220,7 @@ def _draw_distances(asked: LookRequest, found: list[_Measured], left: list[str])
 def _said_of_distances(found: list[_Measured], left: list[str], differ: bool, noun: str) -> str:
     said = [
         "Mean distance between a patch and the patches it attends to, weighted by attention (Dosovitskiy et al. 2021, "
-        f"Fig. 7) and averaged over {noun} and patches. Low dots are local heads; dots near the dashed line attend "
+        f"Fig. 7), over all {noun} and patches together. Low dots are local heads; dots near the dashed line attend "
         "everywhere. Look in which blocks training has made heads local or global."
     ]
     if differ:

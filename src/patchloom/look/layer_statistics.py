@@ -220,15 +220,18 @@ def _caption(asked: LookRequest, found: Sequence[tuple[str, Depth]], counts: Seq
         f"{lot}.",
         f"Left: amplitude of the highest frequency of the features relative to their mean over the {item} (natural "
         "logarithm); a falling curve means that blocks average fine detail away (Park & Kim 2022).",
-        "Right: effective rank, the number of directions in which the features vary (Garrido et al. 2023); a low rank "
-        "means that all patches are similar.",
+        "Right: effective rank of the features (RankMe, Garrido et al. 2023), which are not centred: it is low if all "
+        "patches are similar, or share a large vector.",
         "Bottom: similarity of blocks (linear CKA, Kornblith et al. 2019). Bright squares are groups of blocks that "
         "change little; look where they end.",
     ]
     if patches < _PATCHES:
         said.append(f"With only {patches:,} patches, rank is lower and similarity higher than with many.")
     if any(is_hierarchical(one.vit) for one in asked.all_encoders()):
-        said.append("For a Swin each stage is a point, and its maps are averaged to the grid of the last one.")
+        said.append(
+            "For a Swin each stage is a point: rank and similarity are of maps averaged to the last grid, and "
+            "the highest frequency is that of the stage's own grid."
+        )
     grids = {grid_size(one.vit) for one in asked.all_encoders()}
     if any(rows * columns == 1 for rows, columns in grids):
         said.append("A single patch has no frequencies.")

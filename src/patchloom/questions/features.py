@@ -105,8 +105,9 @@ def features_sheet(geometry: Geometry, encoded: Encoded, given: Tensor, targets:
         colours = axes.colours(features).to(encoded.images.device)
         pixels = colours.repeat_interleave(geometry.p[0] * geometry.p[1], dim=-1)
         columns[name] = encoded.normalized(unpatchify(pixels, geometry.p, geometry.grid))
+    shown = {1: "Brightness is the first principal component", 2: "Magenta and green are the first two components"}
+    first = shown.get(geometry.channels, "Red, green and blue are the first three principal components")
     caption = (
-        "Red, green and blue are the first three principal components of the teacher's features over these "
-        f"{encoded.modality.noun}; the predictions are shown by the same components."
+        f"{first} of the teacher's features over these {encoded.modality.noun}; the predictions are shown by the same."
     )
     return Sheet("features", caption, columns, "not given, or not predicted")

@@ -158,9 +158,7 @@ def test_names_like_those_of_blocks_elsewhere_are_not_lost(tmp_path):
 def test_an_encoder_that_lost_parts_of_its_blocks_is_not_evaluated(tmp_path, lost):
     state = {name: torch.zeros(value.shape) for name, value in stock_encoder(NAME).state_dict().items()}
     path = written(tmp_path / "weights.pth", state | {lost: torch.ones(3)})
-    with pytest.raises(
-        PatchloomError, match=f"{lost}, for which this encoder has no .* Use it with pretrain"
-    ):
+    with pytest.raises(PatchloomError, match=f"{lost}, for which this encoder has no .* Use it with pretrain"):
         load_pretrained(path, NAME)
 
 
