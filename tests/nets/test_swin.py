@@ -239,7 +239,7 @@ def test_weights_of_other_windows_are_adapted(tmp_path):
     assert len(done.resampled) == 4 and "from windows of 3x3 to 4x4" in done.resampled[0]
     torch.testing.assert_close(net.layers[0].blocks[0].attn.qkv.weight, source.layers[0].blocks[0].attn.qkv.weight)
     same = {"x.relative_position_bias_table": torch.randn(25, 2)}
-    assert not fit_biases(dict(same), same)
+    assert not fit_biases(net, dict(same), same)
 
 
 def theirs(net):

@@ -100,7 +100,7 @@ def test_a_path_is_never_a_built_in(tmp_path, monkeypatch):
         ({"precision": "bf16"}, "--precision cannot be bf16: it takes float32, bfloat16, float16 or auto"),
         ({"positions": "rope"}, "--positions cannot be rope"),
         ({"epochs": "5"}, "--epochs cannot be 5"),
-        ({"epochs": None}, "--epochs cannot be None: it takes a number or auto"),
+        ({"epochs": None}, "--epochs needs a value: it takes a number or auto"),
         ({"img_size": "16x16"}, "--img_size cannot be 16x16"),
         ({"flip": 1}, "--flip cannot be 1: it takes true or false"),
         ({"blr": float("nan")}, "--blr cannot be nan"),

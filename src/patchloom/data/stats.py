@@ -200,7 +200,8 @@ def input_notes(source: Source, mean: Sequence[float], std: Sequence[float]) -> 
     for i in sample_indices(len(source), _LOOKED, seed=0):
         with suppress(Unreadable):
             image = source.read(i)
-            moments.add(image.flatten()[None])
+            if len(image) in (1, 3, len(mean)):  # others are refused
+                moments.add(image.flatten()[None])
             if len(mean) == 1 and not coloured and has_colours(image):
                 coloured = source.describe(i)
     said = [f"colours are dropped, such as those of {coloured}: the model was trained on grey images"]
