@@ -203,13 +203,13 @@ PROTOCOLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 IMAGES_OF = {"cells": "unlabelled", "camvid": "images/train", "raccoon": "images/train"}
 
 
-def study(name: str, data: Path, out: Path, encoder: str, arms: list[str]) -> None:
-    """Adapt by each arm and seed, and print a table for each protocol."""
+def study(name: str, data: Path, out: Path, encoder: str, arms: list[str], base: str) -> None:
+    """Adapt by each arm and seed, and print a table of gains over ``base`` for each protocol."""
     labelled = data / "labelled" if name == "cells" else data
     more = {} if name == "cells" else {"validation": 0.0}
     for protocol, given in PROTOCOLS[name]:
         found = {}
-        for arm in ("start", *arms):
+        for arm in dict.fromkeys((base, *arms)):
             runs = [
                 out / f"start-{encoder}"
                 if arm in ("start", UNTRAINED)
@@ -229,6 +229,7 @@ if __name__ == "__main__":
     parser.add_argument("paths", nargs="+", type=Path, help="data, and folder of the runs")
     parser.add_argument("--encoder", choices=[*ENCODERS], default="vit")
     parser.add_argument("--arms", default=",".join(ARMS), help="names with commas between")
+    parser.add_argument("--base", default="start", help="arm over which gains are given")
     asked = parser.parse_args()
     torch.manual_seed(0)
     if asked.what == "draw":
@@ -236,4 +237,4 @@ if __name__ == "__main__":
     elif asked.what == "start":
         start(*asked.paths, asked.encoder)
     else:
-        study(asked.what, *asked.paths, asked.encoder, asked.arms.split(","))
+        study(asked.what, *asked.paths, asked.encoder, asked.arms.split(","), asked.base)
