@@ -127,11 +127,11 @@ def describe_type(hint: Any) -> str:
 
 def check_type(name: str, value: Any, hint: Any) -> None:
     """Raise if the value of an option does not match its type hint."""
-    if value is None and not conforms(value, hint):
-        raise PatchloomError(f"--{name} needs a value: it takes {describe_type(hint)}")
-    if not conforms(value, hint):
-        shown = "so large" if isinstance(value, int) and abs(value) >= 2**63 else value
-        raise PatchloomError(f"--{name} cannot be {shown}: it takes {describe_type(hint)}")
+    if conforms(value, hint):
+        return
+    shown = "so large" if isinstance(value, int) and abs(value) >= 2**63 else value
+    problem = "needs a value" if value is None else f"cannot be {shown}"
+    raise PatchloomError(f"--{name} {problem}: it takes {describe_type(hint)}")
 
 
 def typed_fields(cls: type, values: Any, ranges: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:

@@ -40,7 +40,7 @@ _PATTERNS = (
 )
 
 
-# words for a subject of several images, with a number, in names of files
+# words for a subject of several images: in names of columns, or with a number in names of files
 _SUBJECTS = (
     "slide|patient|subject|case|donor|specimen|animal|video|clip|film|sequence|seq|scene|scan|volume|wsi|plate|batch"
 )

@@ -204,9 +204,12 @@ def input_notes(source: Source, mean: Sequence[float], std: Sequence[float]) -> 
                 moments.add(image.flatten()[None])
             if len(mean) == 1 and not coloured and has_colours(image):
                 coloured = source.describe(i)
-    said = [f"colours are dropped, such as those of {coloured}: the model was trained on grey images"]
-    scale = scale_notes(*moments.mean_and_std(), mean, std) if moments.pixels else []
-    return said * bool(coloured) + scale
+    notes = []
+    if coloured:
+        notes.append(f"colours are dropped, such as those of {coloured}: the model was trained on grey images")
+    if moments.pixels:
+        notes += scale_notes(*moments.mean_and_std(), mean, std)
+    return notes
 
 
 def scale_notes(

@@ -384,14 +384,14 @@ def launch(device: str, devices: int | str = "auto", strategy: str = "auto") -> 
         raise PatchloomError(f"{devices} processes on this machine need as many GPUs, and {there} can be used: {less}")
     others: list[subprocess.Popen[bytes]] = []
     # a job of SLURM with one task starts no processes, although Lightning takes it for their launcher
-    alone = "SLURM_NTASKS" in os.environ and _by_launcher() is None
-    here = LightningEnvironment() if alone else None
+    one_task = "SLURM_NTASKS" in os.environ and _by_launcher() is None
+    environment = LightningEnvironment() if one_task else None
     try:
         if nodes * devices == 1:
-            fabric = Fabric(accelerator=device, devices=1, plugins=here)
+            fabric = Fabric(accelerator=device, devices=1, plugins=environment)
         else:
             how = ModelParallelStrategy(_shard, nodes * devices, 1) if sharded else DDPStrategy()
-            fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=how, plugins=here)
+            fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=how, plugins=environment)
             others = getattr(how.launcher, "procs", others)
             atexit.register(_leave, others)
         with StatusMessage("waiting for the other processes"):

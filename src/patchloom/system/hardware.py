@@ -393,7 +393,7 @@ def usable_device(name: str) -> torch.device:
 
 # glibc's numbers for mallopt: trim, top pad, and the number of allocations that may be mapped
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
-# messages of torch and numpy on a CPU, and of the allocator
+# messages of torch and numpy on a CPU, of the allocator, and of CUDA's libraries
 _NO_MEMORY = re.compile(
     r"allocate memory|enough memory|unable to allocate|bad_alloc|out of memory|STATUS_ALLOC_FAILED", re.IGNORECASE
 )
@@ -607,12 +607,10 @@ class LiveBytes(TorchDispatchMode):
 
 def memory_shortage(problem: BaseException) -> str | None:
     """Return how much memory was in use and requested if ``problem`` says that there was too little; otherwise None."""
-    on_gpu = isinstance(problem, torch.OutOfMemoryError) or (
-        torch.cuda.is_available() and _OF_CUDA.search(str(problem)) is not None
-    )
-    kinds = MemoryError, torch.OutOfMemoryError
-    if not (isinstance(problem, kinds) or _NO_MEMORY.search(str(problem))):
+    on_gpu = isinstance(problem, torch.OutOfMemoryError)
+    if not (on_gpu or isinstance(problem, MemoryError) or _NO_MEMORY.search(str(problem))):
         return None
+    on_gpu = on_gpu or (torch.cuda.is_available() and _OF_CUDA.search(str(problem)) is not None)
     used, there = memory("cuda" if on_gpu else "cpu")
     need = f"{used:.1f} GiB of {there:.1f} were in use"
     if wanted := _WANTED.search(str(problem)):

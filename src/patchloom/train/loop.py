@@ -309,12 +309,14 @@ def pretrain(
 
     # ---- the processes, and the plan, new or resumed, which the first process makes for all
     keep_freed_memory()
-    kind = folder.read_config().device if folder.config.exists() else asked.device
-    if folder.config.exists() and not is_available(kind):
-        raise PatchloomError(
-            f"{folder.path} was begun on {kind}, and there is no such device here: resume it where there is one, or "
-            "begin another run from its weights with --from and another --out"
-        )
+    kind = asked.device
+    if folder.config.exists():
+        kind = folder.read_config().device
+        if not is_available(kind):
+            raise PatchloomError(
+                f"{folder.path} was begun on {kind}, and there is no such device here: resume it where there is one, "
+                "or begin another run from its weights with --from and another --out"
+            )
     fabric = launch(best_device()[0] if kind == "auto" else kind, asked.devices, asked.strategy)
     planner = Planner(asked, opened, folder, cores_here(), why_task(data, task, asked.recipe, opened.train.noun))
     plan = first_decides(planner.plan)

@@ -85,7 +85,7 @@ class Validation:
     ) -> tuple[Measure, dict[str, float]]:
         """Take all measures. Every process must call this, because the weights may be sharded.
 
-        Each process then measures all images by itself, as a single one would.
+        Each process measures all images without the others.
         """
         with StatusMessage("measuring on held-out images"), gathered_weights(self.task), without_collectives():
             self.task.eval()

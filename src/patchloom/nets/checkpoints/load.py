@@ -172,7 +172,9 @@ class Weights:
             return heads_by_stage(outline(read_encoder_card(self.path).own_spec))
         if self.hub is None:
             return None
-        return self.hub.heads if self.hub.spec is None else heads_by_stage(outline(self.hub.spec))
+        if self.hub.spec is not None:
+            return heads_by_stage(outline(self.hub.spec))
+        return None if self.hub.heads is None else [self.hub.heads]
 
     @cached_property
     def hub(self) -> HubModel | None:
@@ -192,7 +194,7 @@ class Weights:
     @cached_property
     def architecture(self) -> Architecture | None:
         """Architecture inferred from the weights."""
-        heads = None if self.hub is None or self.hub.heads is None else self.hub.heads[0]
+        heads = None if self.hub is None else self.hub.heads
         if self.foreign is not None:
             encoder = self.foreign.encoder(self.foreign.program.evaluated)
             return infer_architecture(encoder, self.foreign.program, heads)
@@ -284,14 +286,14 @@ class HubModel(NamedTuple):
 
     Attributes:
         name: name in its library.
-        heads: number of attention heads, as in `heads_by_stage`, from transformers.
+        heads: number of attention heads, from transformers.
         spec: spec of the encoder, from timm; None for transformers.
         statistics: mean and standard deviation per channel; None if there are none.
         eps: value that its norms add to a variance.
     """
 
     name: str
-    heads: list[int] | None = None
+    heads: int | None = None
     spec: EncoderSpec | None = None
     statistics: MeanStd | None = None
     eps: float = _TIMMS_EPS
@@ -402,7 +404,7 @@ def _of_transformers(config: Mapping[str, Any], images: Mapping[str, Any]) -> Hu
     if images.get("do_normalize") is False:
         mean, std = [0.0] * 3, [1.0] * 3
     statistics = None if mean is None else check_statistics(mean, std)
-    return HubModel(kind, [heads], None, statistics, eps)
+    return HubModel(kind, heads, None, statistics, eps)
 
 
 # State dicts in untrusted files. A pickle is read as weights only, and never executed.
@@ -1083,7 +1085,7 @@ def _refuse_parts(weights: Weights, called: str, done: LoadedWeights, named: boo
     """Raise an error for an encoder that is partly random, or lacks a part of the trained one."""
     path = weights.path
     deeper = [name for name in done.unexpected if re.search(r"(^|\.)blocks\.", name)]
-    own = {found[0] for name in done.matched if (found := _BLOCK.match(name))}
+    own = _blocks(done.matched)
     more = any((found := _BLOCK.search(name)) and found[0] not in own for name in done.lost)
     if done.lost and not more:  # another depth has another remedy
         raise PatchloomError(
