@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from patchloom.patches.positions import distances, sincos_1d, sincos_2d, smoothed_positions
+from patchloom.patches.positions import distances, program_smoothed_positions, sincos_1d, sincos_2d, smoothed_positions
 
 
 def test_sincos_follows_its_formula():
@@ -47,8 +47,15 @@ def test_smoothing():
     soft = smoothed_positions((3, 4), 0.8)
     assert torch.allclose(soft.sum(1), torch.ones(12))
     assert (soft[0, 1] / soft[0, 0]).item() == pytest.approx(math.exp(-1 / 0.64), rel=1e-5)
-    released = smoothed_positions((3, 4), 0.8, squared=True)
-    assert torch.allclose(released.sum(0), torch.ones(12))
-    assert (released[6, 4] / released[4, 4]).item() == pytest.approx(
-        math.exp(-4 / 0.64) * 1.0, rel=1e-5
-    )  # one column, one divisor
+
+
+def test_the_program_smooths_along_a_grid_of_16():
+    """Its map has 16x16 places for 14x14 patches: the label of patch (7, 7) goes to the 16th next, not the 14th."""
+    labels, patch = program_smoothed_positions(196, 16, 1.0), 7 * 14 + 7
+    right, wrong = math.exp(-1) / math.pi, math.exp(-5) / math.pi  # the sum of a column is almost π
+    assert labels.shape == (196, 196)
+    assert labels[patch, patch + 16].item() == pytest.approx(right, abs=1e-4)
+    assert labels[patch, patch + 14].item() == pytest.approx(wrong, abs=1e-4)
+    assert labels[:, 195].sum().item() < 0.8  # places 196 to 255 are cut
+    assert labels[1, 0] > labels[0, 1]  # a column is divided by the sum of its place, which is less at the border
+    assert torch.equal(program_smoothed_positions(12, 4, 0), torch.eye(12))

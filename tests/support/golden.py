@@ -28,6 +28,7 @@ PROGRAMS = {
     "mae": MAE_PROGRAM,
     "droppos": DROPPOS_PROGRAM,
     "droppos_plain": DROPPOS_PROGRAM,
+    "droppos_program": DROPPOS_PROGRAM,
     "lut": LUT_PROGRAM,
     "extrema": EXTREMA_PROGRAM,
     "mask_zoom_in": BEYOND_MASKING_PROGRAM,

@@ -38,7 +38,7 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
     "droppos": [
         {},
         {"mask_ratio": 0.0, "position_mask_ratio": 1.0, "sigma": 0.0, "placeholder": "zeros"},
-        {"mask_ratio": 0.0, "temperature": 0.2, "squared_distances": True, "shuffle": True, "placeholder": "learned"},
+        {"mask_ratio": 0.0, "temperature": 0.2, "smoothing": "program", "shuffle": True, "placeholder": "learned"},
         {"mask_ratio": 0.5, "position_mask_ratio": 0.5, "sigma": 2.0, "sigma_end": 1.0, "decoder_depth": 0},
         {"temperature": float("inf"), "placeholder": "foreign", "decoder_depth": 1, **_DECODER},
         {"pixels": True, "normalized_pixels": False, "pixel_decoder_depth": 1},

@@ -18,6 +18,7 @@ SIZE = (32, 24)
 USUAL = {"img_size": SIZE, "patch_size": 4, "channels": 3}
 FRAMES = {"img_size": (40, 98), "patch_size": (40, 1), "channels": 1}  # a second of sound
 OBLONG = {"patch_size": (8, 4)}
+SQUARE = {"img_size": (32, 32), "patch_size": 8}  # has no more patches than a patch has pixels
 TEACHER = "a frozen teacher"  # in options: the file that `teacher_file` makes
 PLAIN = "weights alone"  # in options: a file of timm's weights by timm's names
 NEEDED = {"distill": {"features_of": TEACHER}}  # options without a default
@@ -58,7 +59,8 @@ def spec_of(name, options, asked=None):
     """Build the encoder for the task with options ``asked``, with the test's class token or sizes."""
     defaults = encoder_defaults(asked_of(name, asked))
     positions = defaults.get("positions", ("sincos",))[0]
-    usual = {**USUAL, "embed_dim": 32, "depth": 2, "num_heads": 2, **options}
+    square = SQUARE if (asked or {}).get("smoothing") == "program" else {}
+    usual = {**USUAL, **square, "embed_dim": 32, "depth": 2, "num_heads": 2, **options}
     sizes = {key: usual.pop(key) for key in USUAL}
     return EncoderSpec("nano", **sizes, positions=positions, options=usual)
 

@@ -6,9 +6,10 @@ from golden import Oracle, close, gradients_agree
 from torch import Tensor
 
 from patchloom.nets.encode import encode
+from patchloom.nets.geometry import Geometry
 from patchloom.patches.positions import smoothed_positions
 from patchloom.patches.tokens import gather_tokens
-from patchloom.questions.positions import loss_weights, weighted_mean
+from patchloom.questions.positions import PositionPrediction, Positions, loss_weights, weighted_mean
 from patchloom.tasks.droppos import DropPos
 from patchloom.tasks.mae import MAE
 from patchloom.withhold.encoder_input import all_patches, drop_positions, mask_patches
@@ -38,6 +39,23 @@ def test_mae():
     asked, answers = task.questions["pixels"].answer(task.encode(oracle["images"], given))
     assert torch.equal(asked, masked)
     close(answers, gather_tokens(theirs, masked))
+
+
+def test_droppos_smoothed_as_the_program_does():
+    """The labels, loss and gradient of the released script, whose map is of another grid than the patches."""
+    oracle = Oracle("droppos_program")
+    c, visible, dropped = oracle.config, oracle["ids_keep"], oracle["mask_pos"].bool()
+    patch = c["size"] // c["grid"]
+    geometry = Geometry((c["grid"],) * 2, (patch,) * 2, channels=3, prefix=0, width=8, has_class_token=False)
+    asked = Positions(geometry, torch.nn.Identity(), {}, c["sigma"], smoothing="program")
+    labels = asked.labels(c["sigma"], torch.device("cpu"))
+    assert torch.equal(labels, oracle["smooth"][: geometry.n, : geometry.n])
+    logits = oracle["logits"].requires_grad_()
+    predicted = PositionPrediction(visible, dropped, logits)
+    loss = weighted_mean(asked.cross_entropy(predicted, c["sigma"]), loss_weights(dropped, visible))
+    loss.backward()
+    close(loss, oracle["loss"][0])
+    close(logits.grad, oracle["g.logits"])
 
 
 @pytest.mark.parametrize("name", ["droppos", "droppos_plain"])

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
+
+# labels of DropPos: Eq. 5 of the paper, or the map of the authors' program
+Smoothing = Literal["paper", "program"]
 
 
 def sincos_1d(width: int, places: Tensor) -> Tensor:
@@ -49,9 +54,7 @@ def distances(grid: tuple[int, int], device: torch.device | str | None = None) -
     return (places[:, None] - places[None]).norm(dim=-1)
 
 
-def smoothed_positions(
-    grid: tuple[int, int], sigma: float, squared: bool = False, device: torch.device | str | None = None
-) -> Tensor:
+def smoothed_positions(grid: tuple[int, int], sigma: float, device: torch.device | str | None = None) -> Tensor:
     """Return smoothed position labels: row i [n] is the target of a patch whose true position is i.
 
     DropPos Eq. 5: w(i, j) = exp(-dist(i, j) / σ²), each row normalised to sum 1. With ``sigma`` 0 the rows are
@@ -63,5 +66,24 @@ def smoothed_positions(
     apart = distances(grid, device)
     if sigma <= 0:
         return torch.eye(len(apart), device=device)
-    closeness = torch.exp(-(apart.square() if squared else apart) / sigma**2)
-    return closeness / closeness.sum(0 if squared else 1, keepdim=True)
+    closeness = torch.exp(-apart / sigma**2)
+    return closeness / closeness.sum(1, keepdim=True)
+
+
+def program_smoothed_positions(n: int, side: int, sigma: float, device: torch.device | str | None = None) -> Tensor:
+    """Return the position labels of the DropPos authors' program: row i [n] is the target of patch i.
+
+    The program makes a map of ``side``² places, w(i, j) = exp(-dist(i, j)² / σ²) with each column divided by its sum,
+    and takes its first n rows and columns. It computes ``side`` as the image's side // patches per side, which is the
+    patch's side in pixels: 16 for its images of 224 pixels, whose patches form a grid of 14. So patch i + ``side``, not
+    the patch below, has the label of a lower neighbour, and the rows do not sum to 1.
+
+    Returns:
+        Float tensor [n n].
+    """
+    if sigma <= 0:
+        return torch.eye(n, device=device)
+    places = coordinates((side, side), device).double()
+    apart = (places[:, None] - places[None]).square().sum(-1)
+    closeness = torch.exp(-apart / sigma**2).float()
+    return (closeness / closeness.sum(-1))[:n, :n]

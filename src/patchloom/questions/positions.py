@@ -14,7 +14,7 @@ from patchloom.nets.geometry import Geometry
 from patchloom.nets.teacher import no_grad_autocast
 from patchloom.patches.partition import random_partition, share_of
 from patchloom.patches.pictures import mark_wrong, mix_patches, put_together, scatter_places
-from patchloom.patches.positions import distances, smoothed_positions
+from patchloom.patches.positions import Smoothing, distances, program_smoothed_positions, smoothed_positions
 from patchloom.patches.tokens import gather_tokens
 from patchloom.questions.question import Encoded, Measure, Outcome, Question, Sheet
 from patchloom.system.distributed import total, world
@@ -85,7 +85,7 @@ class Positions(Question):
         ratios: by name, the ratios at which a task with this question can be measured.
         sigma: σ of position smoothing at the start (DropPos Eq. 5).
         sigma_end: σ at the end of the training; it changes linearly (Eq. 7); equal to ``sigma``: constant.
-        squared_distances: smoothing as in the authors' program, not Eq. 5.
+        smoothing: labels of DropPos Eq. 5 (paper), or of the authors' program, for square grids of square patches.
         temperature: τ of attentive reconstruction (DropPos Eq. 9); inf weighs all patches alike.
         by_context: separate accuracies, with top-5, of the patches that are keys and values and of the others (MP3).
     """
@@ -97,14 +97,14 @@ class Positions(Question):
         ratios: Mapping[str, tuple[float, ...]],
         sigma: float = 0.0,
         sigma_end: float = 0.0,
-        squared_distances: bool = False,
+        smoothing: Smoothing = "paper",
         temperature: float = float("inf"),
         by_context: bool = False,
     ):
         super().__init__(geometry)
         self.decoder, self.ratios, self.by_context = decoder, ratios, by_context
         self.sigma, self.sigma_end = sigma, sigma_end
-        self.squared_distances, self.temperature = squared_distances, temperature
+        self.smoothing, self.temperature = smoothing, temperature
         if temperature < float("inf"):
             self.half_no_grad = False  # marks a module with passes without gradient for `use_half_without_grad`
 
@@ -130,8 +130,14 @@ class Positions(Question):
                 predicted.logits.flatten(0, 1).float(), predicted.visible.flatten(), reduction="none"
             )
             return hard.view_as(predicted.visible)
-        labels = smoothed_positions(self.geometry.grid, sigma, self.squared_distances, predicted.logits.device)
+        labels = self.labels(sigma, predicted.logits.device)
         return -(labels[predicted.visible] * predicted.logits.float().log_softmax(-1)).sum(-1)
+
+    def labels(self, sigma: float, device: torch.device) -> Tensor:
+        """Return the smoothed labels [n n] for true places (rows)."""
+        if self.smoothing == "program":
+            return program_smoothed_positions(self.geometry.n, self.geometry.p[0], sigma, device)
+        return smoothed_positions(self.geometry.grid, sigma, device)
 
     def affinities(self, encoded: Encoded) -> Tensor | None:
         """Return the weights [v*b n] of attentive reconstruction from features of the whole image, without gradient."""

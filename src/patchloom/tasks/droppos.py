@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.decoders import Decoder
 from patchloom.nets.encode import has_positions, has_rotations, patch_positions, patch_rotations, rotations_at
+from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import Encoder
 from patchloom.patches.partition import random_dropped, random_partition
+from patchloom.patches.positions import Smoothing
 from patchloom.patches.tokens import gather_tokens
 from patchloom.questions.pixels import Pixels
 from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions, figure_3, frames_sheet
@@ -42,7 +44,8 @@ class DropPos(Task):
         position_mask_ratio: fraction γ_pos of the visible patches whose position embedding is dropped.
         sigma: σ of position smoothing (Eq. 5) at the start of the training; 0 switches it off.
         sigma_end: σ at the end of the training, reached linearly (Eq. 7); equal to ``sigma``: constant (Table 3).
-        squared_distances: smoothing as in the authors' program (squared distances, columns normalised), not Eq. 5.
+        smoothing: labels of Eq. 5 (paper), or of the authors' program, which mistakes the grid: at 224 pixels a patch's
+            label spreads to patches 16 further on, where 14 would be the next row.
         temperature: τ of attentive reconstruction (Eq. 9); inf weighs all patches alike. auto: the paper's 0.1, but inf
             without masking, because the forward pass over the whole image would add a third to the step.
         placeholder: stand-in for a dropped position: a learned vector, zeros, or another patch's position. auto:
@@ -69,7 +72,7 @@ class DropPos(Task):
         position_mask_ratio: float = 0.75,
         sigma: float = 1.0,
         sigma_end: float = 0.0,
-        squared_distances: bool = False,
+        smoothing: Smoothing = "paper",
         temperature: float | Literal["auto"] = "auto",
         placeholder: Placeholder = "auto",
         shuffle: bool = False,
@@ -96,6 +99,9 @@ class DropPos(Task):
         if divisor <= 0:
             raise PatchloomError(f"--task.temperature must be above 0 (inf switches it off), not {divisor}")
         check_smoothing(sigma, sigma_end)
+        check_type("task.smoothing", smoothing, Smoothing)
+        if smoothing == "program":
+            _check_program_map(self.geometry)
         visible = visible_of(self.geometry, self.mask_ratio, least=2)
         check_uniform(self.geometry, self.mask_ratio)
         if pixels and visible == n:
@@ -113,10 +119,9 @@ class DropPos(Task):
         sizes = decoder_sizes(self, decoder_width, decoder_depth, decoder_heads, (512, 2, 16))
         decoder = Decoder(g.width, n, *sizes, g.prefix)
         ratios = DROPPOS_RATIOS
-        smoothing = (sigma, sigma_end, squared_distances)
         if g.hierarchical:
             ratios = DROPPOS_RATIOS | {"mask_ratio": (0.0,) if any(side % 2 for side in g.grid) else (0.0, UNIFORM)}
-        self.questions["positions"] = Positions(g, decoder, ratios, *smoothing, divisor)
+        self.questions["positions"] = Positions(g, decoder, ratios, sigma, sigma_end, smoothing, divisor)
         if pixels:
             if normalized_pixels:
                 check_normalizable(g)
@@ -189,6 +194,18 @@ class DropPos(Task):
             encoded = self.encode(images, self.given(images, generator), generator)
             sheets += self.questions["pixels"].sheets(encoded)
         return sheets
+
+
+def _check_program_map(g: Geometry) -> None:
+    """Refuse a grid to which the authors' program cannot apply its map, which has a place for each pixel of a patch."""
+    (rows, columns), (high, wide) = g.grid, g.p
+    if rows != columns or high != wide:
+        why = f"knows square images and patches only, not a grid of {rows}x{columns} patches of {high}x{wide} pixels"
+    elif g.n > high * wide:
+        why = f"has labels for as many patches as one has pixels, {high * wide} here, and the grid has {g.n}"
+    else:
+        return
+    raise PatchloomError(f"--task.smoothing program: the authors' map {why}: use --task.smoothing paper")
 
 
 def another_patch(visible: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
