@@ -11,6 +11,7 @@ from patchloom.errors import PatchloomError
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request
 from patchloom.train.loop import pretrain
+from patchloom.train.step import Stepper
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -120,3 +121,13 @@ def test_python_and_the_command_line_ask_for_the_same(tmp_path):
     data, task = given.pop("data"), given.pop("task")
     words = request(data, task, given)
     assert words == request("shapes", {"name": "droppos", "sigma": 0.5}, {"epochs": 3, "model": "micro"})
+
+
+def test_the_last_update_is_the_mean_of_its_own_steps(tmp_path, monkeypatch):
+    """A window of ``--accumulate`` 4 that has only 3 steps gives the gradient of one of 3."""
+    images, norms, update = draw_images(tmp_path / "images"), [], Stepper.update
+    monkeypatch.setattr(Stepper, "update", lambda *a: norms.append((made := update(*a)).norm) or made)
+    short = SMALL | {"batch_size": 4, "held_out": 0.5, "epochs": 1}
+    for steps in (3, 4):
+        pretrain(images, "mae", accumulate=steps, out=tmp_path / str(steps), **short)
+    assert len(norms) == 2 and norms[0] == pytest.approx(norms[1], rel=1e-5)

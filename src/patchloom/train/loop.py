@@ -472,7 +472,7 @@ def train(
                 if len(batch.indices) < smallest:
                     smallest = len(batch.indices)
                     reporter.say(f"  step {step + 1:,} has {smallest * world():,} images: the others cannot be read")
-                forwards.append(stepper.forward(batch, step, step == todo[-1], generator, scale))
+                forwards.append(stepper.forward(batch, step, todo, generator, scale))
                 with journal.pace.waits():  # while a GPU is still busy with the step
                     batches.send()
 

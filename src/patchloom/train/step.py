@@ -164,17 +164,21 @@ class Stepper:
         """Return the autocast context of the task."""
         return autocast(self.fabric.device.type, self.settings.precision)
 
-    def forward(self, batch: Batch, step: int, last: bool, generator: Shared, scale: float = 1.0) -> Forward:
-        """Accumulate the gradients of a step; the ``last`` step before an update averages them over processes."""
+    def forward(self, batch: Batch, step: int, window: range, generator: Shared, scale: float = 1.0) -> Forward:
+        """Accumulate the gradients of a step of an update, which takes the mean over the steps of ``window``.
+
+        The last step of the window averages them over processes. The last window of a training may be shorter than
+        ``--accumulate``.
+        """
         seed_step(self.settings.seed, step, self.fabric.global_rank, generator)
         views = [normalize(view, self.task.mean, self.task.std) for view in batch.views]
         known: dict[str, Any] = {}
         if self.task.uses_indices:
             known["indices"] = batch.indices.to(self.fabric.device, non_blocking=True)
-        with nullcontext() if last else self.fabric.no_backward_sync(self.module):
+        with nullcontext() if step == window[-1] else self.fabric.no_backward_sync(self.module):
             with self.autocast():
                 outcome = self.module(*views, progress=self.progress(step), generator=generator, **known)
-            self.fabric.backward(outcome.loss * scale / self.settings.accumulate)
+            self.fabric.backward(outcome.loss * scale / len(window))
         return Forward({"loss": outcome.loss.detach(), **outcome.metrics}, batch.indices)
 
     def update(
