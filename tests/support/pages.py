@@ -190,7 +190,7 @@ def run_part(name: str = "shapes-mae", tone: str = "good") -> RunPart:
         files=["2 of 5,000 files cannot be read: broken/0001.png, broken/0002.png.", "14 images are there twice."],
         about=[
             ("machine", "2 cores of a Xeon, 24 GB"),
-            ("versions", "patchloom 0.1.0, torch 2.11, timm 1.0.22"),
+            ("versions", "patchloom 0.1.0, torch 2.11, timm 1.0.29"),
             ("data", "shapes: 4,000 drawn images of 25 classes"),
         ],
         command="patchloom pretrain shapes --task mae --epochs 100 --seed 0",

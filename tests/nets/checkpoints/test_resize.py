@@ -1,5 +1,6 @@
 """Weights for another grid, patch size, or number of channels: results equal timm's."""
 
+import math
 from copy import deepcopy
 
 import pytest
@@ -10,10 +11,12 @@ from timm.layers import resample_abs_pos_embed
 from timm.models import swin_transformer
 from timm.models._builder import load_pretrained
 from timm.models.vision_transformer import checkpoint_filter_fn
+from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.load import load_published
+from patchloom.nets.checkpoints.resize import resize_input
 from patchloom.nets.encode import patch_positions
 from patchloom.patches.positions import sincos_2d
 
@@ -80,6 +83,21 @@ def test_a_grid_that_fixed_positions_show_is_taken(tmp_path):
     same(vit, by_timm_resized(source, (8, 32)), torch.randn(1, 3, 8, 32), 1e-6)
 
 
+@pytest.mark.parametrize(("old", "new"), [((2, 8), (4, 4)), ((4, 4), (2, 8))])
+def test_grids_of_as_many_patches_are_resampled(old, new):
+    """timm before 1.0.29 left the positions of a square grid as they were: its lower bound in pyproject.toml."""
+    source, vit = ours((4 * old[0], 4 * old[1])), ours((4 * new[0], 4 * new[1]))
+    torch.nn.init.normal_(source.pos_embed)
+    done = load_published(vit, "other weights", dict(source.state_dict()), grid=old)
+    (n,) = {math.prod(old), math.prod(new)}
+    picture = source.pos_embed[:, -n:].unflatten(1, old).movedim(-1, 1)
+    wanted = F.interpolate(picture, new, mode="bicubic", antialias=True).flatten(2).mT
+    assert done.resampled == (f"pos_embed: from a grid of {old[0]}x{old[1]} to {new[0]}x{new[1]}",)
+    torch.testing.assert_close(vit.pos_embed[:, -n:], wanted)
+    resize_input(source, (4 * new[0], 4 * new[1]))
+    torch.testing.assert_close(source.pos_embed[:, -n:], wanted)
+
+
 def by_timm_resized(source, size):
     """Return a timm ViT with the positions of another grid, of the same number of patches."""
     grid = size[0] // 4, size[1] // 4
@@ -102,9 +120,10 @@ def test_a_swin_of_another_size_equals_timm(tmp_path, size):
     vit = build_encoder(EncoderSpec(SWIN, size, 8, positions="none", options=own))
     load_published(vit, written(tmp_path / "swin.pth", source.state_dict()))
     expected = timm.create_model(SWIN, img_size=size, patch_size=8, **options)
-    load_pretrained(
-        expected, {"file": str(tmp_path / "swin.pth")}, num_classes=0, filter_fn=swin_transformer.checkpoint_filter_fn
-    )
+    # timm before 1.0.30 takes weights without a head for old ones, whose downsamplings have other names
+    headed = source.state_dict() | {"head.fc.weight": torch.zeros(1)}
+    resized = swin_transformer.checkpoint_filter_fn(headed, expected)
+    expected.load_state_dict({name: value for name, value in resized.items() if not name.startswith("head.")})
     images = torch.randn(1, 3, *size)
     with torch.inference_mode():
         difference = vit.eval().forward_features(images) - expected.eval().forward_features(images)
