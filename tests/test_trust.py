@@ -348,7 +348,7 @@ def test_a_card_cannot_rule_the_terminal(encoder):
 
 
 def test_a_pickle_named_by_a_card_is_not_read(encoder, tmp_path):
-    """timm 1.0.29, the oldest supported version, reads a checkpoint_path as a pickle, which can run code."""
+    """A ``checkpoint_path`` among the options would have timm read a file that the card names."""
     evil = tmp_path / "evil.pth"
     torch.save(Evil(tmp_path / "touched"), evil)
     with_card(encoder, lambda about: about["spec"]["options"].update(checkpoint_path=str(evil)))

@@ -1,11 +1,14 @@
 """RandAugment of views in pre-training: after the crop, once for views that share it, for any channels."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from resolved import resolved_settings
+from timm.data.auto_augment import rand_augment_transform
 
 from patchloom.data.augment import RandAugment, RandomCrop, TwoViews
 from patchloom.data.stats import unknown_stats
@@ -30,7 +33,7 @@ def changing(channels: int = 3) -> RandAugment:
 def test_a_view_is_cropped_first_and_changed_by_the_generator_alone(channels: int, deep: bool) -> None:
     image, change = some_image(channels, deep), changing(channels)
     plain, crop = RandomCrop((12, 12)), RandomCrop((12, 12), randaugment=change)
-    state, changed = torch.get_rng_state(), 0
+    state, changed = (random.getstate(), np.random.get_state()[1].tolist()), 0
     for seed in range(40):
         (view,) = crop(image, np.random.default_rng(seed))
         rng = np.random.default_rng(seed)
@@ -39,10 +42,72 @@ def test_a_view_is_cropped_first_and_changed_by_the_generator_alone(channels: in
         assert view.shape == (channels, 12, 12) and view.dtype == image.dtype
         assert not deep or (view.min() >= 0 and view.max() <= 1)
         changed += not torch.equal(view, before)
-    assert torch.equal(state, torch.get_rng_state())
+    assert state == (random.getstate(), np.random.get_state()[1].tolist()), "global generators are as before"
     assert (
         18 < changed < 36
     )  # two operations with probability 0.5 leave a quarter unchanged, and some operations change nothing
+
+
+@pytest.mark.parametrize(("magnitude", "std"), [(9, 0.5), (3, 0.0), (6, 1.0)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pixels_are_those_of_timms_transform(channels: int, magnitude: int, std: float) -> None:
+    """As DeiT's program asks for it: rand-m9-mstd0.5-inc1, bicubic, with the mean in gaps."""
+    image, mean = some_image(channels), (0.485, 0.456, 0.406)[:channels]
+    fill = tuple(round(255 * value) for value in mean)
+    options = {"img_mean": fill if channels == 3 else fill[0], "interpolation": Image.Resampling.BICUBIC}
+    theirs = rand_augment_transform(f"rand-m{magnitude}-mstd{std}-inc1", options)
+    ours = RandAugment(magnitude, std, mean)
+    changed = 0
+    for seed in range(60):
+        view = ours(image, np.random.default_rng(seed))
+        drawn = int(np.random.default_rng(seed).integers(2**32))
+        random.seed(drawn)
+        np.random.seed(drawn)
+        picture = image.permute(1, 2, 0).numpy()
+        wanted = np.array(theirs(Image.fromarray(picture if channels == 3 else picture[..., 0])))
+        assert np.array_equal(view.permute(1, 2, 0).numpy().reshape(wanted.shape), wanted)
+        changed += not torch.equal(view, image)
+    assert changed > 30
+
+
+def test_operations_and_strengths_are_those_of_the_programs() -> None:
+    """At magnitude 9, with 'inc1': 15 operations, among them invert and solarise-add; no identity."""
+    operations = {one.name: one for one in changing().transform((128,) * 3).ops}
+    assert operations.keys() == {
+        *("AutoContrast", "Equalize", "Invert", "Rotate", "PosterizeIncreasing", "SolarizeIncreasing", "SolarizeAdd"),
+        *("ColorIncreasing", "ContrastIncreasing", "BrightnessIncreasing", "SharpnessIncreasing"),
+        *("ShearX", "ShearY", "TranslateXRel", "TranslateYRel"),
+    }
+    strengths = {
+        **{"PosterizeIncreasing": 1, "SolarizeIncreasing": 26, "SolarizeAdd": 99, "Rotate": 27, "ShearX": 0.27},
+        **{"TranslateXRel": 0.405, "ColorIncreasing": (0.19, 1.81), "SharpnessIncreasing": (0.19, 1.81)},
+    }
+    for name, wanted in strengths.items():
+        (found,) = operations[name].level_fn(9.0, operations[name].hparams)
+        either = wanted if isinstance(wanted, tuple) else (wanted, -wanted)
+        assert any(found == pytest.approx(one) for one in either)
+    assert {one.prob for one in operations.values()} == {0.5}
+    assert {one.magnitude_std for one in operations.values()} == {0.5}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_no_bits_are_black_as_they_were_in_older_pillows(channels: int) -> None:
+    view = some_image(channels)
+    picture = Image.fromarray(view.permute(1, 2, 0).numpy().squeeze())
+    (posterize,) = (one for one in changing().transform((0,) * channels).ops if one.name == "PosterizeIncreasing")
+    assert posterize.level_fn(10.0, posterize.hparams) == (0,)
+    assert not np.array(posterize.aug_fn(picture, 0)).any()
+    assert np.unique(posterize.aug_fn(picture, 1)).tolist() == [0, 128]
+    for seed in range(200):  # no draw is refused
+        RandAugment(10.0, 0.0, (0.5,) * channels)(view, np.random.default_rng(seed))
+
+
+def test_deep_pictures_keep_their_range() -> None:
+    """A 16-bit image of which only a sixteenth of the range is used has 256 levels, and not 16."""
+    dim = some_image(deep=True) / 16
+    views = [changing()(dim, np.random.default_rng(seed)) for seed in range(20)]
+    assert max(len(view.unique()) for view in views if not torch.equal(view, dim)) > 100
+    assert all(view.min() >= dim.min() - 1e-6 and view.max() <= dim.max() + 1e-6 for view in views)
 
 
 @pytest.mark.parametrize("channels", [2, 5])

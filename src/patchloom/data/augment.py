@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -151,16 +155,14 @@ _CHANGES = {"brightness": _brightness, "contrast": _contrast, "saturation": _sat
 
 
 MAX_MAGNITUDE = 10
-# timm's RandAugment of the papers (rand-m9-mstd0.5-inc1): two operations, each with probability 0.5, in 0 ... 10; and
-# torchvision's bins; its operations and their strengths differ somewhat from timm's, which DeiT has
-_OPERATIONS, _PROBABILITY, _BINS = 2, 0.5, 31
 
 
 class RandAugment:
-    """Two random operations on a view, each with probability 0.5 (Cubuk et al. 2020, with DeiT's draws).
+    """timm's RandAugment, ``rand-mM-mstdS-inc1``, as in DeiT's and MAE's programs (Cubuk et al. 2020).
 
-    Colour operations change all channels of a view alike. They treat a view with other than 1 or 3 channels as a stack
-    of grey pictures: saturation does not change it, and contrast is that of each channel.
+    Two of 15 operations, each applied with probability 0.5. Colour operations change all channels of a view alike. A
+    view with other than 1 or 3 channels is a stack of grey pictures: saturation does not change it, and contrast is
+    that of each channel. timm's operations need 8 bits, so the range of a float view has 256 levels meanwhile.
 
     Args:
         magnitude: strength of the operations, in 0 ... `MAX_MAGNITUDE`.
@@ -173,20 +175,60 @@ class RandAugment:
 
     def __call__(self, view: Tensor, rng: np.random.Generator) -> Tensor:
         """Change a view [c h w], uint8 or float in [0, 1], by operations that ``rng`` draws; shape and dtype stay."""
-        from torchvision.transforms import v2  # slow to import, and most runs do not need it
+        seed = int(rng.integers(2**32))
+        if len(view) in (1, 3):
+            return self._changed(view, seed, self.fill)
+        return torch.cat([self._changed(one[None], seed, self.fill[:1]) for one in view])
 
-        colored = len(view) in (1, 3)  # to torchvision, any other number of channels is a batch of grey images
-        unit = 255 if view.dtype == torch.uint8 else 1
-        fill = [unit * value for value in (self.fill if colored else (float(np.mean(self.fill)),))]
-        with torch.random.fork_rng(devices=[]):  # torchvision draws from torch's global generator
-            torch.default_generator.manual_seed(int(rng.integers(2**63)))  # a GPU's generator is not changed
-            for _ in range(_OPERATIONS):
-                magnitude = np.clip(rng.normal(self.magnitude, self.std), 0, MAX_MAGNITUDE)
-                if rng.random() < _PROBABILITY:
-                    step = round(float(magnitude) / MAX_MAGNITUDE * (_BINS - 1))
-                    augment = v2.RandAugment(1, step, _BINS, v2.InterpolationMode.BILINEAR, fill)
-                    view = augment(view) if colored else augment(view[:, None])[:, 0]
-        return view
+    def _changed(self, picture: Tensor, seed: int, fill: Sequence[float]) -> Tensor:
+        """Change a picture [1 h w] or [3 h w]."""
+        low, unit = 0.0, 1 / 255
+        levels = picture
+        if picture.is_floating_point():
+            low, high = (value.item() for value in picture.aminmax())
+            unit = (high - low) / 255 or 1.0
+            levels = ((picture - low) / unit).round().to(torch.uint8)
+        array = levels.permute(1, 2, 0).contiguous().numpy()
+        filling = [min(255, max(0, round((value - low) / unit))) for value in fill]
+        with _seeded(seed):
+            made = self.transform(filling)(Image.fromarray(array if len(picture) == 3 else array[..., 0]))
+        changed = np.array(made).reshape(array.shape)
+        if picture.is_floating_point():
+            if np.array_equal(changed, array):  # all bits stay
+                return picture
+            return (torch.from_numpy(changed).permute(2, 0, 1) * unit + low).to(picture.dtype)
+        return torch.from_numpy(changed).permute(2, 0, 1)
+
+    def transform(self, fill: Sequence[int]) -> Callable[[Image.Image], Image.Image]:
+        """Return timm's transform, which draws from Python's and NumPy's global generators."""
+        from timm.data import auto_augment  # slow to import, and most runs do not need it
+
+        color = fill[0] if len(fill) == 1 else tuple(fill)
+        hparams = {"img_mean": color, "interpolation": Image.Resampling.BICUBIC, "magnitude_std": self.std}
+        names = auto_augment.rand_augment_choices("", increasing=True)
+        operations = auto_augment.rand_augment_ops(self.magnitude, hparams=hparams, transforms=names)
+        for one in operations:
+            if one.name == "PosterizeIncreasing":
+                one.aug_fn = partial(_posterize, one.aug_fn)
+        return auto_augment.RandAugment(operations)
+
+
+def _posterize(operation: Callable[..., Image.Image], picture: Image.Image, bits: int, **how: Any) -> Image.Image:
+    """Posterise a picture; 0 bits, timm's at the largest magnitude, make it black, which newer Pillows refuse."""
+    return operation(picture, bits, **how) if bits else picture.point([0] * (256 * len(picture.getbands())))
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed Python's and NumPy's global generators inside this block."""
+    before = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 # random crop or colour jitter of two views: none, the same for both, or one for each
