@@ -251,6 +251,17 @@ def test_its_task_is_built_at_the_papers_size(name):
     assert task.views == recipe.views and recipe.changes(settings.plain()) == []
 
 
+def test_crops_are_those_of_the_programs():
+    """LUT's program: 4 reflected pixels, and colours of the second view. DeiT: 4 black pixels, at 32 pixels alone."""
+    for name in recipe_names():
+        s = recipe_named(name).settings
+        lut, deit = s["task"]["name"] == "lut", name in ("mp3-cifar100", "part-cifar100")
+        border = "reflected" if lut else "padded" if deit else None
+        assert s.get("crop_scale") == border if border else not isinstance(s.get("crop_scale"), str), name
+        assert not lut or s["task"]["color"] == "second"
+    assert recipe_named("mp3-tiny-imagenet").settings["crop_scale"] == 0.08
+
+
 def test_pixio_is_after_the_authors_script():
     s = recipe_named("pixio-vit-h").settings
     rate = (s["batch_size"], s["blr"], s["epochs"], s["warmup_epochs"], s["weight_decay"])

@@ -158,6 +158,9 @@ def test_an_augmentation_without_it_refuses_it(monkeypatch: pytest.MonkeyPatch) 
     assert prepare_task(ASKED, unknown_stats(3)).augment.flip is True
     with pytest.raises(PatchloomError, match="--randaugment has no effect on mae"):
         prepare_task(replace(ASKED, randaugment=9.0), unknown_stats(3))
+    for word in ("padded", "reflected"):
+        with pytest.raises(PatchloomError, match=f"--crop_scale {word} has no effect on mae, .* attribute border"):
+            prepare_task(replace(ASKED, crop_scale=word), unknown_stats(3))
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,8 @@ def classifier(**options) -> Classifier:
         ("mp3", "B", {"pooling": "class", "repeats": 3, "erasing": 0.25, "drop_path": 0.1, "layer_decay": 1.0}),
         ("mp3", "B", {"epochs": 150, "batch": 2048, "blr": 5e-4 / 2, "weight_decay": 0.05, "smoothing": 0.1}),
         ("mp3-cifar100", "S", {"epochs": 400, "batch": 256, "blr": 5e-4 / 2, "pooling": "class", "repeats": 3}),
+        ("mp3-cifar100", "S", {"crop_scale": "padded"}),  # DeiT's program at 32 pixels
+        ("mp3-tiny-imagenet", "S", {"crop_scale": 0.08}),
         ("mp3-tiny-imagenet", "B", {"epochs": 400, "batch": 512, "blr": 5e-4 / 2, "pooling": "class", "repeats": 3}),
     ],
 )
@@ -271,6 +273,16 @@ def test_views_follow_from_the_generator_alone(channels: int, deep: bool) -> Non
     assert all(torch.equal(*pair) for pair in zip(seen[3], views(image, np.random.default_rng(3)), strict=True))
     assert not torch.equal(seen[0][0], seen[0][1]) and not torch.equal(seen[0][0], seen[1][0])
     assert deep is False or all(view.min() >= 0 and view.max() <= 1 for three in seen for view in three)
+
+
+def test_padded_views_are_shifted_and_no_more() -> None:
+    """Fine-tuning at 32 pixels in DeiT's program: black pixels come in, and the picture keeps its scale."""
+    image = torch.randint(1, 256, (3, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    views = Views((12, 12), Recipe(randaugment=0.0, crop_scale="padded"), (0.5,) * 3, Shapes(2))
+    seen = [views(image, np.random.default_rng(seed))[0] for seed in range(40)]
+    pixels = {tuple(one) for one in image.flatten(1).T.tolist()} | {(0, 0, 0)}
+    assert all({tuple(one) for one in view.flatten(1).T.tolist()} <= pixels for view in seen)
+    assert any((view == 0).any() for view in seen)
 
 
 def test_a_moving_average_is_what_comes_back() -> None:

@@ -9,7 +9,7 @@ from patchloom.data.source import Source
 from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.runs.settings import ResolvedSettings, Settings
+from patchloom.runs.settings import ResolvedSettings, Settings, request
 from patchloom.runs.task import prepare_task
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.defaults import momentum_for
@@ -128,6 +128,15 @@ def test_native_crops_of_other_tasks_are_refused():
         prepare_task(settings, STATS)
     settings, _ = of_task("mae", 900, crop_scale="native", img_size=(32, 32))
     assert prepare_task(settings, STATS).augment.native
+
+
+def test_padded_crops_reach_the_augmentation_of_any_task():
+    given = {"img_size": (32, 32), "patch_size": 8}
+    for name, border in (("mae", "padded"), ("lut", "reflected"), ("extrema", "reflected"), ("restore", "padded")):
+        settings, reasons = of_task(name, 900, crop_scale=border, **given)
+        assert prepare_task(settings, STATS).augment.border == border and "crop_scale" not in reasons
+    with pytest.raises(PatchloomError, match="crop_scale cannot be mirrored: it takes"):
+        request("photos", "mae", {"crop_scale": "mirrored"})
 
 
 def test_sizes_for_patches_that_are_not_square():

@@ -23,8 +23,9 @@ from patchloom.errors import check_type
 _CHANCE, _GREY = 0.8, 0.2
 _MAX_CHANGE = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
 _LUMA = (0.2989, 0.587, 0.114)  # torchvision's
-# a draw: whether to jitter, whether to convert to grey, the four factors, and their order
-DRAW = 2 + 2 * len(_MAX_CHANGE)
+_RADIUS = 0.1, 2.0  # of a blur
+# a draw: whether to jitter, to convert to grey and to solarise, the radius of a blur, the four factors, and their order
+DRAW = 4 + 2 * len(_MAX_CHANGE)
 
 
 def draw_colors(rng: np.random.Generator) -> Tensor:
@@ -35,7 +36,18 @@ def draw_colors(rng: np.random.Generator) -> Tensor:
     """
     jitter, grey = rng.random() < _CHANCE, rng.random() < _GREY
     factors = [rng.uniform(-limit, limit) + (name != "hue") for name, limit in _MAX_CHANGE.items()]
-    return torch.tensor([jitter, grey, *factors, *rng.permutation(len(_MAX_CHANGE))], dtype=torch.float32)
+    return torch.tensor([jitter, grey, 0, 0, *factors, *rng.permutation(len(_MAX_CHANGE))], dtype=torch.float32)
+
+
+def draw_second_colors(rng: np.random.Generator) -> Tensor:
+    """Draw the changes of the second view of LUT's program: float32 [`DRAW`].
+
+    The colour jitter of `draw_colors` with probability 0.8, and then one of grey, solarised and blurred; each is as
+    likely. The standard deviation of the blur is 0.1 to 2 pixels.
+    """
+    draw, kind = draw_colors(rng), int(rng.integers(3))
+    draw[1:4] = torch.tensor([kind == 0, kind == 1, rng.uniform(*_RADIUS) if kind == 2 else 0.0])
+    return draw
 
 
 class ColorPlan(NamedTuple):
@@ -69,18 +81,20 @@ class ColorPlan(NamedTuple):
 def plan_colors(draws: Tensor, channels: int) -> ColorPlan:
     """Make the plan for draws [b `DRAW`] and images with ``channels`` channels.
 
-    Images without 3 channels get brightness and contrast changes only, per channel.
+    Images without 3 channels are neither grey nor changed in saturation or hue; the rest is per channel.
     """
-    jitter, grey, factors, order = draws.split([1, 1, len(_MAX_CHANGE), len(_MAX_CHANGE)], dim=1)
+    jitter, grey, solarized, radius, factors, order = draws.split([1, 1, 1, 1, *[len(_MAX_CHANGE)] * 2], dim=1)
     names = [*_MAX_CHANGE][: len(_MAX_CHANGE) if channels == 3 else 2]
     parts = []
     for turn in order.T:
         for number, name in enumerate(names):
             rows = ((jitter[:, 0] > 0) & (turn == number)).nonzero()[:, 0]
             parts.append((name, rows, factors[rows, number]))
-    if channels == 3:
-        rows = (grey[:, 0] > 0).nonzero()[:, 0]
-        parts.append(("grey", rows, torch.zeros(len(rows))))
+    afterwards = {"grey": grey, "solarize": solarized, "blur": radius}
+    for name, strength in afterwards.items():
+        if name != "grey" or channels == 3:
+            rows = (strength[:, 0] > 0).nonzero()[:, 0]
+            parts.append((name, rows, strength[rows, 0]))
     parts = [part for part in parts if len(part[1])]
     changes = tuple((name, len(rows)) for name, rows, _ in parts)
     none = torch.empty(0)
@@ -148,7 +162,35 @@ def _grey(x: Tensor, factor: Tensor) -> Tensor:
     return _luma(x).expand(-1, 3, -1, -1)
 
 
+def _solarize(x: Tensor, factor: Tensor) -> Tensor:
+    """Invert the upper half of the values."""
+    return torch.where(x < 0.5, x, 1 - x)
+
+
+def _blur(x: Tensor, radius: Tensor) -> Tensor:
+    """Blur x [b c h w] by Gaussians with standard deviations ``radius`` [b 1 1 1] of at most 2 pixels, as Pillow does.
+
+    Three passes of a box with a fraction of a pixel at its ends, first along rows, with the border repeated (Gwosdek et
+    al. 2011; Pillow's GaussianBlur).
+    """
+    variance = radius.square() / 3
+    whole = (((12 * variance + 1).sqrt() - 1) / 2).floor()
+    part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1).square()))
+    box = whole + part
+    weights = [(box + 1 - apart).clamp(0, 1) / (2 * box + 1) for apart in range(3)]
+    for axis in (-1, -1, -1, -2, -2, -2):
+        n = x.shape[axis]
+        at = torch.arange(n, device=x.device)
+        blurred = weights[0] * x
+        for apart in (1, 2):
+            before, after = (x.index_select(axis, (at + step).clamp(0, n - 1)) for step in (-apart, apart))
+            blurred = blurred + weights[apart] * (before + after)
+        x = blurred
+    return x
+
+
 _CHANGES = {"brightness": _brightness, "contrast": _contrast, "saturation": _saturation, "hue": _hue, "grey": _grey}
+_CHANGES |= {"solarize": _solarize, "blur": _blur}
 
 
 # RandAugment of single views, in pre-training and in fine-tuning.
@@ -233,12 +275,17 @@ def _seeded(seed: int) -> Iterator[None]:
 
 # random crop or colour jitter of two views: none, the same for both, or one for each
 Sharing = Literal["none", "shared", "own"]
+Coloring = Literal["none", "shared", "own", "second"]  # the last is LUT's, which changes the second view alone
 Change = Callable[[Tensor, np.random.Generator], Tensor]
 
 _NATIVE = (
     0.5,
     2.0,
 )  # range of the area of crops at native scale, relative to the view's: sides differ by a factor of up to 1.4
+# crops of the whole image with more pixels around it: black ones (DeiT at 32 pixels), or reflected ones (LUT's program)
+Border = Literal["padded", "reflected"]
+_PADDING = 4  # pixels, in both programs
+_LONGEST = 8  # sides of the view: longer images are cut before they are resized
 _USUAL = 0.2  # smallest share of the area, for images that are hardly larger than the view
 
 
@@ -254,6 +301,8 @@ class RandomCrop:
         native: whether the crop's area is drawn from 0.5 to 2 times that of the view, in pixels of the image, instead
             of by ``scale``: an image of any size is then seen at about its own scale. For images hardly larger than
             the view, crops are drawn as usual.
+        border: crop of ``size`` from the whole image, which is resized to that size and padded by 4 pixels, instead
+            of a part of it: with black pixels (padded) or reflected ones.
 
     Attributes:
         crops: number of different crops of an image in a call.
@@ -269,22 +318,48 @@ class RandomCrop:
         flip: bool = True,
         randaugment: Change | None = None,
         native: bool = False,
+        border: Border | None = None,
     ) -> None:
         # ratios are relative to the target's, so that a wide target shows wide parts instead of stretched ones
         aspect = size[1] / size[0]
         self.size, self.scale, self.flip, self.randaugment = size, scale, flip, randaugment
-        self.ratio, self.native = (ratio[0] * aspect, ratio[1] * aspect), native
+        self.ratio, self.native, self.border = (ratio[0] * aspect, ratio[1] * aspect), native, border
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
         """Return one view of an image [c h w], of the same dtype and resized to ``size``."""
-        height, width = image.shape[-2:]
-        view = resize_part(image, *self._part(height, width, rng), self.size)
+        if self.border is not None:
+            view = self._padded(image, rng)
+        else:
+            view = resize_part(image, *self._part(*image.shape[-2:], rng), self.size)
         if self.flip and rng.random() < 0.5:
             view = view.flip(-1)
         return (self._changed(view, rng),)
 
     def _changed(self, view: Tensor, rng: np.random.Generator) -> Tensor:
         return view if self.randaugment is None else self.randaugment(view, rng)
+
+    def _padded(self, image: Tensor, rng: np.random.Generator) -> Tensor:
+        """Crop the resized and padded image, like torchvision's Resize and RandomCrop with ``padding=4``."""
+        (h, w), (height, width) = self.size, image.shape[-2:]
+        tallest, widest = (max(1, _LONGEST * width * h // w), max(1, _LONGEST * height * w // h))
+        for axis, side, longest in ((1, height, tallest), (2, width, widest)):
+            if side > longest:
+                image = image.narrow(axis, int(rng.integers(side - longest + 1)), longest)
+        height, width = image.shape[-2:]
+        # as little as covers the view; the other side may be longer than is needed
+        whole = (h, h * width // height) if h * width >= w * height else (w * height // width, w)
+        if whole != (height, width):
+            image = resize_part(image, 0, 0, height, width, whole)
+        places, inside = [], []
+        for side, length in zip(whole, self.size, strict=True):
+            start = int(rng.integers(side + 2 * _PADDING - length + 1)) - _PADDING
+            place = torch.arange(start, start + length)
+            inside.append((place >= 0) & (place < side))
+            if self.border == "reflected":
+                place = side - 1 - (side - 1 - place.abs()).abs()
+            places.append(place.clamp(0, side - 1))
+        view = image[:, places[0]][:, :, places[1]]
+        return view if self.border == "reflected" else view * (inside[0][:, None] & inside[1])
 
     def _part(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         """Draw (top, left, h, w) in pixels, like torchvision's RandomResizedCrop."""
@@ -331,16 +406,17 @@ class TwoViews(RandomCrop):
     Args:
         size: (h, w) of each view in pixels.
         crop: the centre for both (none), one random crop for both (shared), or one for each (own).
-        color: no colour jitter (none), the same for both (shared), or one for each (own); see `draw_colors`.
-        crop_options: scale, ratio, flip and randaugment of `RandomCrop`.
+        color: no colour jitter (none), the same for both (shared), or one for each (own), see `draw_colors`; or
+            `draw_second_colors` for the second view alone (second).
+        crop_options: scale, ratio, flip, randaugment and border of `RandomCrop`.
     """
 
     def __init__(
-        self, size: tuple[int, int], *, crop: Sharing = "own", color: Sharing = "none", **crop_options: Any
+        self, size: tuple[int, int], *, crop: Sharing = "own", color: Coloring = "none", **crop_options: Any
     ) -> None:
         super().__init__(size, **crop_options)
         check_type("task.crop", crop, Sharing)
-        check_type("task.color", color, Sharing)
+        check_type("task.color", color, Coloring)
         self.crop, self.color = crop, color
         self.crops = 2 if crop == "own" else 1
 
@@ -366,6 +442,8 @@ class TwoViews(RandomCrop):
             return (views[0], views[1]), None
         if self.color == "shared":
             return (views[0], views[1]), draw_colors(rng).expand(2, -1)
+        if self.color == "second":
+            return (views[0], views[1]), torch.stack([torch.zeros(DRAW), draw_second_colors(rng)])
         return (views[0], views[1]), torch.stack([draw_colors(rng), draw_colors(rng)])
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_type_hints
 
 from patchloom.audio.augment import SHIFT
+from patchloom.data.augment import Border
 from patchloom.data.source import Source
 from patchloom.data.splits import MAX_HELD_OUT
 from patchloom.errors import PatchloomError, check_type
@@ -62,7 +63,8 @@ class Recipe:
         randaugment_std: standard deviation of that magnitude.
         erasing: probability of random erasing.
         repeats: views of each image in a step (repeated augmentation).
-        crop_scale: smallest area of a random crop, as a fraction of the image's; the largest is 1.
+        crop_scale: smallest area of a random crop, as a fraction of the image's; the largest is 1. padded or reflected:
+            the whole image, shifted by up to 4 pixels, with black or reflected pixels around it.
         flip: mirroring of half of the images; disable it if left and right differ in meaning.
         pooling: input of the head: class token (added to encoders without one) or mean of the patch tokens.
         ema: decay of a moving average of the weights, which is then tested; 0 disables it.
@@ -97,7 +99,7 @@ class Recipe:
     randaugment_std: float = 0.5
     erasing: float = 0.0
     repeats: int = 1
-    crop_scale: float = 0.08
+    crop_scale: float | Border = 0.08
     flip: bool = True
     pooling: Literal["class", "mean"] = "mean"
     ema: float = 0.0
@@ -379,7 +381,8 @@ RECIPES: dict[str, Sized] = {
     "mae": (_MAE, {"L": {"epochs": 50}}),
     "droppos": (replace(_MAE, layer_decay=0.8), {"L": {"epochs": 50}}),
     "mp3": (_MP3, {}),
-    "mp3-cifar100": (replace(_MP3_SMALL, batch=256), {}),
+    # DeiT's program pads and crops images of up to 32 pixels
+    "mp3-cifar100": (replace(_MP3_SMALL, batch=256, crop_scale="padded"), {}),
     "mp3-tiny-imagenet": (replace(_MP3_SMALL, batch=512), {}),
     "mp3-speech": (_MP3_SPEECH, {}),
     "restore": (replace(_MAE, pooling="class"), {}),

@@ -112,7 +112,10 @@ class Views:
 
     def __init__(self, size: tuple[int, int], recipe: Recipe, mean: tuple[float, ...], source: Source) -> None:
         change = RandAugment(recipe.randaugment, recipe.randaugment_std, mean) if recipe.randaugment else None
-        crop = RandomCrop(size, scale=(recipe.crop_scale, 1.0), flip=recipe.flip, randaugment=change)
+        own: dict[str, Any] = {"scale": (recipe.crop_scale, 1.0)}
+        if isinstance(recipe.crop_scale, str):
+            own = {"border": recipe.crop_scale}
+        crop = RandomCrop(size, flip=recipe.flip, randaugment=change, **own)
         self.crop: Augment = source.cut(
             crop, shift=recipe.shift, noise_share=recipe.noise_share, noise_volume=recipe.noise_volume
         )

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_type_hints
 from patchloom.arguments import to_plain_value, unknown_option_error
 from patchloom.audio.compatibility import wrong_kind_error
 from patchloom.audio.config import FeatureKind, Sound
-from patchloom.data.augment import MAX_MAGNITUDE
+from patchloom.data.augment import MAX_MAGNITUDE, Border
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name
@@ -71,6 +71,7 @@ class Settings:
             halvings, the warm-up is constant at a tenth of the peak.
         clip: largest gradient norm; 0 switches clipping off.
         crop_scale: smallest area of a random crop, as a fraction of the image; native: crops at the image's own scale.
+            padded or reflected: the whole image, shifted by up to 4 pixels, with black or reflected pixels around it.
         flip: random horizontal flips. Switch them off if left and right matter.
         randaugment: magnitude of RandAugment, up to 10 (DeiT and MP3: 9); 0 switches it off.
         randaugment_std: standard deviation of that magnitude.
@@ -136,7 +137,7 @@ class Settings:
     warmup_epochs: float | Auto = "auto"
     halve_every: int = 0
     clip: float = 5.0
-    crop_scale: float | Literal["auto", "native"] = "auto"
+    crop_scale: float | Literal["auto", "native"] | Border = "auto"
     flip: bool = True
     randaugment: float = 0.0
     randaugment_std: float = _RANDAUGMENT_STD
@@ -307,7 +308,7 @@ class ResolvedSettings(Settings):
     weight_decay: float
     layer_decay: float
     warmup_epochs: float
-    crop_scale: float | Literal["native"]
+    crop_scale: float | Literal["native"] | Border
     held_out: float
     normalization: Literal["data", "imagenet", "init"]
     workers: int

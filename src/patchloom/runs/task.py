@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,36 +83,32 @@ def prepare_task(
     task.modality = stats.modality
     task.augment.flip = settings.flip
     if settings.crop_scale == "native":
-        _native_crops(task, label(settings.task["name"]))
+        _require(task, "native", settings, "--crop_scale native", "give a fraction, such as 0.2")
+        if getattr(task.augment, "crops", 1) > 1:
+            raise PatchloomError(
+                f"--crop_scale native: {label(settings.task['name'])} compares two crops of an image, which would "
+                "seldom overlap: give a fraction, such as 0.2"
+            )
+        task.augment.native = True
+    elif isinstance(settings.crop_scale, str):
+        _require(task, "border", settings, f"--crop_scale {settings.crop_scale}", "give a fraction, such as 0.2")
+        task.augment.border = settings.crop_scale
     else:
         task.augment.scale = (settings.crop_scale, 1.0)
     if settings.randaugment:
-        _randaugment(task, settings, stats.mean)
+        _require(task, "randaugment", settings, "--randaugment", "leave it out")
+        task.augment.randaugment = RandAugment(settings.randaugment, settings.randaugment_std, stats.mean)
     task.augment = stats.modality.cut(task.augment)
     return task
 
 
-def _native_crops(task: Task, name: str) -> None:
-    if not hasattr(task.augment, "native"):
+def _require(task: Task, attribute: str, settings: ResolvedSettings, option: str, remedy: str) -> None:
+    """Refuse an option if the augmentation of a task, perhaps of a user's own, lacks the attribute that it sets."""
+    if not hasattr(task.augment, attribute):
         raise PatchloomError(
-            f"--crop_scale native has no effect on {name}, because its augment has no attribute native, as RandomCrop "
-            "has: give a fraction, such as 0.2"
+            f"{option} has no effect on {label(settings.task['name'])}, because its augment has no attribute "
+            f"{attribute}, as RandomCrop has: {remedy}"
         )
-    if getattr(task.augment, "crops", 1) > 1:
-        raise PatchloomError(
-            f"--crop_scale native: {name} compares two crops of an image, which would seldom overlap: give a fraction, "
-            "such as 0.2"
-        )
-    task.augment.native = True
-
-
-def _randaugment(task: Task, settings: ResolvedSettings, mean: Sequence[float]) -> None:
-    if not hasattr(task.augment, "randaugment"):
-        raise PatchloomError(
-            f"--randaugment has no effect on {label(settings.task['name'])}, because its augment has no attribute "
-            "randaugment, as RandomCrop has: leave it out"
-        )
-    task.augment.randaugment = RandAugment(settings.randaugment, settings.randaugment_std, mean)
 
 
 class LoadedTask(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from patchloom.data.augment import Sharing, TwoViews
+from patchloom.data.augment import Coloring, Sharing, TwoViews
 from patchloom.errors import PatchloomError
 from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import random_partition
@@ -51,7 +51,8 @@ class ExtreMA(Task):
             encoder's own class token (vit), or the mean of its patch tokens (mean).
         attention_blocks: number of class-attention blocks of cait (Table 5 has 1 to 3); auto: 2.
         crop: crop of student and teacher: the centre (none), one random crop for both (shared), or one each (own).
-        color: colour changes: none, the same for both views (shared), or independent ones (own).
+        color: colour changes: none, the same for both views (shared), or independent ones (own); or those of LUT's
+            second view (second).
         momentum: momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short
             trainings.
         head_width: hidden width of projection and prediction heads; auto: 4096, 2048 for sigreg and visreg, or 4
@@ -76,7 +77,7 @@ class ExtreMA(Task):
         class_token: Representation = "cait",
         attention_blocks: Size = "auto",
         crop: Sharing = "shared",
-        color: Sharing = "own",
+        color: Coloring = "own",
         momentum: float | Literal["auto"] = "auto",
         head_width: Size = "auto",
         head_out: Size = "auto",

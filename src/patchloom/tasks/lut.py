@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.augment import TwoViews
+from patchloom.data.augment import Coloring, TwoViews
 from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.decoders import PatchHead
 from patchloom.nets.swin import PlainViT
@@ -53,6 +53,8 @@ class LUT(Task):
             ViT-S.
         normalized_pixels: target pixels normalised within each patch; auto: true on mae, false on simmim.
         mask_unit: side of a mask unit in pixels on simmim; auto: two patches. On mae it is one patch.
+        color: colour changes: none, the same jitter for both views (shared), or independent ones (own); or, as in the
+            authors' program, jitter and one of grey, solarised and blurred for the second view (second).
         momentum: momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short
             trainings.
         head_width: hidden width of projection and prediction heads; auto: 4096, 2048 for sigreg and visreg, or 4
@@ -80,6 +82,7 @@ class LUT(Task):
         directions: Size = "auto",
         normalized_pixels: bool | Literal["auto"] = "auto",
         mask_unit: Size = "auto",
+        color: Coloring = "none",
         momentum: float | Literal["auto"] = "auto",
         head_width: Size = "auto",
         decoder_width: Size = "auto",
@@ -113,7 +116,7 @@ class LUT(Task):
             )
         self.sizes = (visible, visible, units - 2 * visible)
         self.sparse = sparse
-        self.augment = TwoViews(self.augment.size, crop="own", color="none")
+        self.augment = TwoViews(self.augment.size, crop="own", color=color)
         heads = agreement_heads(self, head_width, g.width, layers=(2, 2), norm="batch", loss=loss)
         self.mask_token = None if sparse else nn.Parameter(torch.empty(g.width).normal_(std=0.02))
         if pixel_weight and sparse:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.augment import RandomCrop, Sharing, TwoViews
+from patchloom.data.augment import Coloring, RandomCrop, Sharing, TwoViews
 from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.decoders import Decoder, MAEDecoder
 from patchloom.nets.encode import encode, final_norm, has_positions, has_rotations, patch_positions
@@ -72,7 +72,8 @@ class Mixture(Task):
             with agreement, else none.
         masks: number of disjoint masks per image, as in ExtreMA; each leaves what mask does not remove.
         crop: crop of the two views of ``teacher`` second: one each (auto: own), or one for both (shared).
-        color: colour changes of these views: none (auto), the same for both (shared), or independent ones (own).
+        color: colour changes of these views: none (auto), the same for both (shared), or independent ones (own); or
+            those of LUT's second view (second).
         class_token: image representation for agreement: the mean of the patch tokens (mean), the encoder's own class
             token (vit), or a class token in class-attention blocks after the encoder (cait), as in ExtreMA.
         attention_blocks: number of class-attention blocks of cait; auto: 2.
@@ -117,7 +118,7 @@ class Mixture(Task):
         teacher: Second | Literal["auto"] = "auto",
         masks: int = 1,
         crop: Sharing | Literal["auto"] = "auto",
-        color: Sharing | Literal["auto"] = "auto",
+        color: Coloring | Literal["auto"] = "auto",
         class_token: Representation = "mean",
         attention_blocks: Size = "auto",
         agreement_loss: Loss = "byol",
@@ -185,7 +186,7 @@ class Mixture(Task):
             self.augment = RandomCrop(self.degradation.canvas)
         if second == "second":
             own: Sharing = self.resolve_auto("crop", crop, "own", "as lut")
-            colours: Sharing = self.resolve_auto("color", color, "none", "as lut")
+            colours: Coloring = self.resolve_auto("color", color, "none", "as lut")
             self.augment = TwoViews(self.augment.size, crop=own, color=colours)
         else:
             refuse_unused("there is no second view", crop=crop, color=color)
