@@ -44,8 +44,7 @@ class DropPos(Task):
         position_mask_ratio: fraction γ_pos of the visible patches whose position embedding is dropped.
         sigma: σ of position smoothing (Eq. 5) at the start of the training; 0 switches it off.
         sigma_end: σ at the end of the training, reached linearly (Eq. 7); equal to ``sigma``: constant (Table 3).
-        smoothing: labels of Eq. 5 (paper), or of the authors' program, which mistakes the grid: at 224 pixels a patch's
-            label spreads to patches 16 further on, where 14 would be the next row.
+        smoothing: smoothed labels of Eq. 5 (paper), or of the authors' program, which mistakes the grid.
         temperature: τ of attentive reconstruction (Eq. 9); inf weighs all patches alike. auto: the paper's 0.1, but inf
             without masking, because the forward pass over the whole image would add a third to the step.
         placeholder: stand-in for a dropped position: a learned vector, zeros, or another patch's position. auto:
