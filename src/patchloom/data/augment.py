@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, pad
 
 from patchloom.errors import check_type
 
@@ -178,14 +178,13 @@ def _blur(x: Tensor, radius: Tensor) -> Tensor:
     part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1).square()))
     box = whole + part
     weights = [(box + 1 - apart).clamp(0, 1) / (2 * box + 1) for apart in range(3)]
-    for axis in (-1, -1, -1, -2, -2, -2):
-        n = x.shape[axis]
-        at = torch.arange(n, device=x.device)
-        blurred = weights[0] * x
-        for apart in (1, 2):
-            before, after = (x.index_select(axis, (at + step).clamp(0, n - 1)) for step in (-apart, apart))
-            blurred = blurred + weights[apart] * (before + after)
-        x = blurred
+    for axis, border in ((-1, (2, 2, 0, 0)), (-2, (0, 0, 2, 2))):
+        for _ in range(3):
+            wide, n = pad(x, border, mode="replicate"), x.shape[axis]
+            x = x * weights[0]
+            for apart in (1, 2):
+                for start in (2 - apart, 2 + apart):
+                    x.addcmul_(wide.narrow(axis, start, n), weights[apart])
     return x
 
 
@@ -330,7 +329,8 @@ class RandomCrop:
         if self.border is not None:
             view = self._padded(image, rng)
         else:
-            view = resize_part(image, *self._part(*image.shape[-2:], rng), self.size)
+            height, width = image.shape[-2:]
+            view = resize_part(image, *self._part(height, width, rng), self.size)
         if self.flip and rng.random() < 0.5:
             view = view.flip(-1)
         return (self._changed(view, rng),)
