@@ -331,8 +331,9 @@ def check_shares(recipe: ResolvedRecipe, accumulate: int) -> None:
 # the default is the recipe of ViT-B; other sizes change it
 Sized = tuple[Recipe, dict[str, dict[str, Any]]]
 
-# MAE, Table 9; the other papers build on it, and it supplies values that they do not state
-_MAE = Recipe()
+# MAE, Table 9; the other papers build on it, and it supplies values that they do not state. Erasing is the default of
+# the programs of all of them (MAE, DropPos, Beyond Masking, ExtreMA, LUT), and no paper but DeiT names it
+_MAE = Recipe(erasing=0.25)
 # for small data: light augmentation, since the papers' full one would need many times their epochs
 _SMALL = Recipe(
     epochs="auto",
@@ -348,9 +349,9 @@ _SMALL = Recipe(
     patience=0.3,
 )
 # SimMIM's, which LUT uses when it builds on SimMIM (LUT, appendix B.1); its rate is 1.25e-3 for 512 images
-_SIMMIM = Recipe(warmup_epochs=20, batch=2048, blr=6.25e-4, layer_decay=0.65, erasing=0.25, clip=5.0)
+_SIMMIM = replace(_MAE, warmup_epochs=20, batch=2048, blr=6.25e-4, layer_decay=0.65, clip=5.0)
 # DeiT, Table 9, the basis of MP3, with MP3's batch on ImageNet; DeiT states its rate as 5e-4 for 512 images
-_MP3 = Recipe(epochs=150, batch=2048, blr=2.5e-4, layer_decay=1.0, erasing=0.25, repeats=3, pooling="class")
+_MP3 = replace(_MAE, epochs=150, batch=2048, blr=2.5e-4, layer_decay=1.0, repeats=3, pooling="class")
 # MP3's schedule and batch for training from scratch on small sets
 _MP3_SMALL = replace(_MP3, epochs=400)
 # MP3 on speech, section 4.3; learning rates and patience are ours, since the available text does not state them
@@ -377,8 +378,14 @@ _EXTREMA_S = {"S": {"epochs": 200}}
 RECIPES: dict[str, Sized] = {
     "small": (_SMALL, {"XS": {"blr": 4e-3}}),
     "mae": (_MAE, {"L": {"epochs": 50}}),
+    # the page of MAE's program, for its encoders of 1,600 epochs on normalised pixels (MAE, Table 3)
+    "mae-normalized": (
+        replace(_MAE, blr=5e-4, layer_decay=0.65),
+        {"L": {"epochs": 50, "blr": 1e-3, "layer_decay": 0.75, "drop_path": 0.2}},
+    ),
     "droppos": (replace(_MAE, layer_decay=0.8), {"L": {"epochs": 50}}),
     "mp3": (_MP3, {}),
+    "mp3-300": (replace(_MP3, epochs=300), {}),  # MP3, Table 4: the row without positions, with DeiT's warm-up of 5
     "mp3-cifar100": (replace(_MP3_SMALL, batch=256), {}),
     "mp3-tiny-imagenet": (replace(_MP3_SMALL, batch=512), {}),
     "mp3-speech": (_MP3_SPEECH, {}),

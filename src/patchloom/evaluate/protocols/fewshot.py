@@ -58,8 +58,9 @@ def fewshot(
         per_class: number of images per class, instead of a fraction.
         method: finetune or linear; recipe and the following options are for finetune.
         head_on: input of the head: features, or the first layer of the run's projection, as in ExtreMA.
-        recipe: small (ours), or from a paper: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
-            restore, simmim, extrema, extrema-22k, extrema-few or lut; options below override it.
+        recipe: small (ours), or from a paper: mae, mae-normalized, droppos, mp3, mp3-300, mp3-cifar100,
+            mp3-tiny-imagenet, mp3-speech, restore, simmim, extrema, extrema-22k, extrema-few or lut; options below
+            override it.
         positions: position embeddings: keep, fixed, learned, relative or none, as in finetune.
         control: control training from the start of a run with --init or --from, or else from scratch.
         precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.

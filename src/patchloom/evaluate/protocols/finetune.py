@@ -53,8 +53,9 @@ def finetune(
 
     Args:
         run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        recipe: small (ours), or from a paper: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
-            restore, simmim, extrema, extrema-22k, extrema-few or lut; options below override it.
+        recipe: small (ours), or from a paper: mae, mae-normalized, droppos, mp3, mp3-300, mp3-cifar100,
+            mp3-tiny-imagenet, mp3-speech, restore, simmim, extrema, extrema-22k, extrema-few or lut; options below
+            override it.
         positions: position embeddings: keep, fixed (sine-cosine), learned, relative (attention bias) or none; auto is
             keep, or learned for an encoder without positions.
         control: control training from the start of a run with --init or --from, or else from scratch.
