@@ -122,8 +122,8 @@ _GROUPS = {
     "task": "recipe task tasks beside",
     "training": "epochs minutes samples steps batch_size accumulate blr lr decay weight_decay momentum betas "
     "layer_decay warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary "
-    "validation patience log dropout smoothing mixup cutmix randaugment randaugment_std erasing repeats ema "
-    "seed split_seed seeds",
+    "validation patience log dropout smoothing mixup cutmix randaugment randaugment_std erasing repeats "
+    "fresh_norm train_positions ema seed split_seed seeds",
     "machine": "parallel device devices strategy precision teacher_precision attention kernels compile "
     "checkpointing threads workers",
 }
@@ -131,6 +131,7 @@ _RARE = {
     *"accumulate weight_decay warmup_epochs clip crop_scale normalization cache channels positions".split(),
     *"strategy precision teacher_precision attention kernels compile checkpointing threads".split(),
     *"betas layer_decay drop_path smoothing mixup cutmix randaugment randaugment_std erasing repeats ema".split(),
+    *"fresh_norm train_positions".split(),
     *"knn_k knn_gallery lora_rank lora_on heads_first".split(),
     *"seconds rate features bins halve_every updates warmup_updates warmup_lr dropout noise_share noise_volume".split(),
     *"lr momentum placeholder ratio head_on warmup_steps decay auxiliary head_width color scale".split(),

@@ -93,6 +93,15 @@ def test_recipes_are_the_papers(name: str, size: str, values: dict) -> None:
     assert {key: getattr(recipe, key) for key in values} == values
 
 
+def test_the_norm_and_the_positions_are_those_of_the_programs() -> None:
+    """A norm of its own (fc_norm) in MAE's, LUT's, ExtreMA's, DropPos' and SimMIM's; DropPos' keeps positions fixed."""
+    found = {name: of_size("B", name) for name in RECIPES}
+    norm = {name for name, recipe in found.items() if recipe.fresh_norm}
+    assert norm == {"mae", "mae-normalized", "lut", "extrema", "extrema-22k", "droppos", "simmim"}
+    positions = {name for name, recipe in found.items() if recipe.train_positions}
+    assert positions == norm - {"droppos", "simmim"} | {"extrema-few"}
+
+
 def test_the_papers_erase_as_their_programs_do() -> None:
     """--reprob 0.25 in MAE's, DropPos', Beyond Masking's, ExtreMA's, LUT's, SimMIM's and DeiT's; MP3's speech: none."""
     erasing = {name: of_size("B", name).erasing for name in RECIPES}

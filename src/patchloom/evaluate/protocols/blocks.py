@@ -27,6 +27,8 @@ _UNUSED = {
     "layer_decay": 1.0,
     "drop_path": 0.0,
     "dropout": 0.0,
+    "fresh_norm": False,  # there always is one behind the blocks
+    "train_positions": False,
 }  # values of a recipe that do not affect a frozen encoder
 
 

@@ -82,6 +82,10 @@ def fewshot(
         if idle:
             raise PatchloomError(f"--{idle[0]} applies to --method finetune only: leave it out")
         return _linear(run, vit, card, parts, settings, what)
+    if head_on == "projection":
+        if fixed := [name for name in ("pooling", "fresh_norm") if name in idle]:
+            raise PatchloomError(f"--head_on projection has a fixed pooling and norm: leave --{fixed[0]} out")
+        changes = {**changes, "fresh_norm": False}
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
     variant, classes = variant_of(positions, vit), len(class_names(parts.train))
     row_settings = {"positions": variant, "head_on": head_on, **what}
@@ -89,8 +93,6 @@ def fewshot(
     fresh: dict[str, Any] = {}
     on = "a linear head"
     if head_on == "projection":
-        if "pooling" in idle:
-            raise PatchloomError("--head_on projection has a fixed pooling: leave --pooling out")
         more, fresh = projections(run, card, settings.seed)
         row_settings["pooling"] = more["pooling"]
         on = f"the projection's first layer and a linear head on the {more['pooling']} representation"

@@ -105,7 +105,8 @@ def pretrained_candidate(
             print(f"  {card.name} is not a local file, so its classifier was not saved: use --out FILE")
             return
         trained_on = parts.train.name, parts.test.fingerprint(), settings.seed
-        save_classifier(model, ClassifierCard(card, variant, model.pooling, classes, *trained_on, all_settings), place)
+        own = variant, model.pooling, classes, *trained_on, all_settings, model.norm is not None
+        save_classifier(model, ClassifierCard(card, *own), place)
         print(f"  {card.name}: saved as {place}", flush=True)
 
     return Candidate(
@@ -152,8 +153,9 @@ def classifier_builder(
 
     def build(recipe: Recipe) -> Classifier:
         pool = pooling or recipe.pooling
-        encoder = with_variant(vit, card, variant_of(positions, vit), pool == "class", recipe.drop_path, recipe.dropout)
-        return Classifier(encoder, classes, pool, **deepcopy(parts))
+        rates, trained = (recipe.drop_path, recipe.dropout), recipe.train_positions
+        encoder = with_variant(vit, card, variant_of(positions, vit), pool == "class", *rates, trained)
+        return Classifier(encoder, classes, pool, **deepcopy(parts), fresh_norm=recipe.fresh_norm)
 
     return build
 
