@@ -183,6 +183,12 @@ def test_which_recipes_have_other_betas():
     }
 
 
+def test_which_recipes_begin_from_normal_weights():
+    """Deviation 0.02 in the programs of Beyond Masking and SimMIM, and in DeiT's (timm's ViT), which MP3 follows."""
+    found = {name for name in NAMES if recipe_named(name).settings.get("initialization") == "normal"}
+    assert found == {name for name in NAMES if name.startswith(("restore-", "simmim-", "mp3-"))} - {"mp3-speech"}
+
+
 def test_the_package_brings_its_recipes():
     """They are data files, which a wheel could lack."""
     there = {one.name for one in files("patchloom.recipes").iterdir()}
