@@ -61,7 +61,7 @@ def test_resolve_replaces_every_auto_and_says_why():
 def test_the_rate_of_large_batches_is_maes_and_called_so(task):
     """SimMIM's is 5e-5 and that of MP3, as DeiT's, 2.5e-4; no word may call 1.5e-4 theirs."""
     asked = Settings("photos/", {"name": task}, {"name": "vit_tiny_patch16_224"}, batch_size=1024)
-    settings, reasons = resolve(asked, 900, 3, STATS)
+    settings, reasons = resolve(asked, 9000, 3, STATS)
     assert (settings.blr, reasons["blr"]) == (1.5e-4, "MAE's")
 
 
