@@ -78,6 +78,15 @@ ROWS = {  # values of the papers: task, model, patch, images per update, epochs,
     "lut-vit-b-context": ("lut", "base", 16, 4096, 100, 1.5e-4, 40, 82.0),
     "lut-simmim-vit-b": ("lut", "base", 16, 4096, 100, 1.5e-4, 40, 81.8),
 }
+REST = {  # by paper: weight decay, smallest crop, stochastic depth; MP3's are DeiT's, the others' from paper or program
+    "mae-": (0.05, 0.2, None),
+    "simmim-": (0.05, 0.67, 0.1),
+    "droppos-": (0.05, 0.2, None),
+    "mp3-vit-": (0.05, 0.08, 0.1),
+    "mp3-tiny-": (0.05, 0.08, 0.1),
+    "restore-": (0.05, 0.2, None),
+    "extrema-": (0.1, 0.2, 0.1),
+}
 # where each row stands, and a published linear probe; LUT's main tables are not at hand
 PLACES = {
     **{name: "Table 5" for name in ("droppos-vit-b", "droppos-vit-b-200", "droppos-vit-l", "droppos-vit-l-200")},
@@ -225,6 +234,9 @@ def test_a_recipe_shows_all_its_settings(name):
         assert (recipe.task, s["model"]["name"], s["patch_size"]) == (task, f"vit_{model}_patch16_224", patch)
         assert (recipe.batch, recipe.epochs, s["blr"], s["warmup_epochs"]) == (batch, epochs, blr, warmup)
         assert recipe.published.get("fine-tuned") == score
+    for rest in (values for begin, values in REST.items() if name.startswith(begin)):
+        s = recipe.settings
+        assert (s["weight_decay"], s["crop_scale"], s["model"].get("drop_path_rate")) == rest
     said = dict(recipe.rows())
     assert said["measured here"] == recipe.measured or (said["measured here"], recipe.measured) == ("not run", "")
 
@@ -378,7 +390,16 @@ def test_speech_is_pre_trained_for_ten_thousand_updates():
     assert recipe.epochs * an_epoch == pytest.approx(10_000, rel=0.005)
     assert recipe.settings["warmup_epochs"] * an_epoch == pytest.approx(500, rel=0.005)
     assert recipe.settings["halve_every"] == 10_000
-    assert recipe_named("droppos-swin-t").published == {"fine-tuned": 82.73}
+
+
+def test_a_swin_is_trained_and_tuned_as_um_mae():
+    """DropPos, appendix B, names UM-MAE's configuration; its Makefile has batch 8 x 128 x 4, 256 pixels, warm-up 10."""
+    recipe = recipe_named("droppos-swin-t")
+    names = ("batch_size", "blr", "warmup_epochs", "epochs", "img_size", "weight_decay")
+    assert recipe.published == {"fine-tuned": 82.73}
+    assert [recipe.settings[name] for name in names] == [4096, 1.5e-4, 10, 200, 256, 0.05]
+    given = parse_evaluate(recipe.evaluation().split()[2:])
+    assert (given["recipe"], given["blr"], given["layer_decay"]) == ("droppos", 5e-4, 0.85)
 
 
 def test_the_same_command_resumes_it_and_its_name_is_kept(images, tmp_path, capsys):
