@@ -15,7 +15,7 @@ from patchloom.data.stats import Stats, unknown_stats
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.recipes import RECIPES
 from patchloom.nets.build import outline
-from patchloom.options import parse_pretrain
+from patchloom.options import parse_evaluate, parse_pretrain
 from patchloom.recipes import PretrainRecipe, nested, recipe_named, recipe_names
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings, request
@@ -29,6 +29,11 @@ NAMES = recipe_names()
 ROWS = {  # values of the papers: task, model, patch, images per update, epochs, base rate, warm-up, fine-tuned
     "mae-vit-b": ("mae", "base", 16, 4096, 1600, 1.5e-4, 40, 83.6),
     "mae-vit-b-800": ("mae", "base", 16, 4096, 800, 1.5e-4, 40, None),
+    # rows with which other papers compare, with the warm-up of MAE's and SimMIM's programs
+    "mae-vit-b-100": ("mae", "base", 16, 4096, 100, 1.5e-4, 40, 82.1),
+    "mae-vit-b-150": ("mae", "base", 16, 4096, 150, 1.5e-4, 40, 82.7),
+    "mae-vit-b-200": ("mae", "base", 16, 4096, 200, 1.5e-4, 40, 82.2),
+    "simmim-vit-b-100": ("simmim", "base", 16, 2048, 100, 5e-5, 10, 81.6),
     "crossmae-vit-b": ("crossmae", "base", 16, 4096, 800, 5e-5, 40, 83.5),
     "crossmae-vit-s": ("crossmae", "small", 16, 4096, 800, 5e-5, 40, 79.2),
     "data2vec2-vit-b": ("latent", "base", 16, 256, 75, 1e-3, 10, None),
@@ -50,14 +55,14 @@ ROWS = {  # values of the papers: task, model, patch, images per update, epochs,
     "restore-vit-b-100": ("restore", "base", 16, 2048, 100, 1.5e-4, 20, 83.0),
     "restore-vit-b-50": ("restore", "base", 16, 2048, 50, 1.5e-4, 20, 82.7),
     "restore-vit-b-200": ("restore", "base", 16, 2048, 200, 1.5e-4, 20, None),
-    "restore-vit-b-masked": ("restore", "base", 16, 2048, 300, 1.5e-4, 40, 82.9),
+    "restore-vit-b-masked": ("restore", "base", 16, 2048, 300, 1.5e-4, 20, 82.9),
     "restore-vit-b-zoom-in": ("restore", "base", 16, 2048, 300, 1.5e-4, 20, 82.7),
     "restore-vit-b-zoom-in-320": ("restore", "base", 16, 2048, 300, 1.5e-4, 20, None),
-    "restore-vit-b-zoom-out": ("restore", "base", 16, 2048, 300, 1.5e-4, 40, 82.2),
+    "restore-vit-b-zoom-out": ("restore", "base", 16, 2048, 300, 1.5e-4, 20, 82.2),
     "restore-vit-b-fisheye": ("restore", "base", 16, 2048, 300, 1.5e-4, 20, 82.5),
     "restore-vit-b-fisheye-288": ("restore", "base", 16, 2048, 300, 1.5e-4, 20, 82.1),
-    "restore-vit-b-blur": ("restore", "base", 16, 2048, 300, 1.5e-4, 40, 81.8),
-    "restore-vit-b-decolorize": ("restore", "base", 16, 2048, 300, 1.5e-4, 40, 81.4),
+    "restore-vit-b-blur": ("restore", "base", 16, 2048, 300, 1.5e-4, 20, 81.8),
+    "restore-vit-b-decolorize": ("restore", "base", 16, 2048, 300, 1.5e-4, 20, 81.4),
     "restore-vit-l": ("restore", "large", 16, 2048, 300, 1.5e-4, 20, 84.7),
     "extrema-vit-b": ("extrema", "base", 16, 2048, 300, 1.5e-4, 40, 83.7),
     "extrema-vit-b-22k": ("extrema", "base", 16, 2048, 30, 1.5e-4, 4, 83.9),
@@ -73,6 +78,15 @@ ROWS = {  # values of the papers: task, model, patch, images per update, epochs,
     "lut-vit-b-context": ("lut", "base", 16, 4096, 100, 1.5e-4, 40, 82.0),
     "lut-simmim-vit-b": ("lut", "base", 16, 4096, 100, 1.5e-4, 40, 81.8),
 }
+REST = {  # by paper: weight decay, smallest crop, stochastic depth; MP3's are DeiT's, the others' from paper or program
+    "mae-": (0.05, 0.2, None),
+    "simmim-": (0.05, 0.67, 0.1),
+    "droppos-": (0.05, 0.2, None),
+    "mp3-vit-": (0.05, 0.08, 0.1),
+    "mp3-tiny-": (0.05, 0.08, 0.1),
+    "restore-": (0.05, 0.2, None),
+    "extrema-": (0.1, 0.2, 0.1),
+}
 # where each row stands, and a published linear probe; LUT's main tables are not at hand
 PLACES = {
     **{name: "Table 5" for name in ("droppos-vit-b", "droppos-vit-b-200", "droppos-vit-l", "droppos-vit-l-200")},
@@ -86,6 +100,8 @@ PLACES = {
     **{"lut-simmim-vit-b": "Table A", "lut-vit-b-context": "Table C", "lut-vit-b-100": "Table C"},
     **{f"lut-vit-b-weight-{w}": "Table B" for w in (0.1, 0.25, 0.5, 1.0)},
     **{"mae-vit-b": "Table 3", "mae-vit-b-800": "Table 8", "simmim-vit-b": "Table 6"},
+    **{"mae-vit-b-100": "Table C of LUT", "simmim-vit-b-100": "Table A of LUT"},
+    **{"mae-vit-b-150": "Table 4 of MP3", "mae-vit-b-200": "Table 5 of DropPos"},
 }
 LINEAR = {
     **{"extrema-vit-s": 69.4, "extrema-vit-b": 73.3, "extrema-vit-s-22k": 65.7, "extrema-vit-b-22k": 74.5},  # Table 7
@@ -171,9 +187,15 @@ def test_which_recipes_have_other_betas():
     The programs of SimMIM, LOCA (optax) and I-JEPA (torch) have them, too.
     """
     as_deit = {name for name in NAMES if name.startswith(("mp3-", "jigsaw-", "part-"))}
-    assert as_deit | {"simmim-vit-b", "loca-vit-b", "ijepa-vit-h"} == {
+    assert as_deit | {"simmim-vit-b", "simmim-vit-b-100", "loca-vit-b", "ijepa-vit-h"} == {
         name for name in NAMES if request("digits", "auto", {"recipe": name}).betas == (0.9, 0.999)
     }
+
+
+def test_which_recipes_begin_from_normal_weights():
+    """Deviation 0.02 in the programs of Beyond Masking and SimMIM, and in DeiT's (timm's ViT), which MP3 follows."""
+    found = {name for name in NAMES if recipe_named(name).settings.get("initialization") == "normal"}
+    assert found == {name for name in NAMES if name.startswith(("restore-", "simmim-", "mp3-"))} - {"mp3-speech"}
 
 
 def test_the_package_brings_its_recipes():
@@ -200,7 +222,8 @@ def test_a_recipe_is_the_same_by_name_by_its_command_and_in_python(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_shows_all_its_settings(name):
     recipe = recipe_named(name)
-    assert recipe.finetune in RECIPES, "its fine-tuning"
+    assert recipe.finetune.split()[0] in RECIPES, "its fine-tuning"
+    parse_evaluate(recipe.evaluation().split()[2:])
     for text in (recipe.paper, recipe.row, recipe.data):
         assert text and text == text.strip()
     assert recipe.table == PLACES.get(name, "") and recipe.published.get("linear") == LINEAR.get(name)
@@ -211,15 +234,18 @@ def test_a_recipe_shows_all_its_settings(name):
         assert (recipe.task, s["model"]["name"], s["patch_size"]) == (task, f"vit_{model}_patch16_224", patch)
         assert (recipe.batch, recipe.epochs, s["blr"], s["warmup_epochs"]) == (batch, epochs, blr, warmup)
         assert recipe.published.get("fine-tuned") == score
+    for rest in (values for begin, values in REST.items() if name.startswith(begin)):
+        s = recipe.settings
+        assert (s["weight_decay"], s["crop_scale"], s["model"].get("drop_path_rate")) == rest
     said = dict(recipe.rows())
     assert said["measured here"] == recipe.measured or (said["measured here"], recipe.measured) == ("not run", "")
 
 
 def test_gradients_are_clipped_where_the_authors_programs_clip_them():
-    """At 5 in DropPos' and SimMIM's, 1 in LOCA's, 4 in data2vec's; those of the others, and DeiT, do not."""
+    """At 5 in DropPos' (its baseline MAE, too) and SimMIM's, 1 in LOCA's, 4 in data2vec's; the others do not."""
     clipped = {name: recipe_named(name).settings["clip"] for name in NAMES}
     assert {name for name, norm in clipped.items() if norm} == {
-        name for name in NAMES if name.startswith(("droppos-", "simmim-", "loca-", "data2vec2-"))
+        name for name in NAMES if name.startswith(("droppos-", "mae-vit-b-200", "simmim-", "loca-", "data2vec2-"))
     }
     assert {*clipped.values()} == {0.0, 1.0, 4.0, 5.0} and clipped["loca-vit-b"] == 1.0
 
@@ -332,6 +358,26 @@ def test_an_update_is_printed_with_the_peak_of_the_rate():
     assert few.endswith("There are only 1,000 images to train on: --accumulate 1 makes more updates")
 
 
+def test_a_scaled_warm_up_is_printed_and_the_compared_rows_have_their_own():
+    """100 epochs of MAE are compared with LUT's, which warm up for 40 of them, not for 2.5."""
+    given, _ = parse_pretrain(["photos", "--recipe", "mae-vit-b", "--epochs=100"])
+    recipe = recipe_named("mae-vit-b")
+    said = "the warm-up was scaled with the epochs, from 40 of 1,600 to 2.5 of 100"
+    assert recipe.scaling(given) == f"{said}: --warmup_epochs 40 keeps the recipe's"
+    assert recipe.scaling({"epochs": 20, "warmup_epochs": 0.5}).endswith("to 0.5 of 20"), "40 of 20 cannot be"
+    assert recipe.scaling(recipe.settings) == recipe.scaling({"epochs": 100, "warmup_epochs": 40}) == ""
+    rest = {name: value for name, value in VALUES.items() if name not in recipe.settings}
+    asked = {**recipe.settings, **given, "data": "photos", "recipe": "mae-vit-b"}
+    lines = describe_recipe(Settings(**asked).resolved(**rest), 100_000, "images")
+    assert len(lines) == 3 and lines[1] == recipe.scaling(given)
+    for one, other in (
+        ("mae-vit-b-100", "lut-vit-b-100"),
+        ("mae-vit-b-150", "mae-vit-b"),
+        ("mae-vit-b-200", "mae-vit-b"),
+    ):
+        assert recipe_named(one).settings["warmup_epochs"] == recipe_named(other).settings["warmup_epochs"] == 40
+
+
 def test_a_recipe_with_fewer_images_an_update_is_not_called_unchanged():
     given = recipe_named("mae-vit-b").settings
     rest = {name: value for name, value in VALUES.items() if name not in given}
@@ -355,7 +401,16 @@ def test_speech_is_pre_trained_for_ten_thousand_updates():
     assert recipe.epochs * an_epoch == pytest.approx(10_000, rel=0.005)
     assert recipe.settings["warmup_epochs"] * an_epoch == pytest.approx(500, rel=0.005)
     assert recipe.settings["halve_every"] == 10_000
-    assert recipe_named("droppos-swin-t").published == {"fine-tuned": 82.73}
+
+
+def test_a_swin_is_trained_and_tuned_as_um_mae():
+    """DropPos, appendix B, names UM-MAE's configuration; its Makefile has batch 8 x 128 x 4, 256 pixels, warm-up 10."""
+    recipe = recipe_named("droppos-swin-t")
+    names = ("batch_size", "blr", "warmup_epochs", "epochs", "img_size", "weight_decay")
+    assert recipe.published == {"fine-tuned": 82.73}
+    assert [recipe.settings[name] for name in names] == [4096, 1.5e-4, 10, 200, 256, 0.05]
+    given = parse_evaluate(recipe.evaluation().split()[2:])
+    assert (given["recipe"], given["blr"], given["layer_decay"]) == ("droppos", 5e-4, 0.85)
 
 
 def test_the_same_command_resumes_it_and_its_name_is_kept(images, tmp_path, capsys):

@@ -117,13 +117,13 @@ _GROUPS = {
     "data": "images max_train labels few per_class ignore masks img_size size side scale crop_scale flip color "
     "held_out knn_k knn_gallery group channels normalization cache seconds rate features bins words shift noise_share "
     "noise_volume",
-    "model": "model head heads head_width window patch_size positions init from_run adapt train_blocks lora_rank "
-    "lora_on heads_first anchor",
+    "model": "model head heads head_width window patch_size positions initialization init from_run adapt train_blocks "
+    "lora_rank lora_on heads_first anchor",
     "task": "recipe task tasks beside",
     "training": "epochs minutes samples steps batch_size accumulate blr lr decay weight_decay momentum betas "
     "layer_decay warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary "
-    "validation patience log dropout smoothing mixup cutmix randaugment randaugment_std erasing repeats ema "
-    "seed split_seed seeds",
+    "validation patience log dropout smoothing mixup cutmix randaugment randaugment_std erasing repeats "
+    "fresh_norm train_positions ema seed split_seed seeds",
     "machine": "parallel device devices strategy precision teacher_precision attention kernels compile "
     "checkpointing threads workers",
 }
@@ -131,7 +131,8 @@ _RARE = {
     *"accumulate weight_decay warmup_epochs clip crop_scale normalization cache channels positions".split(),
     *"strategy precision teacher_precision attention kernels compile checkpointing threads".split(),
     *"betas layer_decay drop_path smoothing mixup cutmix randaugment randaugment_std erasing repeats ema".split(),
-    *"knn_k knn_gallery lora_rank lora_on heads_first".split(),
+    *"fresh_norm train_positions".split(),
+    *"initialization knn_k knn_gallery lora_rank lora_on heads_first".split(),
     *"seconds rate features bins halve_every updates warmup_updates warmup_lr dropout noise_share noise_volume".split(),
     *"lr momentum placeholder ratio head_on warmup_steps decay auxiliary head_width color scale".split(),
 }

@@ -83,6 +83,20 @@ def test_a_norm_after_the_pooling_is_the_top_and_takes_no_layer_of_its_own() -> 
     assert rates(Classifier(vit, 5, "mean")) == pooled | CLASS | TABLE
 
 
+def test_a_fresh_norm_has_the_full_rate_and_replaces_the_encoders() -> None:
+    """MAE's program deletes the encoder's norm; what is unused here must not wait for gradients."""
+    fresh = {name.replace("encoder.norm", "norm"): rate for name, rate in EVERYWHERE.items()}
+    assert rates(Classifier(encoder(options={"class_token": False})[0], 5, "mean", fresh_norm=True)) == fresh
+
+
+@pytest.mark.parametrize(("had", "trained"), [("sincos", TABLE), ("random", TABLE), ("learned", TABLE), ("none", {})])
+def test_kept_positions_can_be_trained(had: str, trained: dict) -> None:
+    vit, card = encoder(positions=had)
+    assert rates(Classifier(with_variant(vit, card, train_positions=True), 5, "mean")) == EVERYWHERE | CLASS | trained
+    fixed = with_variant(vit, card, "fixed", train_positions=True)
+    assert rates(Classifier(fixed, 5, "mean")) == EVERYWHERE | CLASS, "what was asked for as fixed stays so"
+
+
 def test_what_is_on_the_encoder_has_the_full_rate() -> None:
     vit, _ = encoder(options={"class_token": False})
     head = InstanceHead(32, 2)

@@ -60,6 +60,10 @@ def classifier(**options) -> Classifier:
 @pytest.mark.parametrize(
     ("name", "size", "values"),
     [
+        ("mae", "B", {"epochs": 100, "blr": 1e-3, "layer_decay": 0.75, "drop_path": 0.1}),
+        ("mae-normalized", "B", {"epochs": 100, "blr": 5e-4, "layer_decay": 0.65, "drop_path": 0.1}),
+        ("mae-normalized", "L", {"epochs": 50, "blr": 1e-3, "layer_decay": 0.75, "drop_path": 0.2}),
+        ("mp3-300", "B", {"epochs": 300, "warmup_epochs": 5, "batch": 2048, "blr": 2.5e-4}),
         ("droppos", "B", {"epochs": 100, "blr": 1e-3, "layer_decay": 0.8, "mixup": 0.8, "cutmix": 1.0}),
         ("droppos", "L", {"epochs": 50, "warmup_epochs": 5, "batch": 1024, "weight_decay": 0.05, "smoothing": 0.1}),
         ("droppos", "B", {"betas": (0.9, 0.999), "drop_path": 0.1, "randaugment": 9.0, "randaugment_std": 0.5}),
@@ -89,6 +93,22 @@ def classifier(**options) -> Classifier:
 def test_recipes_are_the_papers(name: str, size: str, values: dict) -> None:
     recipe = of_size(size, name)
     assert {key: getattr(recipe, key) for key in values} == values
+
+
+def test_the_norm_and_the_positions_are_those_of_the_programs() -> None:
+    """A norm of its own (fc_norm) in MAE's, LUT's, ExtreMA's, DropPos' and SimMIM's; DropPos' keeps positions fixed."""
+    found = {name: of_size("B", name) for name in RECIPES}
+    norm = {name for name, recipe in found.items() if recipe.fresh_norm}
+    assert norm == {"mae", "mae-normalized", "lut", "extrema", "extrema-22k", "droppos", "simmim"}
+    positions = {name for name, recipe in found.items() if recipe.train_positions}
+    assert positions == norm - {"droppos", "simmim"} | {"extrema-few"}
+
+
+def test_the_papers_erase_as_their_programs_do() -> None:
+    """--reprob 0.25 in MAE's, DropPos', Beyond Masking's, ExtreMA's, LUT's, SimMIM's and DeiT's; MP3's speech: none."""
+    erasing = {name: of_size("B", name).erasing for name in RECIPES}
+    assert {name for name in erasing if not erasing[name]} == {"small", "mp3-speech"}
+    assert {*erasing.values()} == {0.0, 0.25}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +180,8 @@ def test_auto_values_follow_from_the_data() -> None:
     )  # the papers' train on all, to the end
     assert recipe_for("small", build_encoder(SPEC), {}).blr > small.blr == of_size("B", "small").blr
     papers = (
-        "droppos mae mp3 mp3-cifar100 mp3-tiny-imagenet mp3-speech restore simmim extrema extrema-22k extrema-few lut"
+        "droppos mae mae-normalized mp3 mp3-300 mp3-cifar100 mp3-tiny-imagenet mp3-speech restore simmim extrema "
+        "extrema-22k extrema-few lut"
     )
     assert set(RECIPES) == {"small", *papers.split()}
     for protocol in ("finetune", "blocks:2", "few-shot", "keywords"):  # whose help names them all

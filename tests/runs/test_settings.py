@@ -4,7 +4,12 @@ import pytest
 
 from patchloom.runs.settings import request, setting_differences
 
-NEW = {"recipe", "randaugment", "randaugment_std"}  # which versions did not have that did not know these autos
+NEW = {
+    "recipe",
+    "randaugment",
+    "randaugment_std",
+    "initialization",
+}  # which versions did not have that did not know these autos
 
 
 def older_requested(**task):

@@ -135,6 +135,7 @@ def test_a_bent_canvas_is_resized_or_cropped_and_its_centre_is_the_target(degrad
 
 
 def test_kernels_are_drawn_as_asked():
+    assert "its program's" in make(degradation="blur", kernel=3).chosen["kernel_init"][1], "the paper has no deviation"
     task = make(degradation="blur", kernel_init="kaiming", kernel=3)
     point = torch.zeros(200, 3, 32, 32)
     point[:, :, 16, 16] = 1

@@ -57,6 +57,14 @@ def test_resolve_replaces_every_auto_and_says_why():
     assert all(reasons.values())
 
 
+@pytest.mark.parametrize("task", ["mae", "mp3", "simmim"])
+def test_the_rate_of_large_batches_is_maes_and_called_so(task):
+    """SimMIM's is 5e-5 and that of MP3, as DeiT's, 2.5e-4; no word may call 1.5e-4 theirs."""
+    asked = Settings("photos/", {"name": task}, {"name": "vit_tiny_patch16_224"}, batch_size=1024)
+    settings, reasons = resolve(asked, 9000, 3, STATS)
+    assert (settings.blr, reasons["blr"]) == (1.5e-4, "MAE's")
+
+
 def test_a_square_of_oblong_images_is_said():
     def size(h, w):
         stats = STATS._replace(height=h, width=w)

@@ -142,8 +142,8 @@ def detect(
     Args:
         run, settings: as in `patchloom.evaluate.protocols.evaluate`.
         data: images with boxes, as `patchloom.dense.annotations.detection.open_boxes` takes them.
-        recipe: small (ours), vitdet (DropPos' and ViTDet's), or restore (Beyond Masking's); each value below replaces
-            one of the recipe.
+        recipe: small (ours), vitdet (DropPos' and ViTDet's), restore (Beyond Masking's), or extrema (its program's,
+            after CAE); each value below replaces one of the recipe.
         masks: prediction of a mask for each object; auto: if all training images have masks.
         positions: position embeddings: keep (the encoder's), fixed (sincos), learned, relative, or none; auto: keep, or
             learned for an encoder without positions.

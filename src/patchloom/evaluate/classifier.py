@@ -30,6 +30,7 @@ from patchloom.nets.encode import (
     encode,
     final_norm,
     has_positions,
+    last_norms,
     patch_count,
     pooled_norm,
     prefix_count,
@@ -57,6 +58,8 @@ class Classifier(OnEncoder):
         body: new blocks on the encoder's tokens; the encoder is then frozen, and a LayerNorm follows the pooling.
         stem: layers between the pooling and the linear layer, such as ExtreMA's first projection layer.
         width: output width of the stem; the encoder's by default.
+        fresh_norm: put a new LayerNorm before the head instead of the encoder's last norm, as the programs of MAE,
+            DropPos, LUT, ExtreMA and SimMIM do; not on an instance representation.
     """
 
     def __init__(
@@ -69,15 +72,20 @@ class Classifier(OnEncoder):
         body: nn.Module | None = None,
         stem: nn.Module | None = None,
         width: int | None = None,
+        fresh_norm: bool = False,
     ) -> None:
         super().__init__()
         self.encoder, self.pooling, self.instance, self.body, self.stem = encoder, pooling, instance, body, stem
-        self.norm: nn.Module | None = None if body is None else nn.LayerNorm(token_width(encoder), eps=1e-6)
+        new_norm = body is not None or fresh_norm
+        self.norm: nn.Module | None = nn.LayerNorm(token_width(encoder), eps=1e-6) if new_norm else None
         self.head = nn.Linear(width or token_width(encoder), classes)
         nn.init.trunc_normal_(self.head.weight, std=2e-5)  # as in MAE: all classes are equally likely at first
         nn.init.zeros_(self.head.bias)
         if body is not None:
             self.encoder.requires_grad_(False)
+        elif fresh_norm:
+            for unused in last_norms(encoder):
+                unused.requires_grad_(False)
 
     @property
     def classes(self) -> int:
@@ -106,10 +114,7 @@ class Classifier(OnEncoder):
             return represent(vit, self.instance, tokens)
         tokens = tokens if self.body is None else self.body(tokens)
         pooled = tokens[:, 0] if self.pooling == "class" else tokens[:, prefix_count(vit) :].mean(1)
-        if self.body is None:
-            return pooled_norm(vit, final_norm(vit, pooled))
-        assert self.norm is not None  # set with a body
-        return self.norm(pooled)
+        return pooled_norm(vit, final_norm(vit, pooled)) if self.norm is None else self.norm(pooled)
 
 
 def fresh_blocks(vit: Encoder, count: int) -> nn.Sequential:
@@ -145,6 +150,7 @@ class ClassifierCard:
         test: fingerprint of the test images, the only ones on which the classifier may be tested.
         seed: random seed of split and training.
         settings: values of the recipe.
+        fresh_norm: whether the head has a norm of its own.
     """
 
     encoder: EncoderCard
@@ -155,6 +161,7 @@ class ClassifierCard:
     test: str
     seed: int
     settings: dict[str, Any]
+    fresh_norm: bool = False
 
 
 def save_classifier(model: Classifier, card: ClassifierCard, path: Path) -> None:
@@ -169,7 +176,7 @@ def load_classifier(path: str | Path) -> tuple[Classifier, ClassifierCard]:
     with expect_intact(path), torch.random.fork_rng(devices=[]):
         twin, _ = untrained_twin(card.encoder)
         encoder = with_variant(twin, card.encoder, card.positions, card.pooling == "class")
-        model = Classifier(encoder, len(card.classes), card.pooling)
+        model = Classifier(encoder, len(card.classes), card.pooling, fresh_norm=card.fresh_norm)
         model.load_state_dict(weights, strict=True)
     return model.eval(), card
 

@@ -30,6 +30,7 @@ ONLY_FOR = {
     "images": ("cutmix", "randaugment", "randaugment_std", "erasing", "crop_scale", "flip"),
     "recordings": ("shift", "noise_share", "noise_volume"),
 }
+_PLAIN_IF_SET = ("halve_every", "dropout", "fresh_norm", "train_positions")
 _AT_ONCE = 256  # images per batch of a frozen encoder
 
 
@@ -67,6 +68,8 @@ class Recipe:
             the whole image, shifted by up to 4 pixels, with black or reflected pixels around it.
         flip: mirroring of half of the images; disable it if left and right differ in meaning.
         pooling: input of the head: class token (added to encoders without one) or mean of the patch tokens.
+        fresh_norm: new norm before the head, instead of the encoder's last one.
+        train_positions: training of the encoder's position embeddings, also if pre-training had fixed ones.
         ema: decay of a moving average of the weights, which is then tested; 0 disables it.
         clip: maximal norm of the gradient; 0 disables clipping.
         validation: fraction of the training images held out to choose the tested epoch; auto is 0.15, at most 2,000
@@ -102,6 +105,8 @@ class Recipe:
     crop_scale: float | Border = 0.08
     flip: bool = True
     pooling: Literal["class", "mean"] = "mean"
+    fresh_norm: bool = False
+    train_positions: bool = False
     ema: float = 0.0
     clip: float = 0.0
     validation: float | Auto = 0.0
@@ -190,7 +195,7 @@ class Recipe:
         """Return values for JSON, without those that have no effect."""
         idle = {"recordings", *ONLY_FOR["images" if self.recordings else "recordings"]}
         idle |= {"epochs", "warmup_epochs"} if self.updates else {"updates", "warmup_updates"}
-        idle |= {name for name in ("halve_every", "dropout") if not getattr(self, name)}
+        idle |= {name for name in _PLAIN_IF_SET if not getattr(self, name)}
         idle |= set() if self.noise_share else {"noise_share", "noise_volume"}
         return {name: value for name, value in {**asdict(self), "betas": list(self.betas)}.items() if name not in idle}
 
@@ -333,8 +338,9 @@ def check_shares(recipe: ResolvedRecipe, accumulate: int) -> None:
 # the default is the recipe of ViT-B; other sizes change it
 Sized = tuple[Recipe, dict[str, dict[str, Any]]]
 
-# MAE, Table 9; the other papers build on it, and it supplies values that they do not state
-_MAE = Recipe()
+# MAE, Table 9; the other papers build on it, and it supplies values that they do not state. Erasing is the default of
+# the programs of all of them (MAE, DropPos, Beyond Masking, ExtreMA, LUT), and no paper but DeiT names it
+_MAE = Recipe(erasing=0.25)
 # for small data: light augmentation, since the papers' full one would need many times their epochs
 _SMALL = Recipe(
     epochs="auto",
@@ -349,10 +355,14 @@ _SMALL = Recipe(
     validation="auto",
     patience=0.3,
 )
+# the programs of MAE, LUT and ExtreMA have a new norm on the mean, and train the positions; those of DropPos and SimMIM
+# have the norm. The papers do not say it
+_NEW_NORM: dict[str, Any] = {"fresh_norm": True}
+_NEW_NORM_POSITIONS: dict[str, Any] = {"fresh_norm": True, "train_positions": True}
 # SimMIM's, which LUT uses when it builds on SimMIM (LUT, appendix B.1); its rate is 1.25e-3 for 512 images
-_SIMMIM = Recipe(warmup_epochs=20, batch=2048, blr=6.25e-4, layer_decay=0.65, erasing=0.25, clip=5.0)
+_SIMMIM = replace(_MAE, warmup_epochs=20, batch=2048, blr=6.25e-4, layer_decay=0.65, clip=5.0, **_NEW_NORM)
 # DeiT, Table 9, the basis of MP3, with MP3's batch on ImageNet; DeiT states its rate as 5e-4 for 512 images
-_MP3 = Recipe(epochs=150, batch=2048, blr=2.5e-4, layer_decay=1.0, erasing=0.25, repeats=3, pooling="class")
+_MP3 = replace(_MAE, epochs=150, batch=2048, blr=2.5e-4, layer_decay=1.0, repeats=3, pooling="class")
 # MP3's schedule and batch for training from scratch on small sets
 _MP3_SMALL = replace(_MP3, epochs=400)
 # MP3 on speech, section 4.3; learning rates and patience are ours, since the available text does not state them
@@ -378,21 +388,27 @@ _EXTREMA_S = {"S": {"epochs": 200}}
 
 RECIPES: dict[str, Sized] = {
     "small": (_SMALL, {"XS": {"blr": 4e-3}}),
-    "mae": (_MAE, {"L": {"epochs": 50}}),
-    "droppos": (replace(_MAE, layer_decay=0.8), {"L": {"epochs": 50}}),
+    "mae": (replace(_MAE, **_NEW_NORM_POSITIONS), {"L": {"epochs": 50}}),
+    # the page of MAE's program, for its encoders of 1,600 epochs on normalised pixels (MAE, Table 3)
+    "mae-normalized": (
+        replace(_MAE, blr=5e-4, layer_decay=0.65, **_NEW_NORM_POSITIONS),
+        {"L": {"epochs": 50, "blr": 1e-3, "layer_decay": 0.75, "drop_path": 0.2}},
+    ),
+    "droppos": (replace(_MAE, layer_decay=0.8, **_NEW_NORM), {"L": {"epochs": 50}}),
     "mp3": (_MP3, {}),
+    "mp3-300": (replace(_MP3, epochs=300), {}),  # MP3, Table 4: the row without positions, with DeiT's warm-up of 5
     # DeiT's program pads and crops images of up to 32 pixels
     "mp3-cifar100": (replace(_MP3_SMALL, batch=256, crop_scale="padded"), {}),
     "mp3-tiny-imagenet": (replace(_MP3_SMALL, batch=512), {}),
     "mp3-speech": (_MP3_SPEECH, {}),
     "restore": (replace(_MAE, pooling="class"), {}),
     "simmim": (_SIMMIM, {}),
-    "extrema": (_MAE, _EXTREMA_S),
-    "extrema-22k": (replace(_MAE, blr=5e-4, layer_decay=0.65), _EXTREMA_S),
-    # 1 % and 10 % of the labels, with a fixed learning rate for any batch
-    "extrema-few": (replace(_MAE, epochs=1000, lr=5e-6), {}),
+    "extrema": (replace(_MAE, **_NEW_NORM_POSITIONS), _EXTREMA_S),
+    "extrema-22k": (replace(_MAE, blr=5e-4, layer_decay=0.65, **_NEW_NORM_POSITIONS), _EXTREMA_S),
+    # 1 % and 10 % of the labels, with a fixed learning rate for any batch; the head is on the projection
+    "extrema-few": (replace(_MAE, epochs=1000, lr=5e-6, train_positions=True), {}),
     "lut": (
-        replace(_MAE, blr=2.5e-4, layer_decay=0.65),
+        replace(_MAE, blr=2.5e-4, layer_decay=0.65, **_NEW_NORM_POSITIONS),
         {"S": {"epochs": 300, "blr": 5e-4, "layer_decay": 0.75}, "L": {"epochs": 50, "blr": 1e-3}},
     ),
 }

@@ -455,7 +455,7 @@ def draw_run_curves(
             which one run is enough. Other settings that differ give a line each; seeds are drawn as mean and range.
         of: result to draw: position-accuracy (held-out images), knn, linear, finetune, or another protocol in their
             results.csv; default: all that the runs have in common. Without ``against``: knn or instance-knn, the
-            accuracy over the epochs of pre-training (ExtreMA, Figs. 4-5).
+            accuracy over the epochs of pre-training (ExtreMA, Figs. 4-5, which do not say of which representation).
         out: folder for picture and table; default: the current folder.
 
     Returns:

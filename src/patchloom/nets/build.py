@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -294,7 +296,7 @@ def _create(**arguments: Any) -> nn.Module:
 
 
 def build_encoder(spec: EncoderSpec) -> Encoder:
-    """Build an encoder: a stock ViT, Eva or Swin of timm without a head, initialised as in MAE (xavier)."""
+    """Build an encoder: a stock ViT, Eva or Swin of timm without a head, with weights of `initialize`."""
     _check_sizes(spec)
     vit = check_servable(_create(**spec.timm_arguments()), spec.model)
     initialize(vit)
@@ -419,11 +421,32 @@ def outline(spec: EncoderSpec) -> Encoder:
     return vit
 
 
+Initialization = Literal["xavier", "normal"]
+_INITIALIZATION: ContextVar[Initialization] = ContextVar("initialization", default="xavier")
+
+
+@contextmanager
+def initialized_as(how: Initialization) -> Iterator[None]:
+    """Set the form of `initialize` inside this context: encoders, decoders and heads are built in many places."""
+    before = _INITIALIZATION.set(how)
+    try:
+        yield
+    finally:
+        _INITIALIZATION.reset(before)
+
+
 def initialize(net: nn.Module) -> None:
-    """Initialise as in MAE: xavier-uniform linears and patch projection, zero biases, norms at one and zero."""
+    """Initialise linears and patch projection as in MAE, xavier-uniform; biases are zero, norms one and zero.
+
+    Inside ``initialized_as("normal")`` weights are normal with deviation 0.02, cut at 2, as in timm, DeiT and SimMIM.
+    """
+    normal = _INITIALIZATION.get() == "normal"
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.init.xavier_uniform_(module.weight.view(len(module.weight), -1))
+            if normal:
+                nn.init.trunc_normal_(module.weight, std=0.02)
+            else:
+                nn.init.xavier_uniform_(module.weight.view(len(module.weight), -1))
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):

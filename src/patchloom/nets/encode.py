@@ -295,6 +295,12 @@ def pooled_norm(vit: Encoder, pooled: Tensor) -> Tensor:
     return pooled if is_hierarchical(vit) else vit.fc_norm(pooled)
 
 
+def last_norms(vit: Encoder) -> list[nn.Module]:
+    """Return the norms of `final_norm` and `pooled_norm`, as far as they have weights."""
+    norms = [vit.norm] if is_hierarchical(vit) else [vit.norm, vit.fc_norm]
+    return [norm for norm in norms if not isinstance(norm, nn.Identity)]
+
+
 def attend_each(vit: PlainViT, tokens: Tensor, rotations: Rotations | None) -> Iterator[Tensor]:
     """Yield tokens [b prefix+k d] at every stage of `attend`: as given, after each block, after the final norm.
 

@@ -51,16 +51,22 @@ def with_variant(
     class_token: bool = False,
     drop_path: float = 0.0,
     dropout: float = 0.0,
+    train_positions: bool = False,
 ) -> Encoder:
-    """Copy an encoder with other positions, a class token, drop path or dropout; new weights use torch's generator."""
-    copy = _varied(vit, card, positions, class_token, drop_path)
+    """Copy an encoder with other positions, a class token, drop path or dropout; new weights use torch's generator.
+
+    With ``train_positions``, kept position embeddings are trained even if they were fixed.
+    """
+    copy = _varied(vit, card, positions, class_token, drop_path, train_positions)
     for name, module in copy.named_modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0 if name.endswith("attn_drop") else dropout
     return copy
 
 
-def _varied(vit: Encoder, card: EncoderCard, positions: Variant, class_token: bool, drop_path: float) -> Encoder:
+def _varied(
+    vit: Encoder, card: EncoderCard, positions: Variant, class_token: bool, drop_path: float, train_positions: bool
+) -> Encoder:
     if is_hierarchical(vit):
         return _vary_swin(vit, card, positions, class_token, drop_path)
     table = patch_positions(vit)
@@ -83,7 +89,7 @@ def _varied(vit: Encoder, card: EncoderCard, positions: Variant, class_token: bo
     if absolute:
         parameter = copy.get_parameter("pos_embed")
         state["pos_embed"] = _positions(vit, positions, known, parameter.shape[1])
-        kept = positions == "keep" and not vit.get_parameter("pos_embed").requires_grad
+        kept = positions == "keep" and not (train_positions or vit.get_parameter("pos_embed").requires_grad)
         parameter.requires_grad_(positions != "fixed" and not kept)
     copy.load_state_dict(state, strict=True)
     if positions == "relative":

@@ -29,7 +29,7 @@ class PretrainRecipe:
         data: training data of the paper.
         images: number of training images in that data.
         settings: settings of the run; ``task`` and ``model`` have a name and options.
-        finetune: the recipe of fine-tuning.
+        finetune: the recipe of fine-tuning, with options of the row that differ from it.
         protocol: protocol of ``patchloom evaluate`` for fine-tuning.
         published: the paper's scores on that data in percent, by protocol.
         cost: time and machines that the paper or its authors' program states.
@@ -106,8 +106,23 @@ class PretrainRecipe:
             left |= {"epochs": "auto", "warmup_epochs": "auto"} if "warmup_epochs" in left else {"epochs": "auto"}
         elif "epochs" in given and "warmup_epochs" in left:
             epochs, warmup = given["epochs"], left["warmup_epochs"]
-            left["warmup_epochs"] = round(warmup * epochs / self.epochs, 2) if _number(epochs) else "auto"
+            left["warmup_epochs"] = self._scaled_warmup(warmup, epochs) if _number(epochs) else "auto"
         return left
+
+    def _scaled_warmup(self, warmup: float, epochs: float) -> float:
+        """Return the warm-up with its fraction of the epochs, if there are ``epochs``."""
+        return round(warmup * epochs / self.epochs, 2)
+
+    def scaling(self, settings: Mapping[str, Any]) -> str:
+        """Return a sentence if the warm-up of a run's resolved ``settings`` was scaled with the epochs, or else "".
+
+        The warm-up of the other rows of a table is often the same for all lengths, so a scaled one is not theirs.
+        """
+        own, now, epochs = self.settings.get("warmup_epochs", 0), settings["warmup_epochs"], settings["epochs"]
+        if now == own or now != self._scaled_warmup(own, epochs):
+            return ""
+        said = f"the warm-up was scaled with the epochs, from {own:g} of {self.epochs:,} to {now:g} of {epochs:,g}"
+        return f"{said}: --warmup_epochs {own:g} keeps the recipe's" if own <= epochs else said
 
     def changes(self, settings: Mapping[str, Any]) -> list[str]:
         """Return the differences of a run's resolved ``settings`` from the recipe, as ``epochs 5 (800)``.

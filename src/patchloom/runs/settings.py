@@ -101,6 +101,7 @@ class Settings:
         checkpointing: gradient checkpointing: less memory, and a third more time.
         threads: CPU threads per training process.
         from_run: folder of a run to take the initial weights from.
+        initialization: random initial weights: xavier, as in MAE, or normal with deviation 0.02, as in DeiT and SimMIM.
         init: initial weights: timm:NAME, a run, a file, or a published checkpoint; for unusual sizes, give --model.
         adapt: trained weights of an encoder from --init or --from: all, the last blocks, or low-rank updates of the
             blocks' weights (lora), which are merged when the encoder is written.
@@ -162,6 +163,7 @@ class Settings:
     compile: bool | Auto = "auto"
     checkpointing: bool = False
     threads: int | Auto = "auto"
+    initialization: Literal["xavier", "normal"] = "xavier"
     from_run: str | None = None
     init: str | None = None
     adapt: Adapt | Auto = "auto"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from patchloom.data.augment import RandAugment
 from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import build_encoder
+from patchloom.nets.build import build_encoder, initialized_as
 from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE, EncoderCard, join_licenses, read_encoder_card
 from patchloom.nets.checkpoints.load import Weights
 from patchloom.nets.finetune import add_low_rank, freeze_for
@@ -60,12 +60,12 @@ def prepare_task(
     """Build a task from resolved settings; ``begin`` may load weights into its encoder first."""
     # a GPU reports a lack of memory itself; frozen blocks have neither gradients nor moments
     affordable = MemoryGuard(4 if settings.device == "cpu" and settings.adapt == "all" else 1)
-    with affordable:
+    with affordable, initialized_as(settings.initialization):
         vit = build_encoder(settings.encoder_spec())
     if begin is not None:
         begin(vit)
     freeze_for(vit, settings.adapt, settings.train_blocks)
-    with affordable:
+    with affordable, initialized_as(settings.initialization):
         task = build_task(settings.task, vit)
     if settings.anchor:
         task.anchor_to_start(settings.anchor)

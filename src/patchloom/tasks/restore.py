@@ -40,7 +40,7 @@ _WITH_CANVAS = ("zoom_in", "fisheye", "wave")
 _FORMS: dict[str, tuple[tuple[str, ...], Any, str, str]] = {
     "zoom_place": (("zoom_in",), CropPlace, "centre", PAPERS),
     "fill": (("zoom_out",), Fill, "mirror", PAPERS),
-    "kernel_init": (("blur",), KernelInit, "normal", PAPERS),
+    "kernel_init": (("blur",), KernelInit, "normal", "the paper's; mean 1/k² and deviation 0.02 are its program's"),
     "kernel_of": (("blur",), KernelOf, "channel", PAPERS),
     "canvas_fit": (("fisheye", "wave"), CanvasFit, "resize", PAPERS),
 }

@@ -423,7 +423,7 @@ def describe_adaptation(task: Task, settings: ResolvedSettings) -> list[str]:
 
 
 def describe_recipe(settings: ResolvedSettings, n: int, noun: str) -> list[str]:
-    """Return lines on the recipe of a run on ``n`` images: changed settings, and images per update."""
+    """Return lines on the recipe of a run on ``n`` images: changed settings, a scaled warm-up, images per update."""
     if settings.recipe is None:
         return []
     if settings.recipe not in recipe_names():  # begun by another version
@@ -433,7 +433,9 @@ def describe_recipe(settings: ResolvedSettings, n: int, noun: str) -> list[str]:
     said = f"with {', '.join(changes)}" if changes else "unchanged"
     if not changes and min(settings.batch_size, n) * settings.accumulate != recipe.batch:
         said = f"unchanged but for the {noun} of an update"
-    return [f"recipe {recipe.name} ({recipe.source}), {said}", recipe.update(settings.plain(), n, noun)]
+    plain = settings.plain()
+    lines = [f"recipe {recipe.name} ({recipe.source}), {said}", recipe.scaling(plain), recipe.update(plain, n, noun)]
+    return [line for line in lines if line]
 
 
 def effective(task: Task, epochs: float) -> str:

@@ -287,7 +287,8 @@ def random_kernels(
 ) -> Tensor:
     """Draw kernels [b channels k k] of side ``sizes[which]``, one per convolved channel of an image.
 
-    Weights are normal. ``normal``: around 1/side² with deviation 0.02, which blurs (Beyond Masking, degradation d).
+    Weights are normal. ``normal``: around 1/side² with deviation 0.02, which blurs (Beyond Masking, degradation d; the
+    paper says normal alone, its program has 1/49 and 0.02).
     ``kaiming`` and ``xavier``: around 0, like initial convolutions (appendix A.1, where both fail), with deviation
     sqrt(2 / side²) by He et al. (2015), and sqrt(2 / (side² + side²)) by Glorot and Bengio (2010).
 

@@ -146,8 +146,10 @@ def test_a_head_on_the_projection_end_to_end(tmp_path: Path) -> None:
     assert "the projection's first layer and a linear head on the instance representation" in report.protocol
 
     assert report.rows[0].settings["pooling"] == "instance"
-    with pytest.raises(PatchloomError, match="--head_on projection has a fixed pooling"):
-        evaluate("few-shot", run, "digits", per_class=2, head_on="projection", pooling="class", **QUICK)
+    assert "fresh_norm" not in report.rows[0].settings
+    for name, value in {"pooling": "class", "fresh_norm": True}.items():
+        with pytest.raises(PatchloomError, match=f"--head_on projection .* leave --{name} out"):
+            evaluate("few-shot", run, "digits", per_class=2, head_on="projection", **{name: value}, **QUICK)
 
 
 def test_a_run_without_a_projection_is_refused(tmp_path: Path, tiny_encoder: Path) -> None:

@@ -74,6 +74,19 @@ def test_the_mean_is_normed_afterwards() -> None:
     torch.testing.assert_close(Classifier(with_variant(vit, card), 5, "mean").eval().pooled(IMAGES), expected)
 
 
+def test_a_fresh_norm_knows_nothing_of_the_encoders() -> None:
+    """MAE's program: mean of the patch tokens before the last norm, then a norm that begins at one and zero."""
+    vit, card = encoder()
+    torch.nn.init.normal_(vit.norm.weight)
+    seen = []
+    vit.norm.register_forward_hook(lambda _, given, out: seen.append(given[0]))
+    vit.forward_features(IMAGES)
+    expected = torch.nn.functional.layer_norm(seen[0][:, 1:].mean(1), (32,), eps=1e-6)
+    copy = with_variant(vit, card)
+    torch.testing.assert_close(Classifier(copy, 5, "mean", fresh_norm=True).eval().pooled(IMAGES), expected)
+    assert not Classifier(copy, 5, "mean").eval().pooled(IMAGES).allclose(expected, atol=0.1)
+
+
 @pytest.mark.parametrize("class_token", [True, False])
 def test_relative_positions_begin_as_none_and_are_timms(class_token: bool) -> None:
     vit, card = encoder(options=SMALL | {"class_token": class_token, "qk_norm": True})
@@ -242,8 +255,10 @@ def _weights(run: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("positions", ["auto", "relative"])
 def test_what_is_saved_says_the_same_again(run: Path, tmp_path: Path, positions: str) -> None:
     out = tmp_path / "my.safetensors"
-    report = _tuned(run, positions=positions, pooling="class", max_train=60, blr=0.05, out=str(out))
+    new = {"fresh_norm": positions == "auto", "train_positions": True}
+    report = _tuned(run, positions=positions, pooling="class", max_train=60, blr=0.05, out=str(out), **new)
     model, card = load_classifier(out)
+    assert (model.norm is not None) == card.fresh_norm == (positions == "auto")
     data = open_data("digits")
     found = predict_classes(model, data.test, card.encoder, EvalSettings(device="cpu"))
     assert found.accuracy() == report.rows[0].value and not model.training

@@ -165,8 +165,8 @@ def test_the_report_says_by_which_protocol_and_in_what_it_is_not_the_papers(tiny
     said = evaluate("linear", tiny_encoder, "digits", **QUICK, control=False).protocol
     assert said.startswith("The linear probe of MAE (Table 10): a batch norm without scale and shift, then a linear")
     assert (
-        "Differences from the paper: epochs 3, not 90; crop scale 1, not 0.08; flip false, not true; batch 60, not "
-        "16,384 (there are 60 images), with the rate in proportion. LARS moves the layer"
+        "Differences from the paper: epochs 3, not 90; warmup epochs 0.33, not 10; crop scale 1, not 0.08; flip false, "
+        "not true; batch 60, not 16,384 (there are 60 images), with the rate in proportion. LARS moves the layer"
     ) in said
     assert "blr 0.1, lr 0.0234375, weight decay 0, momentum 0.9" in said.replace("\n", " ")
 
@@ -174,7 +174,8 @@ def test_the_report_says_by_which_protocol_and_in_what_it_is_not_the_papers(tiny
 def test_the_whole_of_the_papers_recipe_is_named_so() -> None:
     for name, (recipe, _) in PROBES.items():
         plan = FitPlan(name, recipe, (recipe.blr,), CARD, SETTINGS, "float32")
-        assert _done(plan, recipe, 1_281_167, False).endswith("the frozen encoder. All values are the paper's.")
+        said = _done(plan, recipe, 1_281_167, False).partition("the frozen encoder. ")[2]
+        assert said.startswith("The recipe's values are the paper's: optimizer, epochs, warmup epochs, batch, blr")
 
 
 def test_a_mean_stands_in_for_a_class_token_that_is_not_there(tmp_path: Path) -> None:

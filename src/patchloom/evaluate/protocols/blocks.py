@@ -27,6 +27,8 @@ _UNUSED = {
     "layer_decay": 1.0,
     "drop_path": 0.0,
     "dropout": 0.0,
+    "fresh_norm": False,  # there always is one behind the blocks
+    "train_positions": False,
 }  # values of a recipe that do not affect a frozen encoder
 
 
@@ -47,8 +49,9 @@ def blocks(
     Args:
         run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
         count: number of blocks.
-        recipe: small (ours), or from a paper: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
-            restore, simmim, extrema, extrema-22k, extrema-few or lut; options below override it.
+        recipe: small (ours), or from a paper: mae, mae-normalized, droppos, mp3, mp3-300, mp3-cifar100,
+            mp3-tiny-imagenet, mp3-speech, restore, simmim, extrema, extrema-22k, extrema-few or lut; options below
+            override it.
         control: control training on an untrained encoder, and on the start of a run with --init or --from.
         precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.
         changes: overrides of the recipe's values.

@@ -58,8 +58,9 @@ def fewshot(
         per_class: number of images per class, instead of a fraction.
         method: finetune or linear; recipe and the following options are for finetune.
         head_on: input of the head: features, or the first layer of the run's projection, as in ExtreMA.
-        recipe: small (ours), or from a paper: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
-            restore, simmim, extrema, extrema-22k, extrema-few or lut; options below override it.
+        recipe: small (ours), or from a paper: mae, mae-normalized, droppos, mp3, mp3-300, mp3-cifar100,
+            mp3-tiny-imagenet, mp3-speech, restore, simmim, extrema, extrema-22k, extrema-few or lut; options below
+            override it.
         positions: position embeddings: keep, fixed, learned, relative or none, as in finetune.
         control: control training from the start of a run with --init or --from, or else from scratch.
         precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.
@@ -81,6 +82,10 @@ def fewshot(
         if idle:
             raise PatchloomError(f"--{idle[0]} applies to --method finetune only: leave it out")
         return _linear(run, vit, card, parts, settings, what)
+    if head_on == "projection":
+        if fixed := [name for name in ("pooling", "fresh_norm") if name in idle]:
+            raise PatchloomError(f"--head_on projection has a fixed pooling and norm: leave --{fixed[0]} out")
+        changes = {**changes, "fresh_norm": False}
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
     variant, classes = variant_of(positions, vit), len(class_names(parts.train))
     row_settings = {"positions": variant, "head_on": head_on, **what}
@@ -88,8 +93,6 @@ def fewshot(
     fresh: dict[str, Any] = {}
     on = "a linear head"
     if head_on == "projection":
-        if "pooling" in idle:
-            raise PatchloomError("--head_on projection has a fixed pooling: leave --pooling out")
         more, fresh = projections(run, card, settings.seed)
         row_settings["pooling"] = more["pooling"]
         on = f"the projection's first layer and a linear head on the {more['pooling']} representation"

@@ -53,8 +53,9 @@ def finetune(
 
     Args:
         run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        recipe: small (ours), or from a paper: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
-            restore, simmim, extrema, extrema-22k, extrema-few or lut; options below override it.
+        recipe: small (ours), or from a paper: mae, mae-normalized, droppos, mp3, mp3-300, mp3-cifar100,
+            mp3-tiny-imagenet, mp3-speech, restore, simmim, extrema, extrema-22k, extrema-few or lut; options below
+            override it.
         positions: position embeddings: keep, fixed (sine-cosine), learned, relative (attention bias) or none; auto is
             keep, or learned for an encoder without positions.
         control: control training from the start of a run with --init or --from, or else from scratch.
@@ -104,7 +105,8 @@ def pretrained_candidate(
             print(f"  {card.name} is not a local file, so its classifier was not saved: use --out FILE")
             return
         trained_on = parts.train.name, parts.test.fingerprint(), settings.seed
-        save_classifier(model, ClassifierCard(card, variant, model.pooling, classes, *trained_on, all_settings), place)
+        own = variant, model.pooling, classes, *trained_on, all_settings, model.norm is not None
+        save_classifier(model, ClassifierCard(card, *own), place)
         print(f"  {card.name}: saved as {place}", flush=True)
 
     return Candidate(
@@ -151,8 +153,9 @@ def classifier_builder(
 
     def build(recipe: Recipe) -> Classifier:
         pool = pooling or recipe.pooling
-        encoder = with_variant(vit, card, variant_of(positions, vit), pool == "class", recipe.drop_path, recipe.dropout)
-        return Classifier(encoder, classes, pool, **deepcopy(parts))
+        rates, trained = (recipe.drop_path, recipe.dropout), recipe.train_positions
+        encoder = with_variant(vit, card, variant_of(positions, vit), pool == "class", *rates, trained)
+        return Classifier(encoder, classes, pool, **deepcopy(parts), fresh_norm=recipe.fresh_norm)
 
     return build
 

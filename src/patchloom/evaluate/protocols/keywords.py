@@ -80,9 +80,9 @@ def keywords(
             folder per word.
         words: keywords, separated by commas (default: the ten of Speech Commands, or all classes of other data).
         labels: stratified fraction of the training recordings to use, such as 0.1.
-        recipe: small (ours), or from a paper: mp3-speech for recordings; mae, droppos, mp3, mp3-cifar100,
-            mp3-tiny-imagenet, restore, simmim, extrema, extrema-22k, extrema-few or lut for images; options
-            below override it.
+        recipe: small (ours), or from a paper: mp3-speech for recordings; mae, mae-normalized, droppos, mp3,
+            mp3-300, mp3-cifar100, mp3-tiny-imagenet, restore, simmim, extrema, extrema-22k, extrema-few or lut for
+            images; options below override it.
         positions: position embeddings: keep, fixed, learned, relative or none, as in finetune.
         control: control training from the start of a run with --init or --from, or else from scratch.
         precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.

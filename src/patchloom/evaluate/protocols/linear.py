@@ -131,7 +131,6 @@ def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
         f"{'excerpts' if plan.recipe.recordings else 'crops'} seen by the frozen encoder."
     )
     now, epochs = {**plan.recipe.plain(), "blr": _or(plan.rates)}, plan.recipe.epochs
-    own = {**own, "warmup_epochs": round(own["warmup_epochs"] * epochs / own["epochs"], 2)}
     # values that do not apply to recordings are described with the recipe
     changed = [name for name in now if now[name] != own.get(name, now[name]) and name not in ("batch", "pooling")]
     differs = [
@@ -144,7 +143,12 @@ def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
     if plan.recipe.pooling != own["pooling"]:
         why = " (there is no class token)" if stands_in else ""
         differs.append(f"pooling {plan.recipe.pooling}, not {own['pooling']}{why}")
-    said += f" Differences from the paper: {'; '.join(differs)}." if differs else " All values are the paper's."
+    values = ", ".join(name.replace("_", " ") for name in now)
+    said += (
+        f" Differences from the paper: {'; '.join(differs)}."
+        if differs
+        else f" The recipe's values are the paper's: {values}."
+    )
     if n * epochs * plan.recipe.blr < _LEAST:
         said += (
             " LARS moves the layer by a small fraction of its norm per step, and these are too few steps to leave the "
