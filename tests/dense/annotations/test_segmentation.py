@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -241,3 +242,22 @@ def test_what_has_no_label_maps(tmp_path):
         open_label_maps(tmp_path / "frame")
     with pytest.raises(PatchloomError, match="frames holds no label maps: put them into labels/"):
         open_label_maps(tmp_path / "frames")
+
+
+def test_label_maps_beside_images_as_they_lie(tmp_path):
+    """The layout of a public set of tiles: CLASS/Imgs/NAME.jpg with CLASS/Imgs/NAME.png."""
+    rng = np.random.default_rng(0)
+    for i in range(8):
+        place = tmp_path / f"MT_{'ab'[i % 2]}" / "Imgs"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (32, 40), np.uint8)).save(place / f"{i}.jpg")
+        mask = np.zeros((32, 40), np.uint8)
+        mask[4 : 4 + i] = 255
+        Image.fromarray(mask).save(place / f"{i}.png")
+    data = open_label_maps(tmp_path)
+    train = data.train
+    assert train.classes == ("background", "foreground") and len(train) == 8
+    for i in range(8):
+        image = Path(train.images.describe(i))
+        assert image.suffix == ".jpg" and int(train.truth(i).sum()) == 40 * int(image.stem)
+    assert sum("few values" in note and "0.png" in note for note in data.notes) == 1

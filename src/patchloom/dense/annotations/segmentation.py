@@ -25,7 +25,14 @@ from patchloom.data.sources.builtin import is_builtin, open_builtin
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.huggingface import Hub, is_hub, splits_of, stored_file
 from patchloom.data.sources.in_memory import DataLike, open_objects
-from patchloom.data.sources.label_maps import Folder, is_map_name, marked_paths, partners, read_folders
+from patchloom.data.sources.label_maps import (
+    Folder,
+    is_map_name,
+    maps_by_values,
+    marked_paths,
+    partners,
+    read_folders,
+)
 from patchloom.data.sources.scandir import list_files, some_images
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.workers import in_threads
@@ -183,10 +190,11 @@ class Layout:
     notes: tuple[str, ...]
 
 
-def layout_of(paths: Sequence[str], name: str) -> Layout:
+def layout_of(root: Path, paths: Sequence[str], name: str) -> Layout:
     """Find the label map of each image by `patchloom.data.sources.label_maps`, within ``train``, ``val`` and ``test``.
 
-    Those marked by their own names count only where no folder is one of label maps.
+    Those marked by their own names count only where no folder is one of label maps, and those recognised by their
+    values only where no name marks any.
     """
     folders = read_folders({path.rpartition("/")[0] for path in paths})
     maps, beside = marked_paths(paths, folders)
@@ -194,6 +202,8 @@ def layout_of(paths: Sequence[str], name: str) -> Layout:
     if not maps:
         unmarked = [path for path in paths if path not in beside]
         maps = {path: "" for path, those in partners(beside, unmarked, folders, parse_part).items() if those}
+    by_values = {} if maps else maps_by_values(root, paths)
+    maps = maps or dict.fromkeys(by_values, "")
     if not maps:
         raise PatchloomError(
             f"{name} holds no label maps: put them into labels/ beside images/, each with the name of its image"
@@ -204,7 +214,8 @@ def layout_of(paths: Sequence[str], name: str) -> Layout:
             f"{name} holds label maps and no images ({limit_examples(maps, len(maps))}): put them into images/"
         )
     one_folder = not any(split[path.rpartition("/")[0]][0] for path in maps)  # holds those of all parts
-    pairs = partners(maps, images, folders, parse_part, ignore_parts=one_folder)
+    pairs = {path: [image] for path, image in by_values.items()}
+    pairs = pairs or partners(maps, images, folders, parse_part, ignore_parts=one_folder)
     of_image: dict[str, list[str]] = {}
     for path, those in pairs.items():
         if len(those) > 1:
@@ -234,6 +245,11 @@ def layout_of(paths: Sequence[str], name: str) -> Layout:
     if TRAIN not in parts and "" not in parts:
         raise PatchloomError(f"{name} has {' and '.join(words.values())} and no train: name a folder so")
     notes = []
+    if by_values:
+        notes.append(
+            f"The {len(by_values):,} label maps are the files that have few values and the name of an image beside "
+            f"them ({limit_examples(sorted(by_values), len(by_values))})"
+        )
     if "" in parts and len(parts) > 1:
         outside = parts.pop("")[0] if TRAIN in parts else []
         notes += _left_out(outside, "image", "in none of the parts")
@@ -698,7 +714,7 @@ def _drawn(source: Source) -> DrawnMaps:
 
 def _open_folder(folder: Path, name: str, ignore: int) -> AnnotatedData[Tensor]:
     with StatusMessage(f"looking for the label maps of {name}"):
-        layout = layout_of([*some_images(list_files(folder), name).paths], name)
+        layout = layout_of(folder, [*some_images(list_files(folder), name).paths], name)
         classes = _classes_of(folder, layout)
     colours = None if classes is None else classes.colours
     maps = {
