@@ -172,6 +172,7 @@ def segment(
     head: Literal["upernet", "linear"] = "upernet",
     positions: PositionChoice = "auto",
     ignore: int = 255,
+    threshold: int | None = None,
     control: bool = True,
     from_scratch: bool = False,
     precision: Precision = "auto",
@@ -195,6 +196,8 @@ def segment(
         positions: position embeddings: keep (the encoder's), fixed (sincos), learned, relative, or none; auto: keep, or
             learned for an encoder without positions. A frozen encoder keeps its own.
         ignore: number in the label maps of pixels that do not count.
+        threshold: number in the label maps from which on pixels are the second of two classes, such as 128 for masks
+            with soft edges; then all pixels count.
         control: whether to train the controls as well.
         from_scratch: whether to train from scratch only.
         precision: precision of the training: float32, or bfloat16 products; auto: bfloat16 if clearly faster.
@@ -215,7 +218,7 @@ def segment(
     label = "linear" if linear else recipe
     asked = dense_recipe(recipe, known, changes, settings.batch_size)
     how = positions, precision, label, _OF_ENCODER if linear else ()
-    setup = set_up(run, lambda: open_label_maps(data, ignore), settings, recipe, asked, *how)
+    setup = set_up(run, lambda: open_label_maps(data, ignore, threshold=threshold), settings, recipe, asked, *how)
     values, classes = setup.recipe, setup.classes
     options: dict[str, Any] = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
 

@@ -74,7 +74,9 @@ _LOSSY_FORMATS = ("JPEG", "MPO", "WEBP")
 _SPREAD = {2: 85, 4: 17}  # what PIL multiplies grey values of so few bits by, to fill 8
 
 
-def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None) -> np.ndarray:
+def read_ids(
+    source: Path | bytes, name: str, colours: np.ndarray | None = None, threshold: int | None = None
+) -> np.ndarray:
     """Read a label map: PNG, TIFF, BMP or GIF of 1 to 16 bits, grey or with a palette, or a ``.npy`` array.
 
     The indices into a palette are the numbers, unless its colours are all in ``colours``, at other places: then the
@@ -85,6 +87,7 @@ def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None)
         source: the file, or its bytes.
         name: name of the file, for messages.
         colours: uint8 [k 3]; a colour-coded map becomes the indices of its colours in this list.
+        threshold: number from which on pixels become 255, and 0 below; then JPEG and grey in three channels are read.
 
     Returns:
         Non-negative numbers of an integer dtype [h w].
@@ -97,14 +100,21 @@ def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None)
             " ".join(str(error).replace(str(source), "it").split()) if isinstance(source, Path) else "it is damaged"
         )
         raise Unreadable(f"{name} cannot be read as a label map: {reason or type(error).__name__}") from error
-    if kind in _LOSSY_FORMATS:
-        raise PatchloomError(f"{name} is of a format that changes numbers to make files small: save label maps as PNG")
-    return _checked(array, name, colours)
+    if kind in _LOSSY_FORMATS and threshold is None:
+        raise _refuse_lossy(name)
+    return _checked(array, name, colours, threshold)
 
 
-def ids_in(array: np.ndarray, name: str) -> np.ndarray:
+def _refuse_lossy(name: str) -> PatchloomError:
+    return PatchloomError(
+        f"{name} is of a format that changes numbers to make files small: save label maps as PNG, or make two classes "
+        "of them by --threshold 128"
+    )
+
+
+def ids_in(array: np.ndarray, name: str, threshold: int | None = None) -> np.ndarray:
     """A label map that is given as an array [h w], as `read_ids` returns it."""
-    return _checked(array, name, None)
+    return _checked(array, name, None, threshold)
 
 
 def _decoded(content: bytes, colours: np.ndarray | None) -> tuple[np.ndarray, str]:
@@ -134,8 +144,9 @@ def _decoded(content: bytes, colours: np.ndarray | None) -> tuple[np.ndarray, st
         return apply_orientation(array, orientation), kind
 
 
-def _checked(array: np.ndarray, name: str, colours: np.ndarray | None) -> np.ndarray:
-    if array.ndim == 3 and array.shape[2] == 1:
+def _checked(array: np.ndarray, name: str, colours: np.ndarray | None, threshold: int | None) -> np.ndarray:
+    grey = array.ndim == 3 and threshold is not None and (array[..., :3] == array[..., :1]).all()
+    if array.ndim == 3 and (array.shape[2] == 1 or grey):
         array = array[..., 0]
     if array.ndim == 3 and array.shape[2] in (3, 4) and array.dtype == np.uint8:
         if colours is not None:
@@ -149,6 +160,8 @@ def _checked(array: np.ndarray, name: str, colours: np.ndarray | None) -> np.nda
         raise PatchloomError(f"{name} has {channels}: a label map has one whole number a pixel")
     if array.dtype.kind == "i" and array.size and array.min() < 0:
         raise PatchloomError(f"{name} holds the number {array.min()}: label maps hold numbers from 0 to 65,535")
+    if threshold is not None:
+        array = np.where(array >= threshold, np.uint8(255), np.uint8(0))
     return array.astype(np.uint8) if array.dtype == np.bool_ else array
 
 
@@ -190,11 +203,11 @@ class Layout:
     notes: tuple[str, ...]
 
 
-def layout_of(root: Path, paths: Sequence[str], name: str) -> Layout:
+def layout_of(root: Path, paths: Sequence[str], name: str, lossy: bool = False) -> Layout:
     """Find the label map of each image by `patchloom.data.sources.label_maps`, within ``train``, ``val`` and ``test``.
 
     Those marked by their own names count only where no folder is one of label maps, and those recognised by their
-    values only where no name marks any.
+    values only where no name marks any. ``lossy`` allows JPEG.
     """
     folders = read_folders({path.rpartition("/")[0] for path in paths})
     maps, beside = marked_paths(paths, folders)
@@ -232,10 +245,8 @@ def layout_of(root: Path, paths: Sequence[str], name: str) -> Layout:
     parts: dict[str, tuple[list[str], list[str]]] = {}
     words: dict[str, str] = {}
     for image, label in chosen.items():
-        if label.lower().endswith(_LOSSY_SUFFIXES):
-            raise PatchloomError(
-                f"{label} is of a format that changes numbers to make files small: save label maps as PNG"
-            )
+        if label.lower().endswith(_LOSSY_SUFFIXES) and not lossy:
+            raise _refuse_lossy(label)
         part, word = split[image.rpartition("/")[0]]
         those, labels = parts.setdefault(part, ([], []))
         those.append(image)
@@ -295,9 +306,11 @@ class StoredMaps(ABC):
 
     Attributes:
         images: the images.
+        threshold: for `read_ids`.
     """
 
     images: Source
+    threshold: int | None = None
 
     @abstractmethod
     def ids(self, i: int) -> np.ndarray:
@@ -334,7 +347,7 @@ class FileMaps(StoredMaps):
         self.images, self.labels, self.colours = images, labels, colours
 
     def ids(self, i: int) -> np.ndarray:
-        return read_ids(Path(self.describe(i)), self.describe(i), self.colours)
+        return read_ids(Path(self.describe(i)), self.describe(i), self.colours, self.threshold)
 
     def describe(self, i: int) -> str:
         return self.labels.describe(i)
@@ -367,7 +380,7 @@ def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
         Rows of image, number and pixels, int64 [m 3], sorted.
     """
     stamp = maps.stamp()
-    place = None if stamp is None else cache_root() / "label_maps" / digest([_FORMAT, stamp])
+    place = None if stamp is None else cache_root() / "label_maps" / digest([_FORMAT, stamp, str(maps.threshold)])
     known = None if place is None else _read(place)
     if known is not None:
         return known
@@ -433,6 +446,8 @@ def _read(place: Path) -> np.ndarray | None:
 
 _NUMBERS = 2**16  # that a label map may hold
 _UNKNOWN = -2  # for those that are neither a class nor ignored
+# smoothed masks: ranges of numbers, least distance of the ends, share of the pixels there, numbers in a median map
+_RANGES, _SMOOTHED, _ENDS, _EDGE = 16, 63, 0.8, 6
 
 
 class LabelMaps(Annotated[Tensor]):
@@ -482,6 +497,7 @@ class LabelMaps(Annotated[Tensor]):
 
     def fingerprint(self) -> str:
         about = [*self.classes, *map(str, self.ids), str(self.ignored)]
+        about += [] if self.maps.threshold is None else [f"from {self.maps.threshold}"]
         return digest([self.images.fingerprint(), self.maps.fingerprint(), *about])
 
 
@@ -535,8 +551,8 @@ class GivenMaps(StoredMaps):
     def ids(self, i: int) -> np.ndarray:
         label = self.labels[i]
         if isinstance(label, str | os.PathLike):
-            return read_ids(Path(label).expanduser(), self.describe(i))
-        return ids_in(np.asarray(label), self.describe(i))
+            return read_ids(Path(label).expanduser(), self.describe(i), threshold=self.threshold)
+        return ids_in(np.asarray(label), self.describe(i), self.threshold)
 
     def describe(self, i: int) -> str:
         label = self.labels[i]
@@ -597,7 +613,7 @@ class HubMaps(StoredMaps):
     def ids(self, i: int) -> np.ndarray:
         row, name = int(self.rows[i]), self.describe(i)
         stored = stored_file(self.labels, self.column, row, name)
-        return read_ids(stored if isinstance(stored, bytes) else Path(stored), name, self.colours)
+        return read_ids(stored if isinstance(stored, bytes) else Path(stored), name, self.colours, self.threshold)
 
     def describe(self, i: int) -> str:
         return f"{self.column} of {self.images.describe(i)}"
@@ -667,17 +683,29 @@ _KINDS = "give a folder of images/ and labels/, hf:FOLDER, shapes, or pairs of a
 
 
 @validate_arguments
-def open_label_maps(data: DataLike, ignore: int = 255, seed: int = 0) -> AnnotatedData[Tensor]:
+def open_label_maps(
+    data: DataLike, ignore: int = 255, seed: int = 0, threshold: int | None = None
+) -> AnnotatedData[Tensor]:
     """Open images with label maps. All label maps are read, so that errors are found before training.
 
     A part called val is used for validation if there is a test part, and for testing otherwise. Images without a pixel
     that counts are left out.
+
+    Args:
+        data: images with label maps.
+        ignore: number of pixels that do not count.
+        seed: random seed of drawn images.
+        threshold: number from which on pixels are the second of two classes; then all pixels count.
     """
+    if threshold is not None and ignore not in (-1, 255):
+        raise PatchloomError(f"--ignore {ignore} has no effect with --threshold, where all pixels count: leave it out")
     if (drawn := _shapes_of(data, seed)) is not None:
+        if threshold is not None:
+            raise PatchloomError("shapes has label maps of ten classes: leave out --threshold")
         return drawn
     if is_pairs(data):
         given, words = given_maps(data)
-        return assemble_label_maps("the pairs given in Python", given, words, None, ignore, ())
+        return assemble_label_maps("the pairs given in Python", given, words, None, ignore, (), threshold)
     if not isinstance(data, str | os.PathLike):
         raise PatchloomError(f"these images have no label maps: {_KINDS}")
     name = os.fspath(data)
@@ -685,10 +713,10 @@ def open_label_maps(data: DataLike, ignore: int = 255, seed: int = 0) -> Annotat
         listed = Path(name.partition(":")[2]).expanduser() / CLASSES
         classes = read_classes(listed) if listed.is_file() else None
         maps, words, notes = hub_maps(name, None if classes is None else classes.colours)
-        return assemble_label_maps(name, maps, words, classes, ignore, notes)
+        return assemble_label_maps(name, maps, words, classes, ignore, notes, threshold)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return _open_folder(folder, name, ignore)
+        return _open_folder(folder, name, ignore, threshold)
     near = similar(folder)
     raise PatchloomError(f"{name} does not exist: did you mean {near}?" if near else f"{name} is no folder: {_KINDS}")
 
@@ -712,9 +740,10 @@ def _drawn(source: Source) -> DrawnMaps:
     return DrawnMaps(source)
 
 
-def _open_folder(folder: Path, name: str, ignore: int) -> AnnotatedData[Tensor]:
+def _open_folder(folder: Path, name: str, ignore: int, threshold: int | None) -> AnnotatedData[Tensor]:
     with StatusMessage(f"looking for the label maps of {name}"):
-        layout = layout_of(folder, [*some_images(list_files(folder), name).paths], name)
+        paths = [*some_images(list_files(folder), name).paths]
+        layout = layout_of(folder, paths, name, lossy=threshold is not None)
         classes = _classes_of(folder, layout)
     colours = None if classes is None else classes.colours
     maps = {
@@ -722,7 +751,7 @@ def _open_folder(folder: Path, name: str, ignore: int) -> AnnotatedData[Tensor]:
         for part, (images, labels) in layout.parts.items()
     }
     ade = (layout.words.get(TRAIN), layout.words.get(VALIDATION)) == ("training", "validation")
-    return assemble_label_maps(name, maps, layout.words, classes, ignore, layout.notes, ade)
+    return assemble_label_maps(name, maps, layout.words, classes, ignore, layout.notes, threshold, ade)
 
 
 def _classes_of(folder: Path, layout: Layout) -> ClassList | None:
@@ -740,18 +769,35 @@ def assemble_label_maps(
     classes: ClassList | None,
     ignore: int,
     notes: Collection[str],
+    threshold: int | None,
     ade: bool = False,
 ) -> AnnotatedData[Tensor]:
     """Look at all label maps, and make the data of them."""
     said, ignored = [*notes], {ignore}
+    for one in maps.values():
+        one.threshold = threshold
     rows = {part: ids_of(one, f"{name} {words[part]}".strip()) for part, one in maps.items()}
     numbers = np.unique(np.concatenate([found[:, 1] for found in rows.values()])).tolist()
+    if threshold is not None:
+        if len(numbers) < 2:
+            where = "from it on" if numbers[0] else "below it"
+            raise PatchloomError(f"--threshold {threshold} makes one class of {name}, as all numbers are {where}")
+        if classes is not None and len(classes.names) != 2:
+            raise PatchloomError(
+                f"--threshold makes two classes, and {classes.source} names {len(classes.names)}: leave out one of them"
+            )
+        said.append(f"{name}: numbers from {threshold} on are one class (255), and those below are the other (0)")
+        ignored, ignore = set(), 255
+        classes = None if classes is None else ClassList(classes.names, (0, 255), None, classes.source)
+    elif classes is None:
+        _refuse_smoothed(name, np.concatenate([*rows.values()]))
     if known := _ade_classes(classes, numbers[-1], ade):
         classes, ignored = known, {ignore, 0}
         said.append(f"{name} is taken for ADE20K: 0 does not count, and 1 to {ADE_COUNT} are the classes")
     if ignore == 255 and numbers == [0, 255]:  # the commonest masks of two classes
         ignored = set()
-        said.append(f"{name} holds 0 and 255 alone: both are classes, and all pixels count")
+        if threshold is None:
+            said.append(f"{name} holds 0 and 255 alone: both are classes, and all pixels count")
         if classes is None:
             # where 0 has fewer pixels, it may well be the structure
             pixels = [sum(int(found[found[:, 1] == n, 2].sum()) for found in rows.values()) for n in numbers]
@@ -780,6 +826,26 @@ def assemble_label_maps(
     becomes, renamed = named_parts({part: len(one) for part, one in parts.items()})
     by_name = {becomes[part]: one for part, one in parts.items()}
     return AnnotatedData(by_name[TRAIN], by_name.get(VALIDATION), by_name.get(TEST), (*said, *renamed))
+
+
+def _refuse_smoothed(name: str, rows: np.ndarray) -> None:
+    """Refuse label maps of many numbers that look like masks of two values with soft edges; ``rows`` as of `ids_of`."""
+    numbers, pixels = rows[:, 1], rows[:, 2]
+    low, high = int(numbers.min()), int(numbers.max())
+    # pixels in equal ranges of the numbers: a mask with soft edges has most at both ends, and some everywhere between
+    ranges = np.bincount((numbers - low) * _RANGES // (high - low + 1), pixels, minlength=_RANGES)
+    ends, between = ranges[[0, -1]].sum() / ranges.sum(), ranges[1:-1]
+    each = np.unique(rows[:, 0], return_counts=True)[1]
+    several = each[each > 1]  # a map of classes has few numbers, and a soft edge many
+    soft = high - low >= _SMOOTHED and ends >= _ENDS and ranges[-1] > between.max() and (between == 0).sum() <= 1
+    if not soft or not len(several) or np.median(several) < _EDGE:
+        return
+    middle = 128 if 192 <= high <= 255 else (low + high + 1) // 2
+    raise PatchloomError(
+        f"label maps of {name} hold {len(np.unique(numbers)):,} numbers from {low} to {high}, and {ends:.0%} of the "
+        f"pixels are near these two, so they look like a mask of two values, smoothed: --threshold {middle} makes them "
+        f"so (if they are classes, name them in {CLASSES})"
+    )
 
 
 def _ade_classes(classes: ClassList | None, largest: int, ade: bool) -> ClassList | None:
