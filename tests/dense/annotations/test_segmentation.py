@@ -155,6 +155,29 @@ def test_sizes_have_to_agree_as_images_are_turned(tmp_path):
     assert open_label_maps(folder).train.truth(1).shape == (10, 8)
 
 
+def turned(path, orientation):
+    exif = Image.Exif()
+    exif[274] = orientation
+    Image.fromarray(np.asarray(Image.open(path))).save(path, exif=exif)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_that_exif_turns_and_their_label_maps_as_stored(tmp_path, orientation):
+    folder = labelled(tmp_path, {"a": ids(0, 1), "b": ids(0, 1), "c": ids(1, 0)})
+    turned(folder / "images/b.jpg", orientation)
+    if orientation > 4:
+        with pytest.raises(PatchloomError, match=r"b.png is the label map .* as stored \(10 x 8\), but its EXIF"):
+            open_label_maps(folder)
+    else:
+        for _ in range(2):  # from the files, and from the cache
+            told = [note for note in open_label_maps(folder).notes if "EXIF" in note]
+            assert len(told) == (orientation > 1) and all("1 of 3" in note and "b.jpg" in note for note in told)
+    turned(folder / "labels/b.png", orientation)  # turned as its image is
+    data = open_label_maps(folder)
+    assert not any("EXIF" in note for note in data.notes)
+    assert data.train.truth(1).shape == data.train.images.read(1).shape[1:]
+
+
 @pytest.mark.parametrize(
     "maps, others, said",
     [

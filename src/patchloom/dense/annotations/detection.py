@@ -26,10 +26,12 @@ from patchloom.dense.annotations.base import (
     AnnotatedData,
     Header,
     Objects,
+    as_stored,
     count_images,
     header_of,
     is_role,
     named_parts,
+    note_on_turned,
     parse_part,
 )
 from patchloom.dense.annotations.boxes import (
@@ -288,12 +290,7 @@ def _headers(part: AnnotatedFiles) -> tuple[list[Header | None], list[str]]:
         if those:
             names = limit_examples(map(part.images.describe, those), len(those))
             notes.append(f"{len(those):,} of {len(headers):,} images {what}, and are left out ({names})")
-    if turned:
-        names = limit_examples(map(part.images.describe, turned), len(turned))
-        notes.append(
-            f"{len(turned):,} of {len(headers):,} images are turned by their EXIF orientation: their boxes are taken "
-            f"to be those of the upright image ({names})"
-        )
+    notes += note_on_turned([part.images.describe(i) for i in turned], len(headers), "boxes")
     return headers, notes
 
 
@@ -303,10 +300,7 @@ def _compare(sheet: ImageAnnotation, header: Header, image: str) -> None:
         return
     (h, w), (have_h, have_w) = sheet.size, header.size
     if header.swapped and sheet.size == (have_w, have_h):
-        raise PatchloomError(
-            f"{sheet.file} has boxes of {image} as stored ({w} x {h}), but its EXIF orientation makes it "
-            f"{have_w} x {have_h}: remove that tag (exiftool -Orientation= FILE), or annotate the upright image"
-        )
+        raise as_stored(f"{sheet.file} has boxes", image, header.size)
     raise PatchloomError(
         f"{sheet.file} says that {image} has {w} x {h} pixels, but it has {have_w} x {have_h}: put the image that was "
         "annotated in its place, or annotate this one"

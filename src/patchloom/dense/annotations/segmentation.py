@@ -48,8 +48,11 @@ from patchloom.dense.annotations.base import (
     AnnotatedData,
     AnnotatedSubset,
     ClassList,
+    Header,
+    as_stored,
     header_of,
     named_parts,
+    note_on_turned,
     numbered_classes,
     orientation_of,
     parse_part,
@@ -298,7 +301,7 @@ def _chosen(image: str, maps: Sequence[str]) -> str:
 # Images with their label maps as they are stored, wherever they lie, and one look at all of them before training.
 
 
-_FORMAT = "label maps 1"  # to be raised with changes of the code that reads label maps
+_FORMAT = "label maps 2"  # to be raised with changes of the code that reads label maps
 
 
 class StoredMaps(ABC):
@@ -310,11 +313,12 @@ class StoredMaps(ABC):
     """
 
     images: Source
+    colours: np.ndarray | None = None
     threshold: int | None = None
 
     @abstractmethod
-    def ids(self, i: int) -> np.ndarray:
-        """The numbers in the label map of image i, of an integer dtype [h w], as `read_ids` says."""
+    def stored(self, i: int) -> Any:
+        """Return the label map of image i as a path, the bytes of a file, or an array [h w]."""
 
     @abstractmethod
     def describe(self, i: int) -> str:
@@ -328,10 +332,26 @@ class StoredMaps(ABC):
         """Return a stamp of images and label maps, as `Source.stamp` does."""
         return None
 
-    def image_size(self, i: int) -> tuple[int, int]:
-        """(h, w) of image i."""
+    def header(self, i: int) -> Header:
+        """Return the header of image i."""
         height, width = self.images.read(i).shape[1:]
-        return height, width
+        return Header((height, width))
+
+    def ids(self, i: int) -> np.ndarray:
+        """Return the numbers in the label map of image i, of an integer dtype [h w], as `read_ids` says."""
+        stored = self.stored(i)
+        if isinstance(stored, bytes | Path):
+            return read_ids(stored, self.describe(i), self.colours, self.threshold)
+        return ids_in(np.asarray(stored), self.describe(i), self.threshold)
+
+    def is_turned(self, i: int) -> bool:
+        """Return whether the label map of image i has an EXIF orientation of its own."""
+        stored = self.stored(i)
+        try:
+            with silence_decoders(), open_pillow(stored if isinstance(stored, Path) else BytesIO(stored)) as image:
+                return orientation_of(image) != 1
+        except Exception:  # an array, or a file without such a tag
+            return False
 
 
 class FileMaps(StoredMaps):
@@ -346,8 +366,8 @@ class FileMaps(StoredMaps):
     def __init__(self, images: Files, labels: Files, colours: np.ndarray | None) -> None:
         self.images, self.labels, self.colours = images, labels, colours
 
-    def ids(self, i: int) -> np.ndarray:
-        return read_ids(Path(self.describe(i)), self.describe(i), self.colours, self.threshold)
+    def stored(self, i: int) -> Path:
+        return Path(self.describe(i))
 
     def describe(self, i: int) -> str:
         return self.labels.describe(i)
@@ -359,14 +379,14 @@ class FileMaps(StoredMaps):
         colours = "" if self.colours is None else str(self.colours.tolist())
         return digest([str(self.images.stamp()), self.labels.stamp(), colours])
 
-    def image_size(self, i: int) -> tuple[int, int]:
-        return read_image_size(Path(self.images.describe(i)), self.images.describe(i))
+    def header(self, i: int) -> Header:
+        return read_header(Path(self.images.describe(i)), self.images.describe(i))
 
 
-def read_image_size(stored: Path | bytes, name: str) -> tuple[int, int]:
-    """(h, w) of an image by the head of its file."""
+def read_header(stored: Path | bytes, name: str) -> Header:
+    """Return the header of an image file."""
     try:
-        return header_of(stored, name).size
+        return header_of(stored, name)
     except FileNotFoundError as problem:
         raise Unreadable(f"{name} is not there") from problem
 
@@ -377,7 +397,8 @@ def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
     All problems are found before anything is trained. The result is cached until a file changes.
 
     Returns:
-        Rows of image, number and pixels, int64 [m 3], sorted.
+        Rows of image, number, pixels, and whether the image but not its label map is turned by EXIF, int64 [m 4],
+        sorted.
     """
     stamp = maps.stamp()
     place = None if stamp is None else cache_root() / "label_maps" / digest([_FORMAT, stamp, str(maps.threshold)])
@@ -410,10 +431,12 @@ def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
 
 
 def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
-    """Return the numbers of a label map with their pixel counts, int64 [m 2], or the error."""
+    """Return a label map's numbers, pixel counts and whether its image alone is turned, int64 [m 3]; or the error."""
     try:
         ids = maps.ids(i)
-        size = maps.image_size(i)
+        header = maps.header(i)
+        turned = header.turned and not maps.is_turned(i)
+        size = header.size
         if size != ids.shape:  # a head may tell another size than what decoding makes of the file
             _, h, w = maps.images.read(i).shape
             size = h, w
@@ -421,6 +444,8 @@ def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
         return problem
     if size != ids.shape:
         (h, w), (height, width) = ids.shape, size
+        if header.swapped and size == (w, h):
+            return as_stored(f"{maps.describe(i)} is the label map", maps.images.describe(i), size)
         return PatchloomError(
             f"{maps.describe(i)} has {h} x {w} pixels and its image {maps.images.describe(i)} {height} x {width}: "
             "label maps have the size of their images"
@@ -429,7 +454,7 @@ def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
         return PatchloomError(f"{maps.describe(i)} holds the number {ids.max()}: label maps hold numbers up to 65,535")
     counts = np.bincount(ids.ravel())
     numbers = np.flatnonzero(counts)
-    return np.stack([numbers, counts[numbers]], axis=1).astype(np.int64)
+    return np.stack([numbers, counts[numbers], np.full_like(numbers, turned)], axis=1).astype(np.int64)
 
 
 def _read(place: Path) -> np.ndarray | None:
@@ -438,7 +463,7 @@ def _read(place: Path) -> np.ndarray | None:
         content = strip_checksum(place.read_bytes())
     except OSError:
         return None
-    return None if content is None or len(content) % 24 else np.frombuffer(content, np.int64).reshape(-1, 3)
+    return None if content is None or len(content) % 32 else np.frombuffer(content, np.int64).reshape(-1, 4)
 
 
 # Images with a class for each pixel.
@@ -486,7 +511,7 @@ class LabelMaps(Annotated[Tensor]):
         return torch.from_numpy(numbers)
 
     def size(self, i: int) -> tuple[int, int]:
-        return self.maps.image_size(i)
+        return self.maps.header(i).size
 
     def _unknown(self, i: int, number: int, files: int) -> PatchloomError:
         more = f" ({files - 1:,} more hold such numbers)" if files > 1 else ""
@@ -548,11 +573,9 @@ class GivenMaps(StoredMaps):
     def __init__(self, images: Source, labels: Sequence[Any]) -> None:
         self.images, self.labels = images, labels
 
-    def ids(self, i: int) -> np.ndarray:
+    def stored(self, i: int) -> Any:
         label = self.labels[i]
-        if isinstance(label, str | os.PathLike):
-            return read_ids(Path(label).expanduser(), self.describe(i), threshold=self.threshold)
-        return ids_in(np.asarray(label), self.describe(i), self.threshold)
+        return Path(label).expanduser() if isinstance(label, str | os.PathLike) else label
 
     def describe(self, i: int) -> str:
         label = self.labels[i]
@@ -610,10 +633,9 @@ class HubMaps(StoredMaps):
             raise PatchloomError(f"{whole.name} {whole.split} has no label map in the column {column}: fill it")
         self.images = whole.subset(self.rows) if len(self.lacking) else whole
 
-    def ids(self, i: int) -> np.ndarray:
-        row, name = int(self.rows[i]), self.describe(i)
-        stored = stored_file(self.labels, self.column, row, name)
-        return read_ids(stored if isinstance(stored, bytes) else Path(stored), name, self.colours, self.threshold)
+    def stored(self, i: int) -> Path | bytes:
+        stored = stored_file(self.labels, self.column, int(self.rows[i]), self.describe(i))
+        return stored if isinstance(stored, bytes) else Path(stored)
 
     def describe(self, i: int) -> str:
         return f"{self.column} of {self.images.describe(i)}"
@@ -628,9 +650,9 @@ class HubMaps(StoredMaps):
             return None
         return digest([stamp, self.column, "" if self.colours is None else str(self.colours.tolist())])
 
-    def image_size(self, i: int) -> tuple[int, int]:
+    def header(self, i: int) -> Header:
         stored = self.whole.stored(int(self.rows[i]))
-        return read_image_size(stored if isinstance(stored, bytes) else Path(stored), self.images.describe(i))
+        return read_header(stored if isinstance(stored, bytes) else Path(stored), self.images.describe(i))
 
 
 def hub_maps(name: str, colours: np.ndarray | None = None) -> tuple[dict[str, HubMaps], dict[str, str], list[str]]:
@@ -777,6 +799,8 @@ def assemble_label_maps(
     for one in maps.values():
         one.threshold = threshold
     rows = {part: ids_of(one, f"{name} {words[part]}".strip()) for part, one in maps.items()}
+    turned = [maps[part].images.describe(i) for part, one in rows.items() for i in np.unique(one[one[:, 3] > 0, 0])]
+    said += note_on_turned(turned, sum(len(one.images) for one in maps.values()), "label maps")
     numbers = np.unique(np.concatenate([found[:, 1] for found in rows.values()])).tolist()
     if threshold is not None:
         if len(numbers) < 2:
