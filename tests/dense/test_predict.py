@@ -230,7 +230,7 @@ def test_what_is_no_model_is_told_what_makes_one(segmenter, photos, tmp_path):
     with pytest.raises(PatchloomError, match="could be read, beginning with .*broken.jpg"):
         patchloom.predict(segmenter, photos / "broken.jpg", out=tmp_path / "out")
     np.save(tmp_path / "five.npy", np.zeros((32, 32, 5), np.uint8))
-    with pytest.raises(PatchloomError, match="five.npy: an image has 5 channels where 3 are expected"):
+    with pytest.raises(PatchloomError, match="five.npy has 5 channels where 3 are expected"):
         patchloom.predict(segmenter, tmp_path / "five.npy", out=tmp_path / "five")
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from patchloom.arguments import takes_recipe
-from patchloom.data.decode import to_channels
 from patchloom.data.loader import Batch
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
@@ -258,7 +257,7 @@ def _drawings(
     ]
     rows = []
     for i in best_and_worst(scores):
-        image = to_channels(test.images.read(i), len(setup.card.mean))
+        image = test.images.read_as(i, len(setup.card.mean))
         answer = found[i]
         assert answer is not None
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} AP"

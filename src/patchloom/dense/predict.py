@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
-from patchloom.data.decode import Unreadable, to_channels
+from patchloom.data.decode import Unreadable
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.glob import is_single, open_images
 from patchloom.data.sources.in_memory import DataLike
@@ -359,16 +359,11 @@ def _read(
 ) -> Iterator[tuple[str, Tensor]]:
     """Names and images [channels h w]; those that cannot be read are left out. Both are listed."""
     for name in track_progress(names, len(names), what):
-        described = name.source.describe(name.index)
         try:
-            image = name.source.read(name.index)
+            image = name.source.read_as(name.index, channels)
         except Unreadable:
-            unreadable.append(described)
+            unreadable.append(name.source.describe(name.index))
             continue
-        try:
-            image = to_channels(image, channels)
-        except PatchloomError as problem:
-            raise PatchloomError(f"{described}: {problem}") from problem
         read.append(name.out)
         yield name.out, image
 

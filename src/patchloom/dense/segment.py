@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.arguments import takes_recipe
-from patchloom.data.decode import to_channels
 from patchloom.data.loader import Batch
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
@@ -302,7 +301,7 @@ def _drawings(model: Segmenter, each: Tensor, setup: Setup[Tensor, ResolvedSegme
     test, card = setup.parts.test, setup.card
     rows = []
     for i in best_and_worst(scores):
-        image = to_channels(test.images.read(i), model.channels)
+        image = test.images.read_as(i, model.channels)
         answer = segment_image(model.cpu(), image, card.mean, card.std, setup.recipe.resized)
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} mIoU"
         rows.append(MapRow(image, test.truth(i), answer, title))
