@@ -116,6 +116,16 @@ class AnnotatedSubset(Annotated[T]):
         return digest(chain([self.whole.fingerprint()], map(str, self.indices)))
 
 
+def base_of(annotated: Annotated[T]) -> tuple[Annotated[T], np.ndarray]:
+    """Return the data that images are a subset of, and their indices."""
+    chosen = np.arange(len(annotated))
+    whole = annotated
+    while isinstance(whole, AnnotatedSubset):
+        chosen = whole.indices[chosen]
+        whole = whole.whole
+    return whole, chosen
+
+
 @dataclass(frozen=True)
 class AnnotatedData(Generic[T]):
     """The parts into which annotated images come.

@@ -177,7 +177,7 @@ def check_annotations(found: Annotations) -> AnnotatedData[Objects]:
     masks, notes = _outlined(found)
     parts: dict[str, BoxedImages] = {}
     for name, part in found.parts.items():
-        parts[name], said = _boxed(part, found.classes, masks)
+        parts[name], said = _boxed(part, found, masks)
         before = f"{name.capitalize()}: " if len(found.parts) > 1 else ""
         notes += [f"{before}{sentence}" for sentence in said]
     if TRAIN not in parts:
@@ -220,7 +220,7 @@ def _outlined(found: Annotations) -> tuple[bool, list[str]]:
     ]
 
 
-def _boxed(part: AnnotatedFiles, classes: tuple[str, ...], masks: bool) -> tuple[BoxedImages, list[str]]:
+def _boxed(part: AnnotatedFiles, found: Annotations, masks: bool) -> tuple[BoxedImages, list[str]]:
     """The images of a part that are there, with their objects, and notes."""
     headers, notes = _headers(part)
     there = {i: header for i, header in enumerate(headers) if header is not None}
@@ -251,7 +251,7 @@ def _boxed(part: AnnotatedFiles, classes: tuple[str, ...], masks: bool) -> tuple
         outlines = PackedStrings([text for text, good in zip(texts, fine, strict=True) if good])
     counts = np.bincount(owner[fine], minlength=len(sheets)).astype(np.int64)
     packed = boxes[fine].astype(np.float32), labels[fine], crowd[fine]
-    return BoxedImages(images, classes, sizes, counts, *packed, outlines), notes
+    return BoxedImages(images, found.classes, sizes, counts, *packed, outlines, found.ids), notes
 
 
 def _headers(part: AnnotatedFiles) -> tuple[list[Header | None], list[str]]:

@@ -46,10 +46,10 @@ from patchloom.dense.annotations.base import (
     VALIDATION,
     Annotated,
     AnnotatedData,
-    AnnotatedSubset,
     ClassList,
     Header,
     as_stored,
+    base_of,
     header_of,
     named_parts,
     note_on_turned,
@@ -528,7 +528,7 @@ class LabelMaps(Annotated[Tensor]):
 
 def class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
     """Pixels of each class in all images, int64 [k]."""
-    whole, chosen = _base_of(annotated)
+    whole, chosen = base_of(annotated)
     if isinstance(whole, LabelMaps):
         return np.asarray(whole.counts[chosen].sum(0))
     counts = np.zeros(len(annotated.classes), np.int64)
@@ -542,18 +542,8 @@ def class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
 
 def class_ids(annotated: Annotated[Tensor]) -> tuple[int, ...]:
     """Return the number of each class in the stored label maps, to write predictions in the same way."""
-    whole, _ = _base_of(annotated)
+    whole, _ = base_of(annotated)
     return whole.ids if isinstance(whole, LabelMaps) else tuple(range(len(annotated.classes)))
-
-
-def _base_of(annotated: Annotated[Tensor]) -> tuple[Annotated[Tensor], np.ndarray]:
-    """Return the data that images are a subset of, and their indices."""
-    chosen = np.arange(len(annotated))
-    whole = annotated
-    while isinstance(whole, AnnotatedSubset):
-        chosen = whole.indices[chosen]
-        whole = whole.whole
-    return whole, chosen
 
 
 # Images with label maps that a program gives: pairs of arrays or paths.
