@@ -15,6 +15,7 @@ from patchloom.data.decode import EXTRAS, IMAGE_SUFFIXES, LOOK_ALIKES, SOUND_SUF
 from patchloom.data.sources.files import PackedStrings
 from patchloom.errors import PatchloomError, pip_install
 
+_ARCHIVES = frozenset(".zip .7z .rar .tar .tgz .gz .bz2 .xz .zst".split())
 _RUNS = ("requested.yaml", "config.yaml"), ("compare.yaml", "comparison.csv")  # files of a run, of a comparison
 # folders in which other programs keep thumbnails, previews, deleted or recovered files: the ends of their paths
 _FOREIGN = re.compile(
@@ -229,7 +230,7 @@ def _note_on_formats(listings: Mapping[str, Listing]) -> list[str]:
     examples: list[str] = []
     for before, listed in listings.items():
         for suffix, some in listed.others.items():
-            if suffix in LOOK_ALIKES or suffix in EXTRAS:
+            if suffix in LOOK_ALIKES or suffix in EXTRAS or suffix in _ARCHIVES:
                 counts[suffix] = counts.get(suffix, 0) + some.count
                 examples += [before + path for path in some.examples]
     if not counts:
@@ -255,5 +256,7 @@ def count_files_were(count: int) -> str:
 
 
 def _with_remedy(suffix: str) -> str:
+    if suffix in _ARCHIVES:
+        return f"{suffix} (unpack to read)"
     extra = EXTRAS.get(suffix)
     return (suffix or "no suffix") if extra is None else f"{suffix} ({pip_install(extra)} to read them)"
