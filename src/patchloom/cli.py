@@ -114,9 +114,9 @@ HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
 }
 # options in no group come last, under the name of the verb's own group
 _GROUPS = {
-    "data": "images max_train labels few per_class ignore masks img_size size side scale crop_scale flip color "
-    "held_out knn_k knn_gallery group channels normalization cache seconds rate features bins words shift noise_share "
-    "noise_volume",
+    "data": "images max_train labels few per_class ignore threshold masks img_size size side scale crop_scale flip "
+    "color held_out knn_k knn_gallery group channels normalization cache seconds rate features bins words shift "
+    "noise_share noise_volume",
     "model": "model head heads head_width window patch_size positions initialization init from_run adapt train_blocks "
     "lora_rank lora_on heads_first anchor",
     "task": "recipe task tasks beside",

@@ -155,7 +155,7 @@ def test_too_many_unreadable_images_end_the_run_with_a_sentence(workers):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_wrong_channels_name_the_image(workers):
-    with pytest.raises(PatchloomError, match="^holed #0: an image has 1 channels where 5") as caught:
+    with pytest.raises(PatchloomError, match="^holed #0 has 1 channel where 5") as caught:
         list(plain_batches(Holed(3), (8, 8), 2, workers, channels=5))
     assert "\n" not in str(caught.value)
 

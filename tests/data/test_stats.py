@@ -5,9 +5,12 @@ import pytest
 import torch
 from PIL import Image
 
+from patchloom.audio.config import Sound
+from patchloom.data.augment import RandomCrop
+from patchloom.data.loader import training_batches
 from patchloom.data.sources.open import open_data
 from patchloom.data.sources.synthetic import Shapes
-from patchloom.data.stats import channels_of, input_notes, normalize, statistics_of
+from patchloom.data.stats import channels_of, input_notes, measure, normalize, statistics_of
 from patchloom.errors import PatchloomError
 
 
@@ -85,3 +88,19 @@ def test_normalize():
     kept = floats.clone()
     torch.testing.assert_close(normalize(floats, (0.2, 0.6), (0.5, 0.1)), expected)
     assert torch.equal(floats, kept) and normalize(floats.half(), (0.2, 0.6), (0.5, 0.1)).dtype == torch.float32
+
+
+def test_one_image_of_other_channels_is_named(tmp_path, draw):
+    for i in range(400):
+        draw(f"{i:03}.png")
+    np.save(tmp_path / "123.npy", np.zeros((8, 10, 5), np.uint8))
+    source = open_data(tmp_path).train
+    with pytest.raises(PatchloomError, match=r"mixes images of 3 channels .*000.png.* and of 5 \(.*123.npy\): move"):
+        measure(source, "auto", Sound())
+    with pytest.raises(PatchloomError, match=r"123.npy has 5 channels where 3 are expected"):
+        measure(source, "auto", Sound(), sample=50)
+        [*training_batches(source, RandomCrop((8, 8)), 8, 0, 0, 50)]
+    five = source.subset([123])
+    with pytest.raises(PatchloomError, match="--channels 3 does not fit .*, whose images have 5: leave it out"):
+        measure(five, 3, Sound())
+    assert measure(five, 5, Sound())[0] == measure(five, "auto", Sound())[0] == 5

@@ -10,13 +10,16 @@ import torch
 from dense_models import CLASSES, DETECTOR, SEGMENTER, SIZES, a_model
 from PIL import Image
 from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 import patchloom
 from patchloom.cli import main
 from patchloom.data.decode import read_image
 from patchloom.data.sources.open import open_data
+from patchloom.dense.annotations.boxes import category_ids
+from patchloom.dense.annotations.detection import open_boxes
 from patchloom.dense.checkpoint import load_dense, save_dense
-from patchloom.dense.metrics import DetectedObjects, run_lengths
+from patchloom.dense.metrics import DetectedObjects, average_precision, run_lengths
 from patchloom.dense.pictures import class_colours
 from patchloom.dense.predict import Predictions, coco_entries, label_png, name_images
 from patchloom.dense.segmenter import Segmenter
@@ -188,13 +191,13 @@ def test_an_object_in_cocos_form():
     masks = torch.zeros(1, 20, 30, dtype=torch.bool)
     masks[0, 4:9, 10:20] = True
     box, about = torch.tensor([[10.0, 4, 20, 9]]), (torch.tensor([2]), torch.tensor([0.75]))
-    (entry,) = coco_entries(DetectedObjects(box, *about, run_lengths(masks)))
+    (entry,) = coco_entries(DetectedObjects(box, *about, run_lengths(masks)), (1, 2, 90))
     counts = entry.pop("segmentation")
-    assert entry == {"category_id": 3, "bbox": [10, 4, 10, 5], "score": 0.75, "iscrowd": 0, "area": 50}
+    assert entry == {"category_id": 90, "bbox": [10, 4, 10, 5], "score": 0.75, "iscrowd": 0, "area": 50}
     tools = COCO()
     tools.imgs = {1: {"height": 20, "width": 30}}
     assert np.array_equal(tools.annToMask({"image_id": 1, "segmentation": json.loads(json.dumps(counts))}), masks[0])
-    (plain,) = coco_entries(DetectedObjects(box, *about))
+    (plain,) = coco_entries(DetectedObjects(box, *about), (1, 2, 3))
     assert plain["area"] == 50 and "segmentation" not in plain
 
 
@@ -230,7 +233,7 @@ def test_what_is_no_model_is_told_what_makes_one(segmenter, photos, tmp_path):
     with pytest.raises(PatchloomError, match="could be read, beginning with .*broken.jpg"):
         patchloom.predict(segmenter, photos / "broken.jpg", out=tmp_path / "out")
     np.save(tmp_path / "five.npy", np.zeros((32, 32, 5), np.uint8))
-    with pytest.raises(PatchloomError, match="five.npy: an image has 5 channels where 3 are expected"):
+    with pytest.raises(PatchloomError, match="five.npy has 5 channels where 3 are expected"):
         patchloom.predict(segmenter, tmp_path / "five.npy", out=tmp_path / "five")
 
 
@@ -246,3 +249,83 @@ def test_a_model_of_grey_images_says_that_it_drops_colours(photos, tmp_path):
         for data, out in ((photos, "colour"), (photos / "grey.png", "grey"))
     ]
     assert told == [True, False]
+
+
+IDS = (3, 17, 900_000)  # of the categories
+
+
+def annotated(root: Path, file: str, images: dict[str, int], boxes: dict[int, list] | None = None) -> Path:
+    """Write images by their paths and ids, and a COCO JSON file with the names below its part's folder."""
+    for name, number in images.items():
+        noise(root / name, number)
+    objects = [(number, box) for number, some in (boxes or {}).items() for box in some]
+    content = {
+        "images": [
+            {"id": number, "file_name": name.rpartition("/")[2], "width": 32, "height": 32}
+            for name, number in images.items()
+        ],
+        "categories": [{"id": number, "name": name} for number, name in zip(IDS, CLASSES, strict=True)],
+        "annotations": [
+            {"id": i + 1, "image_id": number, "category_id": label, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
+            for i, (number, (label, *box)) in enumerate(objects)
+        ],
+    }
+    (root / file).parent.mkdir(parents=True, exist_ok=True)
+    (root / file).write_text(json.dumps(content))
+    return root / file
+
+
+@pytest.mark.parametrize("given", ["coco", "coco/val2017", "coco/*/*.png"])
+def test_pycocotools_finds_the_same_precision_by_the_own_annotations(detector, tmp_path, given):
+    """The detections of a model as truth, some of them shifted: pycocotools has to find the same AP as evaluate."""
+    numbers = dict(zip((f"val2017/{i:03}.png" for i in range(6)), (900, 42, 7, 8, 5, 301), strict=True))
+    truth = annotated(tmp_path / "coco", "annotations/instances_val2017.json", numbers)
+    model, card = load_dense(detector)
+    save_dense(model, replace(card, ids=IDS), tmp_path / "own.safetensors")
+    answers = [
+        detect_image(model, read_image(tmp_path / "coco" / name), card.encoder.mean, card.encoder.std, score=0.0)
+        for name in numbers
+    ]
+    boxes = {
+        number: [
+            [IDS[label], x0 + i % 3, y0, x1 - x0, y1 - y0]
+            for i, (label, (x0, y0, x1, y1)) in enumerate(
+                zip(answer.labels.tolist(), answer.boxes.tolist(), strict=True)
+            )
+            if i % 4
+        ]
+        for number, answer in zip(numbers.values(), answers, strict=True)
+    }
+    annotated(tmp_path / "coco", "annotations/instances_val2017.json", numbers, boxes)
+    done = patchloom.predict(
+        tmp_path / "own.safetensors", str(tmp_path / given), out=tmp_path / "out", score=0.0, pictures=0
+    )
+    assert any(f"image ids are those of {truth}" in note for note in done.notes)
+    tool = COCO(truth)
+    found = json.loads((tmp_path / "out" / "detections.json").read_text())["annotations"]
+    scored = COCOeval(tool, tool.loadRes(found), "bbox")
+    scored.evaluate(), scored.accumulate(), scored.summarize()
+    test = open_boxes(str(truth)).train
+    places = {test.images.place(i).rpartition("/")[2]: i for i in range(len(test))}
+    assert category_ids(test.subset([0])) == IDS
+    images = test.subset([places[name.rpartition("/")[2]] for name in numbers])
+    ap = average_precision(images, answers, test.classes, "bbox").ap
+    assert 0.05 < ap < 0.95 and scored.stats[0] == pytest.approx(ap, abs=1e-3)
+
+
+def ids_in(out: Path) -> dict[str, int]:
+    return {one["file_name"]: one["id"] for one in json.loads((out / "detections.json").read_text())["images"]}
+
+
+def test_ids_of_images_that_annotations_do_not_tell(detector, tmp_path):
+    annotated(tmp_path, "photos/_annotations.coco.json", {"photos/a.png": 7})
+    noise(tmp_path / "photos" / "b.png")
+    done = patchloom.predict(detector, tmp_path / "photos", out=tmp_path / "out", score=0.9, pictures=0)
+    assert ids_in(tmp_path / "out") == {"a.png": 7, "b.png": 8} and "1 image without one there has" in done.notes[0]
+    for part in ("train", "valid"):  # each file counts its own images, as Roboflow's do
+        annotated(tmp_path, f"two/{part}/_annotations.coco.json", {f"two/{part}/{part}.png": 0})
+    done = patchloom.predict(detector, tmp_path / "two", out=tmp_path / "both", score=0.9, pictures=0)
+    assert sorted(ids_in(tmp_path / "both").values()) == [1, 2] and "each separately" in done.notes[-1]
+    (tmp_path / "photos" / "_annotations.coco.json").write_text("{")  # broken, and of no use
+    patchloom.predict(detector, tmp_path / "photos", out=tmp_path / "none", score=0.9, pictures=0)
+    assert ids_in(tmp_path / "none") == {"a.png": 1, "b.png": 2}

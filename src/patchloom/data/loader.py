@@ -253,7 +253,7 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
                 break
             index = int(order[position % n])
             try:
-                image = _read(self.source, index, self.channels)
+                image = self.source.read_as(index, self.channels)
                 truth = None if self.truth is None else self.truth(index)
             except Unreadable as error:
                 unreadable.append(self.source.describe(index))
@@ -306,7 +306,7 @@ class _PlainBatches(Dataset[Batch | PatchloomError]):
         views, indices, unreadable = [], [], []
         for index in range(step * self.batch_size, min((step + 1) * self.batch_size, len(self.source))):
             try:
-                image = _read(self.source, index, self.channels)
+                image = self.source.read_as(index, self.channels)
             except Unreadable:
                 unreadable.append(self.source.describe(index))
                 continue
@@ -315,14 +315,6 @@ class _PlainBatches(Dataset[Batch | PatchloomError]):
             views.append(self.centre(image))
             indices.append(index)
         return _stack(views, indices, unreadable)
-
-
-def _read(source: Source, index: int, channels: int) -> Tensor:
-    image = source.read(index)
-    try:
-        return source.modality.with_channels(image, channels)
-    except PatchloomError as error:
-        raise PatchloomError(f"{source.describe(index)}: {error}") from error
 
 
 def _stack(views: Sequence[tuple[Tensor, ...]], indices: list[int], unreadable: list[str]) -> Batch:

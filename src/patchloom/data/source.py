@@ -61,6 +61,22 @@ class Source(ABC):
         A recording is int16 [1 1 n], mono, at the rate of ``sound``, in its full length.
         """
 
+    def read_as(self, i: int, channels: int) -> Tensor:
+        """Read image i and convert it to a number of channels, see `with_channels`."""
+        return self.with_channels(i, self.read(i), channels)
+
+    def with_channels(self, i: int, item: Tensor, channels: int) -> Tensor:
+        """Convert image i, already read, to a number of channels; the error names it."""
+        try:
+            return self.modality.with_channels(item, channels)
+        except PatchloomError as error:
+            have = f"{len(item)} channel{'s' * (len(item) > 1)}"
+            raise PatchloomError(
+                f"{self.describe(i)} has {have} where {channels} are expected, and only 1 and 3 can be converted to "
+                f"each other: take it out if other images have {channels} (patchloom check finds all such), or use an "
+                f"encoder for {have}, such as one adapted to them by pretrain --init"
+            ) from error
+
     @property
     def modality(self) -> Modality:
         """Modality of the items: their names, and how they become pictures."""

@@ -17,7 +17,7 @@ from patchloom.audio.recordings import modality_of
 from patchloom.audio.spectrogram import check_sound, features
 from patchloom.data.augment import resize_part
 from patchloom.data.conversions import ConversionCounts, collect_conversions
-from patchloom.data.decode import Unreadable, has_colours, to_channels
+from patchloom.data.decode import Unreadable, has_colours
 from patchloom.data.modality import Modality
 from patchloom.data.source import Source
 from patchloom.display import StatusMessage
@@ -108,8 +108,11 @@ def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int =
     unreadable: list[str] = []
     sizes: list[tuple[int, int]] = []
     noticed = ConversionCounts()
-    for _, image in sample_images(source, sample, seed, unreadable, noticed):
-        moments.add(to_channels(image, channels))
+    found: dict[int, str] = {}
+    for i, image in sample_images(source, sample, seed, unreadable, noticed):
+        found.setdefault(len(image), source.describe(i))
+        channels_for_all(found, source.name)
+        moments.add(source.with_channels(i, image, channels))
         sizes.append((image.shape[-2], image.shape[-1]))
     height, width = np.median(sizes, axis=0)
     said = tuple(noticed.sentences(source.describe, len(sizes), _drawn_from(source, len(sizes) + len(unreadable))))
@@ -145,6 +148,10 @@ def measure(source: Source, channels: int | Literal["auto"], sound: Sound, sampl
         return 1, statistics_of_recordings(source.heard_as(sound), sound, sample)
     found = channels_of(source)
     channels = found if channels == "auto" else channels
+    if found != channels and {found, channels} != {1, 3}:
+        raise PatchloomError(
+            f"--channels {channels} does not fit {source.name}, whose images have {found}: leave it out"
+        )
     return channels, statistics_of(source, channels, sample)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from patchloom.dense.annotations.boxes import LARGEST_ID
 from patchloom.dense.detector import Detector
 from patchloom.dense.segmenter import SegmentationHead, Segmenter
 from patchloom.errors import PatchloomError
@@ -27,7 +28,8 @@ from patchloom.nets.finetune import Variant, at_size
 from patchloom.system.hardware import MemoryGuard
 
 DENSE_FORMAT = "patchloom-dense-1"
-_RANGES = {"size": (1, 2**14), "side": (1, 2**16), "ids": (0, 2**16 - 1)}  # a label map has 16 bits
+_RANGES = {"size": (1, 2**14), "side": (1, 2**16), "ids": (0, LARGEST_ID)}
+_DEEPEST = 2**16 - 1  # number in a label map
 # of `Segmenter` and `Detector`, as a card may name them
 _ARGUMENTS: dict[str, Any] = {
     **{"head": SegmentationHead, "head_width": int, "auxiliary": bool},
@@ -54,7 +56,8 @@ class DenseCard:
         test: fingerprint of the test images, the only ones on which the model may be measured.
         seed: random seed of split and training.
         settings: the recipe.
-        ids: number of each class in the label maps that a segmenter was trained on.
+        ids: number of each class in the label maps that a segmenter was trained on, or category id of each class in
+            the COCO JSON of a detector.
     """
 
     kind: DenseTask
@@ -108,6 +111,8 @@ def read_dense(path: str | Path) -> DenseCard:
     with expect_intact(path):
         card = checked_card(DenseCard, about, _RANGES)
         check_arguments(card.arguments, _ARGUMENTS, 2**14)
+        if card.kind == "segment" and max(card.ids, default=0) > _DEEPEST:
+            raise ValueError(f"it has ids above {_DEEPEST:,}")
         if len({*card.ids}) not in (0, len(card.classes)) or len({*card.ids}) < len(card.ids):
             raise ValueError(f"it has {len(card.ids)} ids of {len(card.classes)} classes")
         ids = card.ids or tuple(range(len(card.classes))) * (card.kind == "segment")

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from patchloom.arguments import takes_recipe
-from patchloom.data.decode import to_channels
 from patchloom.data.loader import Batch
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.dense.annotations.base import Annotated, Objects
+from patchloom.dense.annotations.boxes import category_ids
 from patchloom.dense.annotations.detection import open_boxes
 from patchloom.dense.augment import BoxAugment
 from patchloom.dense.backbone import window_of
@@ -192,7 +192,7 @@ def detect(
     candidates, beside = trained_candidates(setup, built, control, from_scratch)
     models = train_each(candidates, setup, begin)
     if save or out is not None:
-        save_model(models[0][0], setup, "detect", None, options, out)
+        save_model(models[0][0], setup, "detect", None, options, out, category_ids(setup.train))
     # every choice has been made: now the test images are read
     test, found, rows, lost = setup.parts.test, [], [], []
     for candidate, (model, chosen) in zip(candidates, models, strict=True):
@@ -258,7 +258,7 @@ def _drawings(
     ]
     rows = []
     for i in best_and_worst(scores):
-        image = to_channels(test.images.read(i), len(setup.card.mean))
+        image = test.images.read_as(i, len(setup.card.mean))
         answer = found[i]
         assert answer is not None
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} AP"

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -16,12 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
-from patchloom.data.decode import Unreadable, to_channels
+from patchloom.data.decode import Unreadable
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.glob import is_single, open_images
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.sources.open import open_data
 from patchloom.data.stats import input_notes
+from patchloom.dense.annotations.base import count_images
+from patchloom.dense.annotations.coco import image_ids
 from patchloom.dense.checkpoint import DENSE_FORMAT, DenseCard, DenseTask, load_dense
 from patchloom.dense.metrics import DetectedObjects, coco_tool
 from patchloom.dense.pictures import class_colours, draw_label_map, draw_objects
@@ -54,14 +57,19 @@ def label_png(labels: Tensor, ids: Sequence[int]) -> bytes:
     return buffer.getvalue()
 
 
-def coco_entries(found: DetectedObjects) -> Iterator[dict[str, Any]]:
-    """Yield the detections of an image as COCO JSON entries, without object and image ids; class k has the id k + 1."""
+def coco_entries(found: DetectedObjects, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yield the detections of an image as COCO JSON entries, without object and image ids.
+
+    Args:
+        found: the detections.
+        ids: category id of each class.
+    """
     for i, (box, label, score) in enumerate(
         zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), strict=True)
     ):
         x0, y0, x1, y1 = (round(side, 2) for side in box)
         w, h = round(x1 - x0, 2), round(y1 - y0, 2)
-        about = {"category_id": label + 1, "bbox": [x0, y0, w, h], "score": round(score, 4), "iscrowd": 0}
+        about = {"category_id": ids[label], "bbox": [x0, y0, w, h], "score": round(score, 6), "iscrowd": 0}
         if found.masks is None:
             yield about | {"area": round(w * h, 2)}
         else:
@@ -179,6 +187,7 @@ def predict(
     net.to(at)
     unreadable: list[str] = []
     read: list[str] = []
+    about_ids: list[str] = []
     images = _read(names, net.channels, read, unreadable, f"{folder}: predicting")
     if isinstance(net, Segmenter):
         answered = (
@@ -191,7 +200,8 @@ def predict(
             (name, image, detect_image(net, image, card.encoder.mean, card.encoder.std, at, half, score))
             for name, image in images
         )
-        done = _write_objects(found, card, folder, drawn, {name.out: name.place for name in names})
+        numbers, about_ids = _image_ids(names)
+        done = _write_objects(found, card, folder, drawn, {name.out: name.place for name in names}, numbers)
     if not done[0]:
         raise PatchloomError(f"nothing in {sources[0].name} could be read, beginning with {unreadable[0]}")
     written = _files(card.kind, read, read[:drawn])
@@ -200,7 +210,7 @@ def predict(
     counts = {card.classes[k]: count for k, count in done[1].most_common() if count}
     gone = [f"{old:,} label maps of an earlier predict were removed: their images are no longer there."] if old else []
     seen = input_notes(sources[0], card.encoder.mean, card.encoder.std)
-    notes = (*(f"{note}." for note in [*opened.notes, *seen]), *note_unreadable(unreadable), *gone)
+    notes = (*(f"{note}." for note in [*opened.notes, *about_ids, *seen]), *note_unreadable(unreadable), *gone)
     return Predictions(card.kind, folder, done[0], counts, min(drawn, done[0]), score, notes)
 
 
@@ -359,16 +369,11 @@ def _read(
 ) -> Iterator[tuple[str, Tensor]]:
     """Names and images [channels h w]; those that cannot be read are left out. Both are listed."""
     for name in track_progress(names, len(names), what):
-        described = name.source.describe(name.index)
         try:
-            image = name.source.read(name.index)
+            image = name.source.read_as(name.index, channels)
         except Unreadable:
-            unreadable.append(described)
+            unreadable.append(name.source.describe(name.index))
             continue
-        try:
-            image = to_channels(image, channels)
-        except PatchloomError as problem:
-            raise PatchloomError(f"{described}: {problem}") from problem
         read.append(name.out)
         yield name.out, image
 
@@ -390,29 +395,53 @@ def _write_maps(
     return n, Counter(dict(enumerate(counts.tolist())))
 
 
+def _image_ids(names: Sequence[NamedImage]) -> tuple[dict[str, int], list[str]]:
+    """Return the id of each image by its `NamedImage.out`, and a note if they come from COCO JSON files."""
+    paths = {name.out: Path(os.path.abspath(name.source.describe(name.index))) for name in names}
+    known, files = image_ids([path for path in paths.values() if path.is_file()])
+    ids = {out: known[path] for out, path in paths.items() if path in known}
+    notes = []
+    if len(set(ids.values())) < len(ids):
+        notes.append(
+            f"image ids are counted from 1, as {listing(files, 'and')} use the same ones for different images: predict "
+            "the images of each separately to keep them"
+        )
+        ids = {}
+    elif ids:
+        more = len(names) - len(ids)
+        others = f", and {count_images(more)} without one there {'has' if more == 1 else 'have'} larger ones" * (
+            more > 0
+        )
+        notes.append(f"image ids are those of {listing(files, 'and')}{others}")
+    rest = count(max(ids.values(), default=0) + 1)
+    return {name.out: ids[name.out] if name.out in ids else next(rest) for name in names}, notes
+
+
 def _write_objects(
     found: Iterator[tuple[str, Tensor, DetectedObjects]],
     card: DenseCard,
     folder: Path,
     drawn: int,
     places: dict[str, str],
+    numbers: dict[str, int],
 ) -> tuple[int, Counter[int]]:
     """Write objects as COCO JSON, and pictures; the number of images, and of objects of each class."""
+    ids = card.ids or tuple(range(1, len(card.classes) + 1))
     images: list[dict[str, Any]] = []
     objects: list[dict[str, Any]] = []
     counts: Counter[int] = Counter()
     for name, image, answer in found:
         h, w = image.shape[1:]
-        images.append({"id": len(images) + 1, "file_name": places[name], "width": w, "height": h})
+        images.append({"id": numbers[name], "file_name": places[name], "width": w, "height": h})
         counts.update(answer.labels.tolist())
         objects += [
-            {"id": len(objects) + number + 1, "image_id": len(images), **one}
-            for number, one in enumerate(coco_entries(answer))
+            {"id": len(objects) + number + 1, "image_id": numbers[name], **one}
+            for number, one in enumerate(coco_entries(answer, ids))
         ]
         if len(images) <= drawn:
             out = folder / "pictures" / f"{name}.png"
             draw_objects(image, answer.objects((h, w)), answer.scores, card.classes, out)
-    categories = [{"id": k + 1, "name": one} for k, one in enumerate(card.classes)]
+    categories = [{"id": number, "name": one} for number, one in zip(ids, card.classes, strict=True)]
     whole = {"images": images, "categories": categories, "annotations": objects}
     if images:
         write_whole(folder / "detections.json", json.dumps(whole, ensure_ascii=False) + "\n")

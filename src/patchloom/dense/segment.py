@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.arguments import takes_recipe
-from patchloom.data.decode import to_channels
 from patchloom.data.loader import Batch
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
@@ -172,6 +171,7 @@ def segment(
     head: Literal["upernet", "linear"] = "upernet",
     positions: PositionChoice = "auto",
     ignore: int = 255,
+    threshold: int | None = None,
     control: bool = True,
     from_scratch: bool = False,
     precision: Precision = "auto",
@@ -195,6 +195,8 @@ def segment(
         positions: position embeddings: keep (the encoder's), fixed (sincos), learned, relative, or none; auto: keep, or
             learned for an encoder without positions. A frozen encoder keeps its own.
         ignore: number in the label maps of pixels that do not count.
+        threshold: number in the label maps from which on pixels are the second of two classes, such as 128 for masks
+            with soft edges; then all pixels count.
         control: whether to train the controls as well.
         from_scratch: whether to train from scratch only.
         precision: precision of the training: float32, or bfloat16 products; auto: bfloat16 if clearly faster.
@@ -215,7 +217,7 @@ def segment(
     label = "linear" if linear else recipe
     asked = dense_recipe(recipe, known, changes, settings.batch_size)
     how = positions, precision, label, _OF_ENCODER if linear else ()
-    setup = set_up(run, lambda: open_label_maps(data, ignore), settings, recipe, asked, *how)
+    setup = set_up(run, lambda: open_label_maps(data, ignore, threshold=threshold), settings, recipe, asked, *how)
     values, classes = setup.recipe, setup.classes
     options: dict[str, Any] = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
 
@@ -299,7 +301,7 @@ def _drawings(model: Segmenter, each: Tensor, setup: Setup[Tensor, ResolvedSegme
     test, card = setup.parts.test, setup.card
     rows = []
     for i in best_and_worst(scores):
-        image = to_channels(test.images.read(i), model.channels)
+        image = test.images.read_as(i, model.channels)
         answer = segment_image(model.cpu(), image, card.mean, card.std, setup.recipe.resized)
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} mIoU"
         rows.append(MapRow(image, test.truth(i), answer, title))

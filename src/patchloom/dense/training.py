@@ -14,7 +14,7 @@ import torch
 from timm.scheduler import MultiStepLRScheduler, PolyLRScheduler
 from torch import Tensor
 
-from patchloom.data.decode import Unreadable, to_channels
+from patchloom.data.decode import Unreadable
 from patchloom.data.loader import training_batches
 from patchloom.dense.annotations.base import Annotated, T
 from patchloom.dense.recipes import ResolvedDenseRecipe
@@ -226,7 +226,7 @@ def predict_images(
     turns = range(rank(), len(images), world())
     for i in track_progress(turns, len(turns), what):
         try:
-            image = to_channels(images.images.read(i), model.channels)
+            image = images.images.read_as(i, model.channels)
         except Unreadable:
             continue
         found.append((i, answer(i, image, device, half)))

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.audio.compatibility import first_waves, with_encoder_sound
-from patchloom.data.decode import read_image, to_channels
+from patchloom.data.decode import read_image
 from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
@@ -124,7 +124,7 @@ def _real(source: Source, card: EncoderCard) -> Examples:
     if len(own) == len(files) and all(read_image(path).dtype == torch.uint8 for path in own):
         return Examples(given, tuple(map(read_image, own)), own)
     # converted to the encoder's channels, so that reading the written files changes nothing
-    return Examples(given, tuple(to_channels(source.read(i), channels).contiguous() for i in chosen))
+    return Examples(given, tuple(source.read_as(i, channels).contiguous() for i in chosen))
 
 
 def _file_of(source: Source, i: int) -> Path | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from patchloom.audio.config import Sound
-from patchloom.data.decode import Unreadable, to_channels
+from patchloom.data.decode import Unreadable
 from patchloom.data.loader import Batch, steps_of, steps_per_epoch, training_batches
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize, sample_indices, unknown_stats
@@ -566,7 +566,7 @@ def _reading(source: Source, task: Task, channels: int) -> float:
     try:
         for i in sample_indices(len(source), 64, seed=0):
             try:
-                task.augment(to_channels(source.read(i), channels), rng)
+                task.augment(source.read_as(i, channels), rng)
             except Unreadable:
                 continue
             done += 1

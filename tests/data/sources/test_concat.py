@@ -136,3 +136,53 @@ def test_groups_of_the_sources_are_distinct(folders, tmp_path):
     held = hold_out(open_data(["m.csv", "b"]).train, 0.5)[1]
     assert len(held) == 2
     assert open_data(["a", "b"], group="parent").train.groups.tolist() == [0, 1, 1, 2, 3]
+
+
+@pytest.fixture
+def cells(draw, tmp_path, monkeypatch):
+    """A folder of ten images, and a table with labels of nine of them: six train, two test, one val."""
+    for i in range(10):
+        draw(f"cells/{i}.png")
+    splits = ["train"] * 6 + ["test"] * 2 + ["val"]
+    rows = [f"cells/{i}.png,{'bad' if i % 2 else 'good'},{split}" for i, split in enumerate(splits)]
+    (tmp_path / "cells.csv").write_text("\n".join(["file,label,split", *rows]) + "\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def stems(source):
+    return sorted(os.path.basename(source.describe(i))[:-4] for i in range(len(source)))
+
+
+@pytest.mark.parametrize("order", [["cells", "cells.csv"], ["cells.csv", "cells"], ["cells.csv", "cells/*.png"]])
+def test_a_folder_and_a_table_of_the_same_images(cells, order):
+    data = open_data(order)
+    assert stems(data.train) == [*"0123459"] and stems(data.test) == ["6", "7"] and stems(data.others["val"]) == ["8"]
+    assert sorted(data.train.labels.tolist()) == [-1, 0, 0, 0, 1, 1, 1]  # those of the table stay
+    notes = " | ".join(data.notes)
+    assert "3 of 10 images of cells" in notes and "split of cells.csv (" in notes and "6.png" in notes
+    assert "6 images are given by several of the sources: each is taken once" in notes
+    (cells / "cells" / "9.png").unlink()  # nothing new is left in the folder
+    data = open_data(order)
+    assert stems(data.train) == [*"012345"] and data.train.labels.min() == 0
+    assert not any("without labels" in note for note in data.notes)
+
+
+def test_links_are_the_same_file_and_copies_are_not(cells):
+    os.makedirs("linked")
+    os.symlink("../cells/0.png", "linked/a.png")
+    os.link("cells/6.png", "linked/b.png")
+    shutil.copy("cells/1.png", "linked/c.png")
+    train = open_data(["cells.csv", "linked"]).train
+    assert stems(train) == [*"012345", "c"]  # copies are found where images are held out
+    os.link("linked/c.png", "linked/d.png")
+    assert stems(open_data(["cells.csv", "linked"]).train)[-2:] == [
+        "c",
+        "d",
+    ]  # both of one source, as without the table
+    with pytest.raises(PatchloomError, match="leaves no images to train on"):
+        (cells / "only.csv").write_text("file,split\ncells/6.png,train\n")
+        (cells / "others.csv").write_text("file,split\ncells/7.png,train\ncells/6.png,test\n")
+        (cells / "third.csv").write_text("file,split\ncells/6.png,train\ncells/7.png,test\n")
+        open_data(["only.csv", "others.csv", "third.csv"])
+    assert open_data(["shapes:3", "cells.csv"]).train.subset([0, 3]).describe(0) == "shapes:3 #0"

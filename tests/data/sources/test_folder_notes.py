@@ -131,3 +131,15 @@ def test_names_that_are_not_unicode_can_be_printed(tmp_path, draw, capsys):
     (note,) = open_data(tmp_path).notes
     print(note)
     assert r"bad\udcff.mp4" in capsys.readouterr().out
+
+
+def test_archives_beside_images_are_named(tmp_path, draw):
+    for name in ("a.png", "b.png"):
+        draw(name)
+    (tmp_path / "more.zip").write_bytes(b"PK")
+    (note,) = open_data(tmp_path).notes
+    assert "1 .zip (unpack to read)" in note and "more.zip" in note
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).unlink()
+    with pytest.raises(PatchloomError, match=r"holds no images, only files of other types \(.zip \(unpack to read\)\)"):
+        open_data(tmp_path)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFilter
 
+from patchloom.data.sources import label_maps
+from patchloom.data.sources.glob import matches
 from patchloom.data.sources.open import open_data
 
 SIDE = 48
@@ -253,3 +255,88 @@ def test_no_file_is_read(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_bytes(b"no image")
     assert len(open_data(tmp_path).train) == 1
+
+
+# Label maps by their values: NAME.png beside NAME.jpg.
+
+
+def scene(i: int, side: int = 96) -> tuple[np.ndarray, np.ndarray]:
+    """Return a grey photograph with a dark defect, and its mask of 0 and 255; every fourth has none."""
+    rng = np.random.default_rng(i)
+    y, x = np.mgrid[:side, :side]
+    defect = ((y - rng.integers(20, 70)) ** 2 + (x - rng.integers(20, 70)) ** 2 < 100) & (i % 4 > 0)
+    grey = 120 + 30 * np.sin(x / 9) + rng.normal(0, 12, (side, side)) - 60 * defect
+    return grey.clip(0, 255).astype(np.uint8), 255 * defect.astype(np.uint8)
+
+
+def soft(mask: np.ndarray) -> np.ndarray:
+    return np.asarray(Image.fromarray(mask).filter(ImageFilter.GaussianBlur(1.5)))
+
+
+MAPS = {
+    "0 and 255": lambda mask: mask,
+    "numbers": lambda mask: mask // 255 * 3,
+    "soft": soft,
+    "objects": lambda mask: np.where(mask > 0, 7, np.arange(96)[:, None] // 8).astype(np.uint8),
+    "16 bits": lambda mask: mask.astype(np.uint16) * 100,
+    "colours": lambda mask: np.stack([mask, 255 - mask, mask // 2], 2),
+    "bits": lambda mask: mask > 0,
+}
+
+
+@pytest.mark.parametrize("layout", ["{i}", "MT_{c}/Imgs/{i}", "{split}/{i}"])
+@pytest.mark.parametrize("kind", MAPS)
+@pytest.mark.parametrize("suffixes", [(".jpg", ".png"), (".png", ".TIF")])
+def test_one_name_in_two_formats_of_which_one_has_few_values(
+    tmp_path: Path, layout: str, kind: str, suffixes: tuple[str, str]
+) -> None:
+    for i in range(16):
+        grey, mask = scene(i)
+        path = tmp_path / layout.format(i=i, c=i % 3, split="test" if i % 3 else "train")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(grey).save(path.with_suffix(suffixes[0]))
+        Image.fromarray(MAPS[kind](mask)).save(path.with_suffix(suffixes[1]))
+    data = open_data(tmp_path)
+    names = [source.describe(i) for source in (data.train, data.test) if source for i in range(len(source))]
+    assert len(names) == 16 and {Path(name).suffix for name in names} == {suffixes[0]}
+    (note,) = data.notes
+    assert note.startswith("16 files were left out as label maps, since they have few values")
+    assert open_data(tmp_path).train.fingerprint() == data.train.fingerprint()
+    pattern = re.search("'(.*)'", note)
+    assert pattern is not None and {Path(name).suffix for name in matches(pattern[1])} == {suffixes[1]}
+
+
+@pytest.mark.parametrize(
+    "kind", ["copy", "drawing", "cut out", "depth", "size", "one colour", "plain", "broken", "another format"]
+)
+def test_other_pairs_of_two_formats_are_images(tmp_path: Path, kind: str) -> None:
+    for i in range(8):
+        grey, mask = scene(i)
+        other = Image.fromarray({"copy": grey, "drawing": mask}.get(kind, mask))
+        if kind in ("drawing", "plain"):
+            grey = mask if kind == "drawing" else mask * 0
+        if kind == "cut out":
+            other = Image.merge("RGBA", [Image.fromarray(grey)] * 3 + [Image.fromarray(mask)])
+        elif kind == "depth":
+            other = Image.fromarray(np.sort(grey.ravel()).reshape(grey.shape))
+        elif kind == "size":
+            other = other.resize((48, 48))
+        elif kind in ("one colour", "plain"):
+            other = Image.new("L", grey.shape, 9)
+        elif kind == "another format":
+            other = Image.fromarray(grey).quantize(256)
+        Image.fromarray(grey).save(tmp_path / f"{i}.jpg")
+        other.save(tmp_path / f"{i}.png")
+        if kind == "broken":
+            (tmp_path / f"{i}.png").write_bytes(b"no image")
+    data = open_data(tmp_path)
+    assert len(data.train) == 16 and data.notes == ()
+
+
+def test_few_pairs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(100):
+        for suffix, pixels in zip((".jpg", ".png"), scene(i, 80), strict=True):
+            Image.fromarray(pixels).save(tmp_path / f"{i}{suffix}")
+    opened = []
+    monkeypatch.setattr(label_maps, "open_pillow", lambda path: opened.append(path) or Image.open(path))
+    assert len(open_data(tmp_path).train) == 100 and len(opened) <= 40

@@ -217,3 +217,68 @@ def test_it_can_be_opened_from_anywhere(table, tmp_path, monkeypatch):
     kept = [absolute_name("m.csv"), absolute_name("m.csv@path=left")]
     monkeypatch.chdir("/")
     assert kept == [str(tmp_path / "m.csv"), f"{tmp_path / 'm.csv'}@path=left"] and len(open_data(kept[1]).train) == 6
+
+
+def test_backslashes_of_windows(table, draw, tmp_path):
+    """Tables and plain lists that Windows wrote; a file whose name has one is still found."""
+    (tmp_path / "odd\\name.png").write_bytes(draw("y.png").read_bytes())
+    for text in ("file,label\na\\1.png,cat\nodd\\name.png,dog\n", "a\\1.png\tcat\nodd\\name.png\tdog\n"):
+        draw("a/1.png")
+        train = open_data(str(table(text))).train
+        assert [train.place(i) for i in range(2)] == ["a/1.png", "odd\\name.png"]
+        assert train.classes == ("cat", "dog") and train.read(0).shape == (3, 8, 10)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "txt"])
+@pytest.mark.parametrize("gap", ["  ", " ", "\t", " \t "])
+def test_cells_with_spaces_or_tabs_between_them(tmp_path, draw, suffix, gap):
+    """The list of a public set of solar cells: images/cell0001.png  1.0  mono."""
+    rows = [(f"images/cell{i}.png", "1.0" if i % 3 else "0.0", "mono" if i % 2 else "poly") for i in range(6)]
+    for path, _, _ in rows:
+        draw(path)
+    file = tmp_path / f"labels.{suffix}"
+    file.write_text("".join(f"{gap.join(row)}\n" for row in rows))
+    said = "does not name its 3 columns: add a header line, such as .*, or choose them .*labels.*@path=1,label=2"
+    with pytest.raises(PatchloomError, match=said):
+        open_data(str(file))
+    train = open_data(f"{file}@path=1,label=2").train
+    assert train.classes == ("0.0", "1.0") and len(train) == 6
+    assert open_data(f"{file}@path=1,label=3").train.labels.tolist() == [1, 0, 1, 0, 1, 0]
+    file.write_text(f"file{gap}label{gap}kind\n" + file.read_text())
+    assert open_data(str(file)).train.classes == ("0.0", "1.0")
+    file.write_text("".join(f"{gap.join(row[:2])}\n" for row in rows))
+    assert open_data(str(file)).train.labels.tolist() == [0, 1, 1, 0, 1, 1]
+
+
+def test_paths_with_spaces_are_no_columns(tmp_path, draw):
+    for name in ("my cat.png", "my dog.png", "cat.png"):
+        draw(name)
+    file = tmp_path / "list.txt"
+    file.write_text("my cat.png\nmy dog.png\n")
+    assert len(open_data(str(file)).train) == 2 and open_data(str(file)).train.labels is None
+    file.write_text("my cat.png\tbig cat\nmy dog.png\tbig dog\n")
+    assert open_data(str(file)).train.classes == ("big cat", "big dog")
+
+
+def test_a_file_listed_twice_with_another_label(table, draw, tmp_path):
+    for name in ("1.png", "2.png", "3.png"):
+        draw(name)
+    rows = [
+        ("1.png", "cat"),
+        ("2.png", "dog"),
+        ("1.png", "dog"),
+        ("./2.png", "dog"),
+        ("3.png", "cat"),
+        ("1.png", "cow"),
+    ]
+    for text in (
+        "file,label\n" + "".join(map("{0[0]},{0[1]}\n".format, rows)),
+        "".join(map("{0[0]}\t{0[1]}\n".format, rows)),
+    ):
+        data = open_data(str(table(text)))
+        assert [data.train.classes[k] for k in data.train.labels] == ["cat", "dog", "cat"]
+        (note,) = (note for note in data.notes if "listed before" in note)
+        assert "3 of 6 rows are left out" in note
+        assert "1 of these files has another label there, and the first one counts (1.png: 'cat', then 'dog')" in note
+    data = open_data(str(table("file,split\n1.png,train\n2.png,test\n1.png,test\n3.png,train\n")))
+    assert len(data.train) == 2 and any("another split there" in note for note in data.notes)

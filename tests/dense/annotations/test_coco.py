@@ -297,7 +297,7 @@ def test_the_orientation_of_exif(tmp_path):
     what["images"][0].update(width=16, height=20)
     write(tmp_path / "train.json", what)
     data = open_boxes(tmp_path)
-    assert data.train.size(0) == (20, 16) and "1 of 1 images are turned by their EXIF" in data.notes[0]
+    assert data.train.size(0) == (20, 16) and "1 of 1 images is turned by EXIF" in data.notes[0]
 
 
 def test_the_fingerprint_follows_the_annotations(tmp_path):

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from labelled import ids, image, labelled, write
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from patchloom.data.source import Data
 from patchloom.data.sources.synthetic import Shapes
@@ -154,6 +155,29 @@ def test_sizes_have_to_agree_as_images_are_turned(tmp_path):
     assert open_label_maps(folder).train.truth(1).shape == (10, 8)
 
 
+def turned(path, orientation):
+    exif = Image.Exif()
+    exif[274] = orientation
+    Image.fromarray(np.asarray(Image.open(path))).save(path, exif=exif)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_that_exif_turns_and_their_label_maps_as_stored(tmp_path, orientation):
+    folder = labelled(tmp_path, {"a": ids(0, 1), "b": ids(0, 1), "c": ids(1, 0)})
+    turned(folder / "images/b.jpg", orientation)
+    if orientation > 4:
+        with pytest.raises(PatchloomError, match=r"b.png is the label map .* as stored \(10 x 8\), but its EXIF"):
+            open_label_maps(folder)
+    else:
+        for _ in range(2):  # from the files, and from the cache
+            told = [note for note in open_label_maps(folder).notes if "EXIF" in note]
+            assert len(told) == (orientation > 1) and all("1 of 3" in note and "b.jpg" in note for note in told)
+    turned(folder / "labels/b.png", orientation)  # turned as its image is
+    data = open_label_maps(folder)
+    assert not any("EXIF" in note for note in data.notes)
+    assert data.train.truth(1).shape == data.train.images.read(1).shape[1:]
+
+
 @pytest.mark.parametrize(
     "maps, others, said",
     [
@@ -241,3 +265,92 @@ def test_what_has_no_label_maps(tmp_path):
         open_label_maps(tmp_path / "frame")
     with pytest.raises(PatchloomError, match="frames holds no label maps: put them into labels/"):
         open_label_maps(tmp_path / "frames")
+
+
+def test_label_maps_beside_images_as_they_lie(tmp_path):
+    """The layout of a public set of tiles: CLASS/Imgs/NAME.jpg with CLASS/Imgs/NAME.png."""
+    rng = np.random.default_rng(0)
+    for i in range(8):
+        place = tmp_path / f"MT_{'ab'[i % 2]}" / "Imgs"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (32, 40), np.uint8)).save(place / f"{i}.jpg")
+        mask = np.zeros((32, 40), np.uint8)
+        mask[4 : 4 + i] = 255
+        Image.fromarray(mask).save(place / f"{i}.png")
+    data = open_label_maps(tmp_path)
+    train = data.train
+    assert train.classes == ("background", "foreground") and len(train) == 8
+    for i in range(8):
+        image = Path(train.images.describe(i))
+        assert image.suffix == ".jpg" and int(train.truth(i).sum()) == 40 * int(image.stem)
+    assert sum("few values" in note and "0.png" in note for note in data.notes) == 1
+
+
+def masks(folder, smoothed=1.5, suffix="png", mode="L", high=255):
+    """Draw images with masks of a disc; every third mask is empty."""
+    y, x = np.mgrid[:48, :40]
+    for i in range(9):
+        disc = 255 * ((y - 20) ** 2 + (x - 15) ** 2 < (i % 3 * 50)).astype(np.uint8)
+        for place in ("images", "labels"):
+            (folder / place).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.random.default_rng(i).integers(0, 255, disc.shape, np.uint8)).save(
+            folder / f"images/{i}.jpg"
+        )
+        soft = Image.fromarray(disc).filter(ImageFilter.GaussianBlur(smoothed)).point(lambda v: v * high // 255)
+        soft.convert(mode).save(folder / f"labels/{i}.{suffix}")
+    return folder
+
+
+@pytest.mark.parametrize("high, threshold", [(255, 128), (250, 128), (100, 50)])
+def test_masks_with_soft_edges_are_refused_with_the_remedy(tmp_path, high, threshold):
+    with pytest.raises(PatchloomError, match=f"two values, smoothed: --threshold {threshold} ") as refused:
+        open_label_maps(masks(tmp_path, high=high))
+    data = open_label_maps(tmp_path, threshold=int(re.search(r"threshold (\d+)", str(refused.value))[1]))
+    assert data.train.classes == ("background", "foreground") and class_ids(data.train) == (0, 255)
+    assert len(data.train) == 9 and class_pixels(data.train).sum() == 9 * 48 * 40
+    assert any(f"from {threshold} on" in note for note in data.notes)
+    expected = np.asarray(Image.open(tmp_path / "labels" / "2.png")) >= threshold
+    assert torch.equal(data.train.truth(2), torch.from_numpy(expected).to(torch.int16))
+    assert open_label_maps(tmp_path, threshold=threshold + 30).train.fingerprint() != data.train.fingerprint()
+
+
+def test_label_maps_of_many_classes_are_no_smoothed_masks(tmp_path):
+    rng = np.random.default_rng(0)
+    maps = {
+        f"train/{i}": rng.choice(np.uint8([*range(19), 255]), (8, 10), p=[0.4, *[0.03] * 18, 0.06]) for i in range(6)
+    }
+    assert len(open_label_maps(labelled(tmp_path / "a", maps)).train.classes) == 19  # Cityscapes' trainIds
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "classes.txt").write_text("\n".join(map(str, range(256))))
+    assert len(open_label_maps(masks(tmp_path / "b"), ignore=-1).train.classes) == 256  # named, they are classes
+
+
+def test_a_threshold_reads_jpeg_and_three_grey_channels(tmp_path):
+    with pytest.raises(PatchloomError, match="JPEG|as PNG, or .*--threshold 128"):
+        open_label_maps(masks(tmp_path / "jpg", suffix="jpg"))
+    plain = open_label_maps(masks(tmp_path / "png"), threshold=128)
+    lossy = open_label_maps(tmp_path / "jpg", threshold=128)
+    colour = open_label_maps(masks(tmp_path / "rgb", mode="RGB"), threshold=128)
+    given = [(Image.new("L", (40, 48)), Image.open(tmp_path / f"png/labels/{i}.png")) for i in range(9)]
+    for i in range(9):
+        assert (lossy.train.truth(i) != plain.train.truth(i)).float().mean() < 0.01
+        assert torch.equal(colour.train.truth(i), plain.train.truth(i))
+        assert torch.equal(open_label_maps(given, threshold=128).train.truth(i), plain.train.truth(i))
+
+
+@pytest.mark.parametrize(
+    "classes, options, said",
+    [
+        ("", {"threshold": 300}, "--threshold 300 makes one class"),
+        ("good\nbad\nugly", {"threshold": 128}, "names 3"),
+        ("", {"threshold": 128, "ignore": 3}, "--ignore 3 has no effect"),
+    ],
+)
+def test_thresholds_that_do_not_fit(tmp_path, classes, options, said):
+    masks(tmp_path)
+    if classes:
+        (tmp_path / "classes.txt").write_text(classes)
+    with pytest.raises(PatchloomError, match=said):
+        open_label_maps(tmp_path, **options)
+    (tmp_path / "classes.txt").write_text("good\nbad")
+    assert open_label_maps(tmp_path, threshold=128).train.classes == ("good", "bad")

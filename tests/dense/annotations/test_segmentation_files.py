@@ -10,7 +10,7 @@ import tifffile
 from PIL import Image
 
 from patchloom.data.decode import Unreadable, read_image
-from patchloom.dense.annotations.segmentation import read_ids, read_image_size
+from patchloom.dense.annotations.segmentation import read_header, read_ids
 from patchloom.errors import PatchloomError
 
 IDS = (np.arange(30).reshape(5, 6) // 4 % 4).astype(np.uint8)
@@ -87,7 +87,7 @@ def test_colours_become_their_places(tmp_path):
 
 
 def size(stored):
-    return read_image_size(stored, "missing.jpg")
+    return read_header(stored, "missing.jpg").size
 
 
 def test_orientation_counts_for_maps_and_sizes(tmp_path):

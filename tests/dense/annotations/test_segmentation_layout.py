@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from patchloom.dense.annotations.segmentation import layout_of
@@ -7,7 +9,7 @@ from patchloom.errors import PatchloomError
 
 
 def laid_out(*paths):
-    return layout_of(sorted(paths), "frames")
+    return layout_of(Path("frames"), sorted(paths), "frames")
 
 
 @pytest.mark.parametrize(

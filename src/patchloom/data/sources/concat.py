@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from patchloom.audio.config import Sound
+from patchloom.data.conversions import MAX_EXAMPLES, limit_examples
 from patchloom.data.source import Data, Source, digest
 from patchloom.errors import PatchloomError
 
@@ -109,25 +111,29 @@ def open_concat(names: Sequence[str | Path], name: str, open_one: Callable[[str 
 
 
 def concat_data(parts: Sequence[Data], name: str) -> Data:
-    """Combine several opened sources into one, called ``name``."""
+    """Combine several opened sources into one, called ``name``.
+
+    A file that several sources give is taken once, and is not trained on if it is in a test or another split of one.
+    """
     if len(parts) == 1:
         return parts[0]
-    training = [part.train for part in parts]
-    kinds = {source.noun: source.name for source in training}
+    kinds = {part.train.noun: part.train.name for part in parts}
     if len(kinds) > 1:
         raise PatchloomError(
             f"{kinds['recordings']} holds recordings and {kinds['images']} holds images: an encoder learns from one "
             "kind: give only images, or only recordings"
         )
+    parts, repeated = _each_file_once(parts, name)
+    training = [part.train for part in parts if len(part.train)]
     classes = tuple(dict.fromkeys(word for source in training for word in source.classes))
-    notes = [note for part in parts for note in part.notes]
+    notes = [*(note for part in parts for note in part.notes), *repeated]
     with_labels = [source for source in training if source.labels is not None]
     if with_labels and len(with_labels) < len(training):
         without = [source.name for source in training if source.labels is None]
         notes.append(f"{_joined(without)}: images without labels, combined with others that have some")
     tests = [part.test for part in parts if part.test is not None]
-    if tests and len(tests) < len(parts):
-        without = [part.train.name for part in parts if part.test is None]
+    without = [part.train.name for part in parts if part.test is None and len(part.train)]
+    if tests and without:
         notes.append(
             f"{_joined(without)}: no test images; those of {_joined([test.name for test in tests])} are the test"
         )
@@ -137,6 +143,57 @@ def concat_data(parts: Sequence[Data], name: str) -> Data:
         others.setdefault(split, []).append(source)
     rest = {split: ConcatSource(name, sources, classes) for split, sources in others.items()}
     return Data(ConcatSource(name, training, classes), test, tuple(notes), rest)
+
+
+def _each_file_once(parts: Sequence[Data], name: str) -> tuple[list[Data], list[str]]:
+    """Keep each file in one split of one source, and return notes on what was left out.
+
+    Tests come before other splits, and these before training images. Of training images, those with a label stay.
+    """
+    taken: dict[tuple[int, int], str] = {}  # name of the source that has a file, outside of its training images
+    again = 0
+
+    def once(source: Source) -> Source:
+        nonlocal again
+        files = [*_file_ids(source)]
+        kept = [i for i, file in enumerate(files) if file not in taken]
+        taken.update((file, source.name) for i in kept if (file := files[i]) is not None)
+        again += len(source) - len(kept)
+        return source if len(kept) == len(source) else source.subset(kept)
+
+    tests = [None if part.test is None else once(part.test) for part in parts]
+    others = [{split: once(source) for split, source in part.others.items()} for part in parts]
+    reserved, notes = dict(taken), list[str]()
+    training = [part.train for part in parts]
+    for number in sorted(range(len(parts)), key=lambda number: training[number].labels is None):
+        source = training[number]
+        owners = [None if file is None else reserved.get(file) for file in _file_ids(source)]
+        tested = [i for i, owner in enumerate(owners) if owner is not None]
+        if tested:
+            names = limit_examples((source.describe(i) for i in tested[:MAX_EXAMPLES]), len(tested))
+            of = _joined([str(owners[i]) for i in tested])
+            notes.append(
+                f"{len(tested):,} of {len(source):,} {source.noun} of {source.name} are not trained on, as they are in "
+                f"the test or another split of {of} ({names})"
+            )
+            source = source.subset([i for i, owner in enumerate(owners) if owner is None])
+        training[number] = once(source)
+    if again:
+        notes.append(f"{again:,} {training[0].noun} are given by several of the sources: each is taken once")
+    if not any(map(len, training)):
+        raise PatchloomError(f"{name} leaves no {training[0].noun} to train on: all are in a test")
+    made = zip(parts, training, tests, others, strict=True)
+    return [replace(part, train=train, test=test, others=more) for part, train, test, more in made], notes
+
+
+def _file_ids(source: Source) -> Iterator[tuple[int, int] | None]:
+    """Yield device and inode of each image's file, which links share; None for an image that is no file of its own."""
+    for i in range(len(source)):
+        try:
+            found = os.stat(source.describe(i))
+            yield found.st_dev, found.st_ino
+        except (OSError, ValueError):  # not a path
+            yield None
 
 
 def join_names(names: Sequence[str | Path]) -> str:

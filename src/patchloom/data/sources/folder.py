@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,15 @@ from patchloom.data.source import TEST_SPLITS, Data, note_on_splits
 from patchloom.data.sources.files import Files, PackedStrings
 from patchloom.data.sources.label_maps import without_label_maps
 from patchloom.data.sources.media_type import select_kind
-from patchloom.data.sources.scandir import images_in, list_files, list_names, note_on_others, some_images, without_runs
+from patchloom.data.sources.scandir import (
+    Listing,
+    images_in,
+    list_files,
+    list_top,
+    note_on_others,
+    some_images,
+    without_runs,
+)
 from patchloom.errors import PatchloomError
 
 __all__ = ["images_in", "open_folder"]
@@ -69,11 +76,9 @@ def open_folder(folder: Path, name: str) -> Data:
     has no labels, even if the training split has some.
     """
     if any((folder / case(word)).is_dir() for word in _TRAIN for case in (str.lower, str.title, str.upper)):
-        with os.scandir(folder) as entries:  # only now: there may be a million files
-            seen = [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
-        children = sorted(child for child, is_folder in seen if is_folder)
+        top, children = list_top(folder)  # only now: there may be a million files
         if splits := _splits(children):
-            return _split_here(folder, name, children, splits, [file for file, is_folder in seen if not is_folder])
+            return _split_here(folder, name, children, splits, top)
     found, of_runs = without_runs(folder, list_files(folder))
     kinds, sound, beside = select_kind({"": found}, name)
     listed = some_images(kinds[""], name)
@@ -111,9 +116,9 @@ def _splits(folders: Iterable[str]) -> tuple[str, str] | None:
     return None if train is None or test is None else (train, test)
 
 
-def _split_here(folder: Path, name: str, children: list[str], splits: tuple[str, str], files: list[str]) -> Data:
+def _split_here(folder: Path, name: str, children: list[str], splits: tuple[str, str], top: Listing) -> Data:
     """Open a folder that holds the splits. Each is listed separately, since links may lead from one to another."""
-    here, notes = {"": list_names(files)}, []
+    here, notes = {"": top}, list[str]()
     for child in children:
         here[f"{child}/"], of_runs = without_runs(folder / child, list_files(folder / child), f"{child}/")
         notes += of_runs

@@ -14,7 +14,7 @@ from patchloom.data.decode import IMAGE_SUFFIXES, SOUND
 from patchloom.data.source import Data
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.media_type import select_kind
-from patchloom.data.sources.scandir import endings, list_names
+from patchloom.data.sources.scandir import endings, in_foreign, list_names, note_on_foreign
 from patchloom.data.sources.urls import expand_braces
 from patchloom.errors import PatchloomError
 
@@ -48,9 +48,14 @@ def matches(pattern: str) -> list[str]:
 
 
 def open_images(paths: Sequence[str], name: str) -> Data:
-    """Open the images or recordings among ``paths``. Other files, and folders, are left out, with a note."""
+    """Open the images or recordings among ``paths``. Other files, and folders, are left out, with a note.
+
+    Folders of other programs below the folder that all files share are left out, too, unless all files lie in such.
+    """
     files = [path for path in paths if os.path.isfile(path)]
-    kinds, sound, notes = select_kind({"": list_names(files)}, name)
+    listed = list_names(files, _foreign(files))
+    kinds, sound, notes = select_kind({"": listed}, name)
+    notes += note_on_foreign({"": listed})
     images = set(kinds[""].paths)
     found = [path for path in files if path in images]
     folders = sum(map(os.path.isdir, paths))
@@ -64,6 +69,12 @@ def open_images(paths: Sequence[str], name: str) -> Data:
     source = Files(name, Path(root), [os.path.relpath(path, root) for path in found], sound=sound)
     source.no_labels = "files given one by one, or by a pattern, have none"
     return Data(source, None, tuple(notes))
+
+
+def _foreign(files: Sequence[str]) -> set[str]:
+    shared = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in files]) if files else ""
+    found = {path for path in files if in_foreign(os.path.relpath(path, shared).replace(os.sep, "/"))}
+    return found if len(found) < len(files) else set()
 
 
 def is_single(name: str) -> bool:

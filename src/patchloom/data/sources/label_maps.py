@@ -1,7 +1,8 @@
-"""Label maps among images, by name: ``masks/`` beside ``images/``, ``a_mask.png`` beside ``a.png``.
+"""Label maps among images: ``masks/`` beside ``images/``, ``a_mask.png`` beside ``a.png``, ``a.png`` beside ``a.jpg``.
 
 A word such as ``mask`` marks a file: in the name of a folder, or at either end of the file's own name. A marked file is
 a label map if an unmarked image has the same name without that word, or if its folder lies beside a folder of images.
+Files of one name in two formats are compared: those of one format are label maps if they have few values.
 Pre-training leaves label maps out; segmentation pairs them with their images.
 """
 
@@ -11,15 +12,17 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from patchloom.data.conversions import MAX_EXAMPLES, limit_examples
+from patchloom.data.decode import IMAGE_SUFFIXES, open_pillow, silence_decoders
 from patchloom.data.sources.files import PackedStrings
 from patchloom.data.sources.scandir import Listing, count_files_were
 
@@ -180,24 +183,33 @@ def without_label_maps(root: Path, listings: Mapping[str, Listing]) -> tuple[dic
     """
     everything = {before: listed.paths for before, listed in listings.items()}
     inside = {before + folder for before, listed in listings.items() for folder in listed.folders}
-    names = [*(paths.letters for paths in everything.values()), "\n".join(inside).encode(errors="surrogateescape")]
-    found = any(trace in some for some in map(bytes.lower, names) for trace in _TRACES)
-    if not found and not any(_IMAGE_WORD.search(_words(folder)) for folder in inside):
+    letters = [paths.letters.lower() for paths in everything.values()]
+    names = [*letters, "\n".join(inside).encode(errors="surrogateescape").lower()]
+    marked = any(trace in some for some in names for trace in _TRACES)
+    marked = marked or any(_IMAGE_WORD.search(_words(folder)) for folder in inside)
+    formats = sum(any(suffix.encode() in some for some in letters) for suffix in IMAGE_SUFFIXES)
+    if not marked and formats < 2:
         return everything, []
     paths = [before + path for before, some in everything.items() for path in some]
-    left, doubtful = _label_maps(paths)
-    if left:
-        kept = np.array([path not in left for path in paths])
+    left, doubtful = _label_maps(paths) if marked else (set[str](), set[str]())
+    by_values = maps_by_values(root, [path for path in paths if path not in left])
+    doubtful -= by_values.keys()
+    if left or by_values:
+        kept = np.array([path not in left and path not in by_values for path in paths])
         ends = np.cumsum([len(some) for some in everything.values()])[:-1]
         split = zip(everything.items(), np.split(kept, ends), strict=True)
         everything = {before: some.where(those) for (before, some), those in split}
     notes = []
-    if left:
-        shown = limit_examples(sorted(left)[:MAX_EXAMPLES], len(left))
-        notes.append(
-            f"{count_files_were(len(left))} left out as label maps of the images beside them ({shown}): to keep them, "
-            f"name the files by a pattern, such as '{glob.escape(str(root))}/**/*{Path(min(left)).suffix}'"
-        )
+    for those, why in (
+        (left, "as label maps of the images beside them"),
+        (by_values, "as label maps, since they have few values and the name of an image beside them"),
+    ):
+        if those:
+            shown = limit_examples(sorted(those)[:MAX_EXAMPLES], len(those))
+            notes.append(
+                f"{count_files_were(len(those))} left out {why} ({shown}): to keep them, name the files by a pattern, "
+                f"such as '{glob.escape(str(root))}/**/*{Path(min(those)).suffix}'"
+            )
     if doubtful:
         shown = limit_examples(sorted(doubtful)[:MAX_EXAMPLES], len(doubtful))
         files = "1 file is" if len(doubtful) == 1 else f"{len(doubtful):,} files are"
@@ -247,3 +259,92 @@ def _only_neighbours(paths: list[str], of_images: set[str]) -> dict[str, str]:
     alone = {folder for folders in children.values() if len(folders) == 2 for folder in folders - of_images}
     tops = {folder: top for folder, prefixes in above.items() for top in prefixes if top in alone}
     return {path: tops[folder] for path in paths if (folder := path.rpartition("/")[0]) in tops}
+
+
+# Label maps by their values, for files of one name in two formats. All pairs of two formats are judged together.
+
+
+_SAMPLED_PAIRS = 12  # of two formats, evenly spaced; a quarter of them may look otherwise
+_SAMPLED_ROWS = 256
+_MOST_VALUES = 256  # in a label map, also one with smoothed edges
+_FEW, _SHARE = 16, 0.5  # so many values cover this share of the pixels: less in depth maps
+_CONSTANT = 0.8  # share of the pixels that equal the one on their left: less in photographs
+_SIDE = 64  # of the thumbnails that are compared
+_COPY = 0.98  # correlation from which on two files show the same picture
+
+
+def maps_by_values(root: Path, paths: Sequence[str]) -> dict[str, str]:
+    """Return the image of each label map, for files of one name in two formats of which one has few values.
+
+    A few pairs are read. A picture that was saved in two formats has no label map.
+
+    Args:
+        root: folder that the paths are relative to.
+        paths: paths of images and label maps.
+    """
+    by_name: dict[str, list[str]] = {}
+    for path in paths:
+        by_name.setdefault(os.path.splitext(path)[0], []).append(path)
+    pairs: dict[tuple[str, ...], list[list[str]]] = {}
+    for those in by_name.values():
+        if len(those) == 2:
+            those.sort(key=_suffix)
+            pairs.setdefault(tuple(map(_suffix, those)), []).append(those)
+    found: dict[str, str] = {}
+    for some in pairs.values():
+        for image, label in ((0, 1), (1, 0)):
+            if _are_maps(root, [(pair[image], pair[label]) for pair in some]):
+                found |= {pair[label]: pair[image] for pair in some}
+                break
+    return found
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def _are_maps(root: Path, pairs: Sequence[tuple[str, str]]) -> bool:
+    """Return whether the second files of pairs are label maps of the first, by a sample of the pairs."""
+    places = np.unique(np.linspace(0, len(pairs) - 1, _SAMPLED_PAIRS).astype(int)).tolist()
+    misses, several = 0, False
+    for place in places:
+        image, label = pairs[place]
+        values = _values_of_map(root / image, root / label)
+        misses += values == 0
+        several |= values > 1
+        if misses > len(places) // 4:
+            return False
+    return several
+
+
+def _values_of_map(image: Path, label: Path) -> int:
+    """Return the number of values in the label map of an image; 0 if the file does not look like one."""
+    try:
+        with silence_decoders(), open_pillow(label) as two:
+            width, height = two.size
+            array = np.asarray(two)[:: max(1, height // _SAMPLED_ROWS)]
+            if array.ndim == 3:  # a colour is a number
+                array = array.astype(np.int64) @ 256 ** np.arange(array.shape[2])
+            counts = np.sort(np.unique(array, return_counts=True)[1])[::-1]
+            constant = (array[:, 1:] == array[:, :-1]).mean() if width > 1 else 0
+            if len(counts) > _MOST_VALUES or counts[:_FEW].sum() < _SHARE * array.size or constant < _CONSTANT:
+                return 0
+            map_small = _thumbnail(two)
+        with silence_decoders(), open_pillow(image) as one:
+            if sorted(one.size) != sorted((width, height)):
+                return 0
+            one.draft("L", (_SIDE, _SIDE))
+            image_small = _thumbnail(one)
+    except Exception:  # decoders raise nearly anything on broken bytes
+        return 0
+    deviations = image_small.std(), map_small.std()
+    if min(deviations) == 0:
+        return len(counts) if deviations[0] else 0  # a plain image says nothing
+    return 0 if abs(np.corrcoef(image_small.ravel(), map_small.ravel())[0, 1]) > _COPY else len(counts)
+
+
+def _thumbnail(image: Image.Image) -> np.ndarray:
+    """Return the grey values of a small picture, float32 [64 64]."""
+    grey = image if image.mode in ("L", "F") or image.mode.startswith("I") else image.convert("L")
+    floats = Image.fromarray(np.asarray(grey).astype(np.float32))
+    return np.asarray(floats.resize((_SIDE, _SIDE), Image.Resampling.BOX))

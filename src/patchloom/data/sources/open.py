@@ -16,6 +16,7 @@ from patchloom.data.sources.folder import open_folder
 from patchloom.data.sources.glob import absolute_pattern, is_pattern, is_single, matches, open_images
 from patchloom.data.sources.huggingface import absolute_hub_name, hub_folder, is_hub, open_hub
 from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name, object_name, open_objects
+from patchloom.data.sources.scandir import is_foreign
 from patchloom.data.sources.shards import holds_shards, is_shards, open_shard_folder, open_shards
 from patchloom.data.sources.speech_commands import is_speech_commands, open_speech_commands
 from patchloom.data.sources.table import open_list, split_choice
@@ -167,7 +168,8 @@ def _open_pattern(name: str, seed: int, fetch: bool) -> Data:
     """Open a pattern: as folders or as shards if it matches only these, otherwise as the images among the matches."""
     found = matches(name)
     if all(map(os.path.isdir, found)):
-        return open_concat([*map(Path, found)], name, partial(_open_one, seed=seed, fetch=fetch))
+        folders = [path for path in found if not is_foreign(path)] or found
+        return open_concat([*map(Path, folders)], name, partial(_open_one, seed=seed, fetch=fetch))
     if all(path.endswith(".tar") for path in found):
         return open_shards(name, name)
     return open_images(found, name)

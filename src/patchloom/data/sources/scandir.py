@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,20 @@ from patchloom.data.decode import EXTRAS, IMAGE_SUFFIXES, LOOK_ALIKES, SOUND_SUF
 from patchloom.data.sources.files import PackedStrings
 from patchloom.errors import PatchloomError, pip_install
 
+_ARCHIVES = frozenset(".zip .7z .rar .tar .tgz .gz .bz2 .xz .zst".split())
 _RUNS = ("requested.yaml", "config.yaml"), ("compare.yaml", "comparison.csv")  # files of a run, of a comparison
+# folders in which other programs keep thumbnails, previews, deleted or recovered files: the ends of their paths
+_FOREIGN = re.compile(
+    r"""(?ix) (?: ^ | / ) (?:
+        @eadir | @tmp | @sharebin | \#recycle | \#snapshot              # Synology
+        | @recycle | @recently-snapshot | \.@__thumb                    # QNAP
+        | \$recycle\.bin | system\ volume\ information | found\.\d{3}  # Windows
+        | __macosx | \.appledouble | network\ trash\ folder | temporary\ items | \.trash[^/]*  # macOS, and Linux
+        | lost\+found | \.thumbnails | \.picasaoriginals | \.dtrash | \.ipynb_checkpoints
+        | [^/]+\.lrdata                                                # Lightroom
+        | [^/]+\.(?:photo|photos|a|migratedphoto)library/(?!originals|masters)[^/]+  # Apple
+    ) $"""
+)
 
 
 @dataclass(frozen=True)
@@ -39,20 +53,39 @@ class Listing:
         folders: all folders, including the folder itself, "".
         others: files that are not read, by suffix ("" without one).
         recordings: paths of the recordings, sorted.
+        foreign: images and recordings in folders of other programs, see `is_foreign`.
     """
 
     paths: PackedStrings
     folders: tuple[str, ...]
     others: Mapping[str, UnreadFiles]
     recordings: PackedStrings
+    foreign: UnreadFiles = UnreadFiles(0, ())
+
+
+def is_foreign(folder: str) -> bool:
+    """Return whether the last folder of a path belongs to another program, such as ``photos/@eaDir``."""
+    return _FOREIGN.search(folder) is not None
+
+
+def in_foreign(path: str) -> bool:
+    """Return whether a file lies in a folder that `is_foreign`, at any depth."""
+    folders = path.split("/")[:-1]
+    return any(is_foreign("/".join(folders[: depth + 1])) for depth in range(len(folders)))
 
 
 def list_files(root: Path) -> Listing:
-    """List a folder. Hidden files are skipped, and a folder that links reach twice is read once."""
+    """List a folder.
+
+    Hidden files are skipped, and a folder that links reach twice is read once. Files in folders of other programs are
+    only counted, unless such a folder is ``root`` itself.
+    """
     found = _Collector()
     folders: list[str] = []
     seen: set[str] = set()
     start = len(os.path.join(root, ""))
+    above = os.path.basename(os.path.abspath(root))
+    outside = set[str]()  # folders of other programs
     for folder, subfolders, files in os.walk(root, followlinks=True):
         inside = os.path.join(folder, "")[start:].replace(os.sep, "/")
         folders.append(inside.rstrip("/"))
@@ -62,17 +95,33 @@ def list_files(root: Path) -> Listing:
             continue
         seen.add(real)
         subfolders[:] = sorted(sub for sub in subfolders if not sub.startswith("."))
+        if foreign := inside.rstrip("/") in outside:
+            folders.pop()
+        outside.update(inside + sub for sub in subfolders if foreign or is_foreign(f"{above}/{inside}{sub}"))
         for file in sorted(files):
             if not file.startswith("."):
-                found.add(inside + file)
+                found.add(inside + file, foreign)
     return found.listing(folders)
 
 
-def list_names(names: Iterable[str]) -> Listing:
-    """List some files in one folder, by their names alone."""
+def list_top(root: Path) -> tuple[Listing, list[str]]:
+    """List the files directly in a folder, and return the names of its sub-folders, without those of other programs."""
+    found = _Collector()
+    with os.scandir(root) as entries:
+        seen = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
+    for name, is_folder in seen:
+        if not is_folder:
+            found.add(name)
+        elif is_foreign(name):
+            found.add_foreign(name, list_files(root / name))
+    return found.listing([""]), [name for name, is_folder in seen if is_folder and not is_foreign(name)]
+
+
+def list_names(names: Iterable[str], foreign: Collection[str] = ()) -> Listing:
+    """List some files in one folder, by their names alone; ``foreign`` are those in folders of other programs."""
     found = _Collector()
     for name in sorted(names):
-        found.add(name)
+        found.add(name, name in foreign)
     return found.listing([""])
 
 
@@ -84,10 +133,13 @@ class _Collector:
         self._recordings: list[str] = []
         self._counts: dict[str, int] = {}
         self._examples: dict[str, list[str]] = {}
+        self._foreign: list[str] = []
 
-    def add(self, path: str) -> None:
+    def add(self, path: str, foreign: bool = False) -> None:
         suffix = os.path.splitext(path)[1].lower()
-        if suffix in IMAGE_SUFFIXES:
+        if foreign:
+            self._foreign += [path] if suffix in IMAGE_SUFFIXES | SOUND_SUFFIXES else []
+        elif suffix in IMAGE_SUFFIXES:
             self._images.append(path)
         elif suffix in SOUND_SUFFIXES:
             self._recordings.append(path)
@@ -97,10 +149,14 @@ class _Collector:
             if len(some) < MAX_EXAMPLES:
                 some.append(path)
 
+    def add_foreign(self, folder: str, listed: Listing) -> None:
+        self._foreign += (f"{folder}/{path}" for some in (listed.paths, listed.recordings) for path in some)
+
     def listing(self, folders: Sequence[str]) -> Listing:
         others = {suffix: UnreadFiles(count, tuple(self._examples[suffix])) for suffix, count in self._counts.items()}
         images, recordings = PackedStrings(sorted(self._images)), PackedStrings(sorted(self._recordings))
-        return Listing(images, tuple(folders), others, recordings)
+        foreign = UnreadFiles(len(self._foreign), tuple(sorted(self._foreign)[:MAX_EXAMPLES]))
+        return Listing(images, tuple(folders), others, recordings, foreign)
 
 
 def images_in(root: Path, name: str) -> PackedStrings:
@@ -114,6 +170,8 @@ def some_images(listed: Listing, name: str) -> Listing:
         return listed
     if len(listed.recordings):
         raise PatchloomError(f"{name} holds {len(listed.recordings):,} recordings and no images: give other data")
+    if foreign := note_on_foreign({"": listed}):
+        raise PatchloomError(f"{name} holds no images of its own: {foreign[0]}")
     if not listed.others:
         raise PatchloomError(f"{name} is an empty folder: put images into it, at any depth")
     common = sorted(listed.others, key=lambda suffix: (-listed.others[suffix].count, not suffix, suffix))[:5]
@@ -150,13 +208,29 @@ def without_runs(root: Path, listed: Listing, where: str = "") -> tuple[Listing,
     return replace(listed, paths=paths, folders=folders, recordings=recordings), notes
 
 
+def note_on_foreign(listings: Mapping[str, Listing]) -> list[str]:
+    """Return a sentence on images in folders of other programs; an empty list if there are none."""
+    total = sum(listed.foreign.count for listed in listings.values())
+    names = sorted(before + path for before, listed in listings.items() for path in listed.foreign.examples)
+    if not total:
+        return []
+    return [
+        f"{count_files_were(total)} left out, in folders where other programs keep thumbnails or deleted files "
+        f"({limit_examples(names, total)}): to use them, name such a folder itself"
+    ]
+
+
 def note_on_others(listings: Mapping[str, Listing]) -> list[str]:
-    """Return a sentence on files that look like images and are not read; an empty list if there are none."""
+    """Return sentences on files that are not read: in folders of other programs, and those that look like images."""
+    return [*note_on_foreign(listings), *_note_on_formats(listings)]
+
+
+def _note_on_formats(listings: Mapping[str, Listing]) -> list[str]:
     counts: dict[str, int] = {}
     examples: list[str] = []
     for before, listed in listings.items():
         for suffix, some in listed.others.items():
-            if suffix in LOOK_ALIKES or suffix in EXTRAS:
+            if suffix in LOOK_ALIKES or suffix in EXTRAS or suffix in _ARCHIVES:
                 counts[suffix] = counts.get(suffix, 0) + some.count
                 examples += [before + path for path in some.examples]
     if not counts:
@@ -182,5 +256,7 @@ def count_files_were(count: int) -> str:
 
 
 def _with_remedy(suffix: str) -> str:
+    if suffix in _ARCHIVES:
+        return f"{suffix} (unpack to read)"
     extra = EXTRAS.get(suffix)
     return (suffix or "no suffix") if extra is None else f"{suffix} ({pip_install(extra)} to read them)"

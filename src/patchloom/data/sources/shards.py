@@ -33,6 +33,7 @@ from patchloom.data.decode import IMAGE_SUFFIXES, Unreadable, decode_image
 from patchloom.data.duplicates import contents_on_disc
 from patchloom.data.source import TEST_SPLITS, Data, Source, digest, in_classes, note_on_splits
 from patchloom.data.sources.files import Files, PackedStrings
+from patchloom.data.sources.scandir import in_foreign, is_foreign
 from patchloom.data.sources.urls import PIPE, Shard, addresses_of, connect, error_line, is_address, stat_shards
 from patchloom.data.workers import in_threads
 from patchloom.display import StatusMessage
@@ -210,7 +211,7 @@ def _seldom(address: str) -> bool:
 # The index of a shard: names, offsets, sizes and labels of its images.
 
 
-_FORMAT = "index 1"  # increment when the code that makes an index changes
+_FORMAT = "index 2"  # increment when the code that makes an index changes
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
 
@@ -254,7 +255,7 @@ def read_index(file: BinaryIO, name: str) -> ShardIndex:
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
-                if member.isfile() and not _base(member).startswith("."):
+                if member.isfile() and not _base(member).startswith(".") and not in_foreign(member.name):
                     samples.setdefault(member.name.removesuffix(_suffix(member)), []).append(member)
             end = tar.offset
     except Exception as error:  # tarfile's own exceptions, and others from wrong numbers in a header
@@ -408,7 +409,7 @@ def is_shards(name: str) -> bool:
 
 def holds_shards(folder: Path) -> bool:
     """Return whether a folder holds tar files, and neither images nor folders."""
-    entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    entries = [path for path in folder.iterdir() if not path.name.startswith(".") and not is_foreign(path.name)]
     suffixes = {path.suffix.lower() for path in entries}
     return ".tar" in suffixes and not suffixes & IMAGE_SUFFIXES and not any(path.is_dir() for path in entries)
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from patchloom.data.conversions import limit_examples
 from patchloom.data.decode import IMAGE_SUFFIXES, SOUND_SUFFIXES
 from patchloom.data.near_duplicates import SUBJECT_COLUMN
 from patchloom.data.source import TEST_SPLITS, Data
@@ -160,17 +161,20 @@ class SourceTable(NamedTuple):
     Attributes:
         cells: rows of cells, all as long as ``names``.
         names: names of the columns; () if the file has none.
+        delimiter: tab, comma, semicolon, or a space for any white space.
     """
 
     cells: list[list[str]]
     names: tuple[str, ...]
+    delimiter: str = ","
 
 
 def parse_table(lines: Sequence[str], file: Path) -> SourceTable | None:
     """Parse the lines of a file as a table; return None for a plain list of paths, with or without tabs and labels.
 
     A first row is a header if none of its cells is an image, and one of them is a common name for paths, or cells below
-    are images. A table without a header is recognised by commas or semicolons.
+    are images. A table without a header is recognised by commas, semicolons, or three columns with tabs between them.
+    Cells with spaces or tabs between them are a table if a cell of the first rows is an existing image.
     """
 
     def is_image(cell: str) -> bool:
@@ -179,6 +183,8 @@ def parse_table(lines: Sequence[str], file: Path) -> SourceTable | None:
     begin = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
     lines = lines[begin:]
     head = [(each, next(iter(_rows(lines[:1], each, 0, file)), [])) for each in ("\t", ",", ";")]
+    if _is_spaced(lines[:_SAMPLED_ROWS], file):
+        head.append((" ", lines[0].split()))
     head = [
         (delimiter, first)
         for delimiter, first in head
@@ -194,10 +200,18 @@ def parse_table(lines: Sequence[str], file: Path) -> SourceTable | None:
             continue
         below = _rows(lines[1:_SAMPLED_ROWS], delimiter, 0, file)
         if any(map(is_image, first)):
-            return None if delimiter == "\t" else SourceTable(_rows(lines, delimiter, len(first), file), ())
+            return SourceTable(_rows(lines, delimiter, len(first), file), (), delimiter)
         if file.suffix.lower() in (".csv", ".tsv") or any(is_image(cell) for row in below for cell in row):
             return SourceTable(_rows(lines, delimiter, len(first), file)[1:], tuple(first))
     return None
+
+
+def _is_spaced(lines: Sequence[str], file: Path) -> bool:
+    """Return whether lines are a table with spaces between cells, and not paths that hold spaces."""
+    rows = [line.split() for line in lines if line.strip()]
+    cells = _with_slashes([cell for row in rows for cell in row], file)
+    there = any(os.path.isfile(os.path.join(file.parent, cell)) for cell in cells)
+    return there and len(set(map(len, rows))) == 1 and not any("\t" in line for line in lines)
 
 
 _MANY_ONCE = 5  # labels that occur once, above which a note may say that they are numbers
@@ -208,13 +222,15 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
     """Open the images of a table. Paths are relative to the file's folder."""
     if not table.cells:
         raise PatchloomError(f"{name} lists no images: write a row for each below its header")
-    names = table.names or _unnamed(table, name)
+    names = table.names or _unnamed(table, name, chosen)
     if len(set(names)) < len(names):
         twice = next(one for one in names if names.count(one) > 1)
         raise PatchloomError(f"{name} has two columns called {twice!r}: rename one")
     columns = {column: [row[i] for row in table.cells] for i, column in enumerate(names)}
     roles = ColumnRoles(columns, file, name, chosen).assign()
-    kept, notes = _existing_rows(columns[roles["path"]], file, name)
+    columns[roles["path"]] = _with_slashes(columns[roles["path"]], file)
+    compared = {role: columns[roles[role]] for role in ("label", "split") if role in roles}
+    kept, notes = _existing_rows(columns[roles["path"]], compared, file, name)
     columns = {column: [values[i] for i in kept] for column, values in columns.items()}
     words = columns[roles["label"]] if "label" in roles else []
     splits = [split_of(word) for word in columns[roles["split"]]] if "split" in roles else [""] * len(kept)
@@ -269,7 +285,9 @@ def _is_number(word: str) -> bool:
 
 def _rows(lines: Sequence[str], delimiter: str, width: int, file: Path) -> list[list[str]]:
     """Return rows of stripped cells without empty rows; ``width`` cells each, unless that is 0."""
-    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+    reader = (
+        csv.reader(lines, delimiter=delimiter, skipinitialspace=True) if delimiter != " " else map(str.split, lines)
+    )
     rows: list[list[str]] = []
     try:
         for row in reader:
@@ -279,7 +297,7 @@ def _rows(lines: Sequence[str], delimiter: str, width: int, file: Path) -> list[
             if width and len(cells) > width:
                 raise PatchloomError(
                     f"{file} has {len(cells)} cells in a row and {width} in its first ({', '.join(cells)}): put quotes "
-                    "around cells that hold a comma"
+                    f"around cells that hold a {_DELIMITERS[delimiter]}"
                 )
             if any(cells):
                 rows.append(cells + [""] * (width - len(cells)))
@@ -288,32 +306,70 @@ def _rows(lines: Sequence[str], delimiter: str, width: int, file: Path) -> list[
     return rows
 
 
-def _unnamed(table: SourceTable, name: str) -> tuple[str, ...]:
-    """Return names for the columns of a table without a header: the images are the path, another column the label."""
+_DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", " ": "space"}
+
+
+def _unnamed(table: SourceTable, name: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
+    """Return names for the columns of a table without a header: the images are the path, another column the label.
+
+    Columns that the user chooses are called by their numbers, from 1.
+    """
     width = len(table.cells[0])
+    if chosen:
+        return tuple(str(i + 1) for i in range(width))
     suffixes = [os.path.splitext(cell)[1].lower() in _SUFFIXES for cell in table.cells[0]]
     if width > 2 or sum(suffixes) > 1:
+        header = table.delimiter.join(["path", "label", "split", "group", "..."][: max(2, width)])
         raise PatchloomError(
-            f"{name} does not name its {width} columns: add a header line, such as "
-            f"{','.join(['path', 'label', 'split', 'group', '...'][: max(2, width)])}"
+            f"{name} does not name its {width} columns: add a header line, such as {header!r}, or choose them by their "
+            f"numbers, as {name}@path=1,label=2"
         )
     return ("label", "path") if suffixes[1] else ("path", "label")
 
 
-def _existing_rows(paths: list[str], file: Path, name: str) -> tuple[list[int], list[str]]:
-    """Return the rows whose files exist, each file once, and notes on the others."""
+def _with_slashes(paths: Sequence[str], file: Path) -> list[str]:
+    """Replace the backslashes of Windows in paths, unless a file has such a name."""
+    return [
+        path if "\\" not in path or os.path.isfile(os.path.join(file.parent, path)) else path.replace("\\", "/")
+        for path in paths
+    ]
+
+
+def _note_on_repeated(
+    rows: Sequence[tuple[int, int]], paths: Sequence[str], columns: Mapping[str, Sequence[str]], name: str
+) -> list[str]:
+    """Return a note on files that are listed again; ``rows`` are pairs of the first row of a file and a later one."""
+    if not rows:
+        return []
+    note = f"{name}: {len(rows):,} of {len(paths):,} rows are left out, since their file was listed before"
+    for role, values in columns.items():
+        other = {first: again for first, again in reversed(rows) if values[first] != values[again]}
+        if other:
+            some = (f"{paths[first]}: {values[first]!r}, then {values[again]!r}" for first, again in other.items())
+            note += (
+                f"; {len(other):,} of these files {'has' if len(other) == 1 else 'have'} another {role} there, and the "
+                f"first one counts ({limit_examples(some, len(other))})"
+            )
+    return [note]
+
+
+def _existing_rows(
+    paths: list[str], columns: Mapping[str, Sequence[str]], file: Path, name: str
+) -> tuple[list[int], list[str]]:
+    """Return the rows whose files exist, each file once, and notes on the others; ``columns`` should not differ."""
     rows: list[int] = []
     missing: list[str] = []
-    seen: set[str] = set()
-    again = empty = 0
+    seen: dict[str, int] = {}
+    again: list[tuple[int, int]] = []
+    empty = 0
     for i, path in enumerate(paths):
         whole = os.path.normpath(os.path.join(file.parent, path))
         if not path:
             empty += 1
         elif whole in seen:
-            again += 1
+            again.append((seen[whole], i))
         elif os.path.isfile(whole):
-            seen.add(whole)
+            seen[whole] = i
             rows.append(i)
         else:
             missing.append(path)
@@ -322,8 +378,7 @@ def _existing_rows(paths: list[str], file: Path, name: str) -> tuple[list[int], 
     notes: list[str] = []
     if missing:
         notes.append(missing_files(missing, len(paths), name) + "; they are left out")
-    if again:
-        notes.append(f"{name}: {again:,} of {len(paths):,} rows are left out, since their file was listed before")
+    notes += _note_on_repeated(again, paths, columns, name)
     if empty:
         notes.append(f"{name}: {empty:,} of {len(paths):,} rows are left out, since they have no path")
     return rows, notes
@@ -400,14 +455,19 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) ->
     if chosen:
         raise PatchloomError(f"{file} is a plain list, which has no columns to choose: give it without @...")
     rows = [line.partition("\t") for line in map(str.strip, lines) if line and not line.startswith("#")]
-    paths, words = [row[0].strip() for row in rows], [row[2].strip() for row in rows]
+    paths, words = _with_slashes([row[0].strip() for row in rows], file), [row[2].strip() for row in rows]
     if not paths:
         raise PatchloomError(f"{name} lists no images: write one path per line, relative to the folder of {file.name}")
+    seen: dict[str, int] = {}
+    first = [seen.setdefault(os.path.normpath(path), i) for i, path in enumerate(paths)]
+    repeated = _note_on_repeated([(a, i) for i, a in enumerate(first) if a != i], paths, {"label": words}, name)
+    paths, words = [paths[i] for i in seen.values()], [words[i] for i in seen.values()]
     missing = [path for path in paths if not (file.parent / path).is_file()]
     if len(missing) == len(paths):
         raise none_exists(len(paths), name, file, paths[0])
     classes = tuple(sorted(set(words) - {""}))
     number = {word: i for i, word in enumerate(classes)}
     labels = np.array([number.get(word, -1) for word in words], dtype=np.int64) if classes else None
-    notes = (missing_files(missing, len(paths), name) + "; they count as files that cannot be read",) if missing else ()
-    return Data(Files(name, file.parent, paths, classes, labels, sound=detect_sound(paths, name)), None, notes)
+    if missing:
+        repeated.append(missing_files(missing, len(paths), name) + "; they count as files that cannot be read")
+    return Data(Files(name, file.parent, paths, classes, labels, sound=detect_sound(paths, name)), None, (*repeated,))

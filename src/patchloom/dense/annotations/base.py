@@ -116,6 +116,16 @@ class AnnotatedSubset(Annotated[T]):
         return digest(chain([self.whole.fingerprint()], map(str, self.indices)))
 
 
+def base_of(annotated: Annotated[T]) -> tuple[Annotated[T], np.ndarray]:
+    """Return the data that images are a subset of, and their indices."""
+    chosen = np.arange(len(annotated))
+    whole = annotated
+    while isinstance(whole, AnnotatedSubset):
+        chosen = whole.indices[chosen]
+        whole = whole.whole
+    return whole, chosen
+
+
 @dataclass(frozen=True)
 class AnnotatedData(Generic[T]):
     """The parts into which annotated images come.
@@ -423,6 +433,27 @@ class Header(NamedTuple):
     size: tuple[int, int]
     turned: bool = False
     swapped: bool = False
+
+
+def as_stored(what: str, image: str, size: tuple[int, int]) -> PatchloomError:
+    """Return the error for an annotation of an image before its EXIF orientation is applied; ``size`` is after it."""
+    height, width = size
+    return PatchloomError(
+        f"{what} of {image} as stored ({height} x {width}), but its EXIF orientation makes it {width} x {height}: "
+        "remove that tag (exiftool -Orientation= FILE), or annotate the upright image"
+    )
+
+
+def note_on_turned(images: Sequence[str], of: int, what: str) -> list[str]:
+    """Return a sentence on images that their EXIF orientation turns, with annotations such as "boxes"."""
+    if not images:
+        return []
+    are = "is" if len(images) == 1 else "are"
+    return [
+        f"{len(images):,} of {of:,} images {are} turned by EXIF orientation ({limit_examples(images, len(images))}): "
+        f"their {what} are taken to be those of the upright image; if they are of the stored one, remove that tag "
+        "(exiftool -Orientation= FILE)"
+    ]
 
 
 def header_of(stored: Path | bytes, name: str) -> Header:

@@ -13,9 +13,10 @@ import torch
 
 from patchloom.data.source import Source, digest
 from patchloom.data.sources.files import Files, PackedStrings
-from patchloom.dense.annotations.base import Annotated, Objects
+from patchloom.dense.annotations.base import Annotated, Objects, base_of
 from patchloom.dense.metrics import coco_tool, from_run_lengths
 
+LARGEST_ID = 2**53  # of a category: every program reads such a number in JSON
 _FARTHEST = 2**20  # pixels, of corners and of the sides of a polygon together: drawing it takes some 40 bytes a pixel
 
 
@@ -122,16 +123,25 @@ class Annotations:
         classes: names of the classes.
         parts: parts of the data by name.
         notes: sentences on skipped items.
+        ids: COCO's category id of each class; () in other formats.
     """
 
     classes: tuple[str, ...]
     parts: dict[str, AnnotatedFiles]
     notes: list[str]
+    ids: tuple[int, ...] = ()
 
 
 def part_of_files(name: str, root: Path, paths: Sequence[str], sheets: list[ImageAnnotation]) -> AnnotatedFiles:
     """A part whose images are files."""
     return AnnotatedFiles(Files(name, root, paths), sheets, lambda i: root / paths[i])
+
+
+def category_ids(annotated: Annotated[Objects]) -> tuple[int, ...]:
+    """Return COCO's category id of each class, to write detections with; counted from 1 if there are none."""
+    whole, _ = base_of(annotated)
+    ids = whole.ids if isinstance(whole, BoxedImages) else ()
+    return ids if ids and 0 <= min(ids) and max(ids) <= LARGEST_ID else tuple(range(1, len(annotated.classes) + 1))
 
 
 class BoxedImages(Annotated[Objects]):
@@ -146,6 +156,7 @@ class BoxedImages(Annotated[Objects]):
         labels: int64 [m].
         crowd: bool [m].
         outlines: outline of each object from `compress_outline`, decoded on access; None if there are none.
+        ids: as in `Annotations`.
     """
 
     def __init__(
@@ -158,9 +169,11 @@ class BoxedImages(Annotated[Objects]):
         labels: np.ndarray,
         crowd: np.ndarray,
         outlines: PackedStrings | None,
+        ids: tuple[int, ...] = (),
     ) -> None:
         self.images, self.classes, self.sizes, self.ends = images, classes, sizes, np.cumsum(counts)
         self.counts, self.boxes, self.labels, self.crowd, self.outlines = counts, boxes, labels, crowd, outlines
+        self.ids = ids
 
     def size(self, i: int) -> tuple[int, int]:
         return int(self.sizes[i, 0]), int(self.sizes[i, 1])

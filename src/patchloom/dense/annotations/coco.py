@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from patchloom.dense.annotations.base import (
 from patchloom.dense.annotations.boxes import AnnotatedFiles, Annotations, ImageAnnotation, part_of_files, told_size
 from patchloom.errors import PatchloomError, listing
 
+_SEARCHED = 100  # folders of images that are searched for JSON files
+_NEAR = re.compile("instances|coco|annot|train|val|test|label", re.IGNORECASE)  # in the names of such files
 _SAMPLED = 20  # images of a file by which the folder of all is found
 
 
@@ -84,7 +87,42 @@ def find_coco(
         parts |= {key: part_of_files(name, root, those, [of[one] for one in those]) for key, those in within.items()}
         named.update(paths)
     notes += note_on_unnamed(root, sorted(known - named), len(known | named))
-    return Annotations(tuple(str(one["name"]) for one in categories), parts, notes)
+    ids = tuple(one["id"] for one in categories)
+    return Annotations(tuple(str(one["name"]) for one in categories), parts, notes, ids)
+
+
+def image_ids(images: Sequence[Path]) -> tuple[dict[Path, int], list[Path]]:
+    """Find the ids that COCO JSON files give to images, and return those files, too.
+
+    The files lie in a folder of the images or in one of two folders above all of them, or in ``annotations`` there. The
+    names in them have to be the ends of the images' paths. An image that two files number differently has no id.
+    """
+    if not images:
+        return {}, []
+    folders = sorted({image.parent for image in images})
+    shared = Path(os.path.commonpath(folders))
+    places = dict.fromkeys([shared, *shared.parents[:2], *folders[:_SEARCHED]])
+    files = [place / one for place in places for one in files_in(place, ["", "annotations"], (".json",))]
+    files = [file for file in files if _NEAR.search(file.stem)]
+    files = [file for file in files if file.name.startswith("instances")] or files
+    by_name: dict[str, list[tuple[str, int]]] = {}
+    told: dict[tuple[str, int], Path] = {}
+    for file in dict.fromkeys(files):
+        with suppress(PatchloomError):  # of other programs
+            content = read_json(file) or {"images": []}
+            for one in _entries(file, content, "images", {"id": int, "file_name": str}):
+                name = _plain(one["file_name"])
+                by_name.setdefault(name.rpartition("/")[2], []).append((name, one["id"]))
+                told.setdefault((name, one["id"]), file)
+    found: dict[Path, int] = {}
+    used: list[Path] = []
+    for image in images:
+        whole = f"/{image.as_posix()}"
+        those = {known for known in by_name.get(image.name, []) if whole.endswith(f"/{known[0]}")}
+        if len({number for _, number in those}) == 1:
+            found[image] = next(iter(those))[1]
+            used += (told[one] for one in those)
+    return found, [*dict.fromkeys(used)]
 
 
 def _parts(name: str, files: Sequence[str]) -> dict[str | None, str]:
@@ -168,7 +206,7 @@ def _image_paths(
     COCO files do not state the folder of their images. It is the one that contains most of a sample: the folder of the
     file before those of its part, before others. If none contains any, folders in the names are ignored.
     """
-    plain = [os.path.normpath(image.replace("\\", "/")).replace(os.sep, "/") for image in images]
+    plain = [_plain(image) for image in images]
     bare = [image.rpartition("/")[2] for image in plain]
     own = os.path.dirname(file)
     ranked = sorted(folders, key=lambda one: (one != own, part_from_path(f"{one}/") != part, one.count("/"), one))
@@ -179,6 +217,10 @@ def _image_paths(
             folder = ranked[there.index(max(there))]
             return [_joined(folder, one) for one in names]
     return [_joined(own, one) for one in plain]
+
+
+def _plain(name: str) -> str:
+    return os.path.normpath(name.replace("\\", "/")).replace(os.sep, "/")
 
 
 def _joined(folder: str, name: str) -> str:

@@ -26,10 +26,12 @@ from patchloom.dense.annotations.base import (
     AnnotatedData,
     Header,
     Objects,
+    as_stored,
     count_images,
     header_of,
     is_role,
     named_parts,
+    note_on_turned,
     parse_part,
 )
 from patchloom.dense.annotations.boxes import (
@@ -175,7 +177,7 @@ def check_annotations(found: Annotations) -> AnnotatedData[Objects]:
     masks, notes = _outlined(found)
     parts: dict[str, BoxedImages] = {}
     for name, part in found.parts.items():
-        parts[name], said = _boxed(part, found.classes, masks)
+        parts[name], said = _boxed(part, found, masks)
         before = f"{name.capitalize()}: " if len(found.parts) > 1 else ""
         notes += [f"{before}{sentence}" for sentence in said]
     if TRAIN not in parts:
@@ -218,7 +220,7 @@ def _outlined(found: Annotations) -> tuple[bool, list[str]]:
     ]
 
 
-def _boxed(part: AnnotatedFiles, classes: tuple[str, ...], masks: bool) -> tuple[BoxedImages, list[str]]:
+def _boxed(part: AnnotatedFiles, found: Annotations, masks: bool) -> tuple[BoxedImages, list[str]]:
     """The images of a part that are there, with their objects, and notes."""
     headers, notes = _headers(part)
     there = {i: header for i, header in enumerate(headers) if header is not None}
@@ -249,7 +251,7 @@ def _boxed(part: AnnotatedFiles, classes: tuple[str, ...], masks: bool) -> tuple
         outlines = PackedStrings([text for text, good in zip(texts, fine, strict=True) if good])
     counts = np.bincount(owner[fine], minlength=len(sheets)).astype(np.int64)
     packed = boxes[fine].astype(np.float32), labels[fine], crowd[fine]
-    return BoxedImages(images, classes, sizes, counts, *packed, outlines), notes
+    return BoxedImages(images, found.classes, sizes, counts, *packed, outlines, found.ids), notes
 
 
 def _headers(part: AnnotatedFiles) -> tuple[list[Header | None], list[str]]:
@@ -288,12 +290,7 @@ def _headers(part: AnnotatedFiles) -> tuple[list[Header | None], list[str]]:
         if those:
             names = limit_examples(map(part.images.describe, those), len(those))
             notes.append(f"{len(those):,} of {len(headers):,} images {what}, and are left out ({names})")
-    if turned:
-        names = limit_examples(map(part.images.describe, turned), len(turned))
-        notes.append(
-            f"{len(turned):,} of {len(headers):,} images are turned by their EXIF orientation: their boxes are taken "
-            f"to be those of the upright image ({names})"
-        )
+    notes += note_on_turned([part.images.describe(i) for i in turned], len(headers), "boxes")
     return headers, notes
 
 
@@ -303,10 +300,7 @@ def _compare(sheet: ImageAnnotation, header: Header, image: str) -> None:
         return
     (h, w), (have_h, have_w) = sheet.size, header.size
     if header.swapped and sheet.size == (have_w, have_h):
-        raise PatchloomError(
-            f"{sheet.file} has boxes of {image} as stored ({w} x {h}), but its EXIF orientation makes it "
-            f"{have_w} x {have_h}: remove that tag (exiftool -Orientation= FILE), or annotate the upright image"
-        )
+        raise as_stored(f"{sheet.file} has boxes", image, header.size)
     raise PatchloomError(
         f"{sheet.file} says that {image} has {w} x {h} pixels, but it has {have_w} x {have_h}: put the image that was "
         "annotated in its place, or annotate this one"

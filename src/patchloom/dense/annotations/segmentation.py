@@ -25,7 +25,14 @@ from patchloom.data.sources.builtin import is_builtin, open_builtin
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.huggingface import Hub, is_hub, splits_of, stored_file
 from patchloom.data.sources.in_memory import DataLike, open_objects
-from patchloom.data.sources.label_maps import Folder, is_map_name, marked_paths, partners, read_folders
+from patchloom.data.sources.label_maps import (
+    Folder,
+    is_map_name,
+    maps_by_values,
+    marked_paths,
+    partners,
+    read_folders,
+)
 from patchloom.data.sources.scandir import list_files, some_images
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.workers import in_threads
@@ -39,10 +46,13 @@ from patchloom.dense.annotations.base import (
     VALIDATION,
     Annotated,
     AnnotatedData,
-    AnnotatedSubset,
     ClassList,
+    Header,
+    as_stored,
+    base_of,
     header_of,
     named_parts,
+    note_on_turned,
     numbered_classes,
     orientation_of,
     parse_part,
@@ -67,7 +77,9 @@ _LOSSY_FORMATS = ("JPEG", "MPO", "WEBP")
 _SPREAD = {2: 85, 4: 17}  # what PIL multiplies grey values of so few bits by, to fill 8
 
 
-def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None) -> np.ndarray:
+def read_ids(
+    source: Path | bytes, name: str, colours: np.ndarray | None = None, threshold: int | None = None
+) -> np.ndarray:
     """Read a label map: PNG, TIFF, BMP or GIF of 1 to 16 bits, grey or with a palette, or a ``.npy`` array.
 
     The indices into a palette are the numbers, unless its colours are all in ``colours``, at other places: then the
@@ -78,6 +90,7 @@ def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None)
         source: the file, or its bytes.
         name: name of the file, for messages.
         colours: uint8 [k 3]; a colour-coded map becomes the indices of its colours in this list.
+        threshold: number from which on pixels become 255, and 0 below; then JPEG and grey in three channels are read.
 
     Returns:
         Non-negative numbers of an integer dtype [h w].
@@ -90,14 +103,21 @@ def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None)
             " ".join(str(error).replace(str(source), "it").split()) if isinstance(source, Path) else "it is damaged"
         )
         raise Unreadable(f"{name} cannot be read as a label map: {reason or type(error).__name__}") from error
-    if kind in _LOSSY_FORMATS:
-        raise PatchloomError(f"{name} is of a format that changes numbers to make files small: save label maps as PNG")
-    return _checked(array, name, colours)
+    if kind in _LOSSY_FORMATS and threshold is None:
+        raise _refuse_lossy(name)
+    return _checked(array, name, colours, threshold)
 
 
-def ids_in(array: np.ndarray, name: str) -> np.ndarray:
+def _refuse_lossy(name: str) -> PatchloomError:
+    return PatchloomError(
+        f"{name} is of a format that changes numbers to make files small: save label maps as PNG, or make two classes "
+        "of them by --threshold 128"
+    )
+
+
+def ids_in(array: np.ndarray, name: str, threshold: int | None = None) -> np.ndarray:
     """A label map that is given as an array [h w], as `read_ids` returns it."""
-    return _checked(array, name, None)
+    return _checked(array, name, None, threshold)
 
 
 def _decoded(content: bytes, colours: np.ndarray | None) -> tuple[np.ndarray, str]:
@@ -127,8 +147,9 @@ def _decoded(content: bytes, colours: np.ndarray | None) -> tuple[np.ndarray, st
         return apply_orientation(array, orientation), kind
 
 
-def _checked(array: np.ndarray, name: str, colours: np.ndarray | None) -> np.ndarray:
-    if array.ndim == 3 and array.shape[2] == 1:
+def _checked(array: np.ndarray, name: str, colours: np.ndarray | None, threshold: int | None) -> np.ndarray:
+    grey = array.ndim == 3 and threshold is not None and (array[..., :3] == array[..., :1]).all()
+    if array.ndim == 3 and (array.shape[2] == 1 or grey):
         array = array[..., 0]
     if array.ndim == 3 and array.shape[2] in (3, 4) and array.dtype == np.uint8:
         if colours is not None:
@@ -142,6 +163,8 @@ def _checked(array: np.ndarray, name: str, colours: np.ndarray | None) -> np.nda
         raise PatchloomError(f"{name} has {channels}: a label map has one whole number a pixel")
     if array.dtype.kind == "i" and array.size and array.min() < 0:
         raise PatchloomError(f"{name} holds the number {array.min()}: label maps hold numbers from 0 to 65,535")
+    if threshold is not None:
+        array = np.where(array >= threshold, np.uint8(255), np.uint8(0))
     return array.astype(np.uint8) if array.dtype == np.bool_ else array
 
 
@@ -183,10 +206,11 @@ class Layout:
     notes: tuple[str, ...]
 
 
-def layout_of(paths: Sequence[str], name: str) -> Layout:
+def layout_of(root: Path, paths: Sequence[str], name: str, lossy: bool = False) -> Layout:
     """Find the label map of each image by `patchloom.data.sources.label_maps`, within ``train``, ``val`` and ``test``.
 
-    Those marked by their own names count only where no folder is one of label maps.
+    Those marked by their own names count only where no folder is one of label maps, and those recognised by their
+    values only where no name marks any. ``lossy`` allows JPEG.
     """
     folders = read_folders({path.rpartition("/")[0] for path in paths})
     maps, beside = marked_paths(paths, folders)
@@ -194,6 +218,8 @@ def layout_of(paths: Sequence[str], name: str) -> Layout:
     if not maps:
         unmarked = [path for path in paths if path not in beside]
         maps = {path: "" for path, those in partners(beside, unmarked, folders, parse_part).items() if those}
+    by_values = {} if maps else maps_by_values(root, paths)
+    maps = maps or dict.fromkeys(by_values, "")
     if not maps:
         raise PatchloomError(
             f"{name} holds no label maps: put them into labels/ beside images/, each with the name of its image"
@@ -204,7 +230,8 @@ def layout_of(paths: Sequence[str], name: str) -> Layout:
             f"{name} holds label maps and no images ({limit_examples(maps, len(maps))}): put them into images/"
         )
     one_folder = not any(split[path.rpartition("/")[0]][0] for path in maps)  # holds those of all parts
-    pairs = partners(maps, images, folders, parse_part, ignore_parts=one_folder)
+    pairs = {path: [image] for path, image in by_values.items()}
+    pairs = pairs or partners(maps, images, folders, parse_part, ignore_parts=one_folder)
     of_image: dict[str, list[str]] = {}
     for path, those in pairs.items():
         if len(those) > 1:
@@ -221,10 +248,8 @@ def layout_of(paths: Sequence[str], name: str) -> Layout:
     parts: dict[str, tuple[list[str], list[str]]] = {}
     words: dict[str, str] = {}
     for image, label in chosen.items():
-        if label.lower().endswith(_LOSSY_SUFFIXES):
-            raise PatchloomError(
-                f"{label} is of a format that changes numbers to make files small: save label maps as PNG"
-            )
+        if label.lower().endswith(_LOSSY_SUFFIXES) and not lossy:
+            raise _refuse_lossy(label)
         part, word = split[image.rpartition("/")[0]]
         those, labels = parts.setdefault(part, ([], []))
         those.append(image)
@@ -234,6 +259,11 @@ def layout_of(paths: Sequence[str], name: str) -> Layout:
     if TRAIN not in parts and "" not in parts:
         raise PatchloomError(f"{name} has {' and '.join(words.values())} and no train: name a folder so")
     notes = []
+    if by_values:
+        notes.append(
+            f"The {len(by_values):,} label maps are the files that have few values and the name of an image beside "
+            f"them ({limit_examples(sorted(by_values), len(by_values))})"
+        )
     if "" in parts and len(parts) > 1:
         outside = parts.pop("")[0] if TRAIN in parts else []
         notes += _left_out(outside, "image", "in none of the parts")
@@ -271,7 +301,7 @@ def _chosen(image: str, maps: Sequence[str]) -> str:
 # Images with their label maps as they are stored, wherever they lie, and one look at all of them before training.
 
 
-_FORMAT = "label maps 1"  # to be raised with changes of the code that reads label maps
+_FORMAT = "label maps 2"  # to be raised with changes of the code that reads label maps
 
 
 class StoredMaps(ABC):
@@ -279,13 +309,16 @@ class StoredMaps(ABC):
 
     Attributes:
         images: the images.
+        threshold: for `read_ids`.
     """
 
     images: Source
+    colours: np.ndarray | None = None
+    threshold: int | None = None
 
     @abstractmethod
-    def ids(self, i: int) -> np.ndarray:
-        """The numbers in the label map of image i, of an integer dtype [h w], as `read_ids` says."""
+    def stored(self, i: int) -> Any:
+        """Return the label map of image i as a path, the bytes of a file, or an array [h w]."""
 
     @abstractmethod
     def describe(self, i: int) -> str:
@@ -299,10 +332,26 @@ class StoredMaps(ABC):
         """Return a stamp of images and label maps, as `Source.stamp` does."""
         return None
 
-    def image_size(self, i: int) -> tuple[int, int]:
-        """(h, w) of image i."""
+    def header(self, i: int) -> Header:
+        """Return the header of image i."""
         height, width = self.images.read(i).shape[1:]
-        return height, width
+        return Header((height, width))
+
+    def ids(self, i: int) -> np.ndarray:
+        """Return the numbers in the label map of image i, of an integer dtype [h w], as `read_ids` says."""
+        stored = self.stored(i)
+        if isinstance(stored, bytes | Path):
+            return read_ids(stored, self.describe(i), self.colours, self.threshold)
+        return ids_in(np.asarray(stored), self.describe(i), self.threshold)
+
+    def is_turned(self, i: int) -> bool:
+        """Return whether the label map of image i has an EXIF orientation of its own."""
+        stored = self.stored(i)
+        try:
+            with silence_decoders(), open_pillow(stored if isinstance(stored, Path) else BytesIO(stored)) as image:
+                return orientation_of(image) != 1
+        except Exception:  # an array, or a file without such a tag
+            return False
 
 
 class FileMaps(StoredMaps):
@@ -317,8 +366,8 @@ class FileMaps(StoredMaps):
     def __init__(self, images: Files, labels: Files, colours: np.ndarray | None) -> None:
         self.images, self.labels, self.colours = images, labels, colours
 
-    def ids(self, i: int) -> np.ndarray:
-        return read_ids(Path(self.describe(i)), self.describe(i), self.colours)
+    def stored(self, i: int) -> Path:
+        return Path(self.describe(i))
 
     def describe(self, i: int) -> str:
         return self.labels.describe(i)
@@ -330,14 +379,14 @@ class FileMaps(StoredMaps):
         colours = "" if self.colours is None else str(self.colours.tolist())
         return digest([str(self.images.stamp()), self.labels.stamp(), colours])
 
-    def image_size(self, i: int) -> tuple[int, int]:
-        return read_image_size(Path(self.images.describe(i)), self.images.describe(i))
+    def header(self, i: int) -> Header:
+        return read_header(Path(self.images.describe(i)), self.images.describe(i))
 
 
-def read_image_size(stored: Path | bytes, name: str) -> tuple[int, int]:
-    """(h, w) of an image by the head of its file."""
+def read_header(stored: Path | bytes, name: str) -> Header:
+    """Return the header of an image file."""
     try:
-        return header_of(stored, name).size
+        return header_of(stored, name)
     except FileNotFoundError as problem:
         raise Unreadable(f"{name} is not there") from problem
 
@@ -348,10 +397,11 @@ def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
     All problems are found before anything is trained. The result is cached until a file changes.
 
     Returns:
-        Rows of image, number and pixels, int64 [m 3], sorted.
+        Rows of image, number, pixels, and whether the image but not its label map is turned by EXIF, int64 [m 4],
+        sorted.
     """
     stamp = maps.stamp()
-    place = None if stamp is None else cache_root() / "label_maps" / digest([_FORMAT, stamp])
+    place = None if stamp is None else cache_root() / "label_maps" / digest([_FORMAT, stamp, str(maps.threshold)])
     known = None if place is None else _read(place)
     if known is not None:
         return known
@@ -381,10 +431,12 @@ def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
 
 
 def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
-    """Return the numbers of a label map with their pixel counts, int64 [m 2], or the error."""
+    """Return a label map's numbers, pixel counts and whether its image alone is turned, int64 [m 3]; or the error."""
     try:
         ids = maps.ids(i)
-        size = maps.image_size(i)
+        header = maps.header(i)
+        turned = header.turned and not maps.is_turned(i)
+        size = header.size
         if size != ids.shape:  # a head may tell another size than what decoding makes of the file
             _, h, w = maps.images.read(i).shape
             size = h, w
@@ -392,6 +444,8 @@ def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
         return problem
     if size != ids.shape:
         (h, w), (height, width) = ids.shape, size
+        if header.swapped and size == (w, h):
+            return as_stored(f"{maps.describe(i)} is the label map", maps.images.describe(i), size)
         return PatchloomError(
             f"{maps.describe(i)} has {h} x {w} pixels and its image {maps.images.describe(i)} {height} x {width}: "
             "label maps have the size of their images"
@@ -400,7 +454,7 @@ def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
         return PatchloomError(f"{maps.describe(i)} holds the number {ids.max()}: label maps hold numbers up to 65,535")
     counts = np.bincount(ids.ravel())
     numbers = np.flatnonzero(counts)
-    return np.stack([numbers, counts[numbers]], axis=1).astype(np.int64)
+    return np.stack([numbers, counts[numbers], np.full_like(numbers, turned)], axis=1).astype(np.int64)
 
 
 def _read(place: Path) -> np.ndarray | None:
@@ -409,7 +463,7 @@ def _read(place: Path) -> np.ndarray | None:
         content = strip_checksum(place.read_bytes())
     except OSError:
         return None
-    return None if content is None or len(content) % 24 else np.frombuffer(content, np.int64).reshape(-1, 3)
+    return None if content is None or len(content) % 32 else np.frombuffer(content, np.int64).reshape(-1, 4)
 
 
 # Images with a class for each pixel.
@@ -417,6 +471,8 @@ def _read(place: Path) -> np.ndarray | None:
 
 _NUMBERS = 2**16  # that a label map may hold
 _UNKNOWN = -2  # for those that are neither a class nor ignored
+# smoothed masks: ranges of numbers, least distance of the ends, share of the pixels there, numbers in a median map
+_RANGES, _SMOOTHED, _ENDS, _EDGE = 16, 63, 0.8, 6
 
 
 class LabelMaps(Annotated[Tensor]):
@@ -455,7 +511,7 @@ class LabelMaps(Annotated[Tensor]):
         return torch.from_numpy(numbers)
 
     def size(self, i: int) -> tuple[int, int]:
-        return self.maps.image_size(i)
+        return self.maps.header(i).size
 
     def _unknown(self, i: int, number: int, files: int) -> PatchloomError:
         more = f" ({files - 1:,} more hold such numbers)" if files > 1 else ""
@@ -466,12 +522,13 @@ class LabelMaps(Annotated[Tensor]):
 
     def fingerprint(self) -> str:
         about = [*self.classes, *map(str, self.ids), str(self.ignored)]
+        about += [] if self.maps.threshold is None else [f"from {self.maps.threshold}"]
         return digest([self.images.fingerprint(), self.maps.fingerprint(), *about])
 
 
 def class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
     """Pixels of each class in all images, int64 [k]."""
-    whole, chosen = _base_of(annotated)
+    whole, chosen = base_of(annotated)
     if isinstance(whole, LabelMaps):
         return np.asarray(whole.counts[chosen].sum(0))
     counts = np.zeros(len(annotated.classes), np.int64)
@@ -485,18 +542,8 @@ def class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
 
 def class_ids(annotated: Annotated[Tensor]) -> tuple[int, ...]:
     """Return the number of each class in the stored label maps, to write predictions in the same way."""
-    whole, _ = _base_of(annotated)
+    whole, _ = base_of(annotated)
     return whole.ids if isinstance(whole, LabelMaps) else tuple(range(len(annotated.classes)))
-
-
-def _base_of(annotated: Annotated[Tensor]) -> tuple[Annotated[Tensor], np.ndarray]:
-    """Return the data that images are a subset of, and their indices."""
-    chosen = np.arange(len(annotated))
-    whole = annotated
-    while isinstance(whole, AnnotatedSubset):
-        chosen = whole.indices[chosen]
-        whole = whole.whole
-    return whole, chosen
 
 
 # Images with label maps that a program gives: pairs of arrays or paths.
@@ -516,11 +563,9 @@ class GivenMaps(StoredMaps):
     def __init__(self, images: Source, labels: Sequence[Any]) -> None:
         self.images, self.labels = images, labels
 
-    def ids(self, i: int) -> np.ndarray:
+    def stored(self, i: int) -> Any:
         label = self.labels[i]
-        if isinstance(label, str | os.PathLike):
-            return read_ids(Path(label).expanduser(), self.describe(i))
-        return ids_in(np.asarray(label), self.describe(i))
+        return Path(label).expanduser() if isinstance(label, str | os.PathLike) else label
 
     def describe(self, i: int) -> str:
         label = self.labels[i]
@@ -578,10 +623,9 @@ class HubMaps(StoredMaps):
             raise PatchloomError(f"{whole.name} {whole.split} has no label map in the column {column}: fill it")
         self.images = whole.subset(self.rows) if len(self.lacking) else whole
 
-    def ids(self, i: int) -> np.ndarray:
-        row, name = int(self.rows[i]), self.describe(i)
-        stored = stored_file(self.labels, self.column, row, name)
-        return read_ids(stored if isinstance(stored, bytes) else Path(stored), name, self.colours)
+    def stored(self, i: int) -> Path | bytes:
+        stored = stored_file(self.labels, self.column, int(self.rows[i]), self.describe(i))
+        return stored if isinstance(stored, bytes) else Path(stored)
 
     def describe(self, i: int) -> str:
         return f"{self.column} of {self.images.describe(i)}"
@@ -596,9 +640,9 @@ class HubMaps(StoredMaps):
             return None
         return digest([stamp, self.column, "" if self.colours is None else str(self.colours.tolist())])
 
-    def image_size(self, i: int) -> tuple[int, int]:
+    def header(self, i: int) -> Header:
         stored = self.whole.stored(int(self.rows[i]))
-        return read_image_size(stored if isinstance(stored, bytes) else Path(stored), self.images.describe(i))
+        return read_header(stored if isinstance(stored, bytes) else Path(stored), self.images.describe(i))
 
 
 def hub_maps(name: str, colours: np.ndarray | None = None) -> tuple[dict[str, HubMaps], dict[str, str], list[str]]:
@@ -651,17 +695,29 @@ _KINDS = "give a folder of images/ and labels/, hf:FOLDER, shapes, or pairs of a
 
 
 @validate_arguments
-def open_label_maps(data: DataLike, ignore: int = 255, seed: int = 0) -> AnnotatedData[Tensor]:
+def open_label_maps(
+    data: DataLike, ignore: int = 255, seed: int = 0, threshold: int | None = None
+) -> AnnotatedData[Tensor]:
     """Open images with label maps. All label maps are read, so that errors are found before training.
 
     A part called val is used for validation if there is a test part, and for testing otherwise. Images without a pixel
     that counts are left out.
+
+    Args:
+        data: images with label maps.
+        ignore: number of pixels that do not count.
+        seed: random seed of drawn images.
+        threshold: number from which on pixels are the second of two classes; then all pixels count.
     """
+    if threshold is not None and ignore not in (-1, 255):
+        raise PatchloomError(f"--ignore {ignore} has no effect with --threshold, where all pixels count: leave it out")
     if (drawn := _shapes_of(data, seed)) is not None:
+        if threshold is not None:
+            raise PatchloomError("shapes has label maps of ten classes: leave out --threshold")
         return drawn
     if is_pairs(data):
         given, words = given_maps(data)
-        return assemble_label_maps("the pairs given in Python", given, words, None, ignore, ())
+        return assemble_label_maps("the pairs given in Python", given, words, None, ignore, (), threshold)
     if not isinstance(data, str | os.PathLike):
         raise PatchloomError(f"these images have no label maps: {_KINDS}")
     name = os.fspath(data)
@@ -669,10 +725,10 @@ def open_label_maps(data: DataLike, ignore: int = 255, seed: int = 0) -> Annotat
         listed = Path(name.partition(":")[2]).expanduser() / CLASSES
         classes = read_classes(listed) if listed.is_file() else None
         maps, words, notes = hub_maps(name, None if classes is None else classes.colours)
-        return assemble_label_maps(name, maps, words, classes, ignore, notes)
+        return assemble_label_maps(name, maps, words, classes, ignore, notes, threshold)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return _open_folder(folder, name, ignore)
+        return _open_folder(folder, name, ignore, threshold)
     near = similar(folder)
     raise PatchloomError(f"{name} does not exist: did you mean {near}?" if near else f"{name} is no folder: {_KINDS}")
 
@@ -696,9 +752,10 @@ def _drawn(source: Source) -> DrawnMaps:
     return DrawnMaps(source)
 
 
-def _open_folder(folder: Path, name: str, ignore: int) -> AnnotatedData[Tensor]:
+def _open_folder(folder: Path, name: str, ignore: int, threshold: int | None) -> AnnotatedData[Tensor]:
     with StatusMessage(f"looking for the label maps of {name}"):
-        layout = layout_of([*some_images(list_files(folder), name).paths], name)
+        paths = [*some_images(list_files(folder), name).paths]
+        layout = layout_of(folder, paths, name, lossy=threshold is not None)
         classes = _classes_of(folder, layout)
     colours = None if classes is None else classes.colours
     maps = {
@@ -706,7 +763,7 @@ def _open_folder(folder: Path, name: str, ignore: int) -> AnnotatedData[Tensor]:
         for part, (images, labels) in layout.parts.items()
     }
     ade = (layout.words.get(TRAIN), layout.words.get(VALIDATION)) == ("training", "validation")
-    return assemble_label_maps(name, maps, layout.words, classes, ignore, layout.notes, ade)
+    return assemble_label_maps(name, maps, layout.words, classes, ignore, layout.notes, threshold, ade)
 
 
 def _classes_of(folder: Path, layout: Layout) -> ClassList | None:
@@ -724,18 +781,37 @@ def assemble_label_maps(
     classes: ClassList | None,
     ignore: int,
     notes: Collection[str],
+    threshold: int | None,
     ade: bool = False,
 ) -> AnnotatedData[Tensor]:
     """Look at all label maps, and make the data of them."""
     said, ignored = [*notes], {ignore}
+    for one in maps.values():
+        one.threshold = threshold
     rows = {part: ids_of(one, f"{name} {words[part]}".strip()) for part, one in maps.items()}
+    turned = [maps[part].images.describe(i) for part, one in rows.items() for i in np.unique(one[one[:, 3] > 0, 0])]
+    said += note_on_turned(turned, sum(len(one.images) for one in maps.values()), "label maps")
     numbers = np.unique(np.concatenate([found[:, 1] for found in rows.values()])).tolist()
+    if threshold is not None:
+        if len(numbers) < 2:
+            where = "from it on" if numbers[0] else "below it"
+            raise PatchloomError(f"--threshold {threshold} makes one class of {name}, as all numbers are {where}")
+        if classes is not None and len(classes.names) != 2:
+            raise PatchloomError(
+                f"--threshold makes two classes, and {classes.source} names {len(classes.names)}: leave out one of them"
+            )
+        said.append(f"{name}: numbers from {threshold} on are one class (255), and those below are the other (0)")
+        ignored, ignore = set(), 255
+        classes = None if classes is None else ClassList(classes.names, (0, 255), None, classes.source)
+    elif classes is None:
+        _refuse_smoothed(name, np.concatenate([*rows.values()]))
     if known := _ade_classes(classes, numbers[-1], ade):
         classes, ignored = known, {ignore, 0}
         said.append(f"{name} is taken for ADE20K: 0 does not count, and 1 to {ADE_COUNT} are the classes")
     if ignore == 255 and numbers == [0, 255]:  # the commonest masks of two classes
         ignored = set()
-        said.append(f"{name} holds 0 and 255 alone: both are classes, and all pixels count")
+        if threshold is None:
+            said.append(f"{name} holds 0 and 255 alone: both are classes, and all pixels count")
         if classes is None:
             # where 0 has fewer pixels, it may well be the structure
             pixels = [sum(int(found[found[:, 1] == n, 2].sum()) for found in rows.values()) for n in numbers]
@@ -764,6 +840,26 @@ def assemble_label_maps(
     becomes, renamed = named_parts({part: len(one) for part, one in parts.items()})
     by_name = {becomes[part]: one for part, one in parts.items()}
     return AnnotatedData(by_name[TRAIN], by_name.get(VALIDATION), by_name.get(TEST), (*said, *renamed))
+
+
+def _refuse_smoothed(name: str, rows: np.ndarray) -> None:
+    """Refuse label maps of many numbers that look like masks of two values with soft edges; ``rows`` as of `ids_of`."""
+    numbers, pixels = rows[:, 1], rows[:, 2]
+    low, high = int(numbers.min()), int(numbers.max())
+    # pixels in equal ranges of the numbers: a mask with soft edges has most at both ends, and some everywhere between
+    ranges = np.bincount((numbers - low) * _RANGES // (high - low + 1), pixels, minlength=_RANGES)
+    ends, between = ranges[[0, -1]].sum() / ranges.sum(), ranges[1:-1]
+    each = np.unique(rows[:, 0], return_counts=True)[1]
+    several = each[each > 1]  # a map of classes has few numbers, and a soft edge many
+    soft = high - low >= _SMOOTHED and ends >= _ENDS and ranges[-1] > between.max() and (between == 0).sum() <= 1
+    if not soft or not len(several) or np.median(several) < _EDGE:
+        return
+    middle = 128 if 192 <= high <= 255 else (low + high + 1) // 2
+    raise PatchloomError(
+        f"label maps of {name} hold {len(np.unique(numbers)):,} numbers from {low} to {high}, and {ends:.0%} of the "
+        f"pixels are near these two, so they look like a mask of two values, smoothed: --threshold {middle} makes them "
+        f"so (if they are classes, name them in {CLASSES})"
+    )
 
 
 def _ade_classes(classes: ClassList | None, largest: int, ade: bool) -> ClassList | None:
