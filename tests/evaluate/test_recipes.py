@@ -47,7 +47,9 @@ def planned(recipe: Recipe) -> FitPlan:
 
 def of_size(size: str, name: str, **changes) -> Recipe:
     width, depth = SIZES[size]
-    return recipe_for(name, SimpleNamespace(num_features=width, feature_info=[{}] * depth), changes)
+    embedding = SimpleNamespace(img_size=(224, 224))
+    encoder = SimpleNamespace(num_features=width, feature_info=[{}] * depth, patch_embed=embedding)
+    return recipe_for(name, encoder, changes)
 
 
 def classifier(**options) -> Classifier:

@@ -11,7 +11,7 @@ from patchloom.audio.augment import SHIFT
 from patchloom.data.source import Source
 from patchloom.data.splits import MAX_HELD_OUT
 from patchloom.errors import PatchloomError, check_type
-from patchloom.nets.encode import width
+from patchloom.nets.encode import input_size, width
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.system.distributed import refused_by_all, world
 
@@ -26,9 +26,10 @@ _LEAST_VALIDATION = 20  # images: with fewer, one image changes the accuracy by 
 
 # options for one kind of data only, by the noun of a source
 ONLY_FOR = {
-    "images": ("cutmix", "randaugment", "randaugment_std", "erasing", "crop_scale", "flip"),
+    "images": ("cutmix", "randaugment", "randaugment_std", "erasing", "crop_scale", "flip", "test_crop"),
     "recordings": ("shift", "noise_share", "noise_volume"),
 }
+_CROPPED_UP_TO = 224  # pixels
 _AT_ONCE = 256  # images per batch of a frozen encoder
 
 
@@ -64,6 +65,8 @@ class Recipe:
         repeats: views of each image in a step (repeated augmentation).
         crop_scale: smallest area of a random crop, as a fraction of the image's; the largest is 1.
         flip: mirroring of half of the images; disable it if left and right differ in meaning.
+        test_crop: side of the centre crop of test images over the short side of the resized image; 1: the largest
+            centre crop. A paper's 0.875 (224 of 256) is for images of up to 224 pixels; it is 1 above.
         pooling: input of the head: class token (added to encoders without one) or mean of the patch tokens.
         ema: decay of a moving average of the weights, which is then tested; 0 disables it.
         clip: maximal norm of the gradient; 0 disables clipping.
@@ -99,6 +102,7 @@ class Recipe:
     repeats: int = 1
     crop_scale: float = 0.08
     flip: bool = True
+    test_crop: float = 0.875
     pooling: Literal["class", "mean"] = "mean"
     ema: float = 0.0
     clip: float = 0.0
@@ -116,7 +120,7 @@ class Recipe:
 
     def check(self) -> None:
         """Validate the values."""
-        check_values(self, _RANGES, ("blr", "layer_decay", "crop_scale", "patience"))
+        check_values(self, _RANGES, ("blr", "layer_decay", "crop_scale", "patience", "test_crop"))
         if self.epochs != "auto" and self.warmup_epochs != "auto" and self.warmup_epochs > self.epochs:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
         if self.warmup_updates > self.updates:
@@ -141,6 +145,7 @@ class Recipe:
         Mixup applies to whole pictures, including those of recordings.
         """
         unlike: dict[str, Any] = {"cutmix": 0.0, "randaugment": 0.0, "erasing": 0.0, "crop_scale": 1.0, "flip": False}
+        unlike["test_crop"] = 1.0
         return replace(self, **unlike, recordings=True, noise_share=self.noise_share if noise else 0.0)
 
     def settled(self, n: int, device: str, own_validation: bool = False) -> ResolvedRecipe:
@@ -230,7 +235,7 @@ class ProbeRecipe(Recipe):
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON, without those that are disabled."""
-        own = "shift" if self.recordings else "crop_scale flip"
+        own = "shift" if self.recordings else "crop_scale flip test_crop"
         told = f"epochs warmup_epochs batch blr lr weight_decay momentum {own} pooling"
         return {"optimizer": "LARS", **{name: getattr(self, name) for name in told.split()}}
 
@@ -268,6 +273,7 @@ _RANGES = {
     **{"layer_decay": (0, 1), "drop_path": (0, 0.99)},
     **{"smoothing": (0, 0.99), "mixup": (0, float("inf")), "cutmix": (0, float("inf")), "randaugment": (0, 10)},
     **{"randaugment_std": (0, float("inf")), "erasing": (0, 1), "repeats": (1, 100), "crop_scale": (0, 1)},
+    "test_crop": (0, 1),
     **{"ema": (0, 0.999999), "clip": (0, float("inf")), "validation": (0, 0.9), "patience": (0, 1)},
     **{name: (0, float("inf")) for name in ("updates", "warmup_updates", "halve_every", "noise_volume")},
     **{"dropout": (0, 0.99), "shift": (0, 60), "noise_share": (0, 1)},
@@ -343,6 +349,7 @@ _SMALL = Recipe(
     cutmix=0.0,
     randaugment=0.0,
     crop_scale=0.6,
+    test_crop=1.0,
     clip=5.0,
     validation="auto",
     patience=0.3,
@@ -379,7 +386,8 @@ RECIPES: dict[str, Sized] = {
     "mae": (_MAE, {"L": {"epochs": 50}}),
     "droppos": (replace(_MAE, layer_decay=0.8), {"L": {"epochs": 50}}),
     "mp3": (_MP3, {}),
-    "mp3-cifar100": (replace(_MP3_SMALL, batch=256), {}),
+    # DeiT's program does not resize images of 32 pixels
+    "mp3-cifar100": (replace(_MP3_SMALL, batch=256, test_crop=1.0), {}),
     "mp3-tiny-imagenet": (replace(_MP3_SMALL, batch=512), {}),
     "mp3-speech": (_MP3_SPEECH, {}),
     "restore": (replace(_MAE, pooling="class"), {}),
@@ -417,7 +425,9 @@ def published_recipe(name: str, vit: Encoder, known: Mapping[str, Sized] = RECIP
     size = size_of(vit)
     if size not in sizes and size == "XS":  # the smallest size in the papers is S
         size = "S"
-    return replace(base, **sizes.get(size, {}))
+    recipe = replace(base, **sizes.get(size, {}))
+    # as in the programs of the papers, which crop images of up to 224 pixels only
+    return recipe if max(input_size(vit)) <= _CROPPED_UP_TO else replace(recipe, test_crop=1.0)
 
 
 def recipe_for(name: str, vit: Encoder, changes: Mapping[str, Any], known: Mapping[str, Sized] = RECIPES) -> Recipe:

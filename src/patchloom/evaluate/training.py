@@ -159,10 +159,12 @@ def predict_classes(
     settings: EvalSettings,
     precision: Precision = "auto",
     name: str = "",
+    test_crop: float = 1.0,
 ) -> ClassPredictions:
-    """Predict the class of every image of ``source``, centre-cropped."""
+    """Predict the class of every image of ``source``, centre-cropped; ``test_crop`` is as in `CentreCrop`."""
     what = name and f"  {name}: predictions for {source.name}"
-    logits, indices, unreadable = predictions(model, source, card.mean, card.std, settings, precision, what)
+    numbers = card.mean, card.std
+    logits, indices, unreadable = predictions(model, source, *numbers, settings, precision, what, test_crop)
     return ClassPredictions(logits, labels_of(source, indices), unreadable, groups_of(source, indices))
 
 
@@ -175,6 +177,7 @@ def predictions(
     settings: EvalSettings,
     precision: Precision,
     what: str = "",
+    test_crop: float = 1.0,
 ) -> tuple[Tensor, Tensor, list[str]]:
     """Return logits [n c], indices [n] of the images, and names of unreadable ones; as `predict_classes`.
 
@@ -183,7 +186,7 @@ def predictions(
     device = settings.torch_device
     model.to(device).eval()
     mine: list[tuple[Tensor, Batch]] = []
-    reading, count = settings.reading(source), settings.batches(source)
+    reading, count = {**settings.reading(source), "test_crop": test_crop}, settings.batches(source)
     first, stop = count * rank() // world(), count * (rank() + 1) // world()
     batches = plain_batches(
         source, model.size, **reading, first=first, stop=stop, channels=model.channels, device=device
@@ -300,7 +303,10 @@ class Training(Loop):
     def _validated(self) -> EpochScore:
         assert self.held is not None  # called with validation images only
         precision: Precision = "bfloat16" if self.half else "float32"
-        logits, indices, _ = predictions(self.tested, self.held, self.mean, self.std, self.settings, precision)
+        numbers, test_crop = (self.mean, self.std), self.recipe.test_crop
+        logits, indices, _ = predictions(
+            self.tested, self.held, *numbers, self.settings, precision, test_crop=test_crop
+        )
         self.model.train()
         return score_of(logits, labels_of(self.held, indices))
 
@@ -669,7 +675,8 @@ def fit(
         found = []
         for rate in plan.rates:
             model = _fitted(candidate, plan.at(rate), rest, f"{candidate.name}, blr {rate:g}", left).model
-            found.append(predict_classes(model, held, plan.card, plan.settings, plan.precision).accuracy())
+            numbers = plan.card, plan.settings, plan.precision
+            found.append(predict_classes(model, held, *numbers, test_crop=plan.recipe.test_crop).accuracy())
             if is_first():
                 print(f"  {candidate.name}, blr {rate:g}: {found[-1]:.1%} of {len(held):,} held-out {source.noun}")
         best = int(np.argmax(found))
@@ -735,7 +742,8 @@ def train_and_predict(
     rows, found = [], []
     for candidate, model, row_settings in fitted:
         card = candidate.card or plan.card
-        its = predict_classes(model, parts.test, card, plan.settings, plan.precision, candidate.name)
+        how = plan.settings, plan.precision, candidate.name, plan.recipe.test_crop
+        its = predict_classes(model, parts.test, card, *how)
         rows.append(Row.of_images(candidate.name, model.pooling, protocol, row_settings, its.right, its.groups))
         found.append(its)
         model.cpu()

@@ -14,7 +14,7 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
-from patchloom.evaluate.features import Precision, count_classes, labels_of
+from patchloom.evaluate.features import FeatureOptions, Precision, count_classes, labels_of
 from patchloom.evaluate.frozen import compare_frozen
 from patchloom.evaluate.protocols.finetune import classifier_builder, scratch_candidate, start_candidate
 from patchloom.evaluate.protocols.linear import LINEAR
@@ -74,13 +74,14 @@ def fewshot(
     share_steps(settings)
     vit, card = load_encoder(run, settings.model)
     parts, what = subsample_training(parts_of(data, settings, card=card, run=run), labels, per_class, settings.seed)
+    test_crop = changes.get("test_crop")
     idle = [name for name, value in changes.items() if value is not None]
     if method == "linear":
         usual = {"head_on": (head_on, "features"), "recipe": (recipe, "small"), "positions": (positions, "auto")}
         idle += [name for name, (value, default) in usual.items() if value != default]
-        if idle:
+        if idle := [name for name in idle if name != "test_crop"]:
             raise PatchloomError(f"--{idle[0]} applies to --method finetune only: leave it out")
-        return _linear(run, vit, card, parts, settings, what)
+        return _linear(run, vit, card, parts, settings, what, FeatureOptions(1.0 if test_crop is None else test_crop))
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
     variant, classes = variant_of(positions, vit), len(class_names(parts.train))
     row_settings = {"positions": variant, "head_on": head_on, **what}
@@ -155,6 +156,7 @@ def _linear(
     parts: Parts,
     settings: EvalSettings,
     what: dict[str, Any],
+    options: FeatureOptions,
 ) -> Report:
     """Run the linear probe, with rows of this protocol."""
     (report,) = compare_frozen(
@@ -165,6 +167,7 @@ def _linear(
         settings,
         load_extra_module(run, "pooling"),
         start=load_start(run),
+        options=options,
     )
     renamed = {
         id(row): replace(row, protocol="few-shot", settings={**row.settings, "method": "linear", **what})

@@ -12,7 +12,7 @@ from patchloom.claims import START
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import Classifier, class_names
-from patchloom.evaluate.features import ImageFeatures, Pooling, Precision
+from patchloom.evaluate.features import FeatureOptions, ImageFeatures, Pooling, Precision
 from patchloom.evaluate.frozen import UNTRAINED, FrozenProtocol, ScoreFunction, measure_run
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, L2_STRENGTHS, linear_probe
 from patchloom.evaluate.recipes import PROBES, ProbeRecipe, Recipe, published_recipe
@@ -42,7 +42,7 @@ _PAPERS = {"mae": "MAE (Table 10)", "extrema": "ExtreMA (Table 14)"}
 @partial(
     takes_recipe,
     kind=ProbeRecipe,
-    only=("epochs", "warmup_epochs", "blr", "weight_decay", "momentum", "crop_scale", "flip"),
+    only=("epochs", "warmup_epochs", "blr", "weight_decay", "momentum", "crop_scale", "flip", "test_crop"),
 )
 def linear(
     run: str | Path,
@@ -77,13 +77,22 @@ def linear(
     check_options(linear, locals())
     if recipe == _LOGISTIC:
         usual = {"control": (control, True), "precision": (precision, "auto")}
+        test_crop = changes.pop("test_crop", None)
         idle = [name for name, value in changes.items() if value is not None]
         if idle := idle + [name for name, (value, default) in usual.items() if value != default]:
             raise PatchloomError(
                 f"--{idle[0]} applies to --recipe {' or '.join(PROBES)} only, not to logistic: leave it out"
             )
         share_nothing(settings, "linear --recipe logistic")
-        return measure_run(LINEAR, run, data, settings, pooling, shares=blend)
+        return measure_run(
+            LINEAR,
+            run,
+            data,
+            settings,
+            pooling,
+            shares=blend,
+            options=FeatureOptions(1.0 if test_crop is None else test_crop),
+        )
     if recipe not in PROBES:
         raise PatchloomError(f"there is no recipe {recipe}: choose one of {', '.join((_LOGISTIC, *PROBES))}")
     if blend is not None:
