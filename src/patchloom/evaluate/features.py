@@ -135,13 +135,15 @@ class ImageFeatures:
 
 @dataclass(frozen=True)
 class FeatureOptions:
-    """How features are made, the same for an encoder and its controls.
+    """Options of frozen features, the same for an encoder and its controls.
 
     Attributes:
         test_crop: side of the centre crop over the short side of the resized image, as in `CentreCrop`.
+        last_norm: whether the tokens pass the encoder's last norm.
     """
 
     test_crop: float = 1.0
+    last_norm: bool = True
 
     def check(self, source: Source) -> None:
         """Validate the values, for the images of ``source``."""
@@ -156,10 +158,11 @@ class FeatureOptions:
 
     def sentences(self, size: tuple[int, int]) -> list[str]:
         """Describe what differs from the default, for an encoder of images of ``size``."""
-        if self.test_crop == 1:
-            return []
-        (h, w), (tall, wide) = size, (int(side / self.test_crop) for side in size)
-        return [f"Images are resized to cover {tall}x{wide}, and their centre of {h}x{w} is cut (--test_crop)."]
+        said = []
+        if self.test_crop < 1:
+            (h, w), (tall, wide) = size, (int(side / self.test_crop) for side in size)
+            said = [f"Images are resized to cover {tall}x{wide}, and their centre of {h}x{w} is cut (--test_crop)."]
+        return said if self.last_norm else [*said, "Features are taken before the encoder's last norm (--last_norm)."]
 
 
 USUAL_FEATURES = FeatureOptions()

@@ -34,9 +34,10 @@ from patchloom.evaluate.results import Drawing, Report, Row, compare_rows, note_
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified_subset
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_size
+from patchloom.nets.finetune import without_last_norm
 from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import blend, load_blend, load_encoder, load_extra_module, load_start
+from patchloom.runs.encoder import blend, load_blend, load_start
 
 # suggestion for encoders that a protocol does not support
 INSTEAD = "take knn, linear, blocks, few-shot or finetune, and positions for a run of droppos"
@@ -118,8 +119,8 @@ def measure_run(
     """
     shares = [shares] if isinstance(shares, int | float) else shares
     if shares is not None:
-        _check_shares(shares, run, pooling)
-    vit, card = load_encoder(run, settings.model)
+        _check_shares(shares, run, pooling, settings)
+    vit, card = settings.encoder(run)
     parts = parts_of(data, settings, card=card, run=run)
     if gallery < 1:
         n = len(parts.train)
@@ -128,7 +129,7 @@ def measure_run(
             f"The gallery is a stratified {100 * gallery:.3g} % of {n:,} training {some.noun} (seed {settings.seed})."
         )
         parts = replace(parts, train=some, story=f"{parts.story} {drawn}")
-    head = load_extra_module(run, "pooling")
+    head = settings.extra_module(run, "pooling")
     start = load_start(run)
     (report,) = compare_frozen((protocol,), vit, card, parts, settings, head, pooling, start, shares, options)
     if shares is None or not Path(run).is_dir():  # a file has no folder of pictures
@@ -153,13 +154,15 @@ def _blend_drawing(report: Report, run: str | Path) -> Drawing:
     )
 
 
-def _check_shares(shares: Sequence[float], run: str | Path, pooling: str) -> None:
+def _check_shares(shares: Sequence[float], run: str | Path, pooling: str, settings: EvalSettings) -> None:
     if not shares or not all(0 <= share <= 1 for share in shares):
         raise PatchloomError(
             f"--blend takes shares of the adapted weights from 0 to 1, such as 0.25,0.5,0.75, not {listing(shares)}"
         )
     if pooling == "instance":
         raise PatchloomError("--blend has no instance head: leave out --pooling instance")
+    if settings.network == "teacher":
+        raise PatchloomError("--blend is of the student with its start: leave out --network teacher")
     load_blend(run, 0)  # refuse a run without a start before its images are read
 
 
@@ -201,6 +204,7 @@ def encoder_extractor(
 ) -> FeatureExtractor:
     """Return the extractor of an encoder, with the cache; ``layers`` gives features of all layers, without a head."""
     device, head = settings.torch_device, None if layers else head
+    vit = vit if options.last_norm else without_last_norm(vit)
     kind = "layers" if layers else "pooled"
     about = (kind, *about_encoder(vit, card, device, head), *_key(options)) if settings.cache else ()
 

@@ -11,6 +11,7 @@ from patchloom.audio.augment import SHIFT
 from patchloom.data.source import Source
 from patchloom.data.splits import MAX_HELD_OUT
 from patchloom.errors import PatchloomError, check_type
+from patchloom.nets.checkpoints.programs import Network
 from patchloom.nets.encode import input_size, width
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.system.distributed import refused_by_all, world
@@ -200,12 +201,15 @@ class Recipe:
 
 @dataclass(frozen=True)
 class ProbeRecipe(Recipe):
-    """Hyper-parameters of the papers' linear probe on a frozen encoder, trained by LARS on random crops.
+    """Hyper-parameters of the papers' linear probe on a frozen encoder, trained on random crops.
 
     The other fields of `Recipe` are disabled.
 
     Attributes:
-        momentum: momentum of LARS.
+        momentum: momentum of the optimizer.
+        optimizer: lars or sgd.
+        last_norm: features after the encoder's last norm; false takes them before it.
+        network: the network that is probed, if a run has both; --network overrides it.
     """
 
     epochs: int | Auto = 90
@@ -222,6 +226,9 @@ class ProbeRecipe(Recipe):
     pooling: Literal["class", "mean", "instance"] = "class"  # type: ignore[assignment]  # a probe has one more value
     noise_share: float = 0.0
     momentum: float = 0.9
+    optimizer: Literal["lars", "sgd"] = "lars"
+    last_norm: bool = True
+    network: Network = "student"
 
     def check(self) -> None:
         """Validate the values; batch norm needs two images."""
@@ -236,8 +243,8 @@ class ProbeRecipe(Recipe):
     def plain(self) -> dict[str, Any]:
         """Return values for JSON, without those that are disabled."""
         own = "shift" if self.recordings else "crop_scale flip test_crop"
-        told = f"epochs warmup_epochs batch blr lr weight_decay momentum {own} pooling"
-        return {"optimizer": "LARS", **{name: getattr(self, name) for name in told.split()}}
+        told = f"epochs warmup_epochs batch blr lr weight_decay momentum {own} pooling last_norm"
+        return {"optimizer": self.optimizer.upper(), **{name: getattr(self, name) for name in told.split()}}
 
     def _resolved(self, **chosen: Any) -> ResolvedProbeRecipe:
         return ResolvedProbeRecipe(**vars(self) | chosen)
@@ -402,10 +409,11 @@ RECIPES: dict[str, Sized] = {
     ),
 }
 
-# linear probes: MAE, Table 10 and appendix A.1; ExtreMA, Table 14
-PROBES: dict[str, Sized] = {
+# linear probes: MAE, Table 10 and appendix A.1; ExtreMA, Table 14, and its program where the paper is silent: the
+# teacher, without its last norm
+PROBES: dict[str, tuple[ProbeRecipe, dict[str, dict[str, Any]]]] = {
     "mae": (ProbeRecipe(), {}),
-    "extrema": (ProbeRecipe(batch=4096, pooling="instance"), {}),
+    "extrema": (ProbeRecipe(batch=4096, pooling="instance", last_norm=False, network="teacher"), {}),
 }
 
 

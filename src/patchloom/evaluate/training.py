@@ -401,7 +401,7 @@ class LinearClassifier(Classifier):
 
 
 class ProbeTraining(Training):
-    """Training of a `LinearClassifier` by LARS. A step consists of many parts, each encoded as it arrives.
+    """Training of a `LinearClassifier` by LARS or SGD. A step consists of many parts, each encoded as it arrives.
 
     Each of several processes encodes its images of every part; then all have the features of the whole step, which the
     batch norm needs, and make the same update. Arguments are those of `Training`.
@@ -415,8 +415,15 @@ class ProbeTraining(Training):
         self.parallel = self.model
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """Return LARS, which scales rates by the norm of the weights except for the bias, as in MAE's code."""
+        """Return the optimizer; LARS scales rates by the norm of the weights except for the bias, as in MAE's code."""
         head = self.model.head
+        if self.recipe.optimizer == "sgd":
+            return torch.optim.SGD(
+                head.parameters(),
+                lr=self.recipe.peak(self.batch),
+                momentum=self.recipe.momentum,
+                weight_decay=self.recipe.weight_decay,
+            )
         adapted = {"params": [head.weight], "weight_decay": self.recipe.weight_decay, "always_adapt": True}
         plain = {"params": [head.bias], "weight_decay": 0.0, "always_adapt": False}
         return Lars([adapted, plain], lr=self.recipe.peak(self.batch), momentum=self.recipe.momentum)

@@ -110,7 +110,7 @@ def test_the_linear_probe_is_that_of_frozen_features(tiny_encoder: Path) -> None
 def test_the_projections_first_layer_is_the_tasks_own(tmp_path: Path, class_token: str) -> None:
     run, task = _extrema(tmp_path, class_token)
     vit, card = load_encoder_file(run)
-    pretrained, fresh = projections(run, card, 0)
+    pretrained, fresh = projections(run, card, EvalSettings(device="cpu"))
     assert pretrained["pooling"] == {"cait": "instance", "vit": "class"}.get(class_token, "mean")
     build = classifier_builder(vit, card, "auto", 10, **pretrained)
     model, again = build(Recipe()).eval(), build(Recipe())

@@ -25,7 +25,7 @@ from patchloom.evaluate.training import Candidate, about_control, plan_for, trai
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.heads import Stem
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_extra_module, load_start
+from patchloom.runs.encoder import load_start
 
 Method = Literal["finetune", "linear"]
 HeadOn = Literal["features", "projection"]
@@ -72,7 +72,7 @@ def fewshot(
     if method == "linear":
         share_nothing(settings, "few-shot --method linear")
     share_steps(settings)
-    vit, card = load_encoder(run, settings.model)
+    vit, card = settings.encoder(run, tuned=method == "finetune")
     parts, what = subsample_training(parts_of(data, settings, card=card, run=run), labels, per_class, settings.seed)
     test_crop = changes.get("test_crop")
     idle = [name for name, value in changes.items() if value is not None]
@@ -91,7 +91,7 @@ def fewshot(
     if head_on == "projection":
         if "pooling" in idle:
             raise PatchloomError("--head_on projection has a fixed pooling: leave --pooling out")
-        more, fresh = projections(run, card, settings.seed)
+        more, fresh = projections(run, card, settings)
         row_settings["pooling"] = more["pooling"]
         on = f"the projection's first layer and a linear head on the {more['pooling']} representation"
     candidates = [Candidate(card.name, classifier_builder(vit, card, positions, classes, **more), row_settings)]
@@ -165,7 +165,7 @@ def _linear(
         card,
         parts,
         settings,
-        load_extra_module(run, "pooling"),
+        settings.extra_module(run, "pooling"),
         start=load_start(run),
         options=options,
     )
@@ -182,7 +182,7 @@ def _linear(
     )
 
 
-def projections(run: str | Path, card: EncoderCard, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def projections(run: str | Path, card: EncoderCard, settings: EvalSettings) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return arguments of `classifier_builder` for a head on a run's projection, and the same with new weights.
 
     The head is on the projection's first layer. The run's card names the projection and the module of its input.
@@ -190,9 +190,9 @@ def projections(run: str | Path, card: EncoderCard, seed: int) -> tuple[dict[str
     Raises:
         PatchloomError: the module is missing or damaged.
     """
-    head = load_extra_module(run, "pooling")
-    _, fresh = untrained_twin(card, head, seed)
-    stem = load_extra_module(run, "stem")
+    head = settings.extra_module(run, "pooling", tuned=True)
+    _, fresh = untrained_twin(card, head, settings.seed)
+    stem = settings.extra_module(run, "stem", tuned=True)
     if not isinstance(stem, Stem):
         raise PatchloomError(
             f"the task {card.task} saved no projection with the encoder of {run}: use --head_on features"

@@ -49,7 +49,7 @@ from patchloom.evaluate.training import (
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_start
+from patchloom.runs.encoder import load_start
 from patchloom.runs.held_out import seen_in_pretraining
 from patchloom.system.distributed import first_decides, rank
 
@@ -95,7 +95,7 @@ def keywords(
     """
     check_options(keywords, locals())
     share_steps(settings)
-    vit, card = load_encoder(run, settings.model)
+    vit, card = settings.encoder(run, tuned=True)
     opened = _opened(data, words, card, settings)
     parts, label = _parts(opened, card, settings, run), recipe
     what: dict[str, Any] = {}

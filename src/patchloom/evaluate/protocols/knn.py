@@ -102,6 +102,7 @@ def knn(
     ks: Sequence[int] = _KS,
     gallery: float = 1.0,
     test_crop: float = 1.0,
+    last_norm: bool = True,
     blend: float | list[float] | None = None,
 ) -> Report:
     """Classify by the nearest neighbours among training images, by cosine similarity of frozen features.
@@ -114,6 +115,7 @@ def knn(
         gallery: stratified fraction of the training images to search.
         test_crop: side of the centre crop over the short side of the resized image; 1: the largest centre crop. 0.875
             is the papers' 224 of 256.
+        last_norm: features after the encoder's last norm; false takes them before it.
         blend: shares of the trained weights in blends with those that the run began with, such as 0.25,0.5,0.75.
 
     Raises:
@@ -124,7 +126,7 @@ def knn(
     if not 0 < gallery <= 1:
         raise PatchloomError(f"--gallery must be a fraction above 0 and up to 1, such as 0.1, not {gallery:g}")
     return measure_run(
-        knn_with(tuple(ks), gallery), run, data, settings, pooling, gallery, blend, FeatureOptions(test_crop)
+        knn_with(tuple(ks), gallery), run, data, settings, pooling, gallery, blend, FeatureOptions(test_crop, last_norm)
     )
 
 

@@ -17,7 +17,7 @@ from patchloom.evaluate.results import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import refuse_hierarchical
-from patchloom.runs.encoder import load_encoder, load_start
+from patchloom.runs.encoder import load_start
 
 
 def layers(
@@ -42,7 +42,7 @@ def layers(
     """
     if k < 1:
         raise PatchloomError(f"--k must be 1 or more, not {k}")
-    vit, card = load_encoder(run, settings.model)
+    vit, card = settings.encoder(run)
     refuse_hierarchical(vit, "layers", INSTEAD)
     parts = parts_of(data, settings, card=card, run=run)
     start = load_start(run)
