@@ -79,7 +79,7 @@ def keywords(
         data: data for `patchloom.audio.keywords.open_keywords`: Speech Commands' layout, or a folder with one
             folder per word.
         words: keywords, separated by commas (default: the ten of Speech Commands, or all classes of other data).
-        labels: stratified fraction of the training recordings to use, such as 0.1.
+        labels: stratified fraction of the training recordings to use, such as 0.1, or a number of 2 or more.
         recipe: small (ours), or from a paper: mp3-speech for recordings; mae, droppos, mp3, mp3-cifar100,
             mp3-tiny-imagenet, restore, simmim, extrema, extrema-22k, extrema-few or lut for images; options
             below override it.
