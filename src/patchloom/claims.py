@@ -36,6 +36,7 @@ WIDE = 0.07  # half-width of an interval from which a sentence says that the ima
 _SPLIT = 0.25  # ratio of test to training images of a split: a fifth is split off
 START = "start"  # the control of an adapted encoder: the weights that its run began with, unchanged
 BLEND = "blend"  # a control of an adapted encoder: weights between its start and its own
+OF_TEACHER = ", teacher"  # end of the name of the moving average of a run
 _CALLED = {  # controls in a sentence
     "untrained": "the untrained one",
     "teacher": "its teacher",

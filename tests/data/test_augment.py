@@ -415,3 +415,37 @@ def test_colours_of_the_second_view_are_those_of_luts_program():
     for seed in range(5):
         (first, second), (kept, _) = (one(image, np.random.default_rng(seed)) for one in (make, plain))
         assert torch.equal(first, kept) and not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("size", [224, 96])
+@pytest.mark.parametrize("h, w", [(375, 500), (500, 375), (333, 499), (64, 64), (224, 900)])
+def test_the_test_crop_is_that_of_the_papers_programs(h: int, w: int, size: int) -> None:
+    """Resize and CenterCrop of torchvision on the same image, as PIL resizes it."""
+    values = np.random.default_rng(h).integers(0, 256, (h, w, 3), dtype=np.uint8)
+    crop = transforms.Compose(
+        [transforms.Resize(int(size / 0.875), InterpolationMode.BICUBIC), transforms.CenterCrop(size)]
+    )
+    theirs = np.asarray(crop(Image.fromarray(values))).astype(int)
+    (ours,) = CentreCrop((size, size), test_crop=0.875)(torch.from_numpy(values).permute(2, 0, 1))
+    assert ours.dtype == torch.uint8 and ours.shape == (3, size, size)
+    difference = np.abs(ours.permute(1, 2, 0).numpy().astype(int) - theirs)
+    assert difference.max() <= 1 and (difference > 0).mean() < 0.02  # PIL and torch round a few values differently
+
+
+def test_the_test_crop_leaves_out_the_border() -> None:
+    """Of 375 rows those from 24 to 350 count: 224 of 256."""
+    rows = torch.zeros(3, 375, 500, dtype=torch.uint8)
+    rows[:, :20] = rows[:, -20:] = 255
+    assert CentreCrop((224, 224), test_crop=0.875)(rows)[0].max() == 0
+    assert CentreCrop((224, 224))(rows)[0].max() == 255
+
+
+def test_the_test_crop_of_oblongs_and_strips() -> None:
+    """The image covers the larger rectangle in both directions, and a strip is not enlarged as a whole."""
+    image = torch.rand(3, 60, 80)
+    assert CentreCrop((32, 64), test_crop=0.8)(image)[0].shape == (3, 32, 64)
+    assert CentreCrop((64, 32), test_crop=0.8)(image)[0].shape == (3, 64, 32)
+    strip = torch.zeros(3, 2, 200_000, dtype=torch.uint8)
+    strip[:, :, 99_990:100_010] = 255
+    (view,) = CentreCrop((224, 224), test_crop=0.875)(strip)
+    assert view.shape == (3, 224, 224) and view.min() == 255

@@ -47,7 +47,9 @@ def planned(recipe: Recipe) -> FitPlan:
 
 def of_size(size: str, name: str, **changes) -> Recipe:
     width, depth = SIZES[size]
-    return recipe_for(name, SimpleNamespace(num_features=width, feature_info=[{}] * depth), changes)
+    embedding = SimpleNamespace(img_size=(224, 224))
+    encoder = SimpleNamespace(num_features=width, feature_info=[{}] * depth, patch_embed=embedding)
+    return recipe_for(name, encoder, changes)
 
 
 def classifier(**options) -> Classifier:
@@ -118,6 +120,8 @@ def test_the_papers_erase_as_their_programs_do() -> None:
         ("mae", {"momentum": 0.9, "pooling": "class", "crop_scale": 0.08, "flip": True, "randaugment": 0.0}),
         ("extrema", {"epochs": 90, "warmup_epochs": 10, "batch": 4096, "blr": 0.1, "weight_decay": 0.0}),
         ("extrema", {"momentum": 0.9, "pooling": "instance", "smoothing": 0.0, "mixup": 0.0, "cutmix": 0.0}),
+        ("extrema", {"network": "teacher", "last_norm": False, "optimizer": "lars", "test_crop": 0.875}),
+        ("mae", {"network": "student", "last_norm": True, "optimizer": "lars", "test_crop": 0.875}),
     ],
 )
 def test_linear_probes_are_the_papers(name: str, values: dict) -> None:

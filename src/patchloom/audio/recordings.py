@@ -81,7 +81,9 @@ class Recordings(Modality):
     def with_channels(self, item: Tensor, channels: int) -> Tensor:
         return item
 
-    def centre(self, size: tuple[int, int], native: bool = False, name: str = "") -> CentreExcerpt:
+    def centre(
+        self, size: tuple[int, int], native: bool = False, name: str = "", test_crop: float = 1.0
+    ) -> CentreExcerpt:
         if self.sound.size != tuple(size):
             h, w = self.sound.size
             raise PatchloomError(

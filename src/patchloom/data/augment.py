@@ -447,14 +447,22 @@ class TwoViews(RandomCrop):
         return (views[0], views[1]), torch.stack([draw_colors(rng), draw_colors(rng)])
 
 
-class CentreCrop:
-    """Largest centre crop with the aspect ratio of ``size`` (h, w), resized to it. Nothing is random.
+_LONGEST_STRIP = 8  # widths by heights of a centre crop; beyond that, a long, thin image is cut before it is resized
 
-    With ``native``, an image that is larger is cropped to exactly that size, without resizing.
+
+class CentreCrop:
+    """Centre crop of ``size`` (h, w). Nothing is random.
+
+    Args:
+        size: height and width.
+        native: crop an image that is larger to exactly that size, without resizing.
+        test_crop: side of the crop over the short side of the resized image. 1 is the largest centre crop with the
+            aspect ratio of ``size``. 0.875 is the test transform of the papers' programs: for 224, the short side is
+            resized to 256, and the centre is cut, to the same pixels as torchvision's ``Resize`` and ``CenterCrop``.
     """
 
-    def __init__(self, size: tuple[int, int], native: bool = False) -> None:
-        self.size, self.native = size, native
+    def __init__(self, size: tuple[int, int], native: bool = False, test_crop: float = 1.0) -> None:
+        self.size, self.native, self.test_crop = size, native, test_crop
 
     def __call__(self, image: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor]:
         """Return one view of an image [c h w], of the same dtype and resized to ``size``; ``rng`` is not used."""
@@ -463,7 +471,24 @@ class CentreCrop:
         if self.native and height >= self.size[0] and width >= self.size[1]:
             top, left = (height - self.size[0]) // 2, (width - self.size[1]) // 2
             return (resize_part(image, top, left, *self.size, self.size),)
+        if self.test_crop < 1:
+            return (self._cut_after_resizing(image),)
         return (resize_part(image, *centre_part(height, width, self.size[1] / self.size[0]), self.size),)
+
+    def _cut_after_resizing(self, image: Tensor) -> Tensor:
+        height, width = image.shape[-2:]
+        rows, columns = self.size
+        h = min(height, _LONGEST_STRIP * math.ceil(width * rows / columns))
+        w = min(width, _LONGEST_STRIP * math.ceil(height * columns / rows))
+        tall, wide = int(rows / self.test_crop), int(columns / self.test_crop)  # rounded down, as by the programs
+        if tall * w >= wide * h:
+            wide = max(wide, int(tall * w / h))
+        else:
+            tall = max(tall, int(wide * h / w))
+        whole = resize_part(image, (height - h) // 2, (width - w) // 2, h, w, (tall, wide))
+        # halves are rounded to even, as in torchvision
+        top, left = round((tall - rows) / 2), round((wide - columns) / 2)
+        return whole[:, top : top + rows, left : left + columns]
 
 
 def centre_part(height: int, width: int, ratio: float) -> tuple[int, int, int, int]:

@@ -183,13 +183,15 @@ def plain_batches(
     first: int = 0,
     native: bool = False,
     stop: int | None = None,
+    test_crop: float = 1.0,
 ) -> Iterator[Batch]:
-    """Return batches of every image once, in order, centre-cropped to ``size``.
+    """Return batches of every image once, in order, centre-cropped to ``size``; ``test_crop`` is as in `CentreCrop`.
 
     Unreadable images are left out; no batch is empty. ``first`` and ``stop`` select the batches ``first`` ...
     ``stop`` - 1.
     """
-    batches = _PlainBatches(source, source.modality.centre(size, native, source.name), batch_size, channels)
+    centre = source.modality.centre(size, native, source.name, test_crop)
+    batches = _PlainBatches(source, centre, batch_size, channels)
     count = -(-len(source) // batch_size)
     numbers = range(first, count if stop is None else stop)
     made = in_workers(batches, numbers, workers, _on_gpu(device))

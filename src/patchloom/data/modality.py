@@ -82,9 +82,11 @@ class Modality:
         """Convert an item that a source read to ``channels`` channels."""
         return to_channels(item, channels)
 
-    def centre(self, size: tuple[int, int], native: bool = False, name: str = "") -> Callable[..., tuple[Tensor, ...]]:
+    def centre(
+        self, size: tuple[int, int], native: bool = False, name: str = "", test_crop: float = 1.0
+    ) -> Callable[..., tuple[Tensor, ...]]:
         """Return a centre crop for pictures of ``size`` (h, w); ``name`` is that of the source, for errors."""
-        return CentreCrop(size, native)
+        return CentreCrop(size, native, test_crop)
 
     def cut(self, crop: Any, noise: Sequence[Tensor] = (), **excerpts: Any) -> Any:
         """Return the random crop for training: ``crop`` for images, or its counterpart for other items."""

@@ -49,7 +49,7 @@ from patchloom.nets.encode import input_size, patch_side, width
 from patchloom.nets.finetune import Variant, at_size
 from patchloom.nets.performance import choose_kernels
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_start
+from patchloom.runs.encoder import load_start
 from patchloom.runs.held_out import describe_seen, seen_in_pretraining
 from patchloom.sizes import in_pixels
 from patchloom.system.distributed import rank, refused_by_all, smallest, world
@@ -222,7 +222,7 @@ def set_up(
     unused: Sequence[str] = (),
 ) -> Setup[T, R]:
     """Load the encoder, open the images, and resolve the recipe ``asked`` for."""
-    vit, card = load_encoder(run, settings.model)
+    vit, card = settings.encoder(run, tuned=True)
     share_steps(settings)
     found = open_together(opened)
     with ExitStack() as afterwards:

@@ -12,7 +12,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from patchloom.data.source import Source
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, conforms
 from patchloom.evaluate.features import labels_of
 from patchloom.nets.build import initialize
 from patchloom.nets.checkpoints.format import (
@@ -163,6 +163,14 @@ class ClassifierCard:
     settings: dict[str, Any]
     fresh_norm: bool = False
 
+    @property
+    def test_crop(self) -> float:
+        """Side of the centre crop of its test images over the short side of the resized image."""
+        value = self.settings.get("test_crop", 1.0)
+        if not conforms(value, float) or not 0 < value <= 1:
+            raise ValueError("test_crop is no fraction")
+        return value
+
 
 def save_classifier(model: Classifier, card: ClassifierCard, path: Path) -> None:
     """Write weights and card atomically."""
@@ -188,4 +196,6 @@ def read_classifier(path: str | Path) -> ClassifierCard:
         raise PatchloomError(f"there is no classifier at {path}: create one by patchloom evaluate finetune")
     about = read_about(path, CLASSIFIER_FORMAT, "a classifier")
     with expect_intact(path):
-        return checked_card(ClassifierCard, about)
+        card = checked_card(ClassifierCard, about)
+        card.test_crop  # noqa: B018  # raises if the file has another value
+    return card

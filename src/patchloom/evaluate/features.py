@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from patchloom.audio.compatibility import wrong_kind_error
 from patchloom.data.loader import Batch, plain_batches
 from patchloom.data.modality import Modality
 from patchloom.data.source import Source
@@ -58,6 +59,7 @@ def each_batch(
     what: str = "",
     first: int = 0,
     stop: int | None = None,
+    test_crop: float = 1.0,
 ) -> None:
     """Apply ``pools`` to every image, labelled or not, and pass the result to ``keep``; nothing else is stored.
 
@@ -73,13 +75,15 @@ def each_batch(
         half: compute products in bfloat16.
         what: status message for slow passes; "" prints none.
         first, stop: range of batch numbers, ``stop`` excluded, as for `plain_batches`.
+        test_crop: side of the centre crop over the short side of the resized image, as in `CentreCrop`.
     """
     channels, size = input_channels(vit), input_size(vit)
     training = vit.training
     vit.to(device).eval()
     try:
         with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=half):
-            batches = plain_batches(source, size, batch_size, workers, channels, device, first, stop=stop)
+            reading = batch_size, workers, channels, device, first
+            batches = plain_batches(source, size, *reading, stop=stop, test_crop=test_crop)
             count = (-(-len(source) // batch_size) if stop is None else stop) - first
             for batch in track_progress(batches, count, what):
                 images = normalize(batch.views[0], card.mean, card.std)
@@ -127,6 +131,41 @@ class ImageFeatures:
     def pooled(self, pooling: str) -> Tensor:
         """Return features [n d], or [n 2d] for "both", which concatenates class token and mean."""
         return select_pooling(pooling, self.tokens)
+
+
+@dataclass(frozen=True)
+class FeatureOptions:
+    """Options of frozen features, the same for an encoder and its controls.
+
+    Attributes:
+        test_crop: side of the centre crop over the short side of the resized image, as in `CentreCrop`.
+        last_norm: whether the tokens pass the encoder's last norm.
+    """
+
+    test_crop: float = 1.0
+    last_norm: bool = True
+
+    def check(self, source: Source) -> None:
+        """Validate the values, for the images of ``source``."""
+        if not 0 < self.test_crop <= 1:
+            raise PatchloomError(f"--test_crop must be above 0 and up to 1, such as 0.875, not {self.test_crop:g}")
+        if self.test_crop < 1 and not source.modality.resizable:
+            raise wrong_kind_error("test_crop", source)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the values that differ from the default, for rows and keys of the cache."""
+        return {name: value for name, value in asdict(self).items() if value != asdict(USUAL_FEATURES)[name]}
+
+    def sentences(self, size: tuple[int, int]) -> list[str]:
+        """Describe what differs from the default, for an encoder of images of ``size``."""
+        said = []
+        if self.test_crop < 1:
+            (h, w), (tall, wide) = size, (int(side / self.test_crop) for side in size)
+            said = [f"Images are resized to cover {tall}x{wide}, and their centre of {h}x{w} is cut (--test_crop)."]
+        return said if self.last_norm else [*said, "Features are taken before the encoder's last norm (--last_norm)."]
+
+
+USUAL_FEATURES = FeatureOptions()
 
 
 def has_labels(source: Source | None) -> bool:
@@ -177,12 +216,12 @@ def extract(
     head: InstanceHead | None = None,
     layers: bool = False,
     what: str = "",
+    test_crop: float = 1.0,
 ) -> ImageFeatures:
     """Compute features of every labelled image in one pass.
 
     These are the class token, the mean of the patch tokens, the mean of class token and registers, and the instance
     representation, after the encoder's last norm; ``layers`` gives instead the mean of the patch tokens in every layer
-    of `layer_names`.
     of `layer_names`.
     """
     device, patches = torch.device(device), patch_count(vit)
@@ -197,7 +236,7 @@ def extract(
     if head is not None:
         head.to(device)
     pools = layer_means if layers else partial(pooled_tokens, vit, head=head)
-    return one_pass(vit, card, only_labelled(source), pools, device, batch_size, workers, precision, what)
+    return one_pass(vit, card, only_labelled(source), pools, device, batch_size, workers, precision, what, test_crop)
 
 
 def runs_in_bfloat16(device: torch.device, precision: Precision) -> bool:
@@ -224,6 +263,7 @@ def one_pass(
     workers: int = 0,
     precision: Precision = "auto",
     what: str = "",
+    test_crop: float = 1.0,
 ) -> ImageFeatures:
     """Apply ``pools``, from normalised images [b c h w] to features [b d] by name, to every image, labelled or not.
 
@@ -240,7 +280,7 @@ def one_pass(
         unreadable.extend(batch.unreadable)
 
     half = runs_in_bfloat16(device, precision)
-    each_batch(vit, card, source, pools, keep, device, batch_size, workers, half, what)
+    each_batch(vit, card, source, pools, keep, device, batch_size, workers, half, what, test_crop=test_crop)
     return _features({name: torch.cat(parts) for name, parts in found.items()}, source, indices, unreadable)
 
 
@@ -254,12 +294,13 @@ def pixel_features(
     what: str = "",
     whole: bool = False,
     labels: bool = True,
+    test_crop: float = 1.0,
 ) -> ImageFeatures:
     """Return normalised pixels as features "pixels" [n c·h·w], the control without an encoder."""
     source = only_labelled(source) if labels else source
     pixels, indices, unreadable = [], [], []
     small = size if whole else raw_size(source.modality, size)
-    batches = plain_batches(source, small, batch_size, workers, len(mean))
+    batches = plain_batches(source, small, batch_size, workers, len(mean), test_crop=test_crop)
     for batch in track_progress(batches, -(-len(source) // batch_size), what):
         pixels.append(normalize(batch.views[0], mean, std).flatten(1))
         indices.append(batch.indices)

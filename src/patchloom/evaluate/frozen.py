@@ -5,7 +5,7 @@ The controls are its untrained twin, raw pixels and, for an adapted encoder, the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,6 +18,8 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.features import (
+    USUAL_FEATURES,
+    FeatureOptions,
     ImageFeatures,
     Pooling,
     about_encoder,
@@ -32,9 +34,10 @@ from patchloom.evaluate.results import Drawing, Report, Row, compare_rows, note_
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified_subset
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_size
+from patchloom.nets.finetune import without_last_norm
 from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import blend, load_blend, load_encoder, load_extra_module, load_start
+from patchloom.runs.encoder import blend, load_blend, load_start
 
 # suggestion for encoders that a protocol does not support
 INSTEAD = "take knn, linear, blocks, few-shot or finetune, and positions for a run of droppos"
@@ -102,6 +105,7 @@ def measure_run(
     pooling: Pooling | Literal["all"],
     gallery: float = 1.0,
     shares: float | Sequence[float] | None = None,
+    options: FeatureOptions = USUAL_FEATURES,
 ) -> Report:
     """Evaluate a run by one protocol.
 
@@ -111,11 +115,12 @@ def measure_run(
         pooling: feature pooling, or all.
         gallery: stratified fraction of the training images that is used.
         shares: shares of the run's weights in blends with its start; 0 and 1 are added.
+        options: how the features are made.
     """
     shares = [shares] if isinstance(shares, int | float) else shares
     if shares is not None:
-        _check_shares(shares, run, pooling)
-    vit, card = load_encoder(run, settings.model)
+        _check_shares(shares, run, pooling, settings)
+    vit, card = settings.encoder(run)
     parts = parts_of(data, settings, card=card, run=run)
     if gallery < 1:
         n = len(parts.train)
@@ -124,9 +129,9 @@ def measure_run(
             f"The gallery is a stratified {100 * gallery:.3g} % of {n:,} training {some.noun} (seed {settings.seed})."
         )
         parts = replace(parts, train=some, story=f"{parts.story} {drawn}")
-    head = load_extra_module(run, "pooling")
+    head = settings.extra_module(run, "pooling")
     start = load_start(run)
-    (report,) = compare_frozen((protocol,), vit, card, parts, settings, head, pooling, start, shares)
+    (report,) = compare_frozen((protocol,), vit, card, parts, settings, head, pooling, start, shares, options)
     if shares is None or not Path(run).is_dir():  # a file has no folder of pictures
         return report
     return replace(report, drawings=(_blend_drawing(report, run),))
@@ -149,13 +154,15 @@ def _blend_drawing(report: Report, run: str | Path) -> Drawing:
     )
 
 
-def _check_shares(shares: Sequence[float], run: str | Path, pooling: str) -> None:
+def _check_shares(shares: Sequence[float], run: str | Path, pooling: str, settings: EvalSettings) -> None:
     if not shares or not all(0 <= share <= 1 for share in shares):
         raise PatchloomError(
             f"--blend takes shares of the adapted weights from 0 to 1, such as 0.25,0.5,0.75, not {listing(shares)}"
         )
     if pooling == "instance":
         raise PatchloomError("--blend has no instance head: leave out --pooling instance")
+    if settings.network == "teacher":
+        raise PatchloomError("--blend is of the student with its start: leave out --network teacher")
     load_blend(run, 0)  # refuse a run without a start before its images are read
 
 
@@ -167,19 +174,21 @@ def extractors(
     *,
     layers: bool = False,
     start: tuple[Encoder, EncoderCard] | None = None,
+    options: FeatureOptions = USUAL_FEATURES,
 ) -> list[FeatureExtractor]:
     """Return the extractors of an encoder, its start if given, its untrained twin and raw pixels, with the cache.
 
     The start has no instance ``head``.
     """
     twin, fresh = untrained_twin(card, head, settings.seed)
-    starts = [] if start is None else [encoder_extractor(START, *start, settings, layers=layers)]
+    own: Any = {"layers": layers, "options": options}
+    starts = [] if start is None else [encoder_extractor(START, *start, settings, **own)]
     # functions, so that only one set of features is in memory at a time
     return [
-        encoder_extractor(card.name, vit, card, settings, head, layers=layers),
+        encoder_extractor(card.name, vit, card, settings, head, **own),
         *starts,
-        encoder_extractor(UNTRAINED, twin, card, settings, fresh, layers=layers),
-        raw_extractor(vit, card, settings),
+        encoder_extractor(UNTRAINED, twin, card, settings, fresh, **own),
+        raw_extractor(vit, card, settings, options),
     ]
 
 
@@ -191,13 +200,16 @@ def encoder_extractor(
     head: InstanceHead | None = None,
     *,
     layers: bool = False,
+    options: FeatureOptions = USUAL_FEATURES,
 ) -> FeatureExtractor:
     """Return the extractor of an encoder, with the cache; ``layers`` gives features of all layers, without a head."""
     device, head = settings.torch_device, None if layers else head
-    about = ("layers" if layers else "pooled", *about_encoder(vit, card, device, head)) if settings.cache else ()
+    vit = vit if options.last_norm else without_last_norm(vit)
+    kind = "layers" if layers else "pooled"
+    about = (kind, *about_encoder(vit, card, device, head), *_key(options)) if settings.cache else ()
 
     def extract_features(source: Source) -> ImageFeatures:
-        how = _reading(source, name, settings)
+        how = {**_reading(source, name, settings), "test_crop": options.test_crop}
         return extract(vit, card, source, device=device, head=head, layers=layers, **how)
 
     def cached_features_of(source: Source) -> ImageFeatures:
@@ -206,14 +218,21 @@ def encoder_extractor(
     return FeatureExtractor(name, cached_features_of, vit)
 
 
-def raw_extractor(vit: Encoder, card: EncoderCard, settings: EvalSettings) -> FeatureExtractor:
+def _key(options: FeatureOptions) -> list[str]:
+    return [f"{name} {value}" for name, value in options.plain().items()]
+
+
+def raw_extractor(
+    vit: Encoder, card: EncoderCard, settings: EvalSettings, options: FeatureOptions = USUAL_FEATURES
+) -> FeatureExtractor:
     """Return the extractor of raw pixels, or of the raw features of recordings, at the input size of ``vit``."""
     size, name = input_size(vit), raw_name(card)
     about: tuple[str, ...] = "pixels", str(pixels_size(size)), str(card.mean), str(card.std)
-    about += tuple(f"{name} {value}" for name, value in (card.modality.plain() or {}).items())
+    about += (*(f"{name} {value}" for name, value in (card.modality.plain() or {}).items()), *_key(options))
 
     def extract_features(source: Source) -> ImageFeatures:
-        how = {**_reading(source, name, settings), "whole": not card.modality.resizable}
+        own = {"whole": not card.modality.resizable, "test_crop": options.test_crop}
+        how = {**_reading(source, name, settings), **own}
         return pixel_features(source, size, card.mean, card.std, **how)
 
     def cached_features_of(source: Source) -> ImageFeatures:
@@ -241,12 +260,14 @@ def compare_frozen(
     pooling: Pooling | Literal["all"] = "all",
     start: tuple[Encoder, EncoderCard] | None = None,
     shares: Sequence[float] | None = None,
+    options: FeatureOptions = USUAL_FEATURES,
 ) -> list[Report]:
     """Evaluate an encoder and its controls by several protocols, sharing features.
 
     ``start`` are the weights that the encoder began with; they have no instance head. ``shares`` are those of the
-    encoder in blends with its start.
+    encoder in blends with its start, and ``options`` say how the features are made.
     """
+    options.check(parts.test)
     if pooling != "all":
         check_pooling(pooling, tokens_of(vit, head))
     rows: dict[str, list[list[Row]]] = {protocol.name: [] for protocol in protocols}
@@ -256,7 +277,7 @@ def compare_frozen(
     def measure(
         extractor: FeatureExtractor, share: float | None
     ) -> tuple[dict[str, list[Row]], ImageFeatures, ImageFeatures]:
-        found, train, test = evaluate_extractor(extractor, protocols, parts, settings, pooling)
+        found, train, test = evaluate_extractor(extractor, protocols, parts, settings, pooling, options.plain())
         cached.extend([extractor.name] * (train.cached or test.cached))
         for protocol in protocols:
             if share is None:
@@ -267,16 +288,17 @@ def compare_frozen(
         return found, train, test
 
     begins = None if pooling == "instance" else start
-    for place, extractor in enumerate(extractors(vit, card, settings, head, start=begins)):
+    for place, extractor in enumerate(extractors(vit, card, settings, head, start=begins, options=options)):
         # the encoder and its start are the ends of the curve
         found, train, test = measure(extractor, 1.0 - place if shares is not None and place < 2 else None)
         for title, its in found.items():
             rows[title].append(its)
     for share in sorted({*(shares or ())} - {0, 1}):
         assert start is not None  # with shares
-        measure(encoder_extractor(f"{BLEND} {share:g}", *blend(start, (vit, card), share), settings), share)
+        mixed = blend(start, (vit, card), share)
+        measure(encoder_extractor(f"{BLEND} {share:g}", *mixed, settings, options=options), share)
     size, instance = input_size(vit), head is not None and pooling in ("all", "instance")
-    around = circumstances(parts, train, test, size, cached, instance)
+    around = circumstances(parts, train, test, size, cached, instance, options)
     return [
         _report(protocol, rows[protocol.name], curves[protocol.name], around, parts, settings, train, test)
         for protocol in protocols
@@ -289,8 +311,9 @@ def evaluate_extractor(
     parts: Parts,
     settings: EvalSettings,
     pooling: Pooling | Literal["all"] = "all",
+    more: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, list[Row]], ImageFeatures, ImageFeatures]:
-    """Return the rows of an extractor by protocol name, and its features of both parts."""
+    """Return the rows of an extractor by protocol name, with ``more`` settings, and its features of both parts."""
     name, features_of, encoder = extractor
     train = features_of(parts.train)
     poolings = train.poolings() if pooling == "all" or encoder is None else (pooling,)
@@ -303,7 +326,7 @@ def evaluate_extractor(
     rows: dict[str, list[Row]] = {}
     for title, of_pooling in scores.items():
         rows[title] = [
-            Row.of_images(name, pooled, title, row_settings, correct, test.groups)
+            Row.of_images(name, pooled, title, {**row_settings, **(more or {})}, correct, test.groups)
             for pooled, score in track_progress(of_pooling.items(), len(of_pooling), f"{name}: {title}")
             for row_settings, correct in score(test)
         ]
@@ -396,11 +419,12 @@ def circumstances(
     size: tuple[int, int],
     cached: Sequence[str],
     instance: bool = False,
+    options: FeatureOptions = USUAL_FEATURES,
 ) -> str:
     """Return sentences on the origin of images and features and on the controls, for any protocol."""
     modality = parts.train.modality
     h, w = raw_size(modality, size)
-    said = [parts.story, f"{modality.raw.capitalize()} are {modality.pictured} at {h}x{w}."]
+    said = [parts.story, f"{modality.raw.capitalize()} are {modality.pictured} at {h}x{w}.", *options.sentences(size)]
     if instance:
         said.append("Pooling instance uses the head saved with the encoder; untrained has an untrained head.")
     if cached:

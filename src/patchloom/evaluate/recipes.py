@@ -12,7 +12,8 @@ from patchloom.data.augment import Border
 from patchloom.data.source import Source
 from patchloom.data.splits import MAX_HELD_OUT
 from patchloom.errors import PatchloomError, check_type
-from patchloom.nets.encode import width
+from patchloom.nets.checkpoints.programs import Network
+from patchloom.nets.encode import input_size, width
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.system.distributed import refused_by_all, world
 
@@ -27,10 +28,11 @@ _LEAST_VALIDATION = 20  # images: with fewer, one image changes the accuracy by 
 
 # options for one kind of data only, by the noun of a source
 ONLY_FOR = {
-    "images": ("cutmix", "randaugment", "randaugment_std", "erasing", "crop_scale", "flip"),
+    "images": ("cutmix", "randaugment", "randaugment_std", "erasing", "crop_scale", "flip", "test_crop"),
     "recordings": ("shift", "noise_share", "noise_volume"),
 }
 _PLAIN_IF_SET = ("halve_every", "dropout", "fresh_norm", "train_positions")
+_CROPPED_UP_TO = 224  # pixels
 _AT_ONCE = 256  # images per batch of a frozen encoder
 
 
@@ -67,6 +69,8 @@ class Recipe:
         crop_scale: smallest area of a random crop, as a fraction of the image's; the largest is 1. padded or reflected:
             the whole image, shifted by up to 4 pixels, with black or reflected pixels around it.
         flip: mirroring of half of the images; disable it if left and right differ in meaning.
+        test_crop: side of the centre crop of test images over the short side of the resized image; 1: the largest
+            centre crop. A paper's 0.875 (224 of 256) is for images of up to 224 pixels; it is 1 above.
         pooling: input of the head: class token (added to encoders without one) or mean of the patch tokens.
         fresh_norm: new norm before the head, instead of the encoder's last one.
         train_positions: training of the encoder's position embeddings, also if pre-training had fixed ones.
@@ -104,6 +108,7 @@ class Recipe:
     repeats: int = 1
     crop_scale: float | Border = 0.08
     flip: bool = True
+    test_crop: float = 0.875
     pooling: Literal["class", "mean"] = "mean"
     fresh_norm: bool = False
     train_positions: bool = False
@@ -123,7 +128,7 @@ class Recipe:
 
     def check(self) -> None:
         """Validate the values."""
-        check_values(self, _RANGES, ("blr", "layer_decay", "crop_scale", "patience"))
+        check_values(self, _RANGES, ("blr", "layer_decay", "crop_scale", "patience", "test_crop"))
         if self.epochs != "auto" and self.warmup_epochs != "auto" and self.warmup_epochs > self.epochs:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
         if self.warmup_updates > self.updates:
@@ -148,6 +153,7 @@ class Recipe:
         Mixup applies to whole pictures, including those of recordings.
         """
         unlike: dict[str, Any] = {"cutmix": 0.0, "randaugment": 0.0, "erasing": 0.0, "crop_scale": 1.0, "flip": False}
+        unlike["test_crop"] = 1.0
         return replace(self, **unlike, recordings=True, noise_share=self.noise_share if noise else 0.0)
 
     def settled(self, n: int, device: str, own_validation: bool = False) -> ResolvedRecipe:
@@ -202,12 +208,15 @@ class Recipe:
 
 @dataclass(frozen=True)
 class ProbeRecipe(Recipe):
-    """Hyper-parameters of the papers' linear probe on a frozen encoder, trained by LARS on random crops.
+    """Hyper-parameters of the papers' linear probe on a frozen encoder, trained on random crops.
 
     The other fields of `Recipe` are disabled.
 
     Attributes:
-        momentum: momentum of LARS.
+        momentum: momentum of the optimizer.
+        optimizer: lars or sgd.
+        last_norm: features after the encoder's last norm; false takes them before it.
+        network: the network that is probed, if a run has both; --network overrides it.
     """
 
     epochs: int | Auto = 90
@@ -224,6 +233,9 @@ class ProbeRecipe(Recipe):
     pooling: Literal["class", "mean", "instance"] = "class"  # type: ignore[assignment]  # a probe has one more value
     noise_share: float = 0.0
     momentum: float = 0.9
+    optimizer: Literal["lars", "sgd"] = "lars"
+    last_norm: bool = True
+    network: Network = "student"
 
     def check(self) -> None:
         """Validate the values; batch norm needs two images."""
@@ -237,9 +249,9 @@ class ProbeRecipe(Recipe):
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON, without those that are disabled."""
-        own = "shift" if self.recordings else "crop_scale flip"
-        told = f"epochs warmup_epochs batch blr lr weight_decay momentum {own} pooling"
-        return {"optimizer": "LARS", **{name: getattr(self, name) for name in told.split()}}
+        own = "shift" if self.recordings else "crop_scale flip test_crop"
+        told = f"epochs warmup_epochs batch blr lr weight_decay momentum {own} pooling last_norm"
+        return {"optimizer": self.optimizer.upper(), **{name: getattr(self, name) for name in told.split()}}
 
     def _resolved(self, **chosen: Any) -> ResolvedProbeRecipe:
         return ResolvedProbeRecipe(**vars(self) | chosen)
@@ -275,6 +287,7 @@ _RANGES = {
     **{"layer_decay": (0, 1), "drop_path": (0, 0.99)},
     **{"smoothing": (0, 0.99), "mixup": (0, float("inf")), "cutmix": (0, float("inf")), "randaugment": (0, 10)},
     **{"randaugment_std": (0, float("inf")), "erasing": (0, 1), "repeats": (1, 100), "crop_scale": (0, 1)},
+    "test_crop": (0, 1),
     **{"ema": (0, 0.999999), "clip": (0, float("inf")), "validation": (0, 0.9), "patience": (0, 1)},
     **{name: (0, float("inf")) for name in ("updates", "warmup_updates", "halve_every", "noise_volume")},
     **{"dropout": (0, 0.99), "shift": (0, 60), "noise_share": (0, 1)},
@@ -351,6 +364,7 @@ _SMALL = Recipe(
     cutmix=0.0,
     randaugment=0.0,
     crop_scale=0.6,
+    test_crop=1.0,
     clip=5.0,
     validation="auto",
     patience=0.3,
@@ -397,8 +411,8 @@ RECIPES: dict[str, Sized] = {
     "droppos": (replace(_MAE, layer_decay=0.8, **_NEW_NORM), {"L": {"epochs": 50}}),
     "mp3": (_MP3, {}),
     "mp3-300": (replace(_MP3, epochs=300), {}),  # MP3, Table 4: the row without positions, with DeiT's warm-up of 5
-    # DeiT's program pads and crops images of up to 32 pixels
-    "mp3-cifar100": (replace(_MP3_SMALL, batch=256, crop_scale="padded"), {}),
+    # DeiT's program pads and crops images of up to 32 pixels, and does not resize them for the test
+    "mp3-cifar100": (replace(_MP3_SMALL, batch=256, crop_scale="padded", test_crop=1.0), {}),
     "mp3-tiny-imagenet": (replace(_MP3_SMALL, batch=512), {}),
     "mp3-speech": (_MP3_SPEECH, {}),
     "restore": (replace(_MAE, pooling="class"), {}),
@@ -413,10 +427,11 @@ RECIPES: dict[str, Sized] = {
     ),
 }
 
-# linear probes: MAE, Table 10 and appendix A.1; ExtreMA, Table 14
-PROBES: dict[str, Sized] = {
+# linear probes: MAE, Table 10 and appendix A.1; ExtreMA, Table 14, and its program where the paper is silent: the
+# teacher, without its last norm
+PROBES: dict[str, tuple[ProbeRecipe, dict[str, dict[str, Any]]]] = {
     "mae": (ProbeRecipe(), {}),
-    "extrema": (ProbeRecipe(batch=4096, pooling="instance"), {}),
+    "extrema": (ProbeRecipe(batch=4096, pooling="instance", last_norm=False, network="teacher"), {}),
 }
 
 
@@ -436,7 +451,9 @@ def published_recipe(name: str, vit: Encoder, known: Mapping[str, Sized] = RECIP
     size = size_of(vit)
     if size not in sizes and size == "XS":  # the smallest size in the papers is S
         size = "S"
-    return replace(base, **sizes.get(size, {}))
+    recipe = replace(base, **sizes.get(size, {}))
+    # as in the programs of the papers, which crop images of up to 224 pixels only
+    return recipe if max(input_size(vit)) <= _CROPPED_UP_TO else replace(recipe, test_crop=1.0)
 
 
 def recipe_for(name: str, vit: Encoder, changes: Mapping[str, Any], known: Mapping[str, Sized] = RECIPES) -> Recipe:

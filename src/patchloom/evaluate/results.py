@@ -342,11 +342,11 @@ class Report(Displayable):
         found = [compare_rows([self.quoted[i]], [self.quoted[j]], trained, self.n_test, self.noun) for i, j in pairs]
         return replace(self, against=tuple(found), pairs=pairs)
 
-    def grouped(self, group: str) -> Report:
-        """Return the report with ``group`` among the settings of all rows: other groups give another split."""
+    def with_setting(self, name: str, value: str) -> Report:
+        """Return the report with a setting of all rows, such as the groups of the split or the network."""
 
         def named(row: Row) -> Row:
-            return replace(row, settings=row.settings | {"group": group})
+            return replace(row, settings=row.settings | {name: value})
 
         return replace(self, rows=list(map(named, self.rows)), quoted=tuple(map(named, self.quoted)))
 

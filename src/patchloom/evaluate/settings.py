@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints, overload
 
 import numpy as np
 import torch
+from torch import nn
 
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.duplicates import copies_sentence
@@ -25,6 +26,10 @@ from patchloom.display import StatusMessage, is_first
 from patchloom.errors import PatchloomError, check_type
 from patchloom.evaluate.features import has_labels, only_labelled
 from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.checkpoints.programs import Network
+from patchloom.nets.heads import InstanceHead, Use
+from patchloom.nets.swin import Encoder
+from patchloom.runs.encoder import load_encoder, load_extra_module
 from patchloom.runs.held_out import describe_seen, seen_in_pretraining
 from patchloom.system.distributed import first_decides, launch_once, launched_processes, processes_here, world
 from patchloom.system.hardware import Cores, choose_workers, cores, usable_device
@@ -57,6 +62,8 @@ class EvalSettings:
         group: images that splits keep together, as in pretrain: parent (their folder), a column, or a pattern.
         model: timm's name of the model if the encoder is a file of weights only; not needed for checkpoints of
             the papers' own code.
+        network: student, or teacher (its moving average) of a run or file that has one; by default the student,
+            and the teacher of a file of ExtreMA and for linear --recipe extrema, as its authors do.
     """
 
     seed: int = 0
@@ -70,6 +77,7 @@ class EvalSettings:
     cache: bool = True
     group: str | None = None
     model: str | None = None
+    network: Network | None = None
 
     def check(self) -> None:
         """Validate the values."""
@@ -87,6 +95,21 @@ class EvalSettings:
             value = getattr(self, name)
             if value not in (None, "auto") and value < least:
                 raise PatchloomError(f"--{name} must be {least} or more, not {value}")
+
+    def encoder(self, run: str | Path, tuned: bool = False) -> tuple[Encoder, EncoderCard]:
+        """Load the encoder to evaluate, and its card; all authors fine-tune (``tuned``) the student."""
+        return load_encoder(run, self.model, self._network(tuned))
+
+    @overload
+    def extra_module(self, run: str | Path, use: Literal["pooling"], tuned: bool = False) -> InstanceHead | None: ...
+    @overload
+    def extra_module(self, run: str | Path, use: Use, tuned: bool = False) -> nn.Module | None: ...
+    def extra_module(self, run: str | Path, use: Use, tuned: bool = False) -> nn.Module | None:
+        """Load the extra module of `encoder` for ``use``; None if there is none."""
+        return load_extra_module(run, use, self._network(tuned))
+
+    def _network(self, tuned: bool) -> Network | None:
+        return self.network or ("student" if tuned else None)
 
     @property
     def torch_device(self) -> torch.device:

@@ -162,10 +162,12 @@ def predict_classes(
     settings: EvalSettings,
     precision: Precision = "auto",
     name: str = "",
+    test_crop: float = 1.0,
 ) -> ClassPredictions:
-    """Predict the class of every image of ``source``, centre-cropped."""
+    """Predict the class of every image of ``source``, centre-cropped; ``test_crop`` is as in `CentreCrop`."""
     what = name and f"  {name}: predictions for {source.name}"
-    logits, indices, unreadable = predictions(model, source, card.mean, card.std, settings, precision, what)
+    numbers = card.mean, card.std
+    logits, indices, unreadable = predictions(model, source, *numbers, settings, precision, what, test_crop)
     return ClassPredictions(logits, labels_of(source, indices), unreadable, groups_of(source, indices))
 
 
@@ -178,6 +180,7 @@ def predictions(
     settings: EvalSettings,
     precision: Precision,
     what: str = "",
+    test_crop: float = 1.0,
 ) -> tuple[Tensor, Tensor, list[str]]:
     """Return logits [n c], indices [n] of the images, and names of unreadable ones; as `predict_classes`.
 
@@ -186,7 +189,7 @@ def predictions(
     device = settings.torch_device
     model.to(device).eval()
     mine: list[tuple[Tensor, Batch]] = []
-    reading, count = settings.reading(source), settings.batches(source)
+    reading, count = {**settings.reading(source), "test_crop": test_crop}, settings.batches(source)
     first, stop = count * rank() // world(), count * (rank() + 1) // world()
     batches = plain_batches(
         source, model.size, **reading, first=first, stop=stop, channels=model.channels, device=device
@@ -303,7 +306,10 @@ class Training(Loop):
     def _validated(self) -> EpochScore:
         assert self.held is not None  # called with validation images only
         precision: Precision = "bfloat16" if self.half else "float32"
-        logits, indices, _ = predictions(self.tested, self.held, self.mean, self.std, self.settings, precision)
+        numbers, test_crop = (self.mean, self.std), self.recipe.test_crop
+        logits, indices, _ = predictions(
+            self.tested, self.held, *numbers, self.settings, precision, test_crop=test_crop
+        )
         self.model.train()
         return score_of(logits, labels_of(self.held, indices))
 
@@ -398,7 +404,7 @@ class LinearClassifier(Classifier):
 
 
 class ProbeTraining(Training):
-    """Training of a `LinearClassifier` by LARS. A step consists of many parts, each encoded as it arrives.
+    """Training of a `LinearClassifier` by LARS or SGD. A step consists of many parts, each encoded as it arrives.
 
     Each of several processes encodes its images of every part; then all have the features of the whole step, which the
     batch norm needs, and make the same update. Arguments are those of `Training`.
@@ -412,8 +418,15 @@ class ProbeTraining(Training):
         self.parallel = self.model
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """Return LARS, which scales rates by the norm of the weights except for the bias, as in MAE's code."""
+        """Return the optimizer; LARS scales rates by the norm of the weights except for the bias, as in MAE's code."""
         head = self.model.head
+        if self.recipe.optimizer == "sgd":
+            return torch.optim.SGD(
+                head.parameters(),
+                lr=self.recipe.peak(self.batch),
+                momentum=self.recipe.momentum,
+                weight_decay=self.recipe.weight_decay,
+            )
         adapted = {"params": [head.weight], "weight_decay": self.recipe.weight_decay, "always_adapt": True}
         plain = {"params": [head.bias], "weight_decay": 0.0, "always_adapt": False}
         return Lars([adapted, plain], lr=self.recipe.peak(self.batch), momentum=self.recipe.momentum)
@@ -672,7 +685,8 @@ def fit(
         found = []
         for rate in plan.rates:
             model = _fitted(candidate, plan.at(rate), rest, f"{candidate.name}, blr {rate:g}", left).model
-            found.append(predict_classes(model, held, plan.card, plan.settings, plan.precision).accuracy())
+            numbers = plan.card, plan.settings, plan.precision
+            found.append(predict_classes(model, held, *numbers, test_crop=plan.recipe.test_crop).accuracy())
             if is_first():
                 print(f"  {candidate.name}, blr {rate:g}: {found[-1]:.1%} of {len(held):,} held-out {source.noun}")
         best = int(np.argmax(found))
@@ -738,7 +752,8 @@ def train_and_predict(
     rows, found = [], []
     for candidate, model, row_settings in fitted:
         card = candidate.card or plan.card
-        its = predict_classes(model, parts.test, card, plan.settings, plan.precision, candidate.name)
+        how = plan.settings, plan.precision, candidate.name, plan.recipe.test_crop
+        its = predict_classes(model, parts.test, card, *how)
         rows.append(Row.of_images(candidate.name, model.pooling, protocol, row_settings, its.right, its.groups))
         found.append(its)
         model.cpu()

@@ -46,7 +46,10 @@ POSITION_ACCURACY = "position-accuracy"
 # settings that do not distinguish experiments; seeds are averaged
 _MACHINE = {*LAUNCH, *"device workers threads cache attention kernels compile checkpointing".split()}
 # settings of an evaluation that must be equal in compared results; the others follow from the data
-_ALIKE = ("recipe", "epochs", "k", "gallery", "labels", "per_class", "method", "head_on", "ratio", "probe")
+_ALIKE = (
+    *("recipe", "epochs", "k", "gallery", "labels", "per_class", "method", "head_on", "ratio", "probe"),
+    *("test_crop", "last_norm", "network"),
+)
 _AVERAGE = "average"  # value of a setting in a row that is the mean over all its values
 _ALONE = "from scratch"  # name of the encoder in a report with only the control
 

@@ -64,6 +64,15 @@ def with_variant(
     return copy
 
 
+def without_last_norm(vit: Encoder) -> Encoder:
+    """Copy an encoder without its last norm, of tokens and of pooled features."""
+    copy = deepcopy(vit)
+    for name in ("norm", "fc_norm"):
+        if hasattr(copy, name):
+            setattr(copy, name, nn.Identity())
+    return copy
+
+
 def _varied(
     vit: Encoder, card: EncoderCard, positions: Variant, class_token: bool, drop_path: float, train_positions: bool
 ) -> Encoder:

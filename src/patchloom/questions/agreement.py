@@ -208,10 +208,19 @@ class Agreement(Question):
 
     def extra_modules(self) -> dict[str, nn.Module]:
         """Return the instance head, if used, and the first layer of the projection, if it needs no batch statistics."""
-        found: dict[str, nn.Module] = {} if self.instance_head is None else {"instance_head": self.instance_head}
-        if isinstance(self.projection[1], nn.LayerNorm):
-            pooling = _POOLING[self.representation]
-            found["projection"] = Stem(self.projection[:3], pooling)
+        return self._beside(self.instance_head, self.projection)
+
+    def teacher_modules(self) -> dict[str, nn.Module]:
+        """Return the teacher's encoder, and its modules like those of the student; {} without a teacher."""
+        if self.teacher is None:
+            return {}
+        head = cast(InstanceHead | None, getattr(self.teacher, "instance_head", None))
+        return {"encoder": self.teacher.encoder, **self._beside(head, self.teacher.projection)}
+
+    def _beside(self, head: InstanceHead | None, projection: nn.Sequential) -> dict[str, nn.Module]:
+        found: dict[str, nn.Module] = {} if head is None else {"instance_head": head}
+        if isinstance(projection[1], nn.LayerNorm):
+            found["projection"] = Stem(projection[:3], _POOLING[self.representation])
         return found
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.nets.decoders import ConvDecoder, MAEDecoder
@@ -104,6 +104,10 @@ class HiddenLayers(Question):
     def after_step(self, progress: float, encoder: Encoder) -> None:
         """Update the teacher after an update of the weights."""
         self.teacher.follow(momentum_at(progress, self.momentum), encoder=encoder)
+
+    def teacher_modules(self) -> dict[str, nn.Module]:
+        """Return the teacher's encoder."""
+        return {"encoder": self.teacher.encoder}
 
     def measure(self, encoded: Encoded) -> Measure:
         """Measure the loss, beside those of the mean feature of each place and of the image's own visible patches.

@@ -261,3 +261,7 @@ class Question(nn.Module, ABC):
     def extra_modules(self) -> dict[str, nn.Module]:
         """Return modules to save beside the encoder, by file name without suffix; their ``sizes`` rebuild them."""
         return {}
+
+    def teacher_modules(self) -> dict[str, nn.Module]:
+        """Return a moving average of the encoder as "encoder", with its own `extra_modules`; {} without a teacher."""
+        return {}

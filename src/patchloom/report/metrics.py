@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.claims import Claim, Difference
+from patchloom.claims import OF_TEACHER, Claim, Difference
 from patchloom.evaluate.results import differences_of
 from patchloom.look.charts import curve_of
 from patchloom.look.run_curves import PROTOCOL_TITLES
@@ -28,6 +28,8 @@ _DISPLAYED = {
     "head": "head {}",
     "head_on": "head on {}",
     "count": "{} blocks",
+    "network": "{}",
+    "test_crop": "test crop {}",
 }
 # results that an evaluation wrote among its settings; all others were set by the user
 _FOUND = {
@@ -269,8 +271,10 @@ def _with_current_name(quoted: QuotedRows, name: str) -> QuotedRows:
     before = quoted[0]["encoder"]  # the encoder's row is the first one
     if before in _OTHERS:
         return quoted
-    _, step, reached = before.partition(" (step ")
-    return [{**row, "encoder": f"{name}{step}{reached}"} if row["encoder"] == before else row for row in quoted]
+    teacher = OF_TEACHER if before.endswith(OF_TEACHER) else ""
+    _, step, reached = before.removesuffix(teacher).partition(" (step ")
+    now = f"{name}{step}{reached}{teacher}"
+    return [{**row, "encoder": now} if row["encoder"] == before else row for row in quoted]
 
 
 def _set(report: Sequence[Mapping[str, str]]) -> frozenset[tuple[str, str]]:

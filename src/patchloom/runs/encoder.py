@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
-from patchloom.claims import START
+from patchloom.claims import OF_TEACHER, START
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints import format
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.checkpoints.load import check_model, kind_of, load_bare_module, load_pretrained
+from patchloom.nets.checkpoints.load import Weights, check_model, kind_of, load_bare_module, load_pretrained
+from patchloom.nets.checkpoints.programs import Network
 from patchloom.nets.heads import InstanceHead, Use
 from patchloom.nets.lora import merged
 from patchloom.nets.swin import Encoder
@@ -26,6 +28,9 @@ from patchloom.tasks.custom import is_loaded
 
 STUDENT_WEIGHTS, STUDENT_CARD = "student.safetensors", "student.json"  # that patchloom distill writes
 _ENCODER = "encoder."
+
+
+_TEACHER = re.compile(r"questions\.\w+\.teacher\.encoder\.")  # a moving average, in the weights of a task
 
 
 def unfinished_run(source: str | Path) -> RunFolder | None:
@@ -71,7 +76,9 @@ def check_place(source: str | Path) -> None:
 
 
 @validate_arguments
-def load_encoder(source: PathLike, model: str | None = None) -> tuple[Encoder, EncoderCard]:
+def load_encoder(
+    source: PathLike, model: str | None = None, network: Network | None = None
+) -> tuple[Encoder, EncoderCard]:
     """Load an encoder in eval mode, and its card.
 
     Args:
@@ -81,6 +88,9 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[Encoder, E
             of the papers' own programs need no ``model``. For an interrupted run, the encoder of the newest checkpoint
             is loaded, and the card's name and note say so.
         model: timm's name of the model, for a file of bare weights.
+        network: student or teacher, the moving average that some tasks train beside it, such as extrema and lut. By
+            default the student of a run, and from a file of ExtreMA's program the teacher, whose frozen features its
+            authors evaluate.
 
         An encoder of recordings takes pictures of waveforms [b 1 1 n], int16 or float in [-1, 1], with n =
         ``card.sound.samples`` at ``card.sound.rate`` per second::
@@ -99,16 +109,56 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[Encoder, E
     check_model(source, model)
     folder = unfinished_run(source)
     if folder is None:
-        vit, card = load_pretrained(source, model)
+        if network == "teacher" and kind_of(source) in ("timm", "patchloom"):
+            vit, card = load_pretrained(_teacher_file(source))
+            now = _with_current_name(card, source)
+            return vit, card if now is card else replace(now, name=now.name + OF_TEACHER)
+        vit, card = load_pretrained(source, model, network=network)
         return vit, _with_current_name(card, source)
     settings = folder.read_config()
     tensors, about = folder.checkpoints.newest()
     own = encoder_weights(tensors)
+    if network == "teacher":
+        own = {_TEACHER.sub("", name): value for name, value in tensors.items() if _TEACHER.match(name)}
+        if not own:
+            raise _no_teacher(source)
     spec = format.refuse_other_sizes(settings.encoder_spec(), own, folder.checkpoints.last)
     vit = build_encoder(spec)
     with format.expect_intact(folder.checkpoints.last):
         vit.load_state_dict(own, strict=True)
-    return vit.eval(), newest_card(folder, settings, about)
+    card = newest_card(folder, settings, about)
+    return vit.eval(), replace(card, name=card.name + OF_TEACHER) if network == "teacher" else card
+
+
+def _run_of(source: str | Path) -> RunFolder | None:
+    """Return the run whose folder, or encoder's file, ``source`` is; None for any other source."""
+    path = Path(source)
+    folder = RunFolder(path if path.is_dir() else path.parent)
+    return folder if path.is_dir() or path.name == folder.encoder.name else None
+
+
+def has_teacher(source: str | Path) -> bool:
+    """Return whether a run, finished or not, has a teacher beside the student, or a file of ExtreMA or LUT."""
+    if (folder := unfinished_run(source)) is not None:
+        return any(map(_TEACHER.match, folder.checkpoints.newest()[0]))
+    if kind_of(source) in ("timm", "patchloom"):
+        return (folder := _run_of(source)) is not None and folder.teacher.is_file()
+    foreign = Weights(source).foreign
+    return foreign is not None and bool(foreign.encoder_of("teacher"))
+
+
+def _teacher_file(source: str | Path) -> Path:
+    """Return the file of the teacher's encoder of a finished run."""
+    folder = _run_of(source)
+    if folder is None or not folder.teacher.is_file():
+        raise _no_teacher(source)
+    return folder.teacher
+
+
+def _no_teacher(source: str | Path) -> PatchloomError:
+    return PatchloomError(
+        f"{source} has no teacher: leave out --network (tasks such as extrema, lut and latent train one)"
+    )
 
 
 def load_start(source: str | Path) -> tuple[Encoder, EncoderCard] | None:
@@ -123,9 +173,8 @@ def load_start(source: str | Path) -> tuple[Encoder, EncoderCard] | None:
     Raises:
         PatchloomError: the file is damaged.
     """
-    path = Path(source)
-    folder = RunFolder(path if path.is_dir() else path.parent)
-    if not folder.start.is_file() or not (path.is_dir() or path.name == folder.encoder.name):
+    folder = _run_of(source)
+    if folder is None or not folder.start.is_file():
         return None
     vit, card = load_pretrained(folder.start)
     return vit, replace(card, name=START)
@@ -180,41 +229,46 @@ def _between(first: tuple[float, ...], second: tuple[float, ...], share: float) 
 
 def _with_current_name(card: EncoderCard, source: str | Path) -> EncoderCard:
     """Return the card with the present name of the run's folder; unchanged without a run."""
-    path = Path(source)
-    folder = RunFolder(path if path.is_dir() else path.parent)
-    own = path.is_dir() or path.name == folder.encoder.name
-    return replace(card, name=folder.name) if own and folder.config.is_file() else card
+    folder = _run_of(source)
+    return card if folder is None or not folder.config.is_file() else replace(card, name=folder.name)
 
 
 @overload
-def load_extra_module(source: PathLike, use: Literal["pooling"]) -> InstanceHead | None: ...
+def load_extra_module(
+    source: PathLike, use: Literal["pooling"], network: Network | None = None
+) -> InstanceHead | None: ...
 @overload
-def load_extra_module(source: PathLike, use: Use) -> nn.Module | None: ...
+def load_extra_module(source: PathLike, use: Use, network: Network | None = None) -> nn.Module | None: ...
 @validate_arguments
-def load_extra_module(source: PathLike, use: Use) -> nn.Module | None:
+def load_extra_module(source: PathLike, use: Use, network: Network | None = None) -> nn.Module | None:
     """Load the extra module beside an encoder for ``use``, in eval mode; None if there is none.
 
     Args:
-        source: as for `load_encoder`.
+        source, network: as for `load_encoder`.
         use: purpose of the module.
 
     Raises:
         PatchloomError: no encoder was found, or the module's file is damaged or not from patchloom.
     """
-    found = named_extra_module(plain_path(source), use)
+    found = named_extra_module(plain_path(source), use, network)
     return None if found is None else found[1]
 
 
-def named_extra_module(source: str | Path, use: Use) -> tuple[str, nn.Module] | None:
+def named_extra_module(source: str | Path, use: Use, network: Network | None = None) -> tuple[str, nn.Module] | None:
     """Return the name of the present or future file of the module of `load_extra_module`, and the module."""
     folder = unfinished_run(source)
     if folder is not None and not is_loaded(folder.read_config().task["name"]):
         return None  # only the task's class knows its modules, and the user has not allowed to run its code
     if folder is not None:
-        modules = load_task(source).task.extra_modules()
+        task = load_task(source).task
+        modules = task.extra_modules()
+        if network == "teacher":
+            modules = {name: one for name, one in task.teacher_modules().items() if name != "encoder"}
         return next(((f"{name}.safetensors", one.eval()) for name, one in modules.items() if one.use == use), None)
     if kind_of(source) == "bare":
-        module = load_bare_module(Path(source), use)
+        module = load_bare_module(Path(source), use, network)
         return None if module is None else ("instance_head.safetensors", module)
+    if network == "teacher":
+        source = _teacher_file(source)
     module, path = format.load_module_file(source, use), format.extra_module_file(source, use)
     return None if module is None or path is None else (path.name, module)

@@ -116,6 +116,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.csv"
         self.checkpoints = Checkpoints(self.path / "checkpoints", self.check_lock)
         self.encoder = self.path / "encoder.safetensors"
+        self.teacher = self.path / "teacher" / "encoder.safetensors"  # moving average of the encoder, of some tasks
         self.start = self.path / "start.safetensors"  # the encoder as --init or --from loaded it
         self.trained_on = self.path / "trained_on.bin"
         self.pictures = self.path / "pictures"

@@ -204,14 +204,12 @@ def _known_again(asked: Settings, contents: np.ndarray, before: Record) -> bool:
 
 def _record_beside(encoder: Path) -> Record | None:
     """Return the record beside an encoder's file, if it belongs to that file."""
-    path = RunFolder(encoder.parent).trained_on
-    if (
-        not is_encoder_file(encoder)
-        or not (digest := read_encoder_card(encoder).trained_on)
-        or digest != digest_of_record(path)
-    ):
+    if not is_encoder_file(encoder) or not (digest := read_encoder_card(encoder).trained_on):
         return None
-    return read_record(path)
+    # a teacher is in a folder of the run
+    places = [RunFolder(folder).trained_on for folder in list(encoder.parents)[:2]]
+    path = next((place for place in places if digest_of_record(place) == digest), None)
+    return None if path is None else read_record(path)
 
 
 def _as_there(asked: Settings, source: Source) -> HeldOut | None:

@@ -91,6 +91,10 @@ class Location(Question):
         """Update the teacher after an update of the weights."""
         self.teacher.follow(momentum_at(progress, self.momentum), encoder=encoder)
 
+    def teacher_modules(self) -> dict[str, nn.Module]:
+        """Return the teacher's encoder."""
+        return {"encoder": self.teacher.encoder}
+
     def measure(self, encoded: Encoded) -> Measure:
         """Measure the share of patches that are located, beside answers that need no learning.
 

@@ -246,6 +246,11 @@ class Task(nn.Module, ABC):
         """Return modules to save beside the encoder, by file name without suffix; their ``sizes`` rebuild them."""
         return {name: one for question in self.questions.values() for name, one in question.extra_modules().items()}
 
+    def teacher_modules(self) -> dict[str, nn.Module]:
+        """Return the first question's moving average of the encoder and its modules, as `Question.teacher_modules`."""
+        found = (question.teacher_modules() for question in self.questions.values())
+        return next((modules for modules in found if modules), {})
+
 
 # Sheets of tasks with two views (ExtreMA, LUT).
 

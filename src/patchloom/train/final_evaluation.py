@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from torch import nn
 
+from patchloom.claims import OF_TEACHER
 from patchloom.data.source import Data, Source
 from patchloom.evaluate.features import has_labels, only_labelled
 from patchloom.evaluate.frozen import compare_frozen
@@ -24,6 +27,7 @@ from patchloom.loggers.base import FinalResult
 from patchloom.loggers.queue import TrackerSet
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder, save_extra_module
 from patchloom.nets.heads import Use
+from patchloom.nets.swin import Encoder
 from patchloom.questions.question import Measure
 from patchloom.runs.encoder import load_start
 from patchloom.runs.folder import RunFolder
@@ -74,18 +78,18 @@ class FinalEvaluation(NamedTuple):
     ) -> str:
         """Write the encoder, draw the pictures, evaluate the features, and return the closing sentence."""
         validation, folder, task = self.validation, self.folder, self.validation.task
-        extra = task.extra_modules()
+        extra, averages = task.extra_modules(), task.teacher_modules()
         folder.check_lock()
-        for name, module in extra.items():
-            save_extra_module(module, folder.encoder.with_name(f"{name}.safetensors"))
-        uses = {name: cast(Use, module.use) for name, module in extra.items()}
         best, place = state.best, (1, 1)
         weights = "" if self.settings.patience is None else describe_best(best, state.step, state.steps, self.settings)
         if best.chosen:
             place = best.step, state.steps
             measure = measure if best.step == state.step else None  # it belongs to the last weights
-        card = replace(self.card, trained_on=digest_of_record(folder.trained_on), extra_modules=uses, note=weights)
-        save_encoder(task.encoder, card, folder.encoder)
+        card = replace(self.card, trained_on=digest_of_record(folder.trained_on), note=weights)
+        if averages:
+            average = cast(Encoder, averages.pop("encoder"))
+            _save_with_modules(average, replace(card, name=card.name + OF_TEACHER), averages, folder.teacher)
+        _save_with_modules(task.encoder, card, extra, folder.encoder)
         measure = measure or validation.run(device, precision)[0]
         pictures = draw_run(validation, folder, self.settings, measure, place, device, ended=True)
         folder.note_unreadable(sorted(validation.unreadable))
@@ -101,6 +105,7 @@ class FinalEvaluation(NamedTuple):
         summary = f"{closing_sentence(measure, knn, self.held_out, self.card.modality)} {weights}".strip()
         self.reporter.say(summary)
         also = "".join(f", with {name}.safetensors beside it" for name in extra)
+        also += f". Teacher: {folder.teacher}" if folder.teacher.is_file() else ""
         self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{also}.")
         folder.check_lock()
         write_health(folder.path, health)
@@ -142,7 +147,7 @@ class FinalEvaluation(NamedTuple):
         head, start = instance_head(task), load_start(self.folder.path)
         knn, linear = compare_frozen((KNN, LINEAR), task.encoder, self.card, parts, evaluation, head, start=start)
         if self.settings.group is not None:
-            knn, linear = knn.grouped(self.settings.group), linear.grouped(self.settings.group)
+            knn, linear = (one.with_setting("group", self.settings.group) for one in (knn, linear))
         for report in (knn, linear):
             self.folder.check_lock()
             append_rows(self.folder.path / "results.csv", report, once=True)
@@ -150,6 +155,14 @@ class FinalEvaluation(NamedTuple):
         if doubt:
             self.reporter.say(f"  {doubt.strip()}")
         return knn, linear
+
+
+def _save_with_modules(encoder: Encoder, card: EncoderCard, modules: dict[str, nn.Module], path: Path) -> None:
+    """Write an encoder and the modules beside it, which its card names."""
+    for name, module in modules.items():
+        save_extra_module(module, path.with_name(f"{name}.safetensors"))
+    uses = {name: cast(Use, module.use) for name, module in modules.items()}
+    save_encoder(encoder, replace(card, extra_modules=uses), path)
 
 
 def _plain(row: Row) -> dict[str, str]:

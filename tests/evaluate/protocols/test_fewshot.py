@@ -1,5 +1,6 @@
 """Few labels are few, of every class, and the same for the control."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -46,13 +47,46 @@ def _extrema(folder: Path, class_token: str = "cait") -> tuple[Path, ExtreMA]:
     return _run(folder, task.eval(), spec, "extrema"), task
 
 
-@pytest.mark.parametrize(("share", "count"), [(0.01, 14), (0.1, 144), (None, 144)])
+@pytest.mark.parametrize(("share", "count"), [(0.01, 14), (0.1, 144), (None, 144), (50, 50), (1.0, 1437)])
 def test_a_share_has_every_class(share: float | None, count: int) -> None:
     parts = parts_of("digits", EvalSettings())
     some, what = subsample_training(parts, share, None, 0)
     assert len(some.train) == what["labelled"] == count and set(some.train.labels) == set(range(10))
-    assert some.test is parts.test and f"A stratified {count} of 1,437 training images were used (seed 0)" in some.story
-    assert not np.array_equal(subsample_training(parts, share, None, 1)[0].train.indices, some.train.indices)
+    assert (
+        some.test is parts.test and f"A stratified {count:,} of 1,437 training images were used (seed 0)" in some.story
+    )
+    assert what["labels"] == (share or 0.1)
+    other = subsample_training(parts, share, None, 1)[0].train
+    assert np.array_equal(other.indices, some.train.indices) == (count == 1437)
+
+
+@pytest.fixture
+def named(tmp_path: Path, draw: Callable[..., Path]) -> Path:
+    for part, count in (("train", 4), ("test", 2)):
+        for label in ("cat", "dog"):
+            for name in (*(f"{label}_{i}.png" for i in range(count)), "same.png"):
+                draw(f"data/{part}/{label}/{name}")
+    return tmp_path / "data"
+
+
+def test_a_list_names_the_labelled_images(named: Path, tmp_path: Path) -> None:
+    """SimCLR's lists are names of files; with folders they are told apart."""
+    parts, file = parts_of(str(named), EvalSettings()), tmp_path / "1percent.txt"
+    file.write_text("cat_1.png\r\n\n./dog/dog_2.png\ntrain\\cat\\same.png\ncat_1.png\ncat_77.png\n")
+    some, what = subsample_training(parts, str(file), None, 0)
+    paths = [some.train.describe(i) for i in range(len(some.train))]
+    assert sorted(Path(path).name for path in paths) == ["cat_1.png", "dog_2.png", "same.png"]
+    assert all("/train/" in path for path in paths) and what == {"labels": "1percent.txt", "labelled": 3}
+    assert "The 3 of 10 training images that 1percent.txt names were used. 1 of its 4 names are of no" in some.story
+    for text, said in (
+        ("same.png\n", "same.png in .* names 2 training images: write the folder before it"),
+        ("bird.png\n", "names none of the 10 training images: write one name per line, such as cat_0.png"),
+    ):
+        file.write_text(text)
+        with pytest.raises(PatchloomError, match=said):
+            subsample_training(parts, str(file), None, 0)
+    file.write_text("cat_1.png\ncat_2.png\n")
+    assert "They are of 1 of the 2 classes." in subsample_training(parts, str(file), None, 0)[0].story
 
 
 def test_so_many_of_each_class() -> None:
@@ -64,13 +98,17 @@ def test_so_many_of_each_class() -> None:
     ("share", "per_class", "said"),
     [
         (0.005, None, "0.005 of 1,437 training images is 7, fewer than the 10 classes: use --labels 0.007 or more"),
-        (1.5, None, "--labels must be a fraction above 0"),
+        (1.5, None, "--labels must be a fraction above 0 and up to 1, such as 0.01, or a number of images"),
+        (50.5, None, "--labels must be a fraction above 0"),
+        (9, None, "--labels 9 is fewer than the 10 classes: use --labels 10 or more"),
+        (1438, None, "--labels 1,438 is more than the 1,437 training images"),
+        ("none.txt", None, "there is no file none.txt"),
         (None, 0, "--per_class must be 1 or more"),
         (None, 145, "training images: use --per_class 1"),
         (0.1, 2, "both set the number of labels"),
     ],
 )
-def test_refusals(share: float | None, per_class: int | None, said: str) -> None:
+def test_refusals(share: float | str | None, per_class: int | None, said: str) -> None:
     with pytest.raises(PatchloomError, match=said):
         subsample_training(parts_of("digits", EvalSettings()), share, per_class, 0)
 
@@ -110,7 +148,7 @@ def test_the_linear_probe_is_that_of_frozen_features(tiny_encoder: Path) -> None
 def test_the_projections_first_layer_is_the_tasks_own(tmp_path: Path, class_token: str) -> None:
     run, task = _extrema(tmp_path, class_token)
     vit, card = load_encoder_file(run)
-    pretrained, fresh = projections(run, card, 0)
+    pretrained, fresh = projections(run, card, EvalSettings(device="cpu"))
     assert pretrained["pooling"] == {"cait": "instance", "vit": "class"}.get(class_token, "mean")
     build = classifier_builder(vit, card, "auto", 10, **pretrained)
     model, again = build(Recipe()).eval(), build(Recipe())

@@ -91,6 +91,11 @@ def test_the_rates_are_those_worked_out_by_hand() -> None:
     assert PROBES["mae"][0].peak(images_per_step(PROBES["mae"][0], 1_281_167)[1]) == 6.4
     assert PROBES["extrema"][0].peak(images_per_step(PROBES["extrema"][0], 1_281_167)[1]) == 1.6
     assert begun(ProbeRecipe()).optimizer.param_groups[0]["initial_lr"] == pytest.approx(0.1 * 40 / 256)
+    sgd = begun(ProbeRecipe(optimizer="sgd")).optimizer  # as in the command of ExtreMA's program
+    assert isinstance(sgd, torch.optim.SGD) and sgd.param_groups[0]["initial_lr"] == pytest.approx(0.1 * 40 / 256)
+    assert [(group["momentum"], group["weight_decay"], len(group["params"])) for group in sgd.param_groups] == [
+        (0.9, 0, 2)
+    ]
 
 
 def test_a_step_is_lars_and_the_bias_is_not_adapted() -> None:
@@ -149,6 +154,7 @@ def test_it_learns_and_the_encoder_stays_as_it_is() -> None:
 
 def test_it_beats_chance_beside_an_untrained_encoder_and_one_seed_gives_one_result(tiny_encoder: Path) -> None:
     hard = {**EASY, "recipe": "mae", "epochs": 20, "blr": 20.0, "max_train": 250, "batch_size": 50}
+    hard["test_crop"] = 1.0  # digits of 8 pixels have no border to leave out
     first, again = (evaluate("linear", tiny_encoder, "digits", **hard) for _ in range(2))
     assert [row.encoder for row in first.rows] == ["tiny", "untrained", "majority class"]
     assert first.rows[0].low > first.rows[-1].high and first.rows[0].pooling == "class"

@@ -9,6 +9,7 @@ from published import ours, same, theirs, written
 from torch import nn
 
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.load import (
     Weights,
@@ -23,6 +24,7 @@ from patchloom.nets.checkpoints.programs import recognise
 from patchloom.nets.heads import InstanceHead, Stem
 from patchloom.patches.tokens import unpatchify
 from patchloom.runs.checkpoint import restore, tensors_of
+from patchloom.runs.encoder import has_teacher
 from patchloom.tasks import build_task
 from patchloom.tasks.restore import Restore
 
@@ -70,7 +72,9 @@ def test_student_and_teacher_are_distinguished(tmp_path, name):
     path = written(tmp_path / "theirs.pth", oracle.saved())
     student, teacher = (oracle.encoder(class_token=name == "lut") for _ in range(2))
     load_published(student, path, task=name)
-    done = load_published(teacher, path, task="mae")
+    done = load_published(teacher, path, task="mae", network="teacher")
+    by_default = load_published(oracle.encoder(class_token=name == "lut"), path, task="mae")
+    assert by_default.source.endswith(", its teacher)") == (name == "extrema")  # LUT's program has no probe
     assert done.source.endswith(", its teacher)")
     own = "t.blocks.0.attn.qkv.weight" if name == "lut" else "w.momentum_encoder.blocks.0.attn.qkv.weight"
     assert torch.equal(teacher.state_dict()["blocks.0.attn.qkv.weight"], oracle[own])
@@ -393,6 +397,26 @@ def test_extremas_heads_can_be_evaluated(tmp_path):
     with pytest.raises(PatchloomError, match="lacks a part of ExtreMA's heads"):
         load_bare_module(written(tmp_path / "broken.pth", {"state_dict": broken}), "pooling")
     assert load_bare_module(written(tmp_path / "plain.pth", tiny().state_dict()), "pooling") is None
+
+
+def test_the_network_of_a_file_is_the_one_that_its_program_evaluates(tmp_path):
+    """ExtreMA probes the teacher, with its own class attention, and fine-tunes the student."""
+    _, state, _ = extrema_tiny(tmp_path)
+    for name, value in state.items():
+        if name.startswith("module.base_encoder."):
+            state[name] = value + 1
+    path = written(tmp_path / "both.pth", {"state_dict": state})
+    usual, student = EvalSettings(), EvalSettings(network="student")
+    for settings, tuned, home in ((usual, False, "momentum"), (usual, True, "base"), (student, False, "base")):
+        vit, _ = settings.encoder(path, tuned)
+        assert torch.equal(vit.state_dict()["norm.bias"], state[f"module.{home}_encoder.norm.bias"])
+        head = settings.extra_module(path, "pooling", tuned)
+        assert torch.equal(head.token, state[f"module.{home}_encoder.cls_token"])
+    assert has_teacher(path)
+    plain = written(tmp_path / "plain.pth", tiny().state_dict())
+    assert not has_teacher(plain)
+    with pytest.raises(PatchloomError, match="has no teacher beside a student: leave out --network"):
+        EvalSettings(network="teacher").encoder(plain)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

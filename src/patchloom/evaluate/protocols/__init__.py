@@ -48,6 +48,9 @@ _TRAIN = (
 )  # protocols with training steps, which processes can share
 
 
+_OWN_NETWORK = ("positions", "ensemble")  # a task's decoder, and fine-tuned classifiers
+
+
 def protocol_of(name: str) -> tuple[Callable[..., Report], dict[str, Any]]:
     """Return the function of a protocol, and arguments from its name: ``blocks:2`` means blocks with count=2."""
     plain, _, number = name.partition(":")
@@ -104,6 +107,8 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
     settings.check()
     run = plain_path(run)
     check_model(run, settings.model)
+    if settings.network is not None and protocol in _OWN_NETWORK:
+        raise PatchloomError(f"{protocol} is of the networks that were trained for it: leave out --network")
     results = None
     if protocol.partition(":")[0] not in _TRAIN:
         share_nothing(settings, protocol)
@@ -121,7 +126,9 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
                 print(f"Seed {seed}, {seed - settings.seed + 1} of {settings.seeds}:", flush=True)
             report = function(run, data, replace(settings, seed=seed), **given, **options)
             if settings.group is not None:
-                report = report.grouped(settings.group)
+                report = report.with_setting("group", settings.group)
+            if settings.network == "teacher":
+                report = report.with_setting("network", "teacher")
             if settings.seeds > 1 and len(reports) == settings.seeds - 1:
                 report = report.over_seeds(reports)
             reports.append(report if settings.workers != "auto" else _with_readers(report, settings))

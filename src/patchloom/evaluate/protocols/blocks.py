@@ -21,7 +21,7 @@ from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_start
+from patchloom.runs.encoder import load_start
 
 _UNUSED = {
     "layer_decay": 1.0,
@@ -66,7 +66,7 @@ def blocks(
         if changes.get(name) is not None:
             raise PatchloomError(f"--{name} has no effect in blocks:{count}, where the encoder is frozen: leave it out")
     share_steps(settings)
-    vit, card = load_encoder(run, settings.model)
+    vit, card = settings.encoder(run)
     parts = parts_of(data, settings, card=card, run=run)
     plan = plan_for(recipe, {**changes, **_UNUSED}, vit, card, parts.train, settings, precision)
     check_pooling(plan.recipe.pooling, tokens_of(vit, None))

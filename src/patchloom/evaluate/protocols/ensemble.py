@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, load_classifier, read_classifier
-from patchloom.evaluate.features import Precision
+from patchloom.evaluate.features import FeatureOptions, Precision
 from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.training import ClassPredictions, predict_classes, training_report
@@ -38,6 +39,7 @@ def ensemble(
     *,
     others: str | list[str] = "",
     precision: Precision = "auto",
+    test_crop: float | None = None,
 ) -> Report:
     """Average the softmax outputs of two or more fine-tuned classifiers.
 
@@ -47,6 +49,8 @@ def ensemble(
         settings: common settings of all protocols; without test images the seed must be that of fine-tuning.
         others: further classifiers or folders, separated by commas.
         precision: precision of products: float32 or bfloat16; auto is bfloat16 on CUDA devices that support it.
+        test_crop: side of the centre crop over the short side of the resized image; by default that with which each
+            classifier was tested after fine-tuning.
 
     Raises:
         PatchloomError: fewer than two classifiers, or classifiers with other classes or another split.
@@ -57,17 +61,26 @@ def ensemble(
     if len(paths) < 2:
         raise PatchloomError("an ensemble needs two or more classifiers: add others as --others A,B")
     parts = parts_of(data, settings)
+    if test_crop is not None:
+        FeatureOptions(test_crop).check(parts.test)
     fingerprint = parts.test.fingerprint()
     members = [_member(path, parts.test, fingerprint, settings) for path in paths]
     said = [
         predict_classes(
-            member.model, _with_sound(parts.test, member), member.card.encoder, settings, precision, member.name
+            member.model,
+            _with_sound(parts.test, member),
+            member.card.encoder,
+            settings,
+            precision,
+            member.name,
+            member.card.test_crop if test_crop is None else test_crop,
         )
         for member in members
     ]
     mean, agreement = average(said), agreement_of(said)
     pooling = "-"
-    row_settings = {"members": len(members), "agreement": agreement}
+    row_settings: dict[str, Any] = {} if test_crop is None else {"test_crop": test_crop}
+    row_settings |= {"members": len(members), "agreement": agreement}
     rows = [Row.of_images(_ENSEMBLE, pooling, "ensemble", row_settings, mean.right, mean.groups)]
     for member, found in zip(members, said, strict=True):
         rows.append(Row.of_images(member.name, member.model.pooling, "ensemble", {}, found.right, found.groups))

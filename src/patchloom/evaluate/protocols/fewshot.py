@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
-from patchloom.evaluate.features import Precision, count_classes, labels_of
+from patchloom.evaluate.features import FeatureOptions, Precision, count_classes, labels_of
 from patchloom.evaluate.frozen import compare_frozen
 from patchloom.evaluate.protocols.finetune import classifier_builder, scratch_candidate, start_candidate
 from patchloom.evaluate.protocols.linear import LINEAR
@@ -25,7 +25,7 @@ from patchloom.evaluate.training import Candidate, about_control, plan_for, trai
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.heads import Stem
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_extra_module, load_start
+from patchloom.runs.encoder import load_start
 
 Method = Literal["finetune", "linear"]
 HeadOn = Literal["features", "projection"]
@@ -39,7 +39,7 @@ def fewshot(
     data: DataLike,
     settings: EvalSettings,
     *,
-    labels: float | None = None,
+    labels: float | str | None = None,
     per_class: int | None = None,
     method: Method = "finetune",
     head_on: HeadOn = "features",
@@ -53,9 +53,9 @@ def fewshot(
 
     Args:
         run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        labels: stratified fraction of the training images to use, such as 0.01; default 0.1 without
-            per_class.
-        per_class: number of images per class, instead of a fraction.
+        labels: labelled images: a stratified fraction of the training images, such as 0.01; a stratified number
+            of 2 or more; or a text file with one name per line, such as SimCLR's. Default 0.1 without per_class.
+        per_class: number of images per class, instead.
         method: finetune or linear; recipe and the following options are for finetune.
         head_on: input of the head: features, or the first layer of the run's projection, as in ExtreMA.
         recipe: small (ours), or from a paper: mae, mae-normalized, droppos, mp3, mp3-300, mp3-cifar100,
@@ -73,15 +73,16 @@ def fewshot(
     if method == "linear":
         share_nothing(settings, "few-shot --method linear")
     share_steps(settings)
-    vit, card = load_encoder(run, settings.model)
+    vit, card = settings.encoder(run, tuned=method == "finetune")
     parts, what = subsample_training(parts_of(data, settings, card=card, run=run), labels, per_class, settings.seed)
+    test_crop = changes.get("test_crop")
     idle = [name for name, value in changes.items() if value is not None]
     if method == "linear":
         usual = {"head_on": (head_on, "features"), "recipe": (recipe, "small"), "positions": (positions, "auto")}
         idle += [name for name, (value, default) in usual.items() if value != default]
-        if idle:
+        if idle := [name for name in idle if name != "test_crop"]:
             raise PatchloomError(f"--{idle[0]} applies to --method finetune only: leave it out")
-        return _linear(run, vit, card, parts, settings, what)
+        return _linear(run, vit, card, parts, settings, what, FeatureOptions(1.0 if test_crop is None else test_crop))
     if head_on == "projection":
         if fixed := [name for name in ("pooling", "fresh_norm") if name in idle]:
             raise PatchloomError(f"--head_on projection has a fixed pooling and norm: leave --{fixed[0]} out")
@@ -93,7 +94,7 @@ def fewshot(
     fresh: dict[str, Any] = {}
     on = "a linear head"
     if head_on == "projection":
-        more, fresh = projections(run, card, settings.seed)
+        more, fresh = projections(run, card, settings)
         row_settings["pooling"] = more["pooling"]
         on = f"the projection's first layer and a linear head on the {more['pooling']} representation"
     candidates = [Candidate(card.name, classifier_builder(vit, card, positions, classes, **more), row_settings)]
@@ -111,29 +112,88 @@ def fewshot(
 
 
 def subsample_training(
-    parts: Parts, share: float | None, per_class: int | None, seed: int
+    parts: Parts, labels: float | str | None, per_class: int | None, seed: int
 ) -> tuple[Parts, dict[str, Any]]:
     """Return parts with a subset of the training images, and its description for the rows."""
     train = parts.train
-    n, classes = len(train), count_classes(train)
+    n = len(train)
     what: dict[str, Any]
-    if share is not None and per_class is not None:
+    if labels is not None and per_class is not None:
         raise PatchloomError("--labels and --per_class both set the number of labels: give one of them")
-    if per_class is not None:
-        some, what = _of_each(train, per_class, seed), {"per_class": per_class}
+    if isinstance(labels, str):
+        some, said = _listed(train, Path(labels))
+        what = {"labels": Path(labels).name}
     else:
-        share = _DEFAULT_SHARE if share is None else share
-        if not 0 < share <= 1:
-            raise PatchloomError(f"--labels must be a fraction above 0 and up to 1, such as 0.01, not {share:g}")
-        count = round(share * n)
-        if count < classes:
+        if per_class is not None:
+            some, what = _of_each(train, per_class, seed), {"per_class": per_class}
+        else:
+            labels = _DEFAULT_SHARE if labels is None else labels
+            some = stratified_subset(train, _count_of(labels, train), seed)
+            what = {"labels": labels if labels <= 1 else int(labels)}
+        said = f"A stratified {len(some):,} of {n:,} training {train.noun} were used (seed {seed})."
+    return replace(parts, train=some, story=f"{parts.story} {said}"), {**what, "labelled": len(some)}
+
+
+def _count_of(labels: float, train: Source) -> int:
+    """Return the number of labelled images: a number of 2 or more, or a fraction of the training images."""
+    n, classes = len(train), count_classes(train)
+    if not (0 < labels <= 1 or (labels >= 2 and float(labels).is_integer())):
+        raise PatchloomError(
+            f"--labels must be a fraction above 0 and up to 1, such as 0.01, or a number of {train.noun} of 2 or more, "
+            f"such as 50, not {labels:g}"
+        )
+    if labels > n:
+        raise PatchloomError(f"--labels {labels:,.0f} is more than the {n:,} training {train.noun}: use fewer")
+    count = round(labels * n) if labels <= 1 else int(labels)
+    if count < classes:
+        too_few, enough = f"--labels {count} is", f"{classes}"
+        if labels <= 1:
+            too_few, enough = f"{labels:g} of {n:,} training {train.noun} is {count},", f"{classes / n:.2g}"
+        raise PatchloomError(
+            f"{too_few} fewer than the {classes} classes: use --labels {enough} or more, or --per_class 1"
+        )
+    return count
+
+
+def _listed(train: Source, file: Path) -> tuple[Source, str]:
+    """Return the training images that a text file names, one per line, and a sentence.
+
+    A name is the end of a path, such as ``n01632777_6514.JPEG`` or ``n01632777/n01632777_6514.JPEG``.
+    """
+    try:
+        if not file.is_file():
             raise PatchloomError(
-                f"{share:g} of {n:,} training {train.noun} is {count}, fewer than the {classes} classes: use --labels "
-                f"{classes / n:.2g} or more, or --per_class 1"
+                f"there is no file {file}: --labels takes a fraction, a number of {train.noun}, or a text file of names"
             )
-        some, what = stratified_subset(train, count, seed), {"labels": share}
-    story = f"{parts.story} A stratified {len(some):,} of {n:,} training {train.noun} were used (seed {seed})."
-    return replace(parts, train=some, story=story), {**what, "labelled": len(some)}
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise PatchloomError(f"{file} cannot be read as a list of names ({problem}): write one per line") from problem
+    names = dict.fromkeys(line.strip().replace("\\", "/").removeprefix("./") for line in lines)
+    named: dict[str, set[int]] = {name: set() for name in names if name}
+    depths = {name.count("/") + 1 for name in named}
+    for i in range(len(train)):
+        for path in (train.describe(i), train.place(i) or ""):
+            parts = path.replace("\\", "/").split("/")
+            for end in ("/".join(parts[-depth:]) for depth in depths):
+                if end in named:
+                    named[end].add(i)
+    found = np.array(sorted(set().union(*named.values())), np.int64)
+    if not len(found):
+        raise PatchloomError(
+            f"{file} names none of the {len(train):,} training {train.noun}: write one name per line, such as "
+            f"{PurePosixPath(train.place(0) or train.describe(0)).name}"
+        )
+    if double := next((name for name, its in named.items() if len(its) > 1), ""):
+        raise PatchloomError(
+            f"{double} in {file} names {len(named[double])} training {train.noun}: write the folder before it, too"
+        )
+    some = train.subset(found)
+    said = f"The {len(found):,} of {len(train):,} training {train.noun} that {file.name} names were used."
+    if lost := sum(not its for its in named.values()):
+        said += f" {lost:,} of its {len(named):,} names are of no training {train.noun}."
+    if (have := count_classes(some)) < (classes := count_classes(train)):
+        said += f" They are of {have} of the {classes} classes."
+    return some, said
 
 
 def _of_each(source: Source, count: int, seed: int) -> Source:
@@ -158,6 +218,7 @@ def _linear(
     parts: Parts,
     settings: EvalSettings,
     what: dict[str, Any],
+    options: FeatureOptions,
 ) -> Report:
     """Run the linear probe, with rows of this protocol."""
     (report,) = compare_frozen(
@@ -166,8 +227,9 @@ def _linear(
         card,
         parts,
         settings,
-        load_extra_module(run, "pooling"),
+        settings.extra_module(run, "pooling"),
         start=load_start(run),
+        options=options,
     )
     renamed = {
         id(row): replace(row, protocol="few-shot", settings={**row.settings, "method": "linear", **what})
@@ -182,7 +244,7 @@ def _linear(
     )
 
 
-def projections(run: str | Path, card: EncoderCard, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def projections(run: str | Path, card: EncoderCard, settings: EvalSettings) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return arguments of `classifier_builder` for a head on a run's projection, and the same with new weights.
 
     The head is on the projection's first layer. The run's card names the projection and the module of its input.
@@ -190,9 +252,9 @@ def projections(run: str | Path, card: EncoderCard, seed: int) -> tuple[dict[str
     Raises:
         PatchloomError: the module is missing or damaged.
     """
-    head = load_extra_module(run, "pooling")
-    _, fresh = untrained_twin(card, head, seed)
-    stem = load_extra_module(run, "stem")
+    head = settings.extra_module(run, "pooling", tuned=True)
+    _, fresh = untrained_twin(card, head, settings.seed)
+    stem = settings.extra_module(run, "stem", tuned=True)
     if not isinstance(stem, Stem):
         raise PatchloomError(
             f"the task {card.task} saved no projection with the encoder of {run}: use --head_on features"

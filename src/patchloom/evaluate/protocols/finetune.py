@@ -32,7 +32,7 @@ from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_start
+from patchloom.runs.encoder import load_start
 
 
 @partial(takes_recipe, kind=Recipe)
@@ -71,7 +71,7 @@ def finetune(
     if from_scratch and out is not None:
         raise PatchloomError("--from_scratch saves no classifier: remove --out")
     share_steps(settings)
-    vit, card = load_encoder(run, settings.model)
+    vit, card = settings.encoder(run, tuned=True)
     parts = parts_of(data, settings, card=card, run=run)
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
     variant, classes = variant_of(positions, vit), class_names(parts.train)

@@ -49,7 +49,7 @@ from patchloom.evaluate.training import (
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_start
+from patchloom.runs.encoder import load_start
 from patchloom.runs.held_out import seen_in_pretraining
 from patchloom.system.distributed import first_decides, rank
 
@@ -79,7 +79,7 @@ def keywords(
         data: data for `patchloom.audio.keywords.open_keywords`: Speech Commands' layout, or a folder with one
             folder per word.
         words: keywords, separated by commas (default: the ten of Speech Commands, or all classes of other data).
-        labels: stratified fraction of the training recordings to use, such as 0.1.
+        labels: stratified fraction of the training recordings to use, such as 0.1, or a number of 2 or more.
         recipe: small (ours), or from a paper: mp3-speech for recordings; mae, mae-normalized, droppos, mp3,
             mp3-300, mp3-cifar100, mp3-tiny-imagenet, restore, simmim, extrema, extrema-22k, extrema-few or lut for
             images; options below override it.
@@ -95,7 +95,7 @@ def keywords(
     """
     check_options(keywords, locals())
     share_steps(settings)
-    vit, card = load_encoder(run, settings.model)
+    vit, card = settings.encoder(run, tuned=True)
     opened = _opened(data, words, card, settings)
     parts, label = _parts(opened, card, settings, run), recipe
     what: dict[str, Any] = {}

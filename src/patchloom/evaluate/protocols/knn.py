@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import ImageFeatures, Pooling
+from patchloom.evaluate.features import FeatureOptions, ImageFeatures, Pooling
 from patchloom.evaluate.frozen import FrozenProtocol, ScoreFunction, measure_run
 from patchloom.evaluate.logistic import hold_out_for_choice
 from patchloom.evaluate.results import Report, Row
@@ -101,6 +101,8 @@ def knn(
     pooling: Pooling | Literal["all"] = "all",
     ks: Sequence[int] = _KS,
     gallery: float = 1.0,
+    test_crop: float = 1.0,
+    last_norm: bool = True,
     blend: float | list[float] | None = None,
 ) -> Report:
     """Classify by the nearest neighbours among training images, by cosine similarity of frozen features.
@@ -111,6 +113,9 @@ def knn(
             instance head), "both" (class and mean), or "all".
         ks: numbers of neighbours k.
         gallery: stratified fraction of the training images to search.
+        test_crop: side of the centre crop over the short side of the resized image; 1: the largest centre crop. 0.875
+            is the papers' 224 of 256.
+        last_norm: features after the encoder's last norm; false takes them before it.
         blend: shares of the trained weights in blends with those that the run began with, such as 0.25,0.5,0.75.
 
     Raises:
@@ -120,7 +125,9 @@ def knn(
         raise PatchloomError(f"--ks must be 1 or more, not {min(ks)}")
     if not 0 < gallery <= 1:
         raise PatchloomError(f"--gallery must be a fraction above 0 and up to 1, such as 0.1, not {gallery:g}")
-    return measure_run(knn_with(tuple(ks), gallery), run, data, settings, pooling, gallery, blend)
+    return measure_run(
+        knn_with(tuple(ks), gallery), run, data, settings, pooling, gallery, blend, FeatureOptions(test_crop, last_norm)
+    )
 
 
 def knn_with(ks: Sequence[int], gallery: float = 1.0) -> FrozenProtocol:

@@ -31,7 +31,7 @@ from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.checkpoints.format import untrained_twin
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import is_hierarchical
-from patchloom.runs.encoder import load_encoder, load_start
+from patchloom.runs.encoder import load_start
 
 # results of benchmarks/label_free.py
 _WORTH = (
@@ -53,7 +53,7 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
     Raises:
         PatchloomError: unknown encoder or data, or fewer than 32 images.
     """
-    vit, card = load_encoder(run, settings.model)
+    vit, card = settings.encoder(run)
     parts = parts_of(data, settings, labels=False, card=card, run=run)
     source, story = drawn_images(parts.test, images, settings.seed), parts.story
     if len(source) < len(parts.test):

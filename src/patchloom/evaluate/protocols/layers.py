@@ -9,7 +9,7 @@ from torch import Tensor
 
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import ImageFeatures
+from patchloom.evaluate.features import FeatureOptions, ImageFeatures
 from patchloom.evaluate.frozen import INSTEAD, circumstances, extractors, majority
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
 from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
@@ -17,17 +17,24 @@ from patchloom.evaluate.results import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import refuse_hierarchical
-from patchloom.runs.encoder import load_encoder, load_start
+from patchloom.runs.encoder import load_start
 
 
 def layers(
-    run: str | Path, data: DataLike, settings: EvalSettings, *, k: int = 20, out: str | Path | None = None
+    run: str | Path,
+    data: DataLike,
+    settings: EvalSettings,
+    *,
+    k: int = 20,
+    test_crop: float = 1.0,
+    out: str | Path | None = None,
 ) -> Report:
     """Classify by the nearest neighbours among training images, with the features of every layer.
 
     Args:
         run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
         k: number of neighbours.
+        test_crop: side of the centre crop over the short side of the resized image, as in knn.
         out: output file of the plot; by default ``RUN/pictures/layers.png`` if ``run`` is a folder.
 
     Raises:
@@ -35,13 +42,15 @@ def layers(
     """
     if k < 1:
         raise PatchloomError(f"--k must be 1 or more, not {k}")
-    vit, card = load_encoder(run, settings.model)
+    vit, card = settings.encoder(run)
     refuse_hierarchical(vit, "layers", INSTEAD)
     parts = parts_of(data, settings, card=card, run=run)
     start = load_start(run)
+    options = FeatureOptions(test_crop)
+    options.check(parts.test)
     groups: list[list[Row]] = []
     cached = []
-    for name, features_of, encoder in extractors(vit, card, settings, layers=True, start=start):
+    for name, features_of, encoder in extractors(vit, card, settings, layers=True, start=start, options=options):
         train = features_of(parts.train)
         row_settings = [{}] if encoder is None else _held_out(train, k, settings)
         # the best layer is chosen: read the test images
@@ -49,7 +58,7 @@ def layers(
         pooling, found = "pixels" if encoder is None else "mean", []
         for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
             right = _vote(values, train.labels, queries, test.labels, k, settings)
-            about = {"k": k, "temperature": TEMPERATURE, **about}
+            about = {"k": k, "temperature": TEMPERATURE, **about, **options.plain()}
             found.append(Row.of_images(name, pooling, "layers", about, right, test.groups))
         groups.append(found)
         cached += [name] * (train.cached or test.cached)
@@ -59,10 +68,10 @@ def layers(
     named = ours[-1], _best(ours), twins[-1], _best(twins), pixels
     quoted = (*named, *(its[-1] for its in starts))
     pairs = (*((0, i) for i in range(len(named), len(quoted))), (0, 2))  # in the last layer: start, untrained
-    size = input_size(vit)
+    around = circumstances(parts, train, test, input_size(vit), cached, options=options)
     return Report(
         rows=[*ours, *sum(starts, []), *twins, pixels, guessed],
-        protocol=f"{_sentences(len(ours) - 2, k, train, test)} {circumstances(parts, train, test, size, cached)}"
+        protocol=f"{_sentences(len(ours) - 2, k, train, test)} {around}"
         + (" Start: the weights that the run began with, with their own normalisation." if starts else ""),
         headline=_headline(*named, n_test, test.noun),
         quoted=quoted,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from patchloom.claims import START
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import Classifier, class_names
-from patchloom.evaluate.features import ImageFeatures, Pooling, Precision
+from patchloom.evaluate.features import FeatureOptions, ImageFeatures, Pooling, Precision
 from patchloom.evaluate.frozen import UNTRAINED, FrozenProtocol, ScoreFunction, measure_run
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, L2_STRENGTHS, linear_probe
 from patchloom.evaluate.recipes import PROBES, ProbeRecipe, Recipe, published_recipe
@@ -29,10 +30,10 @@ from patchloom.evaluate.training import (
 )
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import has_class_token
-from patchloom.nets.finetune import with_variant
+from patchloom.nets.finetune import with_variant, without_last_norm
 from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_extra_module, load_start
+from patchloom.runs.encoder import has_teacher, load_start
 
 _LOGISTIC = "logistic"
 _LEAST = 0.5 * 50_000 * 90 * 0.1  # images · epochs · base rate: the layer moves by about four times its norm
@@ -42,7 +43,10 @@ _PAPERS = {"mae": "MAE (Table 10)", "extrema": "ExtreMA (Table 14)"}
 @partial(
     takes_recipe,
     kind=ProbeRecipe,
-    only=("epochs", "warmup_epochs", "blr", "weight_decay", "momentum", "crop_scale", "flip"),
+    only=(
+        *("epochs", "warmup_epochs", "blr", "weight_decay", "momentum", "optimizer", "crop_scale", "flip"),
+        *("test_crop", "last_norm"),
+    ),
 )
 def linear(
     run: str | Path,
@@ -77,13 +81,15 @@ def linear(
     check_options(linear, locals())
     if recipe == _LOGISTIC:
         usual = {"control": (control, True), "precision": (precision, "auto")}
+        features = {name: changes.pop(name, None) for name in ("test_crop", "last_norm")}
+        options = FeatureOptions(**{name: value for name, value in features.items() if value is not None})
         idle = [name for name, value in changes.items() if value is not None]
         if idle := idle + [name for name, (value, default) in usual.items() if value != default]:
             raise PatchloomError(
                 f"--{idle[0]} applies to --recipe {' or '.join(PROBES)} only, not to logistic: leave it out"
             )
         share_nothing(settings, "linear --recipe logistic")
-        return measure_run(LINEAR, run, data, settings, pooling, shares=blend)
+        return measure_run(LINEAR, run, data, settings, pooling, shares=blend, options=options)
     if recipe not in PROBES:
         raise PatchloomError(f"there is no recipe {recipe}: choose one of {', '.join((_LOGISTIC, *PROBES))}")
     if blend is not None:
@@ -95,8 +101,11 @@ def linear(
             "--accumulate has no effect here, since steps are encoded 256 images at a time: leave it out"
         )
     share_steps(settings)
-    vit, card = load_encoder(run, settings.model)
-    head = load_extra_module(run, "pooling")
+    wanted = PROBES[recipe][0].network
+    if settings.network is None and wanted == "teacher" and has_teacher(run):
+        settings = replace(settings, network=wanted)
+    vit, card = settings.encoder(run)
+    head = settings.extra_module(run, "pooling")
     asked = published_recipe(recipe, vit, PROBES).pooling if pooling == "all" else pooling
     stands_in = pooling == "all" and asked == "class" and not has_class_token(vit)
     pool = "mean" if stands_in else asked
@@ -112,12 +121,18 @@ def linear(
             candidates.append(Candidate(START, _builder(*start, fresh, classes), {}, card=start[1]))
         candidates.append(Candidate(UNTRAINED, _builder(twin, card, fresh, classes), {}))
     done = _done(plan, published_recipe(recipe, vit, PROBES), len(parts.train), stands_in)
-    return train_and_test("linear", f"Linear probe, {pool}", done, candidates, plan, parts)
+    if wanted == "teacher" != settings.network:
+        done += " The paper's program probes the teacher; this is the student."
+    report = train_and_test("linear", f"Linear probe, {pool}", done, candidates, plan, parts)
+    return report.with_setting("network", "teacher") if settings.network == "teacher" else report
 
 
 def _builder(vit: Encoder, card: EncoderCard, head: InstanceHead | None, classes: int) -> Build:
     def build(recipe: Recipe) -> Classifier:
-        return LinearClassifier(with_variant(vit, card), classes, recipe.pooling, head)
+        assert isinstance(recipe, ProbeRecipe)
+        encoder = with_variant(vit, card)
+        encoder = encoder if recipe.last_norm else without_last_norm(encoder)
+        return LinearClassifier(encoder, classes, recipe.pooling, head)
 
     return build
 
@@ -127,7 +142,7 @@ def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
     batch, own = plan.batch(n), paper.plain()
     said = (
         f"The linear probe of {_PAPERS[plan.name]}: a batch norm without scale and shift, then a linear layer, trained "
-        "by LARS on random "
+        f"by {plan.recipe.plain()['optimizer']} on random "
         f"{'excerpts' if plan.recipe.recordings else 'crops'} seen by the frozen encoder."
     )
     now, epochs = {**plan.recipe.plain(), "blr": _or(plan.rates)}, plan.recipe.epochs
@@ -149,7 +164,7 @@ def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
         if differs
         else f" The recipe's values are the paper's: {values}."
     )
-    if n * epochs * plan.recipe.blr < _LEAST:
+    if plan.recipe.plain()["optimizer"] == "LARS" and n * epochs * plan.recipe.blr < _LEAST:
         said += (
             " LARS moves the layer by a small fraction of its norm per step, and these are too few steps to leave the "
             "random initialisation behind: use --recipe logistic, or raise --blr or --epochs."

@@ -24,7 +24,7 @@ from patchloom.nets.encode import has_positions, has_rotations, input_size, patc
 from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
-from patchloom.runs.encoder import load_encoder, load_start
+from patchloom.runs.encoder import load_start
 from patchloom.sizes import Sides, compact, in_pixels, to_pair
 
 _LINEAR_PROBE = "linear"
@@ -49,7 +49,7 @@ def order(
     Raises:
         PatchloomError: unknown encoder or data, data without labels, or a pooling that the encoder lacks.
     """
-    vit, card = load_encoder(run, settings.model)
+    vit, card = settings.encoder(run)
     refuse_hierarchical(vit, "order", INSTEAD)
     check_pooling(pooling, tokens_of(vit, None))
     parts, size = parts_of(data, settings, card=card, run=run), input_size(vit)

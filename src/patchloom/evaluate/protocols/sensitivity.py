@@ -78,7 +78,7 @@ def position_sensitivity(
         raise PatchloomError(f"--ratio must be a fraction above 0 and up to 1, not {ratio:g}")
     if steps < 1:
         raise PatchloomError(f"--steps must be 1 or more, not {steps}")
-    vit, card = load_encoder(run, settings.model)
+    vit, card = settings.encoder(run)
     encoders = {card.name: (vit, card)}
     tuned_for = ""  # fingerprint of the test images of the classifier
     if finetuned is not None:

@@ -60,6 +60,7 @@ from patchloom.nets.checkpoints.programs import (
     TEACHER_PREFIX,
     ForeignCheckpoint,
     MeanStd,
+    Network,
     Program,
     depth_of,
     describe_leftovers,
@@ -554,13 +555,15 @@ def load_published(
     grid: OptionalGrid = None,
     foreign: ForeignCheckpoint | None = None,
     task: str = "",
+    network: Network | None = None,
 ) -> LoadedWeights:
     """Load published weights into an encoder in place; if an error is raised, the encoder is unchanged.
 
     Weights become float32. Learned position embeddings of another grid [1 prefix+n d], and a patch projection [d c p p]
     of another patch size (FlexiViT, arXiv:2212.08013, section 3.4) or of 3 channels, are resampled as in timm. The
     number of heads cannot be seen in weights: it must be the source's. Torch's random state is unchanged. With
-    ``weights`` and their ``grid``, or ``foreign``, ``source`` is only a name.
+    ``weights`` and their ``grid``, or ``foreign``, ``source`` is only a name. ``network`` chooses between student and
+    teacher of a known program; None is the student for its own ``task``, and the one that its authors evaluate else.
     """
     target = dict(vit.state_dict())
     states = [("", weights or {})]
@@ -569,7 +572,7 @@ def load_published(
         states, grid, foreign, source = read.states, read.grid, read.foreign, read.source
         check_heads(str(source), read.heads, vit)
     if foreign is not None:
-        found = _of_program(str(source), foreign, vit, target, task)
+        found = _of_program(str(source), foreign, vit, target, task, network)
     else:
         found = _choose(str(source), [(path, timm_names(state)) for path, state in states], target)
     table = found.weights.get(POSITIONS_KEY)
@@ -629,10 +632,12 @@ def _changes(name: str, target: State) -> bool:
     return lacking or _IN_BLOCK.match(name[block.end() :]) is not None
 
 
-def _of_program(source: str, foreign: ForeignCheckpoint, vit: Encoder, target: State, task: str) -> _Selected:
+def _of_program(
+    source: str, foreign: ForeignCheckpoint, vit: Encoder, target: State, task: str, network: Network | None
+) -> _Selected:
     """Return the encoder in a file of a known program."""
     program = foreign.program
-    whose = "student" if task and task == program.task else program.evaluated
+    whose = network or ("student" if task and task == program.task else program.evaluated)
     if (heads := program.heads.get(vit.embed_dim)) is not None:
         check_heads(f"{source} is of {program.name}, whose encoder", [heads], vit)
     own = _choose(source, [("", foreign.encoder(whose))], target)
@@ -974,24 +979,30 @@ def _grid_side(weights: State, p: int) -> int:
 
 
 def load_pretrained(
-    source: str | Path, model: str | None = None, option: str = "--model"
+    source: str | Path, model: str | None = None, option: str = "--model", network: Network | None = None
 ) -> tuple[Encoder, EncoderCard]:
     """Load an encoder in eval mode, and its card, from any source that `kind_of` knows.
 
     ``model`` is timm's name of the model, for a file of weights alone, and ``option`` the option that sets it.
+    ``network`` is as in `load_published`.
     """
     check_model(source, model, option)
     if kind_of(source) in ("timm", "patchloom"):
         return load_encoder_file(source)
     try:
-        return _load_foreign(Weights(source), model, option)
+        return _load_foreign(Weights(source), model, option, network)
     except PatchloomError as problem:  # the message names the usual option
         raise PatchloomError(str(problem).replace("--model ", f"{option} ")) from problem
 
 
-def _load_foreign(weights: Weights, model: str | None, option: str) -> tuple[Encoder, EncoderCard]:
+def _load_foreign(
+    weights: Weights, model: str | None, option: str, network: Network | None
+) -> tuple[Encoder, EncoderCard]:
     """Load an encoder from weights without a card of patchloom's; its card's note describes what was done."""
     assert weights.path is not None  # timm's have no path
+    foreign = weights.foreign
+    if network == "teacher" and not (foreign and foreign.encoder_of("teacher")):
+        raise PatchloomError(f"{weights.source} has no teacher beside a student: leave out --network")
     if model is not None:
         stock_encoder(model)
     program, shape = weights.program, weights.architecture
@@ -1008,7 +1019,7 @@ def _load_foreign(weights: Weights, model: str | None, option: str) -> tuple[Enc
             "there: use it with pretrain --init instead"
         )
     try:
-        done = load_published(vit, weights)
+        done = load_published(vit, weights, network=network)
     except Misfit as problem:
         remedies = ["use it with pretrain --init instead"] * (option == "--model")
         remedies += [f"give another {option}"] * (model is not None)
@@ -1031,7 +1042,7 @@ def _load_foreign(weights: Weights, model: str | None, option: str) -> tuple[Enc
     return vit.eval(), EncoderCard(spec, mean, std, task, name, note=" ".join(notes), license=weights.license)
 
 
-def load_bare_module(path: Path, use: Use) -> nn.Module | None:
+def load_bare_module(path: Path, use: Use, network: Network | None = None) -> nn.Module | None:
     """Load a module beside the encoder for ``use`` from a file of ExtreMA, in eval mode; None for other files.
 
     It is the class attention, or the first layer of the projection, of the same network as the encoder.
@@ -1040,7 +1051,8 @@ def load_bare_module(path: Path, use: Use) -> nn.Module | None:
     foreign, shape = weights.foreign, weights.architecture
     if foreign is None or shape is None or not foreign.beginning(f"{TEACHER_PREFIX}.instance_head."):
         return None
-    head, first = (foreign.beginning(f"{TEACHER_PREFIX}.{part}.") for part in ("instance_head", "projection"))
+    owner = AGREEMENT if network == "student" else TEACHER_PREFIX
+    head, first = (foreign.beginning(f"{owner}.{part}.") for part in ("instance_head", "projection"))
     try:
         if use == "pooling":
             module: nn.Module = InstanceHead(shape.width, shape.heads, depth_of(head))

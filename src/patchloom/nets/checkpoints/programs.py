@@ -21,6 +21,7 @@ from patchloom.nets.checkpoints.resize import POSITIONS_KEY, PROJECTION_KEY, Sta
 from patchloom.patches.positions import interleaved_sincos_1d, sincos_2d
 
 MeanStd = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation per channel, in [0, 1] units
+Network = Literal["student", "teacher"]
 NameRules = tuple[tuple[str, str], ...]
 
 ENCODER, AGREEMENT = "encoder.", "questions.agreement"
@@ -53,7 +54,7 @@ class Program:
         names: pairs of prefixes of names, its own and patchloom's.
         task: task of patchloom that can continue with the weights beside the encoder; "" if none can.
         teacher: the same pairs for a separate state dict of the teacher, if its files have one.
-        evaluated: the encoder that the authors evaluate.
+        evaluated: the encoder whose frozen features the authors evaluate; all of them fine-tune the student.
         channels_last: whether its pixels of a patch run (row, column, channel); patchloom's run (channel, row,
             column).
         positions: halves of a fixed table of positions, if nothing else identifies the files: MAE's begins with the
@@ -70,7 +71,7 @@ class Program:
     names: NameRules
     task: str = ""
     teacher: NameRules = ()
-    evaluated: Literal["student", "teacher"] = "student"
+    evaluated: Network = "student"
     channels_last: bool = True
     positions: Literal["", "column first", "row first"] = ""
     heads: dict[int, int] = field(default_factory=dict)
@@ -118,7 +119,6 @@ LUT_PROGRAM = Program(
         ("decoder_", "(a teacher decodes nothing)"),
         ("", f"{TEACHER_PREFIX}.{ENCODER}"),
     ),
-    evaluated="teacher",
 )
 EXTREMA_PROGRAM = Program(
     "ExtreMA",
@@ -382,10 +382,13 @@ class ForeignCheckpoint(NamedTuple):
     weights: State
     left: tuple[str, ...]
 
-    def encoder(self, whose: Literal["student", "teacher"]) -> State:
+    def encoder(self, whose: Network) -> State:
         """Return the weights of one of its encoders by timm's names; the student's if there is no teacher."""
-        teacher = self.beginning(f"{TEACHER_PREFIX}.{ENCODER}") if whose == "teacher" else {}
-        return teacher or self.beginning(ENCODER)
+        return self.encoder_of(whose) or self.beginning(ENCODER)
+
+    def encoder_of(self, whose: Network) -> State:
+        """Return the weights of its student's or teacher's encoder by timm's names; {} without it."""
+        return self.beginning(f"{TEACHER_PREFIX}.{ENCODER}" if whose == "teacher" else ENCODER)
 
     def beginning(self, words: str) -> State:
         """Return the weights whose names begin with ``words``, which is removed."""
