@@ -337,7 +337,7 @@ def check_shares(recipe: ResolvedRecipe, accumulate: int) -> None:
 Sized = tuple[Recipe, dict[str, dict[str, Any]]]
 
 # MAE, Table 9; the other papers build on it, and it supplies values that they do not state. Erasing is the default of
-# the programs of all of them (MAE, DropPos, Beyond Masking, ExtreMA, LUT), and no paper but DeiT names it
+# the programs of all of them (MAE, DropPos, Beyond Masking, ExtreMA, LUT); of the papers DeiT and MP3 alone name it
 _MAE = Recipe(erasing=0.25)
 # for small data: light augmentation, since the papers' full one would need many times their epochs
 _SMALL = Recipe(
