@@ -22,6 +22,7 @@ Auto = Literal["auto"]
 _UPDATES = {"cpu": 1_000, "gpu": 20_000}
 _EPOCHS = (10, 300)
 _VALIDATION_SHARE = 0.15
+_PLAIN_IF_SET = ("halve_every", "dropout", "fresh_norm", "train_positions")  # values that are named only if they act
 _LEAST_VALIDATION = 20  # images: with fewer, one image changes the accuracy by over 5 points
 
 # options for one kind of data only, by the noun of a source
@@ -29,7 +30,6 @@ ONLY_FOR = {
     "images": ("cutmix", "randaugment", "randaugment_std", "erasing", "crop_scale", "flip"),
     "recordings": ("shift", "noise_share", "noise_volume"),
 }
-_PLAIN_IF_SET = ("halve_every", "dropout", "fresh_norm", "train_positions")
 _AT_ONCE = 256  # images per batch of a frozen encoder
 
 
@@ -394,9 +394,9 @@ RECIPES: dict[str, Sized] = {
     ),
     "droppos": (replace(_MAE, layer_decay=0.8, **_NEW_NORM), {"L": {"epochs": 50}}),
     "mp3": (_MP3, {}),
-    "mp3-300": (replace(_MP3, epochs=300), {}),  # MP3, Table 4: the row without positions, with DeiT's warm-up of 5
     "mp3-cifar100": (replace(_MP3_SMALL, batch=256), {}),
     "mp3-tiny-imagenet": (replace(_MP3_SMALL, batch=512), {}),
+    "mp3-300": (replace(_MP3, epochs=300), {}),  # MP3, Table 4: the row without positions, with DeiT's warm-up of 5
     "mp3-speech": (_MP3_SPEECH, {}),
     "restore": (replace(_MAE, pooling="class"), {}),
     "simmim": (_SIMMIM, {}),
