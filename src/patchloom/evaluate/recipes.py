@@ -24,6 +24,7 @@ Auto = Literal["auto"]
 _UPDATES = {"cpu": 1_000, "gpu": 20_000}
 _EPOCHS = (10, 300)
 _VALIDATION_SHARE = 0.15
+_PLAIN_IF_SET = ("halve_every", "dropout", "fresh_norm", "train_positions")  # values that are named only if they act
 _LEAST_VALIDATION = 20  # images: with fewer, one image changes the accuracy by over 5 points
 
 # options for one kind of data only, by the noun of a source
@@ -31,7 +32,6 @@ ONLY_FOR = {
     "images": ("cutmix", "randaugment", "randaugment_std", "erasing", "crop_scale", "flip", "test_crop"),
     "recordings": ("shift", "noise_share", "noise_volume"),
 }
-_PLAIN_IF_SET = ("halve_every", "dropout", "fresh_norm", "train_positions")
 _CROPPED_UP_TO = 224  # pixels
 _AT_ONCE = 256  # images per batch of a frozen encoder
 
@@ -352,7 +352,7 @@ def check_shares(recipe: ResolvedRecipe, accumulate: int) -> None:
 Sized = tuple[Recipe, dict[str, dict[str, Any]]]
 
 # MAE, Table 9; the other papers build on it, and it supplies values that they do not state. Erasing is the default of
-# the programs of all of them (MAE, DropPos, Beyond Masking, ExtreMA, LUT), and no paper but DeiT names it
+# the programs of all of them (MAE, DropPos, Beyond Masking, ExtreMA, LUT); of the papers DeiT and MP3 alone name it
 _MAE = Recipe(erasing=0.25)
 # for small data: light augmentation, since the papers' full one would need many times their epochs
 _SMALL = Recipe(
@@ -410,10 +410,10 @@ RECIPES: dict[str, Sized] = {
     ),
     "droppos": (replace(_MAE, layer_decay=0.8, **_NEW_NORM), {"L": {"epochs": 50}}),
     "mp3": (_MP3, {}),
-    "mp3-300": (replace(_MP3, epochs=300), {}),  # MP3, Table 4: the row without positions, with DeiT's warm-up of 5
     # DeiT's program pads and crops images of up to 32 pixels, and does not resize them for the test
     "mp3-cifar100": (replace(_MP3_SMALL, batch=256, crop_scale="padded", test_crop=1.0), {}),
     "mp3-tiny-imagenet": (replace(_MP3_SMALL, batch=512), {}),
+    "mp3-300": (replace(_MP3, epochs=300), {}),  # MP3, Table 4: the row without positions, with DeiT's warm-up of 5
     "mp3-speech": (_MP3_SPEECH, {}),
     "restore": (replace(_MAE, pooling="class"), {}),
     "simmim": (_SIMMIM, {}),
