@@ -5,8 +5,10 @@ Each case forges a file as its author would, with the right checksums, and looks
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import shutil
 import sys
 import threading
@@ -32,6 +34,7 @@ from patchloom.cli import main
 from patchloom.compare import plan as comparing
 from patchloom.compare import runner
 from patchloom.data.decode import Unreadable, decode_image, read_image
+from patchloom.data.sources.glob import absolute_pattern, is_wide
 from patchloom.data.sources.open import open_data, open_stored
 from patchloom.data.sources.urls import expand_braces, find_remote
 from patchloom.dense.checkpoint import DENSE_FORMAT as DENSE
@@ -1119,6 +1122,138 @@ def test_nothing_is_written_through_a_link_of_a_comparison(tmp_path):
     with pytest.raises(PatchloomError, match="link"):
         runner._start(job, 0, ())
     assert other.read_text() == "theirs\n"
+
+
+# ---- links, pipes and devices
+
+
+def test_links_of_a_run_are_neither_followed_nor_copied(run, tmp_path, ends):
+    """This is so when the run is trained longer, which copies its end."""
+    private = tmp_path / "ssh"
+    private.mkdir()
+    (private / "id").write_text("secret")
+    (run / "pictures").mkdir(exist_ok=True)
+    for name, to in (("id", private / "id"), ("big.safetensors", "/dev/zero"), ("pictures/id.png", private / "id")):
+        (run / name).symlink_to(to)
+    os.mkfifo(run / "pipe")
+    (run / "own.txt").write_text("kept")
+    folder = RunFolder(run)
+    folder.keep_end(1)
+    end = folder.kept_end(1)
+    copied = {path.name for path in end.rglob("*") if not path.is_dir()}
+    assert {"own.txt", "encoder.safetensors", "summary.txt"} <= copied
+    assert not copied & {"id", "big.safetensors", "id.png", "pipe"}
+    assert (private / "id").read_text() == "secret" and not [path for path in end.rglob("*") if path.is_symlink()]
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "earlier", "pictures", "pictures/deeper"])
+def test_a_linked_folder_of_a_run_is_refused(name, run, photos, tmp_path, capsys):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / ".bashrc.4711").touch()
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).symlink_to(theirs)
+    forged(run)
+    for words in (["look", run], ["report", run], ["evaluate", "knn", run, "digits"]):
+        assert "link" in failed(capsys, *words)
+    with pytest.raises(PatchloomError, match="link"):
+        RunFolder(run).lock()
+    assert [path.name for path in theirs.iterdir()] == [".bashrc.4711"]
+
+
+def test_a_run_may_itself_be_a_link(run, tmp_path):
+    (tmp_path / "short").symlink_to(run)
+    folder = RunFolder(tmp_path / "short")
+    folder.lock()
+    folder.unlock()
+    assert folder.read_config()
+
+
+RUN_FILES = (
+    *("config.yaml", "requested.yaml", "reasons.yaml", "data.yaml", "verdict.yaml", "trained_on.bin", "metrics.csv"),
+    *("log.txt", "skipped.txt", "unreadable.txt", "summary.txt", "results.csv", "encoder.safetensors", ".lock"),
+    *("start.safetensors", "checkpoints/last.safetensors", "pictures/x.png", "pictures/segment/pairs.json"),
+)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_only_regular_files_of_a_run_are_opened(name, kind, run, photos, capsys, ends):
+    forged(run)
+    path = run / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(kind)
+    evaluate = ["evaluate", "knn", run, "digits", "--max_train", "50", "--ks", "1"]
+    for words in (["report", run], evaluate, ["look", "curves", run, run], ["export", run]):
+        assert main([str(word) for word in words]) in (0, 2)
+        assert "unexpected" not in capsys.readouterr().err
+    folder = RunFolder(run)
+    with contextlib.suppress(PatchloomError):
+        folder.lock()
+        folder.note_skipped("a line")
+        folder.note_unreadable(["a name"])
+        append(folder.log, "a line")
+    folder.unlock()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
+def test_only_regular_files_configure_or_label(kind, tmp_path, encoder, photos, capsys, ends):
+    path = tmp_path / "x.yaml"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(kind)
+    assert "regular file" in failed(capsys, "pretrain", "--config", path)
+    data = tmp_path / "yolo"
+    shutil.copytree(photos, data / "images")
+    (data / "data.yaml").write_text(f"train: {path}\nval: images\nnames: [a]\n")
+    failed(capsys, "evaluate", "detect", encoder, data / "data.yaml")
+    maps = tmp_path / "maps"
+    shutil.copytree(photos, maps / "images")
+    (maps / "masks").mkdir()
+    for file in (maps / "images").iterdir():
+        (maps / "masks" / f"{file.stem}.png").symlink_to(path)
+    failed(capsys, "evaluate", "segment", encoder, maps)
+
+
+WIDE_NAMES = (
+    "/**/*.png",
+    "/*/*/*/..//*/*",
+    "~/../**",
+    "/**",
+    "/",
+    "/proc/*/*",
+    "hf:/",
+    "file:///*/*/x.tar",
+    "{/**,x}/*",
+)
+
+
+@pytest.mark.parametrize("name", WIDE_NAMES)
+def test_a_disc_is_searched_only_if_that_is_typed(name, run, tmp_path, capsys, ends):
+    assert "type" in look(capsys, forged(run, data=name))
+    assert images_of(load_run(run)).shown is None
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump({"data": name}))
+    assert "on the command line" in failed(capsys, "pretrain", "--config", tmp_path / "x.yaml")
+
+
+def test_links_do_not_widen_the_pattern_of_a_run(run, tmp_path, capsys, monkeypatch, ends):
+    (tmp_path / "own" / "deep").mkdir(parents=True)
+    (tmp_path / "own" / "disc").symlink_to("/")
+    assert "type" in look(capsys, forged(run, data=f"{tmp_path}/own/disc/**/*.png"))
+    monkeypatch.setattr("patchloom.data.sources.glob._MOST_FOLDERS", 50)
+    for name in ("one", "two"):
+        (tmp_path / "own" / name).symlink_to(tmp_path / "own" / "deep" / "..")
+    (tmp_path / "own" / "disc").unlink()
+    assert "type" in look(capsys, forged(run, data=f"{tmp_path}/own/*/*/*/*/*/*/*/*.png"))
+
+
+def test_patterns_of_a_run_within_folders_are_opened(photos, tmp_path, monkeypatch):
+    shutil.copytree(photos, tmp_path / "[a]" / "b")
+    monkeypatch.chdir(tmp_path / "[a]")
+    monkeypatch.setenv("HOME", str(tmp_path / "[a]"))
+    for name in ("b/*", absolute_pattern("b/**"), f"{photos.parent}/**/*.*", absolute_pattern("b/0*")):
+        assert not is_wide(name)
+        assert open_stored(name, "a run", "").train.name == open_data(name).train.name
+    assert is_wide(absolute_pattern("*/*")), "all of the user's home"
 
 
 def test_a_card_whose_deviation_is_0_is_refused():

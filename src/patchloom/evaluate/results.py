@@ -29,7 +29,7 @@ from patchloom.claims import (
 )
 from patchloom.display import Displayable, TextTable, Verbatim
 from patchloom.errors import PatchloomError
-from patchloom.system.files import write_error, write_whole
+from patchloom.system.files import no_link, read_bytes, write_error, write_whole
 
 # The table of a report, in several forms to fit the terminal.
 
@@ -430,7 +430,7 @@ def check_rows(path: Path) -> bytes:
     Missing last columns are filled with empty cells.
     """
     try:
-        before = path.read_bytes() if path.exists() else b""
+        before = read_bytes(path) if os.path.lexists(path) else b""
     except OSError as problem:
         raise PatchloomError(f"{path} could not be read ({problem.strerror}): move it away") from problem
     heading = before.split(b"\n", 1)[0].rstrip(b"\r").decode(errors="replace")
@@ -452,7 +452,7 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         before = check_rows(path)
-        if before and before != path.read_bytes():
+        if before and before != read_bytes(path):
             write_whole(path, before)  # it had the columns of an older version
         there = set(map(_undated, before.decode("utf-8", "replace").splitlines())) if once else set()
         if not before:
@@ -466,7 +466,7 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
             cells = (*about, *source, row.value, row.low, row.high, report.n_test, row in report.quoted)
             if tuple(map(str, cells[1:])) not in there:
                 writer.writerow((*cells, against.get(id(row), ""), row.unit or NO_UNIT))
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        handle = no_link(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(handle, text.getvalue().encode())
         finally:
