@@ -6,11 +6,14 @@ Each case forges a file as its author would, with the right checksums, and looks
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import math
 import os
+import re
 import shutil
 import sys
+import tarfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,7 +60,7 @@ from patchloom.nets.checkpoints.format import (
 )
 from patchloom.nets.checkpoints.load import Weights, kind_of
 from patchloom.nets.heads import InstanceHead
-from patchloom.options import parse_call, parse_evaluate, parse_pretrain
+from patchloom.options import VERBS, parse_call, parse_evaluate, parse_pretrain
 from patchloom.report.load_run import load_run
 from patchloom.report.pictures import collect_pictures, images_of
 from patchloom.runs.checksummed import read_checksummed, write_checksummed
@@ -1260,3 +1263,101 @@ def test_a_card_whose_deviation_is_0_is_refused():
     spec = {"model": "nano", "img_size": [16, 16], "patch_size": 4, "channels": 3, "positions": "sincos", "options": {}}
     with pytest.raises(ValueError, match="a std is 0"):
         card_from({"spec": spec, "mean": [0.5] * 3, "std": [0.2, 0.0, 0.2], "task": "mae", "name": "e"})
+
+
+# ---- names that would command the terminal
+
+EVIL = "a\x1b]0;owned\x07\x9b31m\u202e\nforged"  # a title, a colour, reversed text, and a line
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory) -> Path:
+    """A folder with data, lists, a run and an encoder whose names, classes and settings hold control characters."""
+    home = tmp_path_factory.mktemp("evil") / EVIL
+    for part in ("train", "test"):
+        for name in ("x", "y"):
+            photographs(home / "data" / part / f"{EVIL}{name}")
+            for path in (home / "data" / part / f"{EVIL}{name}").iterdir():
+                path.rename(path.with_name(f"{EVIL}{path.name}"))
+            (home / "data" / part / f"{EVIL}{name}" / f"{EVIL}.png").write_bytes(b"broken")
+    a_run(home / EVIL, home / "data" / "train" / f"{EVIL}x")
+    (home / EVIL / "summary.txt").write_text(f"{EVIL}\n")
+    (home / EVIL / "reasons.yaml").write_text(yaml.safe_dump({EVIL: EVIL}))
+    an_encoder(home / "encoder", home / "data" / "train" / f"{EVIL}x")
+    with_card(home / "encoder" / "e.safetensors", lambda card: card | {"name": EVIL, "task": EVIL})
+    save_file({EVIL: torch.zeros(2)}, home / "foreign.safetensors")
+    with open(home / "table.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["file", "label", EVIL])
+        writer.writerows([f"data/train/{EVIL}x/{EVIL}{i}.png", f"{EVIL}{i % 2}", EVIL] for i in (0, 2, 4, 6, 8))
+    (home / "config.yaml").write_text(yaml.safe_dump({"data": str(home / "data"), "task.name": EVIL}))
+    (home / "empty").mkdir()
+    with tarfile.open(home / "shards.tar", "w") as tar:
+        tar.add(home / "data" / "train" / f"{EVIL}x" / f"{EVIL}0.png", f"{EVIL}.png")
+    return home
+
+
+SMALLEST = ["--model", "nano", "--model.depth", "1", "--epochs", "1", "--batch_size", "4", "--img_size", "16"]
+SMALLEST += ["--patch_size", "4"]
+PRINTING = {
+    "check": ["check", "data"],
+    "check a table": ["check", "table.csv"],
+    "check shards": ["check", "shards.tar"],
+    "check nothing": ["check", "empty"],
+    "pretrain": ["pretrain", "data", "--task", "mae", "--out", f"{EVIL}new", *SMALLEST],
+    "pretrain again": ["pretrain", "data", "--task", "mae", "--out", EVIL, *SMALLEST],
+    "pretrain --config": ["pretrain", "--config", "config.yaml"],
+    "pretrain --task": ["pretrain", "data", "--task", EVIL],
+    "evaluate": ["evaluate", "knn", EVIL, "data", "--ks", "1"],
+    "evaluate a card": ["evaluate", "linear", "encoder/e.safetensors", "data"],
+    "evaluate segment": ["evaluate", "segment", EVIL, "data"],
+    "compare": ["compare", "data", "--tasks", "mae,lut", "--minutes", "1", "--dry-run"],
+    "embed": ["embed", EVIL, "data", "--to", f"{EVIL}.npz", "--near", f"data/test/{EVIL}x/{EVIL}2.png"],
+    "predict": ["predict", EVIL, "data"],
+    "look": ["look", EVIL, "data", "--what", "features"],
+    "look curves": ["look", "curves", EVIL, EVIL],
+    "report": ["report", EVIL],
+    "export": ["export", EVIL, "--out", f"{EVIL}.safetensors"],
+    "export weights": ["export", "foreign.safetensors"],
+    "distill": ["distill", "encoder/e.safetensors", "data", "--student", EVIL],
+    "bench": ["bench", "data", "--tasks", EVIL],
+    "tasks": ["tasks", EVIL],
+    "recipes": ["recipes", EVIL],
+    "no verb": [EVIL],
+    "help": ["pretrain", "--task", EVIL, "--help"],
+}
+
+
+@pytest.mark.parametrize("verb", PRINTING)
+def test_no_name_commands_the_terminal(verb, evil, monkeypatch, capfd):
+    """Neither the escape sequences nor the line breaks of names are printed, and JSON escapes them."""
+    monkeypatch.chdir(evil)
+    assert main(PRINTING[verb]) in (0, 2)
+    printed = "".join(capfd.readouterr())
+    assert not CONTROL.search(printed), CONTROL.search(printed)
+    assert printed and not re.search("^forged", printed, re.MULTILINE), printed
+    main([*PRINTING[verb], "--json"])
+    assert not CONTROL.search(capfd.readouterr().out)
+
+
+def test_every_verb_that_prints_is_tried():
+    assert {words[0] for words in PRINTING.values()} >= {*VERBS}
+
+
+def test_only_the_last_printers_print():
+    """All others would need to escape names: see `patchloom.display.visible`."""
+    package = Path(patchloom.__file__).parent
+    own = {"display.py", "cli.py", "train/metrics.py"}
+    for path in package.rglob("*.py"):
+        if str(path.relative_to(package)) not in own:
+            assert not re.search(r"(?<![\w.])print\(|sys\.std(out|err)\.write", path.read_text("utf-8")), path
+
+
+def test_an_error_message_has_an_end(capsys):
+    said = failed(capsys, "pretrain", "x" * 10**6 + "/y")
+    assert (
+        len(said) < 5000
+        and said.rstrip().endswith("y does not exist: give a folder, or a text file of paths")
+        or "…" in said
+    )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from patchloom.display import StatusMessage, duration
+from patchloom.display import StatusMessage, duration, print_line
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.runs.folder import FolderLocked, RunFolder
 from patchloom.system.files import make_folder, no_link, open_regular, read_text
@@ -229,7 +229,7 @@ def _next(todo: Sequence[Job], waiting: set[str]) -> Job | None:
             return job
         if job.name not in waiting:
             waiting.add(job.name)
-            print(f"  {job.name} waits: another process is still training in {job.folder}", flush=True)
+            print_line(f"  {job.name} waits: another process is still training in {job.folder}")
     return None
 
 

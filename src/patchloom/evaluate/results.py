@@ -27,7 +27,7 @@ from patchloom.claims import (
     mean_interval,
     wilson,
 )
-from patchloom.display import Displayable, TextTable, Verbatim
+from patchloom.display import Displayable, Lines, TextTable, Verbatim
 from patchloom.errors import PatchloomError
 from patchloom.system.files import no_link, read_bytes, write_error, write_whole
 
@@ -89,7 +89,7 @@ def _across(rows: Sequence[Row], across: str, short: bool, symbols: Mapping[str,
         line = (row.encoder, row.pooling)[: len(first)] + tuple(_setting(row, name) for name in names)
         # a value that does not depend on the setting is repeated in every column
         under = [row.settings[across]] if across in row.settings else columns
-        shown = row.amount(row.value) if short else row.text(gap)
+        shown = row.amount(row.value) if short else Lines(row.text(gap))
         lines.setdefault(line, {}).update(dict.fromkeys(under, shown))
     cells = tuple((*line, *(lines[line].get(value, "") for value in columns)) for line in lines)
     heading = *first, *(called[name] for name in names), *headings
@@ -102,12 +102,12 @@ def _down(rows: Sequence[Row], across: str, gap: str) -> TextTable:
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
         if across in row.settings:
-            cells.setdefault(_setting(row, across), {})[row.encoder] = row.text(gap)
+            cells.setdefault(_setting(row, across), {})[row.encoder] = Lines(row.text(gap))
     lines = [(value, *(found.get(encoder, "") for encoder in encoders)) for value, found in cells.items()]
     last = frozenset({len(lines) - 1})
     for row in rows:
         if across not in row.settings:  # it appears in every column
-            lines.append((row.encoder, *[row.text(gap)] * len(encoders)))
+            lines.append((row.encoder, *[Lines(row.text(gap))] * len(encoders)))
     return TextTable((across, *encoders), tuple(lines), names=frozenset({0}), ends=last)
 
 
