@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import json
 import math
 import os
@@ -42,7 +43,7 @@ from patchloom.data.sources.open import open_data, open_stored
 from patchloom.data.sources.urls import expand_braces, find_remote
 from patchloom.dense.checkpoint import DENSE_FORMAT as DENSE
 from patchloom.dense.checkpoint import load_dense
-from patchloom.errors import PatchloomError, typed_fields
+from patchloom.errors import PatchloomError, TemporaryError, typed_fields
 from patchloom.export.export import export
 from patchloom.nets.build import OPTIONS, EncoderSpec, build_encoder, check_model_options
 from patchloom.nets.checkpoints import format
@@ -1147,6 +1148,24 @@ def test_links_of_a_run_are_neither_followed_nor_copied(run, tmp_path, ends):
     assert {"own.txt", "encoder.safetensors", "summary.txt"} <= copied
     assert not copied & {"id", "big.safetensors", "id.png", "pipe"}
     assert (private / "id").read_text() == "secret" and not [path for path in end.rglob("*") if path.is_symlink()]
+
+
+def test_a_full_disc_while_a_run_is_extended_is_temporary_and_leaves_nothing(run, monkeypatch):
+    """The copy of its end would keep the disc full."""
+
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (run / "sub").mkdir()
+    (run / "sub" / "own.txt").write_text("kept")
+    before = sorted(run.rglob("*"))
+    with monkeypatch.context() as patch, pytest.raises(TemporaryError, match="No space left") as caught:
+        patch.setattr(shutil, "copyfileobj", full)
+        RunFolder(run).keep_end(1)
+    assert caught.value.exit_code == 75 and len(str(caught.value)) < 300
+    assert sorted(path for path in run.rglob("*") if path != run / "earlier") == before
+    RunFolder(run).keep_end(1)
+    assert (RunFolder(run).kept_end(1) / "sub" / "own.txt").exists()
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "earlier", "pictures", "pictures/deeper"])
