@@ -195,3 +195,17 @@ def small_run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
             return pretrain(images, task, out=runs / task, **SMALL | {"epochs": 2}).folder
 
     return trained
+
+
+@pytest.fixture
+def ends():
+    """Fail after 30 seconds, also in a call that waits for a pipe."""
+
+    def ring(*given: object) -> None:
+        raise AssertionError("it does not end")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

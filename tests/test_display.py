@@ -4,7 +4,7 @@ import pytest
 
 from patchloom.bench import Bench
 from patchloom.check import CheckResult, Proposal, check
-from patchloom.display import Displayable, TextTable, Verbatim, truncate_middle
+from patchloom.display import Displayable, Lines, TextTable, Verbatim, print_line, truncate_middle, visible
 from patchloom.evaluate.results import Report
 from patchloom.export.encoder import Export
 from patchloom.train.loop import Run
@@ -52,7 +52,7 @@ def test_text_columns_shrink_before_names() -> None:
 def test_a_notebook_gets_tables_and_nothing_that_would_be_markup() -> None:
     class Named(Displayable):
         def parts(self, width: int) -> list[str | TextTable]:
-            return ["<script>alert(1)</script>", TextTable(("a&b",), (("<b>x</b>\ny",), ("z",)))]
+            return ["<script>alert(1)</script>", TextTable(("a&b",), ((Lines("<b>x</b>\ny"),), ("z",)))]
 
     html = Named()._repr_html_()
     assert "<script>" not in html and "<b>" not in html and "&lt;script&gt;" in html
@@ -72,3 +72,27 @@ def test_at_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     done = check("shapes:40", estimate=False)
     assert repr(done) == str(done) == done.text(80)
     assert max(map(len, str(done).split("\n\n")[0].split("\n"))) <= 80 and "patchloom pretrain shapes:40" in str(done)
+
+
+HIDDEN = "a\x1b]0;b\x07\x9b31m\u202ec\nd\re\x7f\u2028f\udc9bg"
+SHOWN = r"a\x1b]0;b\x07\x9b31m\u202ec\nd\re\x7f\u2028f\udc9bg"
+
+
+def test_control_characters_are_written_out(capsys):
+    assert visible(HIDDEN) == SHOWN == visible(SHOWN)
+    assert visible("é 日本 \N{ZERO WIDTH JOINER} −") == "é 日本 \N{ZERO WIDTH JOINER} −", "letters stay"
+    assert visible(Lines("a\nb\x1b")) == "a\nb\\x1b"
+    print_line(HIDDEN)
+    assert capsys.readouterr().out == f"{SHOWN}\n"
+
+
+def test_no_part_of_a_result_commands_the_terminal():
+    class Named(Displayable):
+        refusal = HIDDEN
+
+        def parts(self, width: int) -> list[str | TextTable]:
+            return [HIDDEN, Verbatim(HIDDEN), TextTable((HIDDEN,), ((HIDDEN,), (Lines("1\n2"),)))]
+
+    text = str(Named())
+    assert text.count(SHOWN) == 5 and visible(Lines(text)) == text
+    assert text.splitlines()[-3:] == ["1", "2", SHOWN]

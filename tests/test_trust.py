@@ -5,10 +5,16 @@ Each case forges a file as its author would, with the right checksums, and looks
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import errno
 import json
 import math
+import os
+import re
 import shutil
 import sys
+import tarfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,11 +38,12 @@ from patchloom.cli import main
 from patchloom.compare import plan as comparing
 from patchloom.compare import runner
 from patchloom.data.decode import Unreadable, decode_image, read_image
+from patchloom.data.sources.glob import absolute_pattern, is_wide
 from patchloom.data.sources.open import open_data, open_stored
 from patchloom.data.sources.urls import expand_braces, find_remote
 from patchloom.dense.checkpoint import DENSE_FORMAT as DENSE
 from patchloom.dense.checkpoint import load_dense
-from patchloom.errors import PatchloomError, typed_fields
+from patchloom.errors import PatchloomError, TemporaryError, typed_fields
 from patchloom.export.export import export
 from patchloom.nets.build import OPTIONS, EncoderSpec, build_encoder, check_model_options
 from patchloom.nets.checkpoints import format
@@ -54,7 +61,7 @@ from patchloom.nets.checkpoints.format import (
 )
 from patchloom.nets.checkpoints.load import Weights, kind_of
 from patchloom.nets.heads import InstanceHead
-from patchloom.options import parse_call, parse_evaluate, parse_pretrain
+from patchloom.options import VERBS, parse_call, parse_evaluate, parse_pretrain
 from patchloom.report.load_run import load_run
 from patchloom.report.pictures import collect_pictures, images_of
 from patchloom.runs.checksummed import read_checksummed, write_checksummed
@@ -1121,7 +1128,255 @@ def test_nothing_is_written_through_a_link_of_a_comparison(tmp_path):
     assert other.read_text() == "theirs\n"
 
 
+# ---- links, pipes and devices
+
+
+def test_links_of_a_run_are_neither_followed_nor_copied(run, tmp_path, ends):
+    """This is so when the run is trained longer, which copies its end."""
+    private = tmp_path / "ssh"
+    private.mkdir()
+    (private / "id").write_text("secret")
+    (run / "pictures").mkdir(exist_ok=True)
+    for name, to in (("id", private / "id"), ("big.safetensors", "/dev/zero"), ("pictures/id.png", private / "id")):
+        (run / name).symlink_to(to)
+    os.mkfifo(run / "pipe")
+    (run / "own.txt").write_text("kept")
+    folder = RunFolder(run)
+    folder.keep_end(1)
+    end = folder.kept_end(1)
+    copied = {path.name for path in end.rglob("*") if not path.is_dir()}
+    assert {"own.txt", "encoder.safetensors", "summary.txt"} <= copied
+    assert not copied & {"id", "big.safetensors", "id.png", "pipe"}
+    assert (private / "id").read_text() == "secret" and not [path for path in end.rglob("*") if path.is_symlink()]
+
+
+def test_a_full_disc_while_a_run_is_extended_is_temporary_and_leaves_nothing(run, monkeypatch):
+    """The copy of its end would keep the disc full."""
+
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (run / "sub").mkdir()
+    (run / "sub" / "own.txt").write_text("kept")
+    before = sorted(run.rglob("*"))
+    with monkeypatch.context() as patch, pytest.raises(TemporaryError, match="No space left") as caught:
+        patch.setattr(shutil, "copyfileobj", full)
+        RunFolder(run).keep_end(1)
+    assert caught.value.exit_code == 75 and len(str(caught.value)) < 300
+    assert sorted(path for path in run.rglob("*") if path != run / "earlier") == before
+    RunFolder(run).keep_end(1)
+    assert (RunFolder(run).kept_end(1) / "sub" / "own.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "earlier", "pictures", "pictures/deeper"])
+def test_a_linked_folder_of_a_run_is_refused(name, run, photos, tmp_path, capsys):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / ".bashrc.4711").touch()
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).symlink_to(theirs)
+    forged(run)
+    for words in (["look", run], ["report", run], ["evaluate", "knn", run, "digits"]):
+        assert "link" in failed(capsys, *words)
+    with pytest.raises(PatchloomError, match="link"):
+        RunFolder(run).lock()
+    assert [path.name for path in theirs.iterdir()] == [".bashrc.4711"]
+
+
+def test_a_run_may_itself_be_a_link(run, tmp_path):
+    (tmp_path / "short").symlink_to(run)
+    folder = RunFolder(tmp_path / "short")
+    folder.lock()
+    folder.unlock()
+    assert folder.read_config()
+
+
+RUN_FILES = (
+    *("config.yaml", "requested.yaml", "reasons.yaml", "data.yaml", "verdict.yaml", "trained_on.bin", "metrics.csv"),
+    *("log.txt", "skipped.txt", "unreadable.txt", "summary.txt", "results.csv", "encoder.safetensors", ".lock"),
+    *("start.safetensors", "checkpoints/last.safetensors", "pictures/x.png", "pictures/segment/pairs.json"),
+)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_only_regular_files_of_a_run_are_opened(name, kind, run, photos, capsys, ends):
+    forged(run)
+    path = run / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(kind)
+    evaluate = ["evaluate", "knn", run, "digits", "--max_train", "50", "--ks", "1"]
+    for words in (["report", run], evaluate, ["look", "curves", run, run], ["export", run]):
+        assert main([str(word) for word in words]) in (0, 2)
+        assert "unexpected" not in capsys.readouterr().err
+    folder = RunFolder(run)
+    with contextlib.suppress(PatchloomError):
+        folder.lock()
+        folder.note_skipped("a line")
+        folder.note_unreadable(["a name"])
+        append(folder.log, "a line")
+    folder.unlock()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
+def test_only_regular_files_configure_or_label(kind, tmp_path, encoder, photos, capsys, ends):
+    path = tmp_path / "x.yaml"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(kind)
+    assert "regular file" in failed(capsys, "pretrain", "--config", path)
+    data = tmp_path / "yolo"
+    shutil.copytree(photos, data / "images")
+    (data / "data.yaml").write_text(f"train: {path}\nval: images\nnames: [a]\n")
+    failed(capsys, "evaluate", "detect", encoder, data / "data.yaml")
+    maps = tmp_path / "maps"
+    shutil.copytree(photos, maps / "images")
+    (maps / "masks").mkdir()
+    for file in (maps / "images").iterdir():
+        (maps / "masks" / f"{file.stem}.png").symlink_to(path)
+    failed(capsys, "evaluate", "segment", encoder, maps)
+
+
+WIDE_NAMES = (
+    "/**/*.png",
+    "/*/*/*/..//*/*",
+    "~/../**",
+    "/**",
+    "/",
+    "/proc/*/*",
+    "hf:/",
+    "file:///*/*/x.tar",
+    "{/**,x}/*",
+)
+
+
+@pytest.mark.parametrize("name", WIDE_NAMES)
+def test_a_disc_is_searched_only_if_that_is_typed(name, run, tmp_path, capsys, ends):
+    assert "type" in look(capsys, forged(run, data=name))
+    assert images_of(load_run(run)).shown is None
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump({"data": name}))
+    assert "on the command line" in failed(capsys, "pretrain", "--config", tmp_path / "x.yaml")
+
+
+def test_links_do_not_widen_the_pattern_of_a_run(run, tmp_path, capsys, monkeypatch, ends):
+    (tmp_path / "own" / "deep").mkdir(parents=True)
+    (tmp_path / "own" / "disc").symlink_to("/")
+    assert "type" in look(capsys, forged(run, data=f"{tmp_path}/own/disc/**/*.png"))
+    monkeypatch.setattr("patchloom.data.sources.glob._MOST_FOLDERS", 50)
+    for name in ("one", "two"):
+        (tmp_path / "own" / name).symlink_to(tmp_path / "own" / "deep" / "..")
+    (tmp_path / "own" / "disc").unlink()
+    assert "type" in look(capsys, forged(run, data=f"{tmp_path}/own/*/*/*/*/*/*/*/*.png"))
+
+
+def test_patterns_of_a_run_within_folders_are_opened(photos, tmp_path, monkeypatch):
+    shutil.copytree(photos, tmp_path / "[a]" / "b")
+    monkeypatch.chdir(tmp_path / "[a]")
+    monkeypatch.setenv("HOME", str(tmp_path / "[a]"))
+    for name in ("b/*", absolute_pattern("b/**"), f"{photos.parent}/**/*.*", absolute_pattern("b/0*")):
+        assert not is_wide(name)
+        assert open_stored(name, "a run", "").train.name == open_data(name).train.name
+    assert is_wide(absolute_pattern("*/*")), "all of the user's home"
+
+
 def test_a_card_whose_deviation_is_0_is_refused():
     spec = {"model": "nano", "img_size": [16, 16], "patch_size": 4, "channels": 3, "positions": "sincos", "options": {}}
     with pytest.raises(ValueError, match="a std is 0"):
         card_from({"spec": spec, "mean": [0.5] * 3, "std": [0.2, 0.0, 0.2], "task": "mae", "name": "e"})
+
+
+# ---- names that would command the terminal
+
+EVIL = "a\x1b]0;owned\x07\x9b31m\u202e\nforged"  # a title, a colour, reversed text, and a line
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory) -> Path:
+    """A folder with data, lists, a run and an encoder whose names, classes and settings hold control characters."""
+    home = tmp_path_factory.mktemp("evil") / EVIL
+    for part in ("train", "test"):
+        for name in ("x", "y"):
+            photographs(home / "data" / part / f"{EVIL}{name}")
+            for path in (home / "data" / part / f"{EVIL}{name}").iterdir():
+                path.rename(path.with_name(f"{EVIL}{path.name}"))
+            (home / "data" / part / f"{EVIL}{name}" / f"{EVIL}.png").write_bytes(b"broken")
+    a_run(home / EVIL, home / "data" / "train" / f"{EVIL}x")
+    (home / EVIL / "summary.txt").write_text(f"{EVIL}\n")
+    (home / EVIL / "reasons.yaml").write_text(yaml.safe_dump({EVIL: EVIL}))
+    an_encoder(home / "encoder", home / "data" / "train" / f"{EVIL}x")
+    with_card(home / "encoder" / "e.safetensors", lambda card: card | {"name": EVIL, "task": EVIL})
+    save_file({EVIL: torch.zeros(2)}, home / "foreign.safetensors")
+    with open(home / "table.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["file", "label", EVIL])
+        writer.writerows([f"data/train/{EVIL}x/{EVIL}{i}.png", f"{EVIL}{i % 2}", EVIL] for i in (0, 2, 4, 6, 8))
+    (home / "config.yaml").write_text(yaml.safe_dump({"data": str(home / "data"), "task.name": EVIL}))
+    (home / "empty").mkdir()
+    with tarfile.open(home / "shards.tar", "w") as tar:
+        tar.add(home / "data" / "train" / f"{EVIL}x" / f"{EVIL}0.png", f"{EVIL}.png")
+    return home
+
+
+SMALLEST = ["--model", "nano", "--model.depth", "1", "--epochs", "1", "--batch_size", "4", "--img_size", "16"]
+SMALLEST += ["--patch_size", "4"]
+PRINTING = {
+    "check": ["check", "data"],
+    "check a table": ["check", "table.csv"],
+    "check shards": ["check", "shards.tar"],
+    "check nothing": ["check", "empty"],
+    "pretrain": ["pretrain", "data", "--task", "mae", "--out", f"{EVIL}new", *SMALLEST],
+    "pretrain again": ["pretrain", "data", "--task", "mae", "--out", EVIL, *SMALLEST],
+    "pretrain --config": ["pretrain", "--config", "config.yaml"],
+    "pretrain --task": ["pretrain", "data", "--task", EVIL],
+    "evaluate": ["evaluate", "knn", EVIL, "data", "--ks", "1"],
+    "evaluate a card": ["evaluate", "linear", "encoder/e.safetensors", "data"],
+    "evaluate segment": ["evaluate", "segment", EVIL, "data"],
+    "compare": ["compare", "data", "--tasks", "mae,lut", "--minutes", "1", "--dry-run"],
+    "embed": ["embed", EVIL, "data", "--to", f"{EVIL}.npz", "--near", f"data/test/{EVIL}x/{EVIL}2.png"],
+    "predict": ["predict", EVIL, "data"],
+    "look": ["look", EVIL, "data", "--what", "features"],
+    "look curves": ["look", "curves", EVIL, EVIL],
+    "report": ["report", EVIL],
+    "export": ["export", EVIL, "--out", f"{EVIL}.safetensors"],
+    "export weights": ["export", "foreign.safetensors"],
+    "distill": ["distill", "encoder/e.safetensors", "data", "--student", EVIL],
+    "bench": ["bench", "data", "--tasks", EVIL],
+    "tasks": ["tasks", EVIL],
+    "recipes": ["recipes", EVIL],
+    "no verb": [EVIL],
+    "help": ["pretrain", "--task", EVIL, "--help"],
+}
+
+
+@pytest.mark.parametrize("verb", PRINTING)
+def test_no_name_commands_the_terminal(verb, evil, monkeypatch, capfd):
+    """Neither the escape sequences nor the line breaks of names are printed, and JSON escapes them."""
+    monkeypatch.chdir(evil)
+    assert main(PRINTING[verb]) in (0, 2)
+    printed = "".join(capfd.readouterr())
+    assert not CONTROL.search(printed), CONTROL.search(printed)
+    assert printed and not re.search("^forged", printed, re.MULTILINE), printed
+    main([*PRINTING[verb], "--json"])
+    assert not CONTROL.search(capfd.readouterr().out)
+
+
+def test_every_verb_that_prints_is_tried():
+    assert {words[0] for words in PRINTING.values()} >= {*VERBS}
+
+
+def test_only_the_last_printers_print():
+    """All others would need to escape names: see `patchloom.display.visible`."""
+    package = Path(patchloom.__file__).parent
+    own = {"display.py", "cli.py", "train/metrics.py"}
+    for path in package.rglob("*.py"):
+        if str(path.relative_to(package)) not in own:
+            assert not re.search(r"(?<![\w.])print\(|sys\.std(out|err)\.write", path.read_text("utf-8")), path
+
+
+def test_an_error_message_has_an_end(capsys):
+    said = failed(capsys, "pretrain", "x" * 10**6 + "/y")
+    assert (
+        len(said) < 5000
+        and said.rstrip().endswith("y does not exist: give a folder, or a text file of paths")
+        or "…" in said
+    )

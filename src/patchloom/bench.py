@@ -16,7 +16,7 @@ from patchloom.arguments import validate_arguments
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.sources.open import open_data
 from patchloom.data.stats import Stats
-from patchloom.display import Displayable, StatusMessage, TextTable
+from patchloom.display import Displayable, StatusMessage, TextTable, print_line
 from patchloom.errors import PatchloomError
 from patchloom.nets.performance import fuse_attention
 from patchloom.runs.settings import ResolvedSettings, Settings, request
@@ -261,7 +261,7 @@ def _resolved(asked: Sequence[Settings], n: int, channels: int, stats: Stats, ex
     if not found:
         raise refused[0][1]
     for name, why in refused:
-        print(f"{name} is left out: {why}", flush=True)
+        print_line(f"{name} is left out: {why}")
     return found
 
 

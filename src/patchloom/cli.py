@@ -12,6 +12,7 @@ import platform
 import shutil
 import sys
 import textwrap
+import traceback
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +22,18 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from patchloom.arguments import CommandSpec, Option, from_source, shorten_options
-from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, is_first, json_value
+from patchloom.display import (
+    Displayable,
+    Lines,
+    StatusMessage,
+    TextTable,
+    Verbatim,
+    is_first,
+    json_value,
+    print_line,
+    truncate_middle,
+    visible,
+)
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped, closest_word, listing
 from patchloom.options import (
     MODEL_OPTIONS,
@@ -385,6 +397,9 @@ _HINT_TASKS = (
 )
 
 
+_LONGEST = 4000  # characters of an error message
+
+
 def _explain(error: Exception) -> tuple[int, str]:
     """Return the exit code after an error, and the message."""
     problem = error if isinstance(error, PatchloomError) else disk_error(error) or _fault_of_torch(error)
@@ -522,7 +537,8 @@ def _print_document(verb: str, **content: Any) -> None:
     """Print the document of ``--json``, which docs/reference/json.schema.json describes."""
     from patchloom.version import __version__
 
-    print(json.dumps({"verb": verb, "version": __version__, **content}, indent=2, allow_nan=False), flush=True)
+    document = json.dumps({"verb": verb, "version": __version__, **content}, indent=2, allow_nan=False)
+    print(document.replace("\x7f", "\\u007f"), flush=True)  # the only control character that JSON does not escape
 
 
 def _values(result: Any) -> Any:
@@ -530,6 +546,17 @@ def _values(result: Any) -> Any:
     if isinstance(result, Displayable):
         return json_value(result.plain())
     return {"files": json_value(result if isinstance(result, list) else [result])}
+
+
+def _text(one: Any, wants_help: bool) -> str:
+    """Return a result or a part of it as text for the terminal; a refusal is left out, since an error follows."""
+    if isinstance(one, Displayable):
+        return one.text()
+    return visible(Lines(one) if wants_help else str(one))
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    print_line(Lines("".join(traceback.format_exception(kind, error, trace)).rstrip()), sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -554,8 +581,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if is_first() and as_json and not refusal:
                 _print_document(verb, result=_values(result))
             elif (is_first() and not as_json and verb != "pretrain") or wants_help:  # pretrain has printed it already
-                shown = result if isinstance(result, list) else [result.text() if refusal else result]
-                print(*shown, sep="\n", flush=True)  # a refusal is printed as an error
+                shown = result if isinstance(result, list) else [result]
+                print(*(_text(one, wants_help) for one in shown), sep="\n", flush=True)
             if refusal:
                 raise PatchloomError(refusal)
             return 0
@@ -568,18 +595,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 discard_output()
                 return 0
             code, message = _explain(error) if isinstance(error, Exception) and not stopped else (130, "stopped.")
+            message = truncate_middle(message, _LONGEST)
             if as_json and is_first():
                 run = {"run": error.progress} if isinstance(error, Stopped) and error.progress else {}
                 number = 1 if debug and not stopped else code
                 _print_document(verb, error={"message": message, "exit_code": number, **run})
             if debug and not stopped:
+                sys.excepthook = _print_traceback
                 raise
             # every process reports its own error, but only the first one that they were stopped
             silent = isinstance(error, AlreadyReported) or ((stopped or isinstance(error, Stopped)) and not is_first())
             if not silent:
                 with contextlib.suppress(OSError):  # a terminal that was closed
                     # names and values from the user may contain line breaks
-                    print(f"patchloom: {' '.join(message.splitlines())}", file=sys.stderr)
+                    print_line(f"patchloom: {' '.join(message.splitlines())}", sys.stderr)
             return code
 
 

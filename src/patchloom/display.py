@@ -29,9 +29,34 @@ _UNBROKEN = "\N{NO-BREAK SPACE}"
 _WIDE = 10_000  # characters of a line in a notebook, where nothing is shortened
 
 
+# control characters, among them line breaks and those that begin an escape sequence; separators of lines; characters
+# that reverse the order of others; and bytes of a file's name that are not UTF-8
+_INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+class Lines(str):
+    """Text whose line breaks are the program's own; those of other texts are part of a name or value."""
+
+
+def visible(text: str) -> str:
+    """Return a text with its control characters written out, as ``\\x1b`` or ``\\n``; those of `Lines` stay in lines.
+
+    Texts contain names and values from files of strangers, which could otherwise command the terminal, or imitate a
+    line of the program. Everything that is printed comes through here.
+    """
+    if isinstance(text, Lines):
+        return Lines("\n".join(map(visible, text.split("\n"))))
+    return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def print_line(text: str, file: TextIO | None = None) -> None:
+    """Print one line at once, by default to standard output."""
+    print(visible(text), file=file, flush=True)
+
+
 @dataclass(frozen=True)
 class TextTable:
-    """Table of text. Cells may contain line breaks.
+    """Table of text. Cells are made `visible`, and may be `Lines`.
 
     Attributes:
         heading: one cell per column.
@@ -46,6 +71,10 @@ class TextTable:
     names: frozenset[int] = frozenset()
     texts: frozenset[int] = frozenset()
     ends: frozenset[int] = field(default_factory=frozenset)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "heading", tuple(map(visible, self.heading)))
+        object.__setattr__(self, "rows", tuple(tuple(map(visible, row)) for row in self.rows))
 
     @staticmethod
     def of(rows: Sequence[Sequence[str]], texts: Sequence[int] = ()) -> TextTable:
@@ -111,6 +140,10 @@ class Verbatim(str):
     """Line that is never wrapped, such as one with a path to copy."""
 
 
+class Snippet(Verbatim, Lines):
+    """Program text of several lines, which are never wrapped."""
+
+
 class Displayable:
     """Base class of results, shown by ``print``, at a prompt and in a notebook.
 
@@ -134,14 +167,14 @@ class Displayable:
         return "\n".join(
             part.text(width)
             if isinstance(part, TextTable)
-            else part
+            else visible(part)
             if isinstance(part, Verbatim)
-            else _wrapped(part, width)
+            else _wrapped(visible(part), width)
             for part in self.parts(width)
         )
 
     def __str__(self) -> str:
-        return "\n".join([self.text(), *([self.refusal] if self.refusal else [])])
+        return "\n".join([self.text(), *([visible(self.refusal)] if self.refusal else [])])
 
     def __repr__(self) -> str:
         return str(self)
@@ -308,12 +341,12 @@ class _StatusThread:
         with contextlib.suppress(OSError, ValueError):  # the terminal or the stream was closed
             if stream.isatty():
                 if now - waiting.begun > _SOON:
-                    text = waiting.line()[: shutil.get_terminal_size().columns - 1]
+                    text = visible(waiting.line())[: shutil.get_terminal_size().columns - 1]
                     stream.write(f"\r\x1b[2K{text}")
                     stream.flush()
                     self.shown = True
             elif now - waiting.spoken > _EVERY:
-                stream.write(f"{waiting.line()}\n")
+                stream.write(f"{visible(waiting.line())}\n")
                 stream.flush()
                 waiting.spoken = now
 

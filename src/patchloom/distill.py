@@ -29,7 +29,7 @@ from patchloom.data.loader import Batch, plain_batches, steps_of, steps_per_epoc
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
-from patchloom.display import Displayable, TextTable, TimeLeft, Verbatim, duration, track_progress
+from patchloom.display import Displayable, TextTable, TimeLeft, Verbatim, duration, print_line, track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures, groups_of, labels_of, only_labelled
 from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, evaluate_extractor, frozen_report
@@ -205,7 +205,7 @@ def distill(
         raise PatchloomError(f"{folder} has a student already: choose another --out")
     options = student_options(student, size, len(card.mean))
     about = StudentCard(student, options, size, tuple(card.mean), tuple(card.std), card.name, card.license)
-    print(
+    print_line(
         f"{student} learns the features of {card.name} from {len(source):,} images of {source.name} at "
         f"{in_pixels(size)} pixels, in {epochs:g} epochs"
     )

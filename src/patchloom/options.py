@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
@@ -25,7 +24,7 @@ from patchloom.arguments import (
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.loggers import TRACKERS
 from patchloom.recipes import nested, recipe_named
-from patchloom.system.files import read_yaml
+from patchloom.system.files import read_text, read_yaml
 from patchloom.tasks import AUTO, TASKS, task_class, usual_task
 
 if TYPE_CHECKING:
@@ -353,14 +352,19 @@ def refuse_repeated(words: Sequence[str]) -> None:
 
 def _refuse_untyped(file: str, data: Sequence[str], options: Sequence[str], typed: Sequence[str]) -> None:
     """Raise if a configuration would run code or fetch data or weights: it may come from a stranger."""
-    for name in (part.strip() for one in data for part in one.split(",")):
+    for name in dict.fromkeys(part.strip() for one in data for part in (one, *one.split(","))):
         made = re.fullmatch(r"(shapes|tones):\d+", name)
         # brace expansion may produce a command or an address, but never without a colon
-        colon = ":" in name and not made and (not os.path.exists(name) or _untyped(name))
-        if colon or name.partition("@")[0] in from_source("patchloom.data.sources.builtin.FETCHED"):
+        colon = ":" in name and not made
+        place = any(sign in name for sign in ":*?[") or os.path.isdir(name)
+        if (
+            (colon and not os.path.exists(name))
+            or (place and not made and _untyped(name))
+            or name.partition("@")[0] in from_source("patchloom.data.sources.builtin.FETCHED")
+        ):
             raise PatchloomError(
-                f"the configuration {file} names the data {name[:80]}, which runs a command or is not on this machine: "
-                "give the data on the command line, too, since a file alone may not do that"
+                f"the configuration {file} names the data {name[:80]}, which runs a command, is not on this machine or "
+                "could be a whole disc: give the data on the command line, too, since a file alone may not do that"
             )
     for option in ("--task.name", "--init", "--from_run", "--task.features_of"):
         value = last_value(options, option)
@@ -419,7 +423,7 @@ def _configuration(file: str | None) -> tuple[list[str], list[str]]:
     if file is None:
         return [], []
     try:
-        values = read_yaml(Path(file).read_text("utf-8"))
+        values = read_yaml(read_text(file, follow=True))
     except (OSError, UnicodeDecodeError) as problem:
         raise PatchloomError(f"the configuration {file} cannot be read: {problem}") from problem
     except (yaml.YAMLError, ValueError, RecursionError) as problem:  # such as a 13th month, or a thousand brackets

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import tifffile
@@ -367,3 +369,18 @@ def test_an_open_file_has_no_address_in_a_reason(tmp_path):
     assert one_line(OSError("cannot identify image file <_io.BytesIO object at 0x7f>")) == (
         "cannot identify image file it"
     )
+
+
+def test_libtiff_prints_nothing(tmp_path, capfd):
+    """Its lines name no file, which the error does."""
+    rng, path = np.random.default_rng(0), tmp_path / "x.tif"
+    Image.fromarray(rng.integers(0, 255, (64, 64), np.uint8)).convert("1").save(path, compression="group4")
+    whole = path.read_bytes()
+    for seed in range(30):
+        broken, rng = bytearray(whole), np.random.default_rng(seed)
+        for place in rng.integers(8, len(whole) // 2, 20):
+            broken[place] ^= 0xFF
+        path.write_bytes(broken)
+        with contextlib.suppress(Unreadable):
+            read_image(path)
+    assert capfd.readouterr().err == ""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from patchloom.errors import PatchloomError
-from patchloom.system.files import remove_leftovers, write_whole
+from patchloom.system.files import UnsafeFile, append, copy_tree, read_bytes, read_text, remove_leftovers, write_whole
 
 
 def test_processes_with_the_same_number_do_not_collide(tmp_path, monkeypatch):
@@ -86,3 +86,60 @@ def test_only_leftovers_of_killed_processes_are_removed(tmp_path):
     left[0].rename(tmp_path / names[0])
     remove_leftovers(tmp_path)
     assert set(os.listdir(tmp_path)) == there
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link to a device"])
+def test_only_regular_files_are_read_and_written(kind, tmp_path):
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "x"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link to a device":
+        path.symlink_to("/dev/zero")
+    for follow in (False, True):
+        with pytest.raises(UnsafeFile) as caught:
+            read_bytes(path, follow=follow)
+        assert isinstance(caught.value, PatchloomError) and isinstance(caught.value, OSError)
+        assert str(path) in str(caught.value)
+    with pytest.raises(PatchloomError):
+        append(path, "x")
+
+
+def test_links_are_followed_only_on_request(tmp_path):
+    (tmp_path / "file").write_bytes(b"a\r\nb")
+    (tmp_path / "link").symlink_to("file")
+    with pytest.raises(UnsafeFile, match="link"):
+        read_bytes(tmp_path / "link")
+    assert read_text(tmp_path / "link", follow=True) == "a\nb"
+    assert read_text(tmp_path / "file", newline="") == "a\r\nb"
+    with pytest.raises(FileNotFoundError):
+        read_bytes(tmp_path / "none")
+
+
+def test_a_file_has_a_limit_of_bytes(tmp_path):
+    path = tmp_path / "sparse"
+    path.write_bytes(b"12345")
+    assert read_bytes(path, most=5) == b"12345"
+    with pytest.raises(UnsafeFile, match="larger"):
+        read_bytes(path, most=4)
+    os.truncate(path, 2**40)  # takes no space on the disc
+    with pytest.raises(UnsafeFile, match="larger"):
+        read_bytes(path)
+
+
+def test_a_copied_folder_holds_regular_files_only(tmp_path):
+    (tmp_path / "from" / "deep").mkdir(parents=True)
+    for name in ("a.txt", "deep/b.safetensors", "left"):
+        (tmp_path / "from" / name).write_text(name)
+    (tmp_path / "from" / "link").symlink_to("a.txt")
+    (tmp_path / "from" / "up").symlink_to("..")
+    os.mkfifo(tmp_path / "from" / "deep" / "pipe")
+    os.chmod(tmp_path / "from" / "a.txt", 0o640)
+    copy_tree(tmp_path / "from", tmp_path / "to", lambda one: one.name == "left")
+    assert sorted(map(str, (path.relative_to(tmp_path / "to") for path in (tmp_path / "to").rglob("*")))) == [
+        *("a.txt", "deep", "deep/b.safetensors")
+    ]
+    assert (tmp_path / "to" / "a.txt").read_text() == "a.txt"
+    assert (tmp_path / "to" / "a.txt").stat().st_mode & 0o777 == 0o640
+    assert os.path.samefile(tmp_path / "from/deep/b.safetensors", tmp_path / "to/deep/b.safetensors")

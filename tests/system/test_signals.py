@@ -14,7 +14,7 @@ import pytest
 from killing import Numbers, work_for_ever
 
 from patchloom import cli
-from patchloom.data.workers import in_workers
+from patchloom.data.workers import in_threads, in_workers
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.system.hardware import peak_in_subprocess
 from patchloom.system.signals import SIGNALS, Stop, StopAtOnce
@@ -225,7 +225,7 @@ ALONE = """
 import os, sys, time
 sys.path[:0] = [{here!r}]
 from killing import Numbers
-from patchloom.data.workers import in_workers
+from patchloom.data.workers import in_threads, in_workers
 if __name__ == "__main__":
     given = in_workers(Numbers(), range(100), 2)
     circle = [given]
@@ -270,3 +270,44 @@ def test_the_process_that_measures_memory_ends_with_the_main_one(tmp_path):
     asking.join()
     process, ignored = seen
     assert ignored and gone(process, 60)
+
+
+ENDLESS = """
+import sys, threading, time
+from patchloom.data.workers import in_threads
+def work(number):
+    print("begun", flush=True)
+    threading.Event().wait() if number else None
+list(in_threads(work, range(100)))
+"""
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+def test_a_signal_ends_threads_in_the_middle_of_an_item(number):
+    """A thread pool of the standard library would wait for them."""
+    program = ENDLESS if number == INT else f"import signal\nsignal.signal(15, signal.default_int_handler)\n{ENDLESS}"
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdout and process.stdout.readline()
+        time.sleep(0.2)
+        process.send_signal(number)
+        process.communicate(timeout=30)
+        assert process.returncode
+    finally:
+        process.kill()
+
+
+def test_threads_return_results_in_order_and_the_first_error():
+    assert list(in_threads(lambda number: number**2, range(100))) == [number**2 for number in range(100)]
+    begun = []
+
+    def fail(number: int) -> None:
+        begun.append(number)
+        time.sleep(0.01)
+        if number == 3:
+            raise PatchloomError("three")
+
+    with pytest.raises(PatchloomError, match="three"):
+        list(in_threads(fail, range(1000)))
+    time.sleep(0.1)
+    assert len(begun) < 100

@@ -33,7 +33,7 @@ from patchloom.compare.unlabelled import compare_unlabelled, held_out_of, note_t
 from patchloom.data.source import Data
 from patchloom.data.sources.in_memory import DataLike, is_object
 from patchloom.data.sources.open import open_data, split_names
-from patchloom.display import StatusMessage, duration
+from patchloom.display import StatusMessage, duration, print_line
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.features import count_classes, only_labelled
 from patchloom.evaluate.settings import EvalSettings
@@ -194,10 +194,10 @@ def compare(
         # ---- plan: stored by an interrupted comparison, or new
         plan = stored_plan(asked, folder)
         if plan is None:
-            print((ESTIMATING if dry_run else MEASURING).format(", ".join(asked.tasks)), flush=True)
+            print_line((ESTIMATING if dry_run else MEASURING).format(", ".join(asked.tasks)))
             plan = new_plan(asked, opened, tasks is not None, devices, None if dry_run else ending)
         for line in _describe_plan(plan, opened, folder, other, len(others)):
-            print(line, flush=True)
+            print_line(line)
         if dry_run:
             return Comparison(folder, [DRY], [], None, planned=plan.plain(folder))
         if not plan.resumed:
@@ -215,7 +215,7 @@ def compare(
         if len({job.task for job in complete}) < 2:
             raise PatchloomError(f"fewer than two tasks could be trained: {'; '.join(failed)}")
         if taken:
-            print(f"trained in {duration(time.monotonic() - begun)}", flush=True)
+            print_line(f"trained in {duration(time.monotonic() - begun)}")
 
         # ---- scores
         first = next(job for job in jobs if job.finished)
@@ -348,9 +348,9 @@ def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Dat
 
 def _print_result(job: Job, seconds: float) -> None:
     if job.failure:
-        print(f"  {job.name} failed after {duration(seconds)}: {job.failure} (full log: {job.log})", flush=True)
+        print_line(f"  {job.name} failed after {duration(seconds)}: {job.failure} (full log: {job.log})")
     else:
-        print(f"  {job.name}: {duration(seconds)}, planned {duration(job.seconds)}", flush=True)
+        print_line(f"  {job.name}: {duration(seconds)}, planned {duration(job.seconds)}")
 
 
 def _scored(pairs: Any, total: int) -> Any:

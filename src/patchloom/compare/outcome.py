@@ -15,7 +15,7 @@ from torch import Tensor
 
 from patchloom.claims import MIN_VERDICT_IMAGES, Claim, Difference, accuracy_interval, difference, student
 from patchloom.compare.scores import BESIDE, CONTROL, TASK, UNTRAINED, Contender, LabelledData, Scores, Way
-from patchloom.display import Displayable, TextTable, Verbatim
+from patchloom.display import Displayable, Lines, TextTable, Verbatim
 from patchloom.errors import listing
 from patchloom.runs.verdict import read_health
 from patchloom.system.files import write_whole
@@ -351,7 +351,7 @@ def _cell(right: Tensor, groups: Tensor | None) -> str:
     mean = means.mean().item()
     low, high = accuracy_interval(right.double().mean(0), groups)
     spread = "" if len(means) == 1 else f" ({100 * means.min():.1f}-{100 * means.max():.1f})"
-    return f"{100 * mean:.1f} %{spread}\n[{100 * low:.1f}, {100 * high:.1f}]"
+    return Lines(f"{100 * mean:.1f} %{spread}\n[{100 * low:.1f}, {100 * high:.1f}]")
 
 
 def _behind(main: Ranking) -> TextTable:

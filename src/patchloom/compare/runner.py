@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import os
 import signal
 import subprocess
@@ -14,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from patchloom.display import StatusMessage, duration
+from patchloom.display import StatusMessage, duration, print_line
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.runs.folder import FolderLocked, RunFolder
-from patchloom.system.files import make_folder, no_link
+from patchloom.system.files import make_folder, no_link, open_regular, read_text
 from patchloom.system.signals import ENDS_WITH_STDIN, Stop
 
 # The locks of run folders allow one comparison per folder and one process per run.
@@ -101,8 +102,7 @@ class Job:
         if self.finished:
             return 1.0
         try:
-            with open(RunFolder(self.folder).metrics, newline="", encoding="utf-8") as file:
-                *_, row = csv.DictReader(file)
+            *_, row = csv.DictReader(io.StringIO(read_text(RunFolder(self.folder).metrics, newline="")))
             return min(0.99, float(row.get("seconds") or 0) / max(self.seconds, 1e-9))
         except (OSError, ValueError, csv.Error):
             return 0.0
@@ -229,7 +229,7 @@ def _next(todo: Sequence[Job], waiting: set[str]) -> Job | None:
             return job
         if job.name not in waiting:
             waiting.add(job.name)
-            print(f"  {job.name} waits: another process is still training in {job.folder}", flush=True)
+            print_line(f"  {job.name} waits: another process is still training in {job.folder}")
     return None
 
 
@@ -272,7 +272,7 @@ def _end(running: Sequence[_Process]) -> None:
 def last_line(log: Path) -> str:
     """Return the last line that a process printed, without the leading program name."""
     try:
-        with open(log, "rb") as file:
+        with open_regular(log) as file:
             file.seek(max(0, log.stat().st_size - _LAST))
             lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:

@@ -28,7 +28,7 @@ from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_imag
 from patchloom.nets.checkpoints.format import EncoderCard, extra_module_file, is_on_hub, weights_file
 from patchloom.runs.encoder import load_encoder, load_extra_module, unfinished_run
 from patchloom.runs.held_out import unchanged_held_out
-from patchloom.system.files import make_folder, write_whole
+from patchloom.system.files import make_folder, open_regular, read_bytes, write_whole
 from patchloom.version import __version__
 
 
@@ -152,7 +152,7 @@ def load_or_compute(
 ) -> T:
     """Return the content of a cache file, or compute and store it if the file is missing or has another ``key``."""
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(read_bytes(path))
         if values["key"] == key:
             return from_plain(values["found"])
     except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: it is computed again
@@ -184,7 +184,7 @@ def weights_digest(place: str) -> str:
     for file in files:
         if file.exists():
             total.update(f"\0{file.name}\0".encode())
-            with open(file, "rb") as opened:
+            with open_regular(file, follow=True) as opened:
                 while part := opened.read(_AT_ONCE):
                     total.update(part)
     return total.hexdigest()

@@ -20,7 +20,7 @@ from patchloom.compare.scores import (
     measurement_key,
 )
 from patchloom.data.source import Data, Source
-from patchloom.display import StatusMessage, TextTable
+from patchloom.display import Lines, StatusMessage, TextTable
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.label_free import MIN_LABEL_FREE_IMAGES, RANKME, label_free_rows
 from patchloom.evaluate.results import Row
@@ -141,7 +141,7 @@ def _cell(rows: Sequence[Row]) -> str:
     values = [row.value for row in rows]
     mean = rows[0].number(sum(values) / len(values))
     low, high = map(rows[0].amount, (min(values), max(values)))
-    return mean if len(values) == 1 else f"{mean}\n({low}-{high})"
+    return mean if len(values) == 1 else Lines(f"{mean}\n({low}-{high})")
 
 
 def _csv(found: dict[str, list[list[Row]]]) -> list[tuple[str | int | float | None, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import os
@@ -9,7 +10,8 @@ import stat
 import struct
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -174,9 +176,21 @@ def _read(source: Path | BytesIO, suffix: str, name: str) -> Tensor:
 @contextmanager
 def silence_decoders() -> Iterator[None]:
     """Suppress the warnings of decoders, which name no file; broken files are reported by name elsewhere."""
+    _silence_libtiff()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@cache
+def _silence_libtiff() -> None:
+    """Suppress what the libtiff inside Pillow's wheel prints itself; a libtiff of the system is left alone."""
+    wheel = Path(Image.__file__).parents[1]
+    for path in (*wheel.glob("[Pp]illow.libs/libtiff-*.so*"), *wheel.glob("PIL/.dylibs/libtiff*.dylib")):
+        with suppress(OSError, AttributeError):
+            library = ctypes.CDLL(os.fspath(path))
+            library.TIFFSetErrorHandler(None)
+            library.TIFFSetWarningHandler(None)
 
 
 def open_pillow(source: Path | BinaryIO) -> Image.Image:

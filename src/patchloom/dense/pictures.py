@@ -46,7 +46,7 @@ from patchloom.look.image_grid import (
     wrap_keys,
     write_beneath,
 )
-from patchloom.system.files import write_whole
+from patchloom.system.files import read_text, write_whole
 
 # A colour for each class, the same in every picture of the same classes.
 
@@ -117,7 +117,7 @@ def load_pairs(folder: Path) -> list[PairFiles]:
     What is named there outside of the folder is left out: a run may come from a stranger.
     """
     try:
-        found = json.loads((folder / INDEX).read_text("utf-8"))
+        found = json.loads(read_text(folder / INDEX))
         each = [PairFiles(str(one["title"]), folder / one["truth"], folder / one["answer"]) for one in found]
     except (OSError, ValueError, TypeError, KeyError):
         return []

@@ -38,7 +38,7 @@ from patchloom.evaluate.results import note_unreadable
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.checkpoints.format import read_metadata
 from patchloom.runs.folder import data_slug
-from patchloom.system.files import make_folder, write_whole
+from patchloom.system.files import make_folder, read_text, write_whole
 
 # Answers of models as files that other programs read: label maps as PNG, objects as COCO JSON.
 
@@ -336,7 +336,7 @@ def _record(folder: Path, about: dict[str, Any], files: Collection[str]) -> None
 def _written_by(record: Path, about: dict[str, Any]) -> list[str]:
     """Return the files that an earlier predict wrote, by its record; none if it was of another model or images."""
     try:
-        found = json.loads(record.read_text("utf-8", "surrogateescape"))
+        found = json.loads(read_text(record, errors="surrogateescape"))
         files = [str(one) for one in found.pop("files")]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []

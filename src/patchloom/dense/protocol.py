@@ -28,7 +28,7 @@ from patchloom.dense.recipes import R, Requested, ResolvedSegmentRecipe, Segment
 from patchloom.dense.segmenter import Segmenter
 from patchloom.dense.training import DenseTraining, images_scored
 from patchloom.dense.windows import starts
-from patchloom.display import StatusMessage, TimeLeft, duration, is_first, progress_message
+from patchloom.display import StatusMessage, TimeLeft, duration, is_first, print_line, progress_message
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classifier import PositionChoice, variant_of
 from patchloom.evaluate.features import Precision, trains_in_bfloat16
@@ -407,10 +407,9 @@ def _announce(candidates: Sequence[DenseCandidate], setup: Setup[T, R], begin: B
         whole = left.steps * left.seconds
         names = ", then ".join(candidate.name for candidate in candidates)
         by = f" by {world()} processes" if world() > 1 else ""
-        print(
+        print_line(
             f"Training {names}{by}: {steps:,} steps each. This takes about {duration(whole + scoring)} in total: "
-            f"{duration(whole)} of steps, and {duration(scoring)} of validation and test.",
-            flush=True,
+            f"{duration(whole)} of steps, and {duration(scoring)} of validation and test."
         )
     return left
 
@@ -437,7 +436,7 @@ def _foresee_memory(candidates: Sequence[DenseCandidate], setup: Setup[T, R], tr
     if most <= free:
         if is_first():
             each = " in each process" if world() > 1 else ""
-            print(f"needs about {(base + most) / _GIB:.1f} of {there / _GIB:.1f} GiB of memory{each}", flush=True)
+            print_line(f"needs about {(base + most) / _GIB:.1f} of {there / _GIB:.1f} GiB of memory{each}")
         return
     (h, w), patch, room = setup.size, patch_side(setup.vit), _FILLED * free
     state, few = kept + _SLACK * (own + 3 * trained), kept + _SLACK * (training.bytes_of_step(least) or counted)
@@ -508,7 +507,7 @@ def save_model(
     of_data = parts.train.images.name, parts.test.fingerprint(), settings.seed, setup.row_settings()
     if rank() == 0:
         save_dense(model, DenseCard(kind, *encoder, *of_data, ids), path)
-        print(f"  {setup.card.name}: saved as {path}", flush=True)
+        print_line(f"  {setup.card.name}: saved as {path}")
 
 
 def _recipe_sentence(setup: Setup[T, R]) -> str:

@@ -26,7 +26,7 @@ from patchloom.data.loader import Batch
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, evenly_spaced
 from patchloom.data.stats import normalize
-from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, duration
+from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, duration, print_line
 from patchloom.embed.formats import FORMATS, Card, check_suffix, read_card
 from patchloom.embed.near import DRAWN, Neighbour, check_picture, draw_nearest, matching_rows, nearest_rows, open_one
 from patchloom.embed.parts import (
@@ -480,9 +480,9 @@ def _plan(to: Path, parts: PartFolder, encoding: Encoding, held: ExitStack) -> t
     with StatusMessage("estimating the time"):
         seconds = seconds_for(encoding, parts.sources, rest // world())
     readers = any(encoding.settings.reading(source)["workers"] for source in parts.sources.values())
-    print(describe_plan(parts.card, to, parts.noun, size, seconds, readers), flush=True)
+    print_line(describe_plan(parts.card, to, parts.noun, size, seconds, readers))
     if rest < images:
-        print(f"{images - rest:,} of them are already done: resuming.", flush=True)
+        print_line(f"{images - rest:,} of them are already done: resuming.")
     return None, missing
 
 

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from patchloom.errors import PatchloomError, closest_word, listing, pip_install
+from patchloom.system.files import regular
 
 METADATA_KEY = "patchloom-embeddings-1"  # key of the card in a file
 ROWS, BYTES = 1024, 2**26  # largest part or row group
@@ -119,12 +120,12 @@ def _write_npz(path: Path, rows: Rows, card: Card) -> None:
 
 
 def _read_npz_card(path: Path) -> str | None:
-    with np.load(path) as file:
+    with np.load(regular(path, follow=True)) as file:
         return str(file["card"]) if "card" in file else None
 
 
 def _read_npz(path: Path) -> Rows:
-    with np.load(path) as file:
+    with np.load(regular(path, follow=True)) as file:
         labels = _names(file["labels"], file["classes"].tolist())
         return Rows(file["vectors"], file["paths"].tolist(), file["splits"].tolist(), labels)
 
@@ -149,12 +150,12 @@ def _write_safetensors(path: Path, rows: Rows, card: Card) -> None:
 
 
 def _read_safetensors_card(path: Path) -> str | None:
-    with safe_open(path, "np") as file:
+    with safe_open(regular(path, follow=True), "np") as file:
         return (file.metadata() or {}).get(METADATA_KEY)
 
 
 def _read_safetensors(path: Path) -> Rows:
-    with safe_open(path, "np") as file:
+    with safe_open(regular(path, follow=True), "np") as file:
         card = json.loads(file.metadata()[METADATA_KEY])
         columns = {name: file.get_tensor(name) for name in ("vectors", "labels", "splits", "paths", "path_ends")}
     text, ends = columns["paths"].tobytes(), columns["path_ends"].tolist()

@@ -22,7 +22,7 @@ from patchloom.data.sources.concat import ConcatSource
 from patchloom.data.sources.files import Files
 from patchloom.embed.formats import BYTES, COUNTS, FORMATS, ROWS, Card, Rows, parse_card, read_card, read_rows
 from patchloom.errors import PatchloomError, listing
-from patchloom.system.files import make_folder, move_whole, remove_leftovers, write_whole
+from patchloom.system.files import make_folder, move_whole, read_text, remove_leftovers, write_whole
 
 CARD = "_card.json"  # readers of Parquet folders ignore names with an underscore
 _RENAMED = "encoder name"  # may change if the run's folder is renamed; the weights have their own digest
@@ -176,7 +176,7 @@ class PartFolder:
 
     def _read_card(self) -> Card | None:
         path = self.folder / CARD
-        return parse_card(path.read_text("utf-8", "replace"), path) if path.exists() else None
+        return parse_card(read_text(path, errors="replace"), path) if path.exists() else None
 
     def _write_card(self, card: Card) -> None:
         write_whole(self.folder / CARD, json.dumps(card))

@@ -38,7 +38,7 @@ from patchloom.nets.encode import (
 )
 from patchloom.nets.heads import InstanceHead, pooled_tokens, poolings_of, select_pooling
 from patchloom.nets.swin import Encoder, is_hierarchical
-from patchloom.system.files import cache_root, write_whole
+from patchloom.system.files import cache_root, regular, write_whole
 from patchloom.system.hardware import bfloat16_pays
 from patchloom.version import __version__
 from patchloom.withhold.encoder_input import all_patches
@@ -394,7 +394,7 @@ def load_or_extract(
 
 def _read(path: Path, source: Source) -> ImageFeatures | None:
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(regular(path), "pt") as file:
             about = json.loads((file.metadata() or {})[_ABOUT])
             tensors = {name: file.get_tensor(name) for name in about["names"]}
         if digest_tensors(tensors) != about["digest"]:

@@ -27,9 +27,9 @@ from patchloom.claims import (
     mean_interval,
     wilson,
 )
-from patchloom.display import Displayable, TextTable, Verbatim
+from patchloom.display import Displayable, Lines, TextTable, Verbatim
 from patchloom.errors import PatchloomError
-from patchloom.system.files import write_error, write_whole
+from patchloom.system.files import no_link, read_bytes, write_error, write_whole
 
 # The table of a report, in several forms to fit the terminal.
 
@@ -89,7 +89,7 @@ def _across(rows: Sequence[Row], across: str, short: bool, symbols: Mapping[str,
         line = (row.encoder, row.pooling)[: len(first)] + tuple(_setting(row, name) for name in names)
         # a value that does not depend on the setting is repeated in every column
         under = [row.settings[across]] if across in row.settings else columns
-        shown = row.amount(row.value) if short else row.text(gap)
+        shown = row.amount(row.value) if short else Lines(row.text(gap))
         lines.setdefault(line, {}).update(dict.fromkeys(under, shown))
     cells = tuple((*line, *(lines[line].get(value, "") for value in columns)) for line in lines)
     heading = *first, *(called[name] for name in names), *headings
@@ -102,12 +102,12 @@ def _down(rows: Sequence[Row], across: str, gap: str) -> TextTable:
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
         if across in row.settings:
-            cells.setdefault(_setting(row, across), {})[row.encoder] = row.text(gap)
+            cells.setdefault(_setting(row, across), {})[row.encoder] = Lines(row.text(gap))
     lines = [(value, *(found.get(encoder, "") for encoder in encoders)) for value, found in cells.items()]
     last = frozenset({len(lines) - 1})
     for row in rows:
         if across not in row.settings:  # it appears in every column
-            lines.append((row.encoder, *[row.text(gap)] * len(encoders)))
+            lines.append((row.encoder, *[Lines(row.text(gap))] * len(encoders)))
     return TextTable((across, *encoders), tuple(lines), names=frozenset({0}), ends=last)
 
 
@@ -430,7 +430,7 @@ def check_rows(path: Path) -> bytes:
     Missing last columns are filled with empty cells.
     """
     try:
-        before = path.read_bytes() if path.exists() else b""
+        before = read_bytes(path) if os.path.lexists(path) else b""
     except OSError as problem:
         raise PatchloomError(f"{path} could not be read ({problem.strerror}): move it away") from problem
     heading = before.split(b"\n", 1)[0].rstrip(b"\r").decode(errors="replace")
@@ -452,7 +452,7 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         before = check_rows(path)
-        if before and before != path.read_bytes():
+        if before and before != read_bytes(path):
             write_whole(path, before)  # it had the columns of an older version
         there = set(map(_undated, before.decode("utf-8", "replace").splitlines())) if once else set()
         if not before:
@@ -466,7 +466,7 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
             cells = (*about, *source, row.value, row.low, row.high, report.n_test, row in report.quoted)
             if tuple(map(str, cells[1:])) not in there:
                 writer.writerow((*cells, against.get(id(row), ""), row.unit or NO_UNIT))
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        handle = no_link(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(handle, text.getvalue().encode())
         finally:

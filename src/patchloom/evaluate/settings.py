@@ -22,7 +22,7 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.sources.open import open_data, split_names
 from patchloom.data.splits import pick, some_groups, split_for_test
 from patchloom.data.stats import input_notes
-from patchloom.display import StatusMessage, is_first
+from patchloom.display import StatusMessage, is_first, print_line
 from patchloom.errors import PatchloomError, check_type
 from patchloom.evaluate.features import has_labels, only_labelled
 from patchloom.nets.checkpoints.format import EncoderCard
@@ -218,7 +218,7 @@ def print_notes(notes: Sequence[str]) -> None:
         return
     for note in notes:
         if note not in told and is_first():
-            print(f"{note}.", flush=True)
+            print_line(f"{note}.")
     told.update(notes)
 
 

@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from patchloom.data.loader import Batch
 from patchloom.data.source import Source
-from patchloom.display import StatusMessage, TimeLeft, duration, is_first
+from patchloom.display import StatusMessage, TimeLeft, duration, is_first, print_line
 from patchloom.errors import PatchloomError
 from patchloom.estimate import time_steps, typical_seconds
 from patchloom.evaluate.features import digest_tensors
@@ -368,10 +368,10 @@ class Loop(ABC):
         left.skip(self.steps - self.step)
         chosen = self._chosen()
         if is_first():
-            print(f"  {name}: {self._outcome(chosen)}, {duration(time.perf_counter() - begun)}", flush=True)
+            print_line(f"  {name}: {self._outcome(chosen)}, {duration(time.perf_counter() - begun)}")
         if (unreadable := {*collected([*self.unreadable])}) and is_first():
             count, first = len(unreadable), min(unreadable)
-            print(
+            print_line(
                 f"  {name}: {count:,} training {self.source.noun} could not be read and were left out, such as {first}"
             )
         return Trained(self.tested.eval(), chosen)
@@ -440,7 +440,7 @@ class Loop(ABC):
         self.step, self.unreadable = about["step"], set(about["unreadable"])
         left.skip(self.step)
         if not about["ended"] and is_first():
-            print(f"  {name} resumes at {self._position()}.", flush=True)
+            print_line(f"  {name} resumes at {self._position()}.")
         return bool(about["ended"])
 
 

@@ -26,7 +26,7 @@ from patchloom.data.loader import Augment, Batch, plain_batches, training_batche
 from patchloom.data.source import Source
 from patchloom.data.splits import hold_out, splittable
 from patchloom.data.stats import normalize
-from patchloom.display import TimeLeft, duration, is_first, progress_message, track_progress
+from patchloom.display import TimeLeft, duration, is_first, print_line, progress_message, track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, Pool, class_names
 from patchloom.evaluate.features import (
@@ -688,7 +688,7 @@ def fit(
             numbers = plan.card, plan.settings, plan.precision
             found.append(predict_classes(model, held, *numbers, test_crop=plan.recipe.test_crop).accuracy())
             if is_first():
-                print(f"  {candidate.name}, blr {rate:g}: {found[-1]:.1%} of {len(held):,} held-out {source.noun}")
+                print_line(f"  {candidate.name}, blr {rate:g}: {found[-1]:.1%} of {len(held):,} held-out {source.noun}")
         best = int(np.argmax(found))
         plan = plan.at(plan.rates[best])
         chosen = {"held_out_accuracy": found[best], "held_out": len(held)}
@@ -723,7 +723,7 @@ def _announce(candidates: Sequence[Candidate], plan: FitPlan, source: Source) ->
     whole = duration(left.steps * left.seconds)
     by = f" by {world()} processes" if world() > 1 else ""
     if is_first():
-        print(f"Training {names}{by}: {length} each{choosing}. This takes about {whole} in total{sooner}.", flush=True)
+        print_line(f"Training {names}{by}: {length} each{choosing}. This takes about {whole} in total{sooner}.")
     return left
 
 

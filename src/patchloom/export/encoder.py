@@ -19,7 +19,7 @@ from patchloom.audio.config import Sound
 from patchloom.data.augment import CentreCrop
 from patchloom.data.decode import to_channels
 from patchloom.data.stats import normalize
-from patchloom.display import Displayable, Verbatim
+from patchloom.display import Displayable, Snippet, Verbatim
 from patchloom.errors import PatchloomError, listing, pip_install
 from patchloom.export.without_positions import PositionRemoval
 from patchloom.nets.build import build_encoder, spec_of_stock
@@ -175,7 +175,7 @@ class Export(Displayable):
         """See `Displayable`."""
         removed = () if self.removal is None else (Verbatim(f"{self.removal_file}: {self.removal.sentence()}"),)
         said = (Verbatim(self.sentence()), *map(Verbatim, self.checks), *removed, *self.notes)
-        return [*said, "", Verbatim(self.snippet)]
+        return [*said, "", Snippet(self.snippet)]
 
     def plain(self) -> dict[str, Any]:
         """See `Displayable`."""

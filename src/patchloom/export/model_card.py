@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from patchloom.report.page import Number
 from patchloom.runs.folder import data_slug
 from patchloom.runs.training_set import read_record
 from patchloom.sizes import in_pixels
+from patchloom.system.files import read_text
 from patchloom.tasks import TASKS
 from patchloom.version import __version__
 
@@ -309,8 +311,9 @@ def _listed(facts: Sequence[tuple[str, str]]) -> str:
 def _hidden(told: RunData) -> dict[str, str]:
     """Map paths that the run's settings and results contain to their last parts."""
     names = [] if is_object(told.settings.data) else [str(name) for name in split_names(told.settings.data)]
-    with suppress(OSError, UnicodeDecodeError, csv.Error), open(told.folder.path / "results.csv", newline="") as file:
-        names += [row.get("data") or "" for row in csv.DictReader(file)]
+    with suppress(OSError, UnicodeDecodeError, csv.Error):
+        rows = csv.DictReader(io.StringIO(read_text(told.folder.path / "results.csv", newline="")))
+        names += [row.get("data") or "" for row in rows]
     names += [str(told.folder.path), str(told.folder.path.absolute()), *told.settings.weights_before]
     paths = {name for name in names if "/" in name or "\\" in name}
     return {name: data_slug(name) for name in sorted(paths, key=len, reverse=True)}

@@ -17,7 +17,7 @@ from PIL.Image import Image
 from patchloom.errors import PatchloomError
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.verdict import Health
-from patchloom.system.files import write_whole
+from patchloom.system.files import read_text, write_whole
 
 
 class FinalResult(NamedTuple):
@@ -46,7 +46,7 @@ class FinalResult(NamedTuple):
         Raises:
             ValueError, TypeError: if it is damaged.
         """
-        result = cls(**json.loads(path.read_text("utf-8")))
+        result = cls(**json.loads(read_text(path)))
         lists = isinstance(result.rows, list | tuple) and isinstance(result.images, list | tuple)
         if type(result.step) is not int or not lists or not all(isinstance(row, dict) for row in result.rows):
             raise ValueError("step, rows or images are of another type")
@@ -105,7 +105,7 @@ class SentRecord:
     def read(cls, path: Path) -> SentRecord:
         """Read a record; return an empty one if there is no such file."""
         try:
-            values = json.loads(path.read_text("utf-8"))
+            values = json.loads(read_text(path))
             defaults: dict[str, Any] = {one.name: one.default for one in fields(cls)}
             # a record of another version may lack fields, or have others
             return cls(**{name: type(default)(values.get(name, default)) for name, default in defaults.items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import threading
 import time
@@ -21,7 +22,7 @@ from patchloom.loggers.base import FinalResult, SentRecord, Tracker, record_path
 from patchloom.loggers.trackers import tracker_class
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings
-from patchloom.system.files import write_whole
+from patchloom.system.files import read_bytes, read_text, write_whole
 from patchloom.system.network import why_unreachable
 
 _START = 5.0  # seconds that training waits for a server at its start; a slower one is sent everything later
@@ -203,8 +204,7 @@ def send_pending(names: Sequence[str], folder: RunFolder, say: Callable[[str], N
     path = folder.path / _RESULT
     try:
         result = FinalResult.read(path)
-        with open(folder.metrics, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        rows = list(csv.DictReader(io.StringIO(read_text(folder.metrics, newline=""))))
     except FileNotFoundError as problem:
         say(f"  nothing is sent to {', '.join(names)}: {problem.filename} is missing, as after a start without --log")
         return
@@ -223,7 +223,9 @@ def send_pending(names: Sequence[str], folder: RunFolder, say: Callable[[str], N
 
 
 def _read_images(files: Sequence[Path]) -> dict[str, Image.Image]:
-    return {path.stem: Image.open(path).convert("RGB") for path in files if path.suffix == ".png"}
+    return {
+        path.stem: Image.open(io.BytesIO(read_bytes(path))).convert("RGB") for path in files if path.suffix == ".png"
+    }
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

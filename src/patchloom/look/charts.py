@@ -18,7 +18,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from patchloom.errors import PatchloomError
-from patchloom.system.files import write_whole
+from patchloom.system.files import read_text, write_whole
 
 DPI = 150
 PANEL_WIDTH, PANEL_HEIGHT = 4.0, 3.0  # inches
@@ -118,10 +118,9 @@ def write_table(heading: Sequence[str], rows: Iterable[Sequence[Any]], out: Path
 def read_metrics(path: Path) -> dict[str, np.ndarray]:
     """Read a table of numbers as columns [n] by name; empty and missing cells are NaN."""
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            names = list(reader.fieldnames or [])
-            rows = list(reader)
+        reader = csv.DictReader(io.StringIO(read_text(path, newline="")))
+        names = list(reader.fieldnames or [])
+        rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
         raise PatchloomError(f"{path} could not be read ({problem}): give the metrics.csv of a run") from problem
     if names and "epoch" not in names:

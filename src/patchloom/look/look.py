@@ -20,6 +20,7 @@ from patchloom.claims import START
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name, open_data, open_stored
+from patchloom.display import print_line
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.look.context import QUERIES, UNTRAINED, Draw, HeadChoice, ImagePoint, LookRequest, NamedEncoder
 from patchloom.look.image_grid import SHEET_ROWS
@@ -162,7 +163,7 @@ def or_left_out(name: str, lenient: bool) -> Iterator[None]:
     except PatchloomError as problem:
         if not lenient:
             raise
-        print(f"{name} is left out: {problem}", file=sys.stderr)
+        print_line(f"{name} is left out: {problem}", file=sys.stderr)
 
 
 def draw_pictures(names: Sequence[str], asked: LookRequest, lenient: bool) -> list[Path]:

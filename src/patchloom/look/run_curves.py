@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -38,6 +39,7 @@ from patchloom.look.charts import (
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import LAUNCH
 from patchloom.sizes import in_pixels
+from patchloom.system.files import read_text
 
 # Settings, losses and results of past runs.
 
@@ -205,17 +207,16 @@ class PastRun:
     def reports(self) -> list[PastReport]:
         """Evaluations of its encoder in chronological order."""
         path = self.path / "results.csv"
-        if not path.is_file():
+        if not os.path.lexists(path):
             return []
         rows: dict[tuple[str, str, str], list[PastRow]] = {}
         try:
-            with open(path, newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
-                    one = PastRow(
-                        row["encoder"], row["pooling"], json.loads(row["settings"]), float(row["value"]),
-                        row["quoted"] == "True", row["data"],
-                    )  # fmt: skip
-                    rows.setdefault((row["protocol"], row["date"], row["seed"]), []).append(one)
+            for row in csv.DictReader(io.StringIO(read_text(path, newline=""))):
+                one = PastRow(
+                    row["encoder"], row["pooling"], json.loads(row["settings"]), float(row["value"]),
+                    row["quoted"] == "True", row["data"],
+                )  # fmt: skip
+                rows.setdefault((row["protocol"], row["date"], row["seed"]), []).append(one)
         except (OSError, UnicodeDecodeError, csv.Error, ValueError, KeyError, TypeError) as problem:
             raise PatchloomError(
                 f"{path} could not be read ({problem}): remove the line, or leave the run out"

@@ -12,6 +12,7 @@ import numpy as np
 
 from patchloom.display import duration
 from patchloom.report.load_run import RunData
+from patchloom.system.files import read_text
 from patchloom.system.hardware import processor
 from patchloom.version import __version__
 
@@ -91,7 +92,7 @@ def _trained(run: RunData) -> str:
 
 def _skipped(run: RunData) -> str:
     with suppress(OSError, UnicodeDecodeError):
-        lines = run.folder.skipped.read_text("utf-8", "surrogateescape").splitlines()
+        lines = read_text(run.folder.skipped, errors="surrogateescape").splitlines()
         return f"{len(lines):,}, because the loss or gradient was not finite (see skipped.txt)" if lines else ""
     return ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from patchloom.look.charts import curve_of
 from patchloom.look.run_curves import PROTOCOL_TITLES
 from patchloom.report.load_run import RunData
 from patchloom.report.page import Number, Quantity, Table
+from patchloom.system.files import read_text
 
 # settings of a result that are always displayed, with their templates
 _DISPLAYED = {
@@ -201,12 +203,11 @@ def _epochs(count: float) -> str:
 def _rows(path: Path) -> list[Mapping[str, str]]:
     """Read the rows of a ``results.csv`` and validate the quoted ones; [] without a file."""
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            table = csv.DictReader(file)
-            absent = [name for name in (*_WORDS, *_NUMERIC) if name not in (table.fieldnames or ())]
-            if absent:
-                raise ValueError(f"no column {', '.join(absent)}")
-            rows: list[Mapping[str, str]] = list(table)
+        table = csv.DictReader(io.StringIO(read_text(path, newline="")))
+        absent = [name for name in (*_WORDS, *_NUMERIC) if name not in (table.fieldnames or ())]
+        if absent:
+            raise ValueError(f"no column {', '.join(absent)}")
+        rows: list[Mapping[str, str]] = list(table)
         for row in rows:
             if row["quoted"] == "True":
                 _check(row)

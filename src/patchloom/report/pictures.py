@@ -26,6 +26,7 @@ from patchloom.errors import PatchloomError
 from patchloom.report.load_run import RunData
 from patchloom.report.page import Picture, Recording, Slider
 from patchloom.runs.held_out import own_held_out
+from patchloom.system.files import read_bytes
 
 # Captions of the kinds of pictures that a run's folder may hold.
 
@@ -236,7 +237,7 @@ def encode_sheets(
     notes = []
     for path in sheets:
         try:
-            with open_pillow(path) as image:
+            with open_pillow(io.BytesIO(read_bytes(path))) as image:
                 if image.width * image.height > _MOST_PIXELS:
                     raise ValueError(f"it has {image.width}x{image.height} pixels")
                 opened[path] = _reduced(image.convert("RGB"), _STEPS[0][0])
@@ -340,7 +341,7 @@ def _slider(folder: Path, pair: PairFiles, width: int, quality: int) -> Slider |
     made = []
     for kind, path in (("truth", pair.truth), ("answer", pair.answer)):
         try:
-            with open_pillow(path) as image:
+            with open_pillow(io.BytesIO(read_bytes(path))) as image:
                 uri, wide, high = webp(image.convert("RGB"), width, quality)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             return None

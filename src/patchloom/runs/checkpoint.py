@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from patchloom.errors import PatchloomError, conforms
 from patchloom.nets.checkpoints.format import checksum
-from patchloom.system.files import remove_leftovers, run_interruptibly, write_error, write_whole
+from patchloom.system.files import regular, remove_leftovers, run_interruptibly, write_error, write_whole
 
 _OPTIMIZER = "optimizer."
 _BEST = "best/"  # prefix of the best weights; no module has such a name
@@ -136,7 +136,7 @@ class Checkpoints:
         For reports only, not for resuming: neither tensors nor checksum are read.
         """
         for path in (self.last, self.before):
-            with suppress(*_UNREADABLE, KeyError), safe_open(path, "pt") as file:
+            with suppress(*_UNREADABLE, KeyError), safe_open(regular(path), "pt") as file:
                 return _parse_about((file.metadata() or {})["about"])
         return {}
 
@@ -271,7 +271,7 @@ def _parse_about(text: str) -> dict[str, Any]:
 
 def _read(path: Path, unsealed: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(regular(path), "pt") as file:
             found = file.metadata() or {}
             if "about" not in found or not (unsealed or "sha256" in found):
                 raise ValueError("it has no checksum, being older than November 2026: --from can load its weights")

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from patchloom.errors import PatchloomError
-from patchloom.system.files import read_yaml, write_whole
+from patchloom.system.files import read_text, read_yaml, write_whole
 
 _SEAL = "# if this file is edited, the run is not continued: "
 
@@ -29,13 +29,13 @@ def write_checksummed(path: Path, values: dict[str, Any], notes: str = "") -> No
 def read_checksummed(path: Path) -> dict[str, Any]:
     """Return the values of a YAML file, after comparing its checksum if it has one."""
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path)
         first, _, rest = text.partition("\n")
         if first.startswith(_SEAL) and first != _SEAL + _digest(rest):
             raise PatchloomError(f"{path} is not what patchloom wrote: restore it from a copy, or choose another --out")
         values = read_yaml(text)
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as problem:
-        why = getattr(problem, "problem", None) or type(problem).__name__
+        why = getattr(problem, "problem", None) or getattr(problem, "strerror", None) or type(problem).__name__
         raise PatchloomError(f"{path} cannot be read ({why}): restore it from a copy") from problem
     if not isinstance(values, dict):
         raise PatchloomError(f"{path} has no settings: restore it from a copy")

@@ -22,7 +22,7 @@ from patchloom.nets.checkpoints.programs import Network
 from patchloom.nets.heads import InstanceHead, Use
 from patchloom.nets.lora import merged
 from patchloom.nets.swin import Encoder
-from patchloom.runs.folder import RunFolder, run_around, suggest_run
+from patchloom.runs.folder import RunFolder, check_links, run_around, suggest_run
 from patchloom.runs.task import load_task, newest_card
 from patchloom.tasks.custom import is_loaded
 
@@ -54,6 +54,8 @@ def check_place(source: str | Path) -> None:
         return
     path = Path(source)
     folder = path if path.is_dir() else path.parent
+    if path in (folder, folder / format.ENCODER_FILE) and (folder / "config.yaml").is_file():
+        check_links(folder)  # results may be written into this run
     if path in (folder, folder / STUDENT_WEIGHTS) and (folder / STUDENT_CARD).is_file():
         raise PatchloomError(
             f"{path} is a student of patchloom distill, and not an encoder with a card: distill --labels compares a "

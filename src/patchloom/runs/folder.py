@@ -32,7 +32,18 @@ from patchloom.runs.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.settings import ResolvedSettings, Settings, command, setting_differences
 from patchloom.runs.training_set import Record, write_record
 from patchloom.sizes import compact
-from patchloom.system.files import append, make_folder, no_link, remove_leftovers, write_error, write_whole
+from patchloom.system.files import (
+    UnsafeFile,
+    append,
+    copy_tree,
+    find_linked_folder,
+    make_folder,
+    no_link,
+    read_text,
+    remove_leftovers,
+    write_error,
+    write_whole,
+)
 from patchloom.tasks import TASKS
 from patchloom.tasks.custom import Code, is_code, label
 
@@ -67,6 +78,15 @@ def suggest_run(path: str | Path) -> str:
             near = get_close_matches(path.name, [run.name for run in runs], n=1)
             return f"did you mean {next(run for run in runs if run.name == near[0])}?" if near else ""
     return ""
+
+
+def check_links(run: Path) -> None:
+    """Refuse a run with a link to a folder: patchloom writes into a run's folders, and tidies them."""
+    if (link := find_linked_folder(run)) is not None:
+        raise PatchloomError(
+            f"{link} is a link to a folder, and links in a run are not followed: put the folder itself there, or "
+            "remove the link"
+        )
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -156,8 +176,12 @@ class RunFolder:
 
     def lock(self) -> None:
         """Lock the folder against other training processes until this one ends."""
+        check_links(self.path)
         with suppress(OSError):  # read-only, or a file system without locks: writing may fail later
-            self._lock = open(self.path / ".lock", "w", opener=no_link)
+            try:
+                self._lock = open(self.path / ".lock", "w", opener=no_link)
+            except UnsafeFile as problem:
+                raise PatchloomError(str(problem)) from problem
             if fcntl is None:
                 return
             try:
@@ -249,10 +273,7 @@ class RunFolder:
                 for leftover in (part, old):
                     shutil.rmtree(leftover, ignore_errors=True)
 
-                def left_out(folder: str, names: list[str]) -> set[str]:
-                    return {*_NOT_COPIED} if Path(folder) == self.path else set()
-
-                shutil.copytree(self.path, part, ignore=left_out, copy_function=_linked)
+                copy_tree(self.path, part, lambda one: one.parent == self.path and one.name in _NOT_COPIED)
                 if kept.exists():
                     os.replace(kept, old)
                 os.replace(part, kept)
@@ -262,14 +283,15 @@ class RunFolder:
             for one in self.path.iterdir():
                 if one.name not in (*_GOES_ON, *_NOT_COPIED) and not one.name.startswith("."):
                     shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
-        except (OSError, shutil.Error) as problem:
+        except (OSError, RecursionError) as problem:
+            shutil.rmtree(part, ignore_errors=True)  # it could keep a full disc full
             raise write_error(kept, problem) from problem
 
     def rewrite(self, name: str, value: Any, effective_epochs: float | None = None) -> None:
         """Change a setting of the stored configuration."""
         self.check_lock()
         before = self.read_config().plain()
-        lines = [line for line in self.config.read_text("utf-8").splitlines()[1:] if line.startswith("# ")]
+        lines = [line for line in read_text(self.config).splitlines()[1:] if line.startswith("# ")]
         why = f"was {before[name]!r} until {date.today()}"
         lines.append(f"# {name}: {why}")
         write_checksummed(self.reasons, {**self.read_reasons(), name: why})
@@ -282,6 +304,7 @@ class RunFolder:
         if not self.config.exists():
             why = suggest_run(self.path) or f"{self.config.name} is missing"
             raise PatchloomError(f"{self.path} is not the folder of a run: {why}")
+        check_links(self.path)
         values = without_removed(read_checksummed(self.config))
         try:
             return _settings_from(values)
@@ -337,7 +360,7 @@ class RunFolder:
     def read_summary(self) -> str | None:
         """Return the closing sentence of a finished run; None for an unfinished one, or an incomplete file."""
         try:
-            text = self.summary.read_text("utf-8")
+            text = read_text(self.summary)
         except (OSError, UnicodeDecodeError):
             return None
         return text.strip() if text.strip() and text.endswith("\n") else None
@@ -347,12 +370,12 @@ class RunFolder:
         if not self.unreadable.exists():
             return []
         # file names need not be UTF-8
-        return [name_in(line) for line in self.unreadable.read_text("utf-8", "surrogateescape").splitlines()]
+        return [name_in(line) for line in read_text(self.unreadable, errors="surrogateescape").splitlines()]
 
     def note_skipped(self, line: str) -> None:
         """Append to the list of skipped updates, unless a killed run has written the same line already."""
         self.check_lock()
-        there = self.skipped.read_text("utf-8", "surrogateescape").split("\n") if self.skipped.exists() else []
+        there = read_text(self.skipped, errors="surrogateescape").split("\n") if self.skipped.exists() else []
         if line not in there:
             append(self.skipped, line + "\n")
 
@@ -388,15 +411,6 @@ def _settings_from(values: dict[str, Any]) -> ResolvedSettings:
     if is_code(task) and task not in TASKS and Code.of(task).somewhere and not Code.of(task).digest:
         raise ValueError(f"the task {task[:80]!r} has no digest")
     return settings
-
-
-def _linked(file: str, to: str) -> str:
-    """Copy a file; hard-link one of weights, which is never written in place."""
-    if file.endswith(".safetensors"):
-        with suppress(OSError):  # a file system without hard links
-            os.link(file, to)
-            return to
-    return shutil.copy2(file, to)
 
 
 def line_of(name: str) -> str:

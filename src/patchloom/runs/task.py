@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from patchloom.data.augment import RandAugment
 from patchloom.data.stats import Stats
+from patchloom.display import print_line
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder, initialized_as
 from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE, EncoderCard, join_licenses, read_encoder_card
@@ -167,5 +168,5 @@ def _found_again(folder: RunFolder, stored: str, task: TaskLike | None) -> str:
         return stored
     name = task_name(task)
     if name != stored and same_task(name, stored):
-        print(f"{Code.of(name).typed} has changed since {folder.path} was trained with it", file=sys.stderr)
+        print_line(f"{Code.of(name).typed} has changed since {folder.path} was trained with it", file=sys.stderr)
     return name

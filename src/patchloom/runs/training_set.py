@@ -11,7 +11,7 @@ import numpy as np
 
 from patchloom.data.source import CONTENT
 from patchloom.errors import PatchloomError
-from patchloom.system.files import add_checksum, strip_checksum, write_whole
+from patchloom.system.files import LIST_FILE, add_checksum, read_bytes, strip_checksum, write_whole
 
 
 class Record(NamedTuple):
@@ -46,7 +46,7 @@ def write_record(record: Record, path: Path) -> None:
 def read_record(path: Path) -> Record | None:
     """Read a record; None if there is no such file."""
     try:
-        content = strip_checksum(path.read_bytes())
+        content = strip_checksum(read_bytes(path, LIST_FILE))
         if content is None:
             raise ValueError("its checksum does not match")
         about, _, contents = content.partition(b"\n")
@@ -63,7 +63,7 @@ def read_record(path: Path) -> Record | None:
 def digest_of_record(path: Path) -> str:
     """Return the SHA-256 digest of a record's file, which an encoder's card stores; "" if there is none."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_bytes(path, LIST_FILE)).hexdigest()
     except FileNotFoundError:
         return ""
     except OSError as problem:

@@ -1,15 +1,21 @@
-"""Locations of files, and atomic writing: a crash leaves the old file or the new one, never half of one."""
+"""Locations of files, reading of regular files only, and atomic writing.
+
+A crash leaves the old file or the new one, never half of one.
+"""
 
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import re
+import shutil
+import stat
 import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -24,6 +30,8 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 # errors of a name that no file can have, or that names another kind of file
 _NAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 _LARGE = 2**28  # bytes that a disc may take seconds to write
+SMALL_FILE = 2**26  # bytes: largest file of settings, results or text that patchloom writes, or that configures it
+LIST_FILE = 2**32  # bytes: largest list, table, annotation or record of images
 _SEAL = hashlib.sha256().digest_size
 # ValueError: characters that no name can have; RecursionError: a name a thousand folders deep
 _REFUSALS = (OSError, ValueError, RecursionError)
@@ -55,6 +63,125 @@ class _PlainLoader(yaml.SafeLoader):
 def read_yaml(text: str | bytes) -> Any:
     """Return the plain values in an untrusted YAML text."""
     return yaml.load(text, _PlainLoader)  # which is a SafeLoader
+
+
+class UnsafeFile(PatchloomError, OSError):
+    """A link, a pipe, a device or a folder where a file is expected, or a file that is too large.
+
+    Args:
+        number: number of the error, as in `errno`.
+        why: description.
+        path: path of the file.
+    """
+
+    def __init__(self, number: int, why: str, path: str | Path):
+        OSError.__init__(self, number, why, str(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename} is not used, because {self.strerror}: put another file there"
+
+
+def open_regular(path: str | Path, follow: bool = False) -> BinaryIO:
+    """Open a regular file to read its bytes. Files may come from strangers: a pipe or a device could be endless.
+
+    Args:
+        path: path of the file.
+        follow: whether ``path`` may be a link, as for a path that the user typed, and for files of data.
+
+    Raises:
+        UnsafeFile: the path is a link, a pipe, a device, a socket or a folder.
+        OSError: it cannot be opened.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)
+    try:
+        handle = _open_regular(path, flags if follow else flags | getattr(os, "O_NOFOLLOW", 0))
+    except OSError as problem:
+        if problem.errno == errno.ELOOP and not follow:
+            raise UnsafeFile(errno.ELOOP, "it is a link, and links are not followed here", path) from problem
+        raise
+    return open(handle, "rb")
+
+
+def _open_regular(path: str | Path, flags: int) -> int:
+    """Open a file if it is a regular one, which is checked after opening it, and return its descriptor."""
+    try:
+        # without O_NONBLOCK, opening a pipe would wait for its other end
+        handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+    except OSError as problem:
+        if problem.errno == errno.ENXIO:  # a socket, or a pipe to write to
+            raise UnsafeFile(errno.ENXIO, "it is not a regular file", path) from problem
+        raise
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise UnsafeFile(errno.EINVAL, "it is not a regular file", path)
+
+
+def read_bytes(path: str | Path, most: int = SMALL_FILE, follow: bool = False) -> bytes:
+    """Return the content of a file of at most ``most`` bytes, opened by `open_regular`."""
+    with open_regular(path, follow) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise UnsafeFile(errno.EFBIG, f"it is larger than {size_in_words(most)}", path)
+        return file.read()
+
+
+def read_text(
+    path: str | Path,
+    encoding: str = "utf-8",
+    errors: str = "strict",
+    newline: str | None = None,
+    *,
+    most: int = SMALL_FILE,
+    follow: bool = False,
+) -> str:
+    """Return the text of a file, with the arguments of `open` and of `read_bytes`."""
+    return io.TextIOWrapper(io.BytesIO(read_bytes(path, most, follow)), encoding, errors, newline).read()
+
+
+def regular(path: str | Path, follow: bool = False) -> str | Path:
+    """Return ``path`` if `open_regular` opens it, for libraries that open files by their names."""
+    open_regular(path, follow).close()
+    return path
+
+
+def copy_tree(folder: Path, to: Path, left_out: Callable[[Path], bool]) -> None:
+    """Copy the regular files of a folder, at any depth; links, pipes and devices are neither followed nor copied.
+
+    Weights, which are never written in place, are hard-linked.
+
+    Args:
+        folder: folder, which may itself be a link.
+        to: new folder.
+        left_out: whether a file or folder is not copied.
+    """
+    to.mkdir()
+    for one in sorted(folder.iterdir()):
+        mode = one.lstat().st_mode
+        if left_out(one):
+            continue
+        if stat.S_ISDIR(mode):
+            copy_tree(one, to / one.name, left_out)
+        elif stat.S_ISREG(mode):
+            _copy_file(one, to / one.name)
+
+
+def _copy_file(path: Path, to: Path) -> None:
+    if path.suffix == ".safetensors":
+        with contextlib.suppress(OSError):  # a file system without hard links
+            os.link(path, to, follow_symlinks=False)
+            return
+    with open_regular(path) as file, to.open("xb") as copy:
+        shutil.copyfileobj(file, copy)
+    shutil.copystat(path, to, follow_symlinks=False)
+
+
+def find_linked_folder(folder: Path) -> Path | None:
+    """Return the first link to a folder at any depth in ``folder``; None if there is none."""
+    for place, names, _ in os.walk(folder):  # does not follow links
+        for name in names:
+            if os.path.islink(path := os.path.join(place, name)):
+                return Path(path)
+    return None
 
 
 def cache_root() -> Path:
@@ -140,13 +267,13 @@ def append(path: Path, text: str) -> None:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a file to write in place, as ``opener`` of `open`, and refuse links.
+    """Open a regular file to write in place, as ``opener`` of `open`, and refuse links.
 
-    The folder may be untrusted, and its links could lead to other files of the user.
+    The folder may be untrusted: its links could lead to other files of the user, and a pipe would wait for a reader.
     """
     if os.path.islink(path):
         raise PatchloomError(f"{path} is a link, and links are not written to: replace it by the file itself")
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    return _open_regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 
 def similar(path: Path) -> Path | None:
@@ -173,12 +300,16 @@ def size_in_words(count: float) -> str:
 
 def write_error(path: object, problem: Exception) -> PatchloomError:
     """Return the error for a file that could not be written."""
+    if isinstance(problem, UnsafeFile):
+        return problem
     why = getattr(problem, "strerror", None) or problem
     return disk_error_kind(problem)(f"{path} could not be written ({why}): choose another folder, or free space")
 
 
 def disk_error(problem: Exception) -> PatchloomError | None:
     """Return the error for an operation that the disc has refused; None if it is not at fault."""
+    if isinstance(problem, UnsafeFile):
+        return problem
     if not isinstance(problem, OSError) or problem.errno not in (*_MENDABLE, *_NAMED):
         return None
     name, why = str(problem.filename or "a file"), problem.strerror or problem

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from patchloom.errors import PatchloomError
+from patchloom.system.files import read_bytes
 
 if TYPE_CHECKING:
     from patchloom.tasks.task import Task
@@ -87,7 +88,7 @@ class Code(NamedTuple):
     def with_digest(self) -> Code:
         """Add the digest of the file's present contents."""
         try:
-            return self._replace(digest=_digest(self.file().read_bytes()))
+            return self._replace(digest=_digest(read_bytes(self.file(), follow=True)))
         except OSError as problem:
             raise PatchloomError(f"{self.place} cannot be read: {problem}") from problem
 

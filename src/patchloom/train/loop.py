@@ -25,7 +25,7 @@ from patchloom.data.loader import Batch, Prefetcher, steps_of, steps_per_epoch, 
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name
 from patchloom.data.sources.open import open_data
-from patchloom.display import Displayable, StatusMessage, Verbatim, is_first
+from patchloom.display import Displayable, StatusMessage, Verbatim, is_first, print_line
 from patchloom.errors import AlreadyReported, PatchloomError
 from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.loggers.trackers import check_installed, parse_trackers
@@ -301,7 +301,7 @@ def pretrain(
         if is_object_name(asked.data):  # other objects of the same length have the same name
             check_same(folder, opened.train)
         if is_first():
-            print(f"{folder.path} is finished. {summary}")
+            print_line(f"{folder.path} is finished. {summary}")
         if not dry_run:
             finished.note_place()
             send_pending(trackers, folder)
@@ -359,7 +359,7 @@ def pretrain(
         # ---- the cache of images, then the folder: there may be no room for a cache
         source = training
         if plan.settings.cache != "none":  # with held-out images, so that runs of other seeds can use it
-            say = partial(print, flush=True) if fabric.is_global_zero else lambda line: None
+            say = partial(print) if fabric.is_global_zero else lambda line: None
             cached = cache_images(opened.train, plan.settings.cache, plan.settings.workers, say)
             source = plan.held_out.parts(cached)[0]
         if not plan.resumed:

@@ -18,7 +18,7 @@ import torch
 
 from patchloom.claims import MeasureResult
 from patchloom.data.loader import steps_of, steps_per_epoch
-from patchloom.display import duration
+from patchloom.display import duration, visible
 from patchloom.errors import AlreadyReported, PatchloomError
 from patchloom.loggers.queue import TrackerSet
 from patchloom.look.charts import draw_curves
@@ -201,19 +201,19 @@ class Reporter:
         """Write a line to the log only."""
         if self.loud:
             self.folder.check_lock()
-            append(self.folder.log, f"{text}\n")
+            append(self.folder.log, f"{visible(str(text))}\n")
 
     def show(self, text: str | Line) -> None:
         """Print a line without writing it to the log."""
         if self.loud:
             self._shown = self.clock()
-            self._print(self._fitted(text) if self.terminal else str(text), "\n")
+            self._print(self._fitted(text) if self.terminal else visible(str(text)), "\n")
 
     def flash(self, text: str | Line) -> None:
         """Show a line that the next one replaces, only on a terminal."""
         if self.loud and self.terminal:
             line = text if isinstance(text, Line) else Line((LinePart((text,)),))
-            self._print(line.fit(shutil.get_terminal_size().columns - 1), "")
+            self._print(visible(line.fit(shutil.get_terminal_size().columns - 1)), "")
             self._live = True
             self._shown = self.clock()
 
@@ -231,11 +231,11 @@ class Reporter:
         pause = min(_MOST, max(_LEAST, (now - self._began) / 20)) if self._first_is_out else _FIRST
         if now - self._shown >= pause:
             self._shown, self._first_is_out = now, True
-            self._print(str(line()), "\n")  # not logged: its timing is not reproducible
+            self._print(visible(str(line())), "\n")  # not logged: its timing is not reproducible
 
     def _fitted(self, text: str | Line) -> str:
         width = shutil.get_terminal_size().columns
-        return text.fit(width) if isinstance(text, Line) else wrap_columns(text, width)
+        return visible(text.fit(width)) if isinstance(text, Line) else wrap_columns(visible(text), width)
 
     def _print(self, text: str, end: str) -> None:
         """Print, or discard all output from now on: a closed terminal or pipe must not end training."""

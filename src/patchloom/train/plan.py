@@ -16,7 +16,7 @@ from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import is_object_name
 from patchloom.data.splits import some_groups
 from patchloom.data.stats import Stats, scale_notes
-from patchloom.display import is_first
+from patchloom.display import is_first, print_line
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.programs import MeanStd
 from patchloom.nets.finetune import block_count
@@ -134,7 +134,7 @@ class Planner:
             with suppress(FolderLocked):
                 self.folder.lock()
                 self.folder.rewrite("data", self.asked.data)
-                print(f"  the images have moved, but are the same: {self.folder.config} was updated")
+                print_line(f"  the images have moved, but are the same: {self.folder.config} was updated")
             self.folder.unlock()
 
     def _elsewhere(self) -> bool:

@@ -251,6 +251,31 @@ def test_a_damaged_shard_is_named_at_opening(tmp_path, damage):
     assert len(open_data(str(path)).train) == EACH
 
 
+@pytest.mark.parametrize("size", [-512, -1024, -(2**40)])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, b"S"])
+def test_a_member_of_negative_size_is_refused(size, kind, folder, tmp_path, ends):
+    """tarfile would go back by its size, and read the same members for ever."""
+    member = tarfile.TarInfo("x.png")
+    member.type = kind
+    head = bytearray(member.tobuf(tarfile.USTAR_FORMAT)[:512])
+    head[124:136] = b"\xff" * 4 + size.to_bytes(8, "big", signed=True)
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    whole = next(iter(sorted(folder.glob("*.tar")))).read_bytes()
+    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+        end = tar.getmembers()[-1].offset
+    path = tmp_path / "x.tar"
+    path.write_bytes(whole[:end] + head + bytes(20 * 512))
+    with pytest.raises(PatchloomError, match="damaged"):
+        open_data(str(path))
+
+
+def test_a_pipe_is_no_shard(tmp_path, ends):
+    os.mkfifo(tmp_path / "x.tar")
+    with pytest.raises(PatchloomError, match="not a file"):
+        open_data(str(tmp_path / "x.tar"))
+
+
 def test_a_compressed_shard_is_refused_and_the_command_helps(tmp_path):
     path = tmp_path / "a.tar.gz"
     path.write_bytes(gzip.compress(intact_shard(tmp_path)))

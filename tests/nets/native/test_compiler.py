@@ -2,6 +2,7 @@
 
 import hashlib
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -77,11 +78,39 @@ def test_a_changed_library_is_rejected_without_a_compiler(small, monkeypatch):
         made.library()
 
 
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_a_library_that_others_can_write_is_compiled_again(small, mode, monkeypatch):
+    compile_elsewhere(small)
+    library_path(small).chmod(mode)
+    assert not made._is_intact(library_path(small))
+    before = os.umask(0o002)
+    try:
+        assert made.library().answer() == 42
+    finally:
+        os.umask(before)
+    assert made._is_intact(library_path(small)) and library_path(small).stat().st_mode & 0o022 == 0
+
+
+def test_a_library_of_another_user_or_behind_a_link_is_not_loaded(small, tmp_path, monkeypatch):
+    compile_elsewhere(small)
+    path = library_path(small)
+    path.rename(tmp_path / "elsewhere.so")
+    path.symlink_to(tmp_path / "elsewhere.so")
+    assert not made._is_intact(path)
+    path.unlink()
+    (tmp_path / "elsewhere.so").rename(path)
+    assert made._is_intact(path)
+    mine = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+    assert made._place() != path and not made._is_intact(path)
+
+
 def test_a_library_of_another_system_is_compiled_again(small, monkeypatch):
     """A complete library that cannot be loaded here, for example in a folder shared by several machines."""
     foreign = b"\x7fELF" + bytes(100)
     small.mkdir(parents=True)
     made._place().write_bytes(foreign + hashlib.sha256(foreign).digest())
+    made._place().chmod(0o755)
     assert made._is_intact(made._place())
     with monkeypatch.context() as patch:
         without_compiler(patch)

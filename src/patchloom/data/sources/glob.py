@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import glob
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -18,10 +19,38 @@ from patchloom.data.sources.scandir import endings, in_foreign, list_names, note
 from patchloom.data.sources.urls import expand_braces
 from patchloom.errors import PatchloomError
 
+_LOCAL = re.compile("^(file://|hf:)")  # before a path
+_ESCAPED = re.compile(r"\[([*?[])\]")  # a letter that glob.escape has escaped
+_SYSTEM = ("/proc", "/sys", "/dev")
+_MOST_FOLDERS = 10**5
+
 
 def is_pattern(name: str) -> bool:
     """Return whether a name is a pattern of paths: it has ``*``, ``?`` or ``[``, or braces with alternatives."""
     return glob.has_magic(name) or len(expand_braces(name)) > 1
+
+
+def is_wide(name: str) -> bool:
+    """Return whether opening a folder or a pattern could scan much more than a folder of images.
+
+    This is so for folders above the user's home and the system's own, for ``..`` after a wildcard, for ``**`` twice,
+    and below more than `_MOST_FOLDERS` folders, a number that loops of links reach, too.
+    """
+    for one in expand_braces(os.path.expanduser(_LOCAL.sub("", name))):
+        parts = Path(one).parts
+        fixed = [*itertools.takewhile(lambda part: not glob.has_magic(_ESCAPED.sub("", part)), parts)]
+        rest = parts[len(fixed) :]
+        root = Path(os.path.realpath(Path(*(_ESCAPED.sub(r"\1", part) for part in fixed))))
+        if ".." in rest or rest.count("**") > 1:
+            return True
+        if not root.is_dir() or (len(rest) == 1 and rest != ("**",)):  # a file, or files of one folder
+            continue
+        if Path.home().is_relative_to(root) or any(map(root.is_relative_to, _SYSTEM)):
+            return True
+        folders = os.walk(root, followlinks=True) if rest else ()
+        if sum(1 for _ in itertools.islice(folders, _MOST_FOLDERS + 1)) > _MOST_FOLDERS:
+            return True
+    return False
 
 
 def absolute_pattern(name: str) -> str:

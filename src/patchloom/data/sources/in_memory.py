@@ -26,6 +26,7 @@ from patchloom.data.duplicates import PIXEL_KIND, contents_of, contents_on_disc,
 from patchloom.data.source import TEST_SPLITS, Data, Source, digest, in_classes
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.media_type import detect_sound
+from patchloom.display import print_line
 from patchloom.errors import PatchloomError
 
 # Items of a list or Dataset: image, label, and the order of an array's axes.
@@ -261,9 +262,7 @@ class DatasetSource(Source):
             except Unreadable:  # reported by training
                 yield None
             if time.monotonic() - reported > _PAUSE:
-                print(
-                    f"  {i + 1:,} of {len(self):,} items read for their labels: the dataset has no targets", flush=True
-                )
+                print_line(f"  {i + 1:,} of {len(self):,} items read for their labels: the dataset has no targets")
                 reported = time.monotonic()
 
 

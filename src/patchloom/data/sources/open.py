@@ -13,7 +13,7 @@ from patchloom.data.source import Data
 from patchloom.data.sources.builtin import BUILTIN, is_builtin, open_builtin
 from patchloom.data.sources.concat import concat_data, join_names, open_concat, split_commas
 from patchloom.data.sources.folder import open_folder
-from patchloom.data.sources.glob import absolute_pattern, is_pattern, is_single, matches, open_images
+from patchloom.data.sources.glob import absolute_pattern, is_pattern, is_single, is_wide, matches, open_images
 from patchloom.data.sources.huggingface import absolute_hub_name, hub_folder, is_hub, open_hub
 from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name, object_name, open_objects
 from patchloom.data.sources.scandir import is_foreign
@@ -53,19 +53,22 @@ def open_stored(data: DataLike, of: str, instead: str, *, group: str | None = No
     The file may be untrusted: for a name that the user has not typed, no command is run and nothing is fetched.
     """
     for name in [] if is_object(data) else map(str, split_names(data)):
-        found = untyped(name)
-        if found is not None:
-            kind = "a command" if PIPE in found.lower() else f"{found[:80]}, which is not on this machine"
+        if (found := untyped(name)) is not None:
             raise PatchloomError(
-                f"{of} names {kind}; commands are run, and addresses opened, only if you type them: {instead}"
+                f"{of} names {found}; commands are run, addresses opened, and discs searched, only if you type them: "
+                f"{instead}"
             )
     return _open(data, 0, group, fetch=False)
 
 
 def untyped(name: str) -> str | None:
-    """Return the first part of a name that may only be opened if the user types it; None if all of it is local."""
+    """Describe the first part of a name that may only be opened if the user types it; None if there is none."""
     found = find_remote(name)
-    return name if found is None and is_hub(name) and not hub_folder(name) else found
+    if found is None and is_hub(name) and not hub_folder(name):
+        found = name
+    if found is None:
+        return f"{name[:80]}, which could be a whole disc" if is_wide(name) else None
+    return "a command" if PIPE in found.lower() else f"{found[:80]}, which is not on this machine"
 
 
 def _open(data: DataLike, seed: int, group: str | None, fetch: bool) -> Data:

@@ -38,7 +38,7 @@ from patchloom.data.sources.urls import PIPE, Shard, addresses_of, connect, erro
 from patchloom.data.workers import in_threads
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, TemporaryError
-from patchloom.system.files import cache_root, write_whole
+from patchloom.system.files import cache_root, open_regular, write_whole
 from patchloom.system.network import network_error
 
 # The cache of remote shards.
@@ -59,7 +59,7 @@ _asked: dict[str, int] = {}  # by address: number of recent requests of this pro
 def open_shard(shard: Shard) -> BinaryIO:
     """Open a shard, fetching it if it is remote. The open file stays readable if it is deleted."""
     try:
-        return open(shard.address, "rb") if shard.local else _fetched(shard)
+        return open_regular(shard.address, follow=True) if shard.local else _fetched(shard)
     except OSError as error:
         raise Unreadable(f"{shard.address} cannot be read: {error_line(error)}") from error
 
@@ -254,7 +254,11 @@ def read_index(file: BinaryIO, name: str) -> ShardIndex:
     samples: dict[str, list[tarfile.TarInfo]] = {}
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
+            last = -1
             for member in tar:
+                if min(member.size, tar.offset - last - 1) < 0:  # tarfile would read the same member again, for ever
+                    raise tarfile.ReadError(f"the size of {member.name} is wrong")
+                last = tar.offset
                 if member.isfile() and not _base(member).startswith(".") and not in_foreign(member.name):
                     samples.setdefault(member.name.removesuffix(_suffix(member)), []).append(member)
             end = tar.offset

@@ -17,6 +17,7 @@ from patchloom.data.sources.files import Files, PackedStrings
 from patchloom.data.sources.media_type import select_kind
 from patchloom.data.sources.scandir import list_files, note_on_others
 from patchloom.errors import PatchloomError, pip_install
+from patchloom.system.files import LIST_FILE, read_text
 
 VALIDATION_LIST, TEST_LIST, NOISE_FOLDER = "validation_list.txt", "testing_list.txt", "_background_noise_"
 
@@ -102,7 +103,10 @@ def _listed(file: Path, name: str, there: set[str], notes: list[str]) -> set[str
     """Return the recordings that a list names and that are ``there``; add a note on missing ones to ``notes``."""
     if not file.is_file():
         return set()
-    lines = [line.strip().removeprefix("./") for line in file.read_text("utf-8-sig").splitlines()]
+    lines = [
+        line.strip().removeprefix("./")
+        for line in read_text(file, "utf-8-sig", most=LIST_FILE, follow=True).splitlines()
+    ]
     wanted = [line for line in lines if line]
     missing = [line for line in wanted if line not in there]
     if not wanted:

@@ -21,6 +21,7 @@ from patchloom.data.source import TEST_SPLITS, Data
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.media_type import detect_sound
 from patchloom.errors import PatchloomError
+from patchloom.system.files import LIST_FILE, read_text
 
 # Roles of the columns of a table: the path, and optionally label, split and group.
 
@@ -444,7 +445,7 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) ->
     Paths are relative to the file's folder. In a plain list, a tab and a label may follow; ``#`` begins a comment.
     """
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(file, "utf-8-sig", most=LIST_FILE, follow=True).splitlines()
     except UnicodeDecodeError as error:
         raise PatchloomError(
             f"{name} is not text: give a folder of images, or a text file with one path per line"

@@ -20,6 +20,7 @@ from patchloom.data.conversions import limit_examples
 from patchloom.data.decode import Unreadable, decode_image, open_pillow, read_image, silence_decoders
 from patchloom.data.source import Source, digest
 from patchloom.errors import PatchloomError
+from patchloom.system.files import LIST_FILE, read_text, regular
 
 IGNORED = -1  # in label maps: pixels that do not count
 
@@ -234,7 +235,7 @@ def numbered_classes(occurring: Collection[int], ignored: Collection[int], name:
 
 def _lines(file: Path) -> list[str]:
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_text(file, "utf-8-sig", most=LIST_FILE, follow=True)
     except (OSError, UnicodeDecodeError) as problem:
         raise PatchloomError(f"{file} cannot be read as text: write the name of a class a line") from problem
     return [line.strip() for line in text.rstrip().splitlines()]
@@ -461,7 +462,10 @@ def header_of(stored: Path | bytes, name: str) -> Header:
     if isinstance(stored, Path) and stored.suffix.lower() in _ARRAYS:
         return _of_array(stored)
     try:
-        with silence_decoders(), open_pillow(stored if isinstance(stored, Path) else BytesIO(stored)) as image:
+        with (
+            silence_decoders(),
+            open_pillow(regular(stored, follow=True) if isinstance(stored, Path) else BytesIO(stored)) as image,
+        ):
             width, height = image.size
             orientation = 1 if image.format == "TIFF" else orientation_of(image)  # of a TIFF PIL has turned the size
     except FileNotFoundError:
@@ -486,7 +490,7 @@ def _of_array(path: Path) -> Header:
         raise FileNotFoundError(path)
     if path.suffix.lower() == ".npy":
         try:
-            shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
+            shape = np.load(regular(path, follow=True), mmap_mode="r", allow_pickle=False).shape
         except Exception as error:  # NumPy raises several on broken files
             raise Unreadable(f"{path} cannot be read as an image: {error}") from error
     else:

@@ -23,6 +23,7 @@ from patchloom.dense.annotations.base import (
 )
 from patchloom.dense.annotations.boxes import AnnotatedFiles, Annotations, ImageAnnotation, part_of_files, told_size
 from patchloom.errors import PatchloomError, listing
+from patchloom.system.files import LIST_FILE, read_bytes
 
 _SEARCHED = 100  # folders of images that are searched for JSON files
 _NEAR = re.compile("instances|coco|annot|train|val|test|label", re.IGNORECASE)  # in the names of such files
@@ -44,7 +45,7 @@ def json_files(root: Path, listed: Listing) -> list[str]:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a JSON file; return None if it is not COCO JSON, which has a list of images."""
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, LIST_FILE, follow=True)
         found = json.loads(content)
     except (OSError, ValueError, RecursionError) as error:
         why = "it is empty" if not isinstance(error, OSError) and not content.strip() else error

@@ -62,7 +62,7 @@ from patchloom.dense.annotations.base import (
 from patchloom.dense.annotations.synthetic import DrawnMaps
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing
-from patchloom.system.files import add_checksum, cache_root, similar, strip_checksum, write_whole
+from patchloom.system.files import LIST_FILE, add_checksum, cache_root, read_bytes, similar, strip_checksum, write_whole
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -97,7 +97,9 @@ def read_ids(
     """
     try:
         with silence_decoders():
-            array, kind = _decoded(source if isinstance(source, bytes) else source.read_bytes(), colours)
+            array, kind = _decoded(
+                source if isinstance(source, bytes) else read_bytes(source, LIST_FILE, follow=True), colours
+            )
     except Exception as error:  # decoders raise nearly anything on broken bytes
         reason = (
             " ".join(str(error).replace(str(source), "it").split()) if isinstance(source, Path) else "it is damaged"
@@ -460,7 +462,7 @@ def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
 def _read(place: Path) -> np.ndarray | None:
     """The rows in a cached file; None if there is none, or it is damaged."""
     try:
-        content = strip_checksum(place.read_bytes())
+        content = strip_checksum(read_bytes(place, LIST_FILE))
     except OSError:
         return None
     return None if content is None or len(content) % 32 else np.frombuffer(content, np.int64).reshape(-1, 4)

@@ -22,6 +22,7 @@ from patchloom.dense.annotations.base import (
 from patchloom.dense.annotations.boxes import Annotations, ImageAnnotation, part_of_files
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
+from patchloom.system.files import LIST_FILE, read_bytes, read_text
 
 _DEVKIT = "Annotations", "JPEGImages"  # folders of VOC's own sets
 _LISTS = ("train", "val", "test")  # files that say which image belongs to which part
@@ -104,7 +105,11 @@ def _by_list(
     notes: list[str] = []
     seen: dict[str, Path] = {}
     for part, path in lists.items():
-        stems = [line.split()[0] for line in path.read_text("utf-8", "surrogateescape").splitlines() if line.strip()]
+        stems = [
+            line.split()[0]
+            for line in read_text(path, errors="surrogateescape", most=LIST_FILE, follow=True).splitlines()
+            if line.strip()
+        ]
         lost = [stem for stem in stems if stem not in by_stem]
         if stems and len(lost) == len(stems) and part != TRAIN:
             notes.append(f"The part {part} is left out, as none of its {len(stems):,} images is annotated ({path})")
@@ -133,7 +138,7 @@ def read_voc(path: Path) -> VocAnnotation:
     nor a miss of them.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, follow=True)
         if b"\0" in content:  # the words below would not be found
             raise PatchloomError(f"{path} is XML in UTF-16: save it as UTF-8")
         if b"<!DOCTYPE" in content or b"<!ENTITY" in content:  # entities can make a few bytes fill the memory

@@ -26,7 +26,7 @@ from patchloom.dense.annotations.base import (
 from patchloom.dense.annotations.boxes import Annotations, ImageAnnotation, part_of_files
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.system.files import read_yaml
+from patchloom.system.files import LIST_FILE, read_bytes, read_text, read_yaml
 
 _KEYS = {TRAIN: ("train",), VALIDATION: ("val", "valid", "validation"), TEST: ("test",)}  # of data.yaml
 _NAMES = ("classes.txt", "classes.names", "obj.names", "names.txt", "labels.txt")
@@ -190,7 +190,7 @@ def _label_of(root: Path, image: str) -> str | None:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        found = read_yaml(path.read_bytes())
+        found = read_yaml(read_bytes(path, follow=True))
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise PatchloomError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     return found if isinstance(found, dict) else {}
@@ -198,7 +198,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text("utf-8-sig")
+        return read_text(path, "utf-8-sig", most=LIST_FILE, follow=True)
     except (OSError, UnicodeDecodeError) as error:
         raise PatchloomError(f"{path} cannot be read as text: {error}") from error
 

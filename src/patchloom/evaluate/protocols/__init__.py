@@ -12,7 +12,7 @@ from typing import Any
 
 from patchloom.arguments import PathLike, plain_path, unknown_option_error, validate_arguments
 from patchloom.data.sources.in_memory import DataLike
-from patchloom.display import is_first
+from patchloom.display import is_first, print_line
 from patchloom.errors import PatchloomError, check_options, listing, suggestion
 from patchloom.evaluate.results import Report, append_rows, check_rows
 from patchloom.evaluate.settings import EvalSettings, print_notes_once, share_nothing
@@ -123,7 +123,7 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
     with print_notes_once(), keep_until_done(), explain_peer_death():
         for seed in range(settings.seed, settings.seed + settings.seeds):
             if settings.seeds > 1 and is_first():
-                print(f"Seed {seed}, {seed - settings.seed + 1} of {settings.seeds}:", flush=True)
+                print_line(f"Seed {seed}, {seed - settings.seed + 1} of {settings.seeds}:")
             report = function(run, data, replace(settings, seed=seed), **given, **options)
             if settings.group is not None:
                 report = report.with_setting("group", settings.group)

@@ -13,6 +13,7 @@ from torch import nn
 from patchloom.arguments import takes_recipe
 from patchloom.claims import START
 from patchloom.data.sources.in_memory import DataLike
+from patchloom.display import print_line
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import (
     Classifier,
@@ -102,12 +103,12 @@ def pretrained_candidate(
 
     def save(model: Classifier, all_settings: dict[str, Any]) -> None:
         if place is None:
-            print(f"  {card.name} is not a local file, so its classifier was not saved: use --out FILE")
+            print_line(f"  {card.name} is not a local file, so its classifier was not saved: use --out FILE")
             return
         trained_on = parts.train.name, parts.test.fingerprint(), settings.seed
         own = variant, model.pooling, classes, *trained_on, all_settings, model.norm is not None
         save_classifier(model, ClassifierCard(card, *own), place)
-        print(f"  {card.name}: saved as {place}", flush=True)
+        print_line(f"  {card.name}: saved as {place}")
 
     return Candidate(
         card.name, classifier_builder(vit, card, positions, len(classes)), {"positions": variant, **(more or {})}, save

@@ -42,7 +42,7 @@ from patchloom.nets.heads import EXTRA_MODULES, InstanceHead, Use
 from patchloom.nets.lora import merged
 from patchloom.nets.swin import Encoder
 from patchloom.sizes import compact
-from patchloom.system.files import write_whole
+from patchloom.system.files import regular, write_whole
 from patchloom.system.network import from_cache_alone, network_error, why_offline
 
 ENCODER_FORMAT = "patchloom-encoder-1"
@@ -259,7 +259,7 @@ def expect_intact(path: str | Path) -> Iterator[None]:
 def read_metadata(path: Path, what: str) -> dict[str, str]:
     """Read the metadata of any safetensors file."""
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(regular(path, follow=True), "pt") as file:
             return file.metadata() or {}
     except (OSError, SafetensorError) as problem:
         raise PatchloomError(f"{path} cannot be read as {what} ({problem}): is it whole?") from problem
@@ -268,7 +268,7 @@ def read_metadata(path: Path, what: str) -> dict[str, str]:
 def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
     """Read the tensors of a safetensors file whose names begin with ``prefix``, which is removed."""
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(regular(path, follow=True), "pt") as file:
             about = file.metadata() or {}
             names = [name for name in file.keys() if name.startswith(prefix)]
             found = {name.removeprefix(prefix): file.get_tensor(name) for name in names}

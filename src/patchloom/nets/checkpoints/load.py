@@ -90,6 +90,7 @@ from patchloom.nets.encode import entry_width, grid_size, has_rotations, heads_b
 from patchloom.nets.heads import InstanceHead, Stem, Use
 from patchloom.nets.swin import Encoder, patch_embedding
 from patchloom.sizes import compact
+from patchloom.system.files import read_text, regular
 
 # Kinds of sources.
 
@@ -328,9 +329,7 @@ def _reason(problem: BaseException) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _MOST:
-            raise ValueError("it is too large")
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_text(path, most=_MOST, follow=True))
         if not isinstance(found, dict):
             raise ValueError("it is not an object with names and values")
         return found
@@ -343,8 +342,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _hub_license(folder: Path) -> str:
     """Return the licence in the header of a model card, or else in the configuration that timm writes."""
     with suppress(OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError):
-        with open(folder / HUB_README, encoding="utf-8") as file:
-            text = file.read(_MOST)
+        text = read_text(folder / HUB_README, most=_MOST, follow=True)
         # every value is a text: an impossible date would be a ValueError otherwise
         header = yaml.load(text.split("---\n")[1], yaml.BaseLoader) if text.startswith("---\n") else None
         if isinstance(header, dict):
@@ -466,7 +464,7 @@ def _unpickle(path: Path) -> Any:
     try:
         with torch.serialization.safe_globals(_HARMLESS), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a warning that this pickle may fail, which is reported if it does
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(regular(path, follow=True), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:
         foreign = re.search(r"(?:GLOBAL|Trying to call reduce for|instantiate class) (\S+)", str(problem))
         what = f"Python objects ({foreign[1]}) that could run code" if foreign else "something other than weights"

@@ -1,4 +1,4 @@
-"""Native kernels: compiled once by the system's C++ compiler, cached with a checksum, and loaded.
+"""Native kernels: compiled once for each user by the system's C++ compiler, cached with a checksum, and loaded.
 
 The checksum follows the library in the same file: a truncated library would still load, and end the process with a bus
 error.
@@ -13,6 +13,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 from functools import cache
@@ -22,7 +23,7 @@ import torch
 
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.system.files import cache_root, write_whole
+from patchloom.system.files import cache_root, open_regular, write_whole
 from patchloom.system.hardware import processor
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
@@ -85,15 +86,18 @@ def library() -> ctypes.CDLL:
 def _place() -> Path:
     """Return the path of the library, named by everything that determines it except the compiler, which may be gone."""
     content = b"".join(path.read_bytes() for path in (*_SOURCES, *_HEADERS))
-    about = _FORMAT, _FLAGS, _EXTENSIONS, _openmp(), torch.__version__, platform.libc_ver()
+    about = _FORMAT, _FLAGS, _EXTENSIONS, _openmp(), torch.__version__, platform.libc_ver(), os.getuid()
     return cache_root() / "native" / f"{hashlib.sha256(content + repr(about).encode()).hexdigest()[:16]}.so"
 
 
 def _is_intact(path: Path) -> bool:
-    """Return whether ``path`` is complete, as `_compile` wrote it."""
+    """Return whether ``path`` is complete, as `_compile` wrote it, and no other user can have written it."""
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            about, content = os.fstat(file.fileno()), file.read()
     except OSError:
+        return False
+    if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return False
     return hashlib.sha256(content[:-_CHECKSUM]).digest() == content[-_CHECKSUM:]
 
@@ -108,6 +112,7 @@ def _compile(command: list[str], to: Path) -> None:
         raise PatchloomError(f"{command[0]} cannot compile the native kernels ({said}): use --kernels torch")
     with to.open("ab") as file:
         file.write(hashlib.sha256(to.read_bytes()).digest())
+    to.chmod(0o755)  # the user's umask may let the group write
 
 
 def _openmp() -> list[str]:
