@@ -102,7 +102,7 @@ def test_measure_and_pictures(name, asked):
     assert isinstance(one, Measure) and one.values.shape == (4,) and torch.equal(one.values, two.values)
     assert all(column.shape == (4, 3, 32, 32) for sheet in sheets for column in sheet.columns.values())
     if name == "droppos":
-        assert "γ = 0.75" in sheets[0].columns and "γ = 0.5" not in sheets[0].columns
+        assert "γ = 0.75" in sheets[1].columns and "γ = 0.5" not in sheets[1].columns
 
 
 @pytest.mark.parametrize("form", [{}, {"checkpointing": True}, {"fused": False}])
