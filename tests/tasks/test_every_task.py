@@ -140,6 +140,37 @@ def test_measuring_and_drawing_do_not_affect_training(case):
     assert any(weight.grad is not None for weight in task.parameters())
 
 
+def refused(step, *words):
+    with pytest.raises(PatchloomError) as problem:
+        step()
+    assert all(word in str(problem.value) for word in words) and "--" not in str(problem.value), problem.value
+
+
+def test_views_that_do_not_fit_are_refused(case):
+    """Of images of twice the size the first rows of patches would be read, without a word."""
+    task, generator = build_case(case).eval(), torch.Generator().manual_seed(0)
+    views = views_of(task)
+    h, w = task.augment.size
+    larger = [torch.randn(8, 3, 2 * h, 2 * w) for _ in views]
+    refused(lambda: task(*larger), f"{2 * h}x{2 * w} pixels", f"{h}x{w}")
+    if case[0] != "diet":  # whose measure cuts views of its own out of images of any size
+        refused(lambda: task.measure(larger[0], generator), f"{2 * h}x{2 * w} pixels", f"{h}x{w}")
+    refused(lambda: task(*(view[:, :1] for view in views)), "1 channels", "takes 3")
+    refused(lambda: task(*(view[0] for view in views)), "[3, ", "[b c h w]")
+    refused(lambda: task(*(view.mul(255).byte() for view in views)), "uint8", "normalise")
+    refused(lambda: task(*views, views[0]), f"got {len(views) + 1} views", f"takes {len(views)}")
+    if len(views) == 2:
+        refused(lambda: task(views[0]), "got 1 view ", "takes 2 views")
+        refused(lambda: task(views[0], views[1][:4]), "8 and 4 images")
+
+
+def test_an_input_of_nothing_and_a_foreign_encoder_are_refused():
+    task = build("mae")
+    task.given = lambda images, generator=None: None
+    refused(lambda: task(*views_of(task)), "MAE.given returned NoneType", "return an EncoderInput")
+    refused(lambda: type(task)(torch.nn.Linear(3, 3)), "Linear", "VisionTransformer")
+
+
 def test_every_option_is_documented(name):
     cls = task_class(name)
     for option in list(inspect.signature(cls).parameters)[1:]:

@@ -215,9 +215,11 @@ class RandomCrop:
 
     Attributes:
         crops: number of different crops of an image in a call.
+        n_views: number of views that a call returns; a task checks that it gets as many.
     """
 
     crops = 1
+    n_views = 1
 
     def __init__(
         self,
@@ -292,6 +294,8 @@ class TwoViews(RandomCrop):
         color: no colour jitter (none), the same for both (shared), or one for each (own); see `draw_colors`.
         crop_options: scale, ratio, flip and randaugment of `RandomCrop`.
     """
+
+    n_views = 2
 
     def __init__(
         self, size: tuple[int, int], *, crop: Sharing = "own", color: Sharing = "none", **crop_options: Any
