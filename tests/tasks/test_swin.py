@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import timm
 import torch
-from fake_cuda import CUDA, fake_cuda, on_fake_cuda
 from golden import close
 from swins import DEEP, SIZES, spec_of, swin
 from timm.models.swin_transformer import SwinTransformer
@@ -24,6 +23,7 @@ from patchloom.questions.question import Measure
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import load_task
+from patchloom.system.fake_cuda import CUDA, fake_cuda, on_fake_cuda
 from patchloom.tasks import TASKS, build_task, task_class
 from patchloom.tasks.droppos import DropPos
 from patchloom.tasks.mae import MAE
