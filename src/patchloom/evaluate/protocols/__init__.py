@@ -14,7 +14,7 @@ from patchloom.arguments import PathLike, plain_path, unknown_option_error, vali
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import is_first
 from patchloom.errors import PatchloomError, check_options, listing, suggestion
-from patchloom.evaluate.results import Report, append_rows, check_rows
+from patchloom.evaluate.results import Report, append_rows, check_rows, frozen_ahead
 from patchloom.evaluate.settings import EvalSettings, print_notes_once, share_nothing
 from patchloom.evaluate.trainer import keep_until_done
 from patchloom.nets.checkpoints.load import check_model
@@ -104,12 +104,12 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
     settings.check()
     run = plain_path(run)
     check_model(run, settings.model)
-    results = None
+    results, before = None, b""
     if protocol.partition(":")[0] not in _TRAIN:
         share_nothing(settings, protocol)
     if not str(run).startswith("timm:") and Path(run).is_dir() and is_first():
         results = Path(run) / "results.csv"
-        check_rows(results)
+        before = check_rows(results)
         if not os.access(results if results.exists() else run, os.W_OK):
             raise PatchloomError(
                 f"{results} cannot be written, and results are stored there: copy the run to a folder of your own"
@@ -122,6 +122,8 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
             report = function(run, data, replace(settings, seed=seed), **given, **options)
             if settings.group is not None:
                 report = report.grouped(settings.group)
+            if protocol == "finetune" and (ahead := frozen_ahead(before, report)):
+                report = replace(report, protocol=f"{report.protocol} {ahead}")
             if settings.seeds > 1 and len(reports) == settings.seeds - 1:
                 report = report.over_seeds(reports)
             reports.append(report if settings.workers != "auto" else _with_readers(report, settings))
