@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, overload
+from typing import ClassVar, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -106,6 +106,8 @@ class Positions(Question):
         temperature: τ of attentive reconstruction (DropPos Eq. 9); inf weighs all patches alike.
         by_context: separate accuracies, with top-5, of the patches that are keys and values and of the others (MP3).
     """
+
+    pictured: ClassVar[int] = 1  # the caption is about the images that are shown
 
     def __init__(
         self,
