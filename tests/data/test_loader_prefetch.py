@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from fake_cuda import CUDA, fake_cuda
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -12,6 +11,7 @@ from patchloom.data.loader import Batch, Prefetcher, training_batches
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
+from patchloom.system.fake_cuda import CUDA, fake_cuda
 
 
 def made(count, log):

@@ -1,6 +1,8 @@
 """predict writes label maps and objects that belong to the images, and nothing over what others wrote."""
 
+import importlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from patchloom.dense.predict import Predictions, coco_entries, label_png, name_i
 from patchloom.dense.segmenter import Segmenter
 from patchloom.dense.windows import detect_image, segment_image
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.classifier import Classifier, ClassifierCard, save_classifier
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 from patchloom.nets.finetune import at_size
@@ -235,6 +238,18 @@ def test_what_is_no_model_is_told_what_makes_one(segmenter, photos, tmp_path):
     np.save(tmp_path / "five.npy", np.zeros((32, 32, 5), np.uint8))
     with pytest.raises(PatchloomError, match="five.npy has 5 channels where 3 are expected"):
         patchloom.predict(segmenter, tmp_path / "five.npy", out=tmp_path / "five")
+
+
+def test_a_classifier_is_refused_with_a_function_that_there_is(photos, tmp_path):
+    card = EncoderCard(EncoderSpec("nano", (32, 32), 8, 3, options=SIZES), (0.0,) * 3, (1.0,) * 3, "mae", "a")
+    model = Classifier(build_encoder(card.spec), 2, "mean")
+    path = tmp_path / "run" / "finetuned" / "photos-small-0.safetensors"
+    save_classifier(model, ClassifierCard(card, "keep", "mean", ("a", "b"), "photos", "0" * 16, 0, {}), path)
+    for given in (path, tmp_path / "run"):
+        with pytest.raises(PatchloomError, match="a classifier, and predict takes segmenters and detectors") as said:
+            patchloom.predict(given, photos, out=tmp_path / "out")
+        module, name, file = re.search(r"(patchloom[.\w]+)\.(\w+)\('(.+)'\)", str(said.value)).groups()
+        assert getattr(importlib.import_module(module), name)(file)[1].classes == ("a", "b")
 
 
 def test_a_model_of_grey_images_says_that_it_drops_colours(photos, tmp_path):

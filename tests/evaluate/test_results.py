@@ -1,10 +1,12 @@
 """A report fits the terminal, and its words follow from intervals."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from patchloom.claims import Claim
-from patchloom.evaluate.results import Report, Row, compare_rows
+from patchloom.evaluate.results import Report, Row, append_rows, check_rows, compare_rows, frozen_ahead
 
 NAME = "runs/a-very-long-name-of-a-run-that-someone-chose/encoder.safetensors"
 
@@ -104,3 +106,15 @@ def test_few_test_images_are_said_to_be_few() -> None:
     assert not Report([many], "", "", (many,), "data", "f" * 16, 0, 1000).caution()
     exact = Row.exact("chance", "positions", {}, 0.1)
     assert not Report([exact], "", "", (exact,), "data", "f" * 16, 0, 3).caution()
+
+
+def test_a_probe_that_is_ahead_of_fine_tuning_on_the_same_images_is_named(tmp_path) -> None:
+    def one(protocol: str, share: float, encoder: str = "run", fingerprint: str = "f" * 16) -> Report:
+        return replace(_report([Row.of_images(encoder, "mean", protocol, {}, _right(share))]), fingerprint=fingerprint)
+
+    path, tuned = tmp_path / "results.csv", one("finetune", 0.6)
+    for report in (one("knn", 0.5), one("knn", 0.9, "other"), one("linear", 0.9, fingerprint="0" * 16), tuned):
+        append_rows(path, report)
+    assert frozen_ahead(check_rows(path), tuned) == "" and frozen_ahead(b"", tuned) == ""
+    append_rows(path, one("linear", 0.75))
+    assert "the frozen encoder was ahead: 75.0 % by linear, 60.0 % fine-tuned" in frozen_ahead(check_rows(path), tuned)

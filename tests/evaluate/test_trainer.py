@@ -37,6 +37,16 @@ def test_it_ends_when_the_accuracy_has_not_risen_for_long() -> None:
     assert not BestEpoch(0, 30, 3, 0.3).hopeless(30)
 
 
+def test_it_does_not_end_before_its_warm_up_and_the_patience_are_over() -> None:
+    """Epoch 1 was the best of 10: without a warm-up of 4 epochs the training would end after epoch 4."""
+    model, scores = nn.Linear(1, 1), [(0.7, 1.0)] + [(0.6, 1.0)] * 8
+    ended = {
+        warmup: _told(BestEpoch(20, steps=30, per_epoch=3, patience=0.3, warmup=warmup), scores, model).index(True) + 1
+        for warmup in (0, 3, 12)
+    }
+    assert ended == {0: 4, 3: 4, 12: 7}
+
+
 def test_when_it_is_validated() -> None:
     best = BestEpoch(20, steps=300, per_epoch=3, patience=1.0)
     assert [step for step in range(1, 301) if best.due(step)] == [*range(12, 300, 12), 300]

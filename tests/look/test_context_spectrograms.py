@@ -6,6 +6,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from answering import Answers, encoded_of
 from PIL import Image
 from small import seeded, small
 from tiling import tiles
@@ -16,11 +17,12 @@ from patchloom.look.context import sheet_as_drawn
 from patchloom.look.image_grid import EMPTY_MARK, draw_sheet, hatch
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.pictures import fill_holes
-from patchloom.questions.positions import PositionPrediction, frames_sheet
+from patchloom.questions.positions import Positions
 from patchloom.questions.question import Sheet
 from patchloom.tasks.droppos import DropPos
 from patchloom.tasks.mae import MAE
 from patchloom.tasks.mp3 import MP3
+from patchloom.withhold.encoder_input import all_patches, drop_positions
 
 SOUND = Sound(bins=8, seconds=0.22, mean=(0.0,) * 8, std=(1.0,) * 8)  # of 20 frames
 MAGMA = (np.array(matplotlib.colormaps["magma"].colors) * 255).round()
@@ -69,18 +71,20 @@ def test_long_recordings_are_no_stripes():
 def test_frames_stand_in_disorder_and_where_they_were_put():
     images = torch.arange(20.0).expand(1, 1, 8, 20)
     geometry = Geometry((1, 20), (8, 1), 1, 1, 8, True)
-    visible, dropped = torch.arange(20)[None], torch.ones(1, 20, dtype=torch.bool)
+    dropped = torch.ones(1, 20, dtype=torch.bool)
     dropped[0, 0] = False
     logits = torch.eye(20).roll(2, 1)[None] * 9 + torch.eye(20)[None]  # two frames too late, the right one comes second
     logits[0, 1] = 9 * torch.eye(20)[1]
-    answer = PositionPrediction(visible, dropped, logits)
-    sheet = frames_sheet(geometry, images, answer, 0.01, seeded())
-    original, disorder, back = (column[0, 0, 0] for column in sheet.columns.values())
-    assert list(sheet.columns) == ["original", "in disorder", "as put back"]
+    given = drop_positions(all_patches(images, 20), dropped.nonzero()[:, 1][None])
+    encoded = replace(encoded_of(images, given), modality=modality_of(SOUND), generator=seeded())
+    (sheet,) = Positions(geometry, Answers(logits), {}).sheets(encoded)
+    original, disorder, back, right = (column[0, 0, 0] for column in sheet.columns.values())
     assert torch.equal(original, torch.arange(20.0))
     assert disorder[0] == 0 and (disorder != original).sum() > 10 and disorder.sort().values.tolist() == [*range(20)]
-    assert back[:2].tolist() == [9, 10]  # means of 0, whose position was given, and 18, and of 1 and 19
-    assert back[4:].tolist() == [*range(2, 18)] and back[2:4].isnan().tolist() == [True, True]
+    assert back[0] == 0 and back[4:].tolist() == [*range(2, 18)]  # two frames late
+    assert back.sort().values.tolist() == [*range(20)]  # each at a place of its own
+    assert right[0] == 0 and right[4:].isinf().all()
+    assert "Shifted as a whole (most patches by the same step): row 1 by 2 right." in sheet.caption
     off = (16 * 2 + 2 * 18) / 19
     assert "19 of 20 frames" in sheet.caption and f"{1 / 19:.1%} are predicted correctly (top-1)" in sheet.caption
     assert "100.0% are among" in sheet.caption
@@ -90,8 +94,8 @@ def test_frames_stand_in_disorder_and_where_they_were_put():
 @pytest.mark.parametrize(
     ("task", "options", "expected"),
     [
-        (MP3, {"positions": "none"}, ["original", "in disorder", "as put back"]),
-        (DropPos, {}, ["original", "in disorder", "as put back"]),
+        (MP3, {"positions": "none"}, ["original", "given", "rebuilt", "at the true place"]),
+        (DropPos, {}, ["original", "given", "rebuilt", "at the true place"]),
         (MAE, {}, ["original", "given", "recovered, own statistics", "guessed statistics"]),
     ],
 )

@@ -98,6 +98,14 @@ def test_the_newest_counts_and_other_seeds_are_told(run):
     assert found[0].note.endswith("of birds. Results of seeds 0, 1: 50.0 %, 60.0 %.")
 
 
+def test_one_comparison_is_judged_once_over_groups_if_they_are_known(run):
+    """The same test images once by themselves (better) and once in groups (indistinguishable): the groups count."""
+    later = {"date": "2026-11-22T11:00:00+00:00", "low": 0.2, "high": 0.8}
+    write(run, {}, {"settings": '"{""k"": 20, ""group"": ""module""}"', **later}, {"data": "cats"})
+    found = key_numbers(load_run(run))[1:]
+    assert [one.quantity.interval() for one in found] == ["[20.0, 80.0]", "[48.9, 52.5]"]
+
+
 def test_an_encoder_that_is_quoted_several_times_is_told_apart(run):
     few = '"{""k"": 1}"'
     write(run, {}, {"settings": few, "value": 0.4, "low": 0.4, "high": 0.4})

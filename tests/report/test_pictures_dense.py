@@ -31,7 +31,7 @@ def test_truth_and_answer_lie_over_one_another(run):
     for one in (detected, segmented):
         assert (one.truth.width, one.truth.height) == (one.answer.width, one.answer.height)
         assert one.truth.uri != one.answer.uri and one.caption
-    assert len(sheets_of(load_run(run))) == 4  # two of the task, and the two sheets with legends
+    assert len(sheets_of(load_run(run))) == 5  # three of the task, and the two sheets with legends
 
 
 def test_they_are_in_the_colours_of_the_classes(run):

@@ -4,7 +4,6 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import timm
 import torch
 from safetensors.torch import save_file
@@ -12,6 +11,9 @@ from safetensors.torch import save_file
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 from patchloom.tasks import build_task, encoder_defaults
+from patchloom.tasks.check import random_views as views_of
+
+__all__ = ["FRAMES", "OBLONG", "PLAIN", "TEACHER", "asked_of", "build", "spec_of", "views_of"]
 
 SIZE = (32, 24)
 # what of an encoder, beside options of timm's, a sweep may ask for
@@ -70,13 +72,3 @@ def build(name, seed=0, asked=None, **options):
     torch.manual_seed(seed)
     spec = spec_of(name, options, asked)
     return build_task(asked_of(name, asked, spec.channels), build_encoder(spec))
-
-
-def views_of(task, b=8, seed=0):
-    """Return the task's augmentation of random images."""
-    rng = np.random.default_rng(seed)
-    images = [
-        torch.from_numpy(rng.integers(0, 256, (task.geometry.channels, 40, 40), dtype=np.uint8)) for _ in range(b)
-    ]
-    made = [task.augment(image, rng) for image in images]
-    return [torch.stack(views).float() / 127.5 - 1 for views in zip(*made, strict=True)]

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from fake_cuda import CUDA, Waits, fake_cuda, on_fake_cuda
 from options_swept import OPTION_SETS
 from sweep import build, views_of
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention
 from patchloom.nets.teacher import use_half_without_grad
+from patchloom.system.fake_cuda import CUDA, Waits, fake_cuda, on_fake_cuda
 
 CASES = [(name, asked) for name, sets in OPTION_SETS.items() for asked in sets]
 

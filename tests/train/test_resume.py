@@ -1,5 +1,6 @@
 """An interrupted and resumed run, or one that is trained longer, ends with the weights of an uninterrupted run."""
 
+import csv
 import os
 import shlex
 import shutil
@@ -20,7 +21,10 @@ from patchloom.cli import main
 from patchloom.runs.folder import RunFolder
 from patchloom.system.signals import SIGNALS
 from patchloom.train import loop as training
+from patchloom.train import plan as planning
 from patchloom.train.checkpointing import TrainState
+from patchloom.train.clock import Piece
+from patchloom.train.estimate import rounded
 
 COMMAND = ["--task", "droppos", "--epochs", "16", "--batch_size", "16", "--accumulate", "2", "--img_size", "32"]
 # with a process that reads images, which gets the signal, too
@@ -245,6 +249,56 @@ def test_minutes_become_epochs_that_are_stored(images, tmp_path, capsys):
     assert RunFolder(tmp_path / "run").kept_end(stored.epochs).exists()
     with pytest.raises(PatchloomError, match="--minutes and --epochs"):
         pretrain(images, "mae", minutes=1, **given | {"epochs": 2, "out": tmp_path / "other"})
+
+
+def test_minutes_are_those_of_the_clock(images, tmp_path, capsys, monkeypatch):
+    """As if steps had taken 30 times as long when they were timed, on a busy machine."""
+    asked, timed = {name: value for name, value in SMALL.items() if name != "epochs"}, planning.epochs_in
+
+    def on_a_busy_machine(minutes, *about):
+        epochs, why = timed(minutes, *about)
+        return rounded(epochs / 30), why
+
+    monkeypatch.setattr(planning, "epochs_in", on_a_busy_machine)
+    out, minutes = tmp_path / "run", 0.1
+    pretrain(images, "mae", minutes=minutes, out=out, **asked)
+    said, folder = capsys.readouterr().out, RunFolder(out)
+    assert "planned anew by the clock" in said
+    _, state, _ = folder.checkpoints.read()
+    first, *others = state["pieces"]
+    assert first[:2] == [0, 0.0] and others and state["step"] == state["steps"] == others[-1][2] > 5 * first[2]
+    assert abs(state["seconds"] - 60 * minutes) < 0.2 * 60 * minutes
+    assert folder.read_config().epochs == pytest.approx(state["steps"] / 6, rel=1e-3)  # 96 images in batches of 16
+    rates = [float(row["lr"]) for row in csv.DictReader(folder.metrics.open()) if row["lr"]]
+    assert rates[-1] < 0.1 * max(rates)  # the schedule ends with the training
+    pretrain(images, "mae", minutes=minutes, out=out, **asked)
+    assert "is finished" in capsys.readouterr().out
+
+
+def test_a_resumed_run_keeps_the_plan_of_its_clock(images, tmp_path, monkeypatch):
+    """A plan is in the checkpoint: what follows on it does not depend on another timing."""
+    asked = {name: value for name, value in SMALL.items() if name != "epochs"} | {"minutes": 1000.0}
+    monkeypatch.setattr(planning, "epochs_in", lambda *about: (8, "as it was timed"))  # 48 steps
+    plans = iter([Piece(12, 0.5, 18)])
+    monkeypatch.setattr(training, "is_due", lambda passed, time, progress: progress == 0.25)
+    monkeypatch.setattr(training, "plan_anew", lambda now, *about: next(plans, now))
+    pretrain(images, "mae", out=tmp_path / "whole", **asked)
+    plans = iter([Piece(12, 0.5, 18)])
+    save = training.save_checkpoint
+
+    def stops(*given):
+        saved = save(*given)
+        if given[2].step == 12:
+            raise KeyboardInterrupt
+        return saved
+
+    monkeypatch.setattr(training, "save_checkpoint", stops)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(images, "mae", out=tmp_path / "run", **asked)
+    monkeypatch.setattr(training, "save_checkpoint", save)
+    pretrain(images, "mae", out=tmp_path / "run", **asked)
+    assert RunFolder(tmp_path / "run").checkpoints.progress()[0] == 18
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
 
 
 def test_the_first_minute_is_not_lost(images, tmp_path, monkeypatch):

@@ -72,6 +72,22 @@ CASES = {
             "label more",
         ),
     ),
+    "with few labels in groups": (
+        signs(measure(0.2), classes=ClassResult(0.2, "untrained", 0.3, Level.UNKNOWN, Level.UNKNOWN, 200, 4)),
+        *(Verdict.HEALTHY, "200 labelled images leave open", "label images of more groups (now 4)"),
+    ),
+    "clear before, and hardly less now": (
+        signs(measure(0.356, noise=0.05), (0.9, 0.35)),
+        *(Verdict.HEALTHY, "11% of the way", ""),
+    ),
+    "clear before, and much less now": (
+        signs(measure(0.38), (0.9, 0.3)),
+        *(Verdict.WEAK, "5% of the way to perfect", "train longer (--epochs 40)"),
+    ),
+    "no gain in classes on the way": (
+        signs(measure(0.2), ended=False, classes=ClassResult(0.2, "raw pixels", 0.3, Level.WORSE, Level.NONE)),
+        *(Verdict.HEALTHY, "kNN 20.0%, raw pixels 30.0%", ""),
+    ),
     "with labels": (
         signs(measure(0.2), classes=ClassResult(0.3, "raw pixels", 0.2, Level.CLEAR, Level.CLEAR)),
         Verdict.HEALTHY,

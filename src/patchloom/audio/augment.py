@@ -32,9 +32,11 @@ class RandomExcerpt:
     Attributes:
         size: size of the picture that is made from an excerpt.
         crops: number of different excerpts of a recording in a call.
+        n_views: number of views that a call returns, as of `patchloom.data.augment.RandomCrop`.
     """
 
     crops = 1
+    n_views = 1
 
     def __init__(
         self,
@@ -75,6 +77,8 @@ class TwoExcerpts(RandomExcerpt):
         crop: the centre for both (none), one random excerpt for both (shared), or one for each (own).
         options: options of `RandomExcerpt`.
     """
+
+    n_views = 2
 
     def __init__(self, sound: Sound, crop: Sharing, **options: Any) -> None:
         super().__init__(sound, **options)

@@ -305,9 +305,11 @@ class RandomCrop:
 
     Attributes:
         crops: number of different crops of an image in a call.
+        n_views: number of views that a call returns; a task checks that it gets as many.
     """
 
     crops = 1
+    n_views = 1
 
     def __init__(
         self,
@@ -410,6 +412,8 @@ class TwoViews(RandomCrop):
             `draw_second_colors` for the second view alone (second).
         crop_options: scale, ratio, flip, randaugment and border of `RandomCrop`.
     """
+
+    n_views = 2
 
     def __init__(
         self, size: tuple[int, int], *, crop: Sharing = "own", color: Coloring = "none", **crop_options: Any

@@ -6,6 +6,7 @@ import re
 import shlex
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +45,9 @@ _PATTERNS = (
 _SUBJECTS = (
     "slide|patient|subject|case|donor|specimen|animal|video|clip|film|sequence|seq|scene|scan|volume|wsi|plate|batch"
 )
-SUBJECT_COLUMN = re.compile(rf"({_SUBJECTS})([-_ ]?(id|name|number|no))?", re.IGNORECASE)
+_SUBJECT_COLUMN = re.compile(rf"({_SUBJECTS})([-_ ]?(id|name|number|no))?", re.IGNORECASE)
+_LEAST_VALUES, _LEAST_EACH = 5, 3  # of a column with another name: fewer values are classes, fewer images each are rare
+_LARGEST = 0.5  # fraction of the images of its commonest value
 _WHOLES = re.compile(rf"(?<![A-Za-z])({_SUBJECTS})[-_ ]?\d", re.IGNORECASE)
 _NAMED = 0.5  # share of the names that must have such a word
 
@@ -135,13 +138,45 @@ def group_in_names(source: Source) -> str | None:
     return rf"(?<![A-Za-z]){most}[-_ ]?\d+" if count >= _NAMED * len(some) else None
 
 
+def grouping_columns(columns: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return the columns of a table that may name what several images share, such as a patient, the likeliest first.
+
+    A column has such a name, or values that repeat and divide the images into several parts, none of them large.
+    Numbers with a fraction are measurements, and no names.
+    """
+    named, dividing = [], []
+    for column, values in columns.items():
+        given = [value for value in values if value]
+        times = Counter(given)
+        if not 1 < len(times) < len(given):
+            continue
+        if _SUBJECT_COLUMN.fullmatch(column):
+            named.append(column)
+        elif (
+            _LEAST_VALUES <= len(times) <= len(values) / _LEAST_EACH
+            and max(times.values()) <= _LARGEST * len(values)
+            and not all(map(_is_fraction, times))
+        ):
+            dividing.append((-len(times), column))
+    return (*named, *(column for _, column in sorted(dividing)))
+
+
+def _is_fraction(value: str) -> bool:
+    try:
+        return not float(value).is_integer() or "." in value
+    except (ValueError, OverflowError):
+        return False
+
+
 def subject_note(source: Source) -> str:
     """Return a warning about a table's column of subjects of several images that no option names, or ""."""
     for column in source.subjects if source.groups is None else ():
         count = len({value for value in source.column(column) or () if value})
         if 1 < count < len(source):
+            known = _SUBJECT_COLUMN.fullmatch(column)
+            shares = "" if known else f"if {source.noun} of one value belong together, such as those of one patient, "
             return (
-                f"{column} in {source.name} has {count:,} values for {len(source):,} {source.noun}: "
+                f"{column} in {source.name} has {count:,} values for {len(source):,} {source.noun}: {shares}"
                 f"--group {shlex.quote(column)} keeps those of each in one split"
             )
     return ""

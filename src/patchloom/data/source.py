@@ -32,7 +32,7 @@ class Source(ABC):
         labels: int64 [n], -1 for images without a label, or None if no image has one.
         no_labels: reason why there are no labels, if it is known.
         to_label: advice on how to give such images labels.
-        subjects: columns that may name the subject of several images, such as patient, and have no role.
+        subjects: columns that may name what several images share, such as a patient, and have no role.
         groups: int64 [n], equal for images that must stay in one split, such as frames of one video; None: no groups.
         in_memory: whether reading an image needs no decoding.
         sound: how recordings become pictures; None for images.

@@ -248,9 +248,9 @@ def group_names(source: Source, group: str) -> list[str]:
 
 
 def some_groups(source: Source, group: str) -> str:
-    """Return the names of the groups in a part of the images, for a sentence; of many, the first and the number."""
+    """Return the names of the groups in a part of the images, for a sentence: their number and the first."""
     names = np.unique([name for name in group_names(source, group) if name])
-    return f"{_some(names)} ({len(names):,})" if len(names) > _NAMED else _some(names)
+    return f"{len(names):,} ({_some(names)})"
 
 
 def _several_names(source: Source, group: str) -> list[str]:

@@ -301,10 +301,18 @@ def _check_model(model: str | Path) -> None:
         saved = [str(file) for kind in ("segmented", "detected") for file in sorted(path.glob(f"{kind}/*.safetensors"))]
         if saved:
             raise PatchloomError(f"{model} is a folder: give one of its models, {listing(saved)}")
+        if tuned := sorted(path.glob("finetuned/*.safetensors")):
+            raise PatchloomError(
+                f"{model} is a folder with a classifier, and predict takes segmenters and detectors: in Python, "
+                f"patchloom.evaluate.classifier.load_classifier({str(tuned[0])!r}) loads it with its classes"
+            )
         raise PatchloomError(f"{model} is no model but a folder: if it is a run, {makes}")
     if path.is_file() and DENSE_FORMAT not in read_metadata(path, "a model"):
         if CLASSIFIER_FORMAT in read_metadata(path, "a model"):
-            raise PatchloomError(f"{model} is a classifier: in Python, patchloom.load_classifier loads it")
+            raise PatchloomError(
+                f"{model} is a classifier, and predict takes segmenters and detectors: in Python, "
+                f"patchloom.evaluate.classifier.load_classifier({str(model)!r}) loads it with its classes"
+            )
         raise PatchloomError(f"{model} is no segmenter or detector: if it is an encoder, {makes}")
 
 

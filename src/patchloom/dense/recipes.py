@@ -44,7 +44,8 @@ class DenseRecipe:
         validation: fraction of the training images held out to choose the tested weights, if the data has no validation
             images. auto: 0.15, at most 500 images, and 0 if fewer than 10 images would be held out. 0 trains on all and
             tests the last weights, even if the data has validation images.
-        patience: early stopping after this fraction of the steps without a higher validation score; 1 switches it off.
+        patience: early stopping after this fraction of the steps without a higher validation score, counted from the
+            end of the warm-up; 1 switches it off.
     """
 
     steps: int | Auto = 160_000

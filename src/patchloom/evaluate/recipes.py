@@ -78,8 +78,8 @@ class Recipe:
         clip: maximal norm of the gradient; 0 disables clipping.
         validation: fraction of the training images held out to choose the tested epoch; auto is 0.15, at most 2,000
             images, and 0 if that is below 20 images; 0 trains on all images and tests the last epoch.
-        patience: early stopping after this fraction of the epochs without a higher validation accuracy; 1 disables
-            it.
+        patience: early stopping after this fraction of the epochs without a higher validation accuracy, counted from
+            the end of the warm-up; 1 disables it.
         shift: largest shift of a recording to either side, in seconds.
         noise_share: fraction of the recordings to which background noise is added, if the data has some.
         noise_volume: largest factor of that noise; each is drawn uniformly from 0.

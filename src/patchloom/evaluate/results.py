@@ -475,6 +475,31 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
         raise write_error(path, problem) from problem
 
 
+_PROBES = ("knn", "linear")  # protocols on frozen features that a fine-tuned classifier is meant to beat
+
+
+def frozen_ahead(before: bytes, report: Report) -> str:
+    """Return a sentence if a probe on the frozen encoder was ahead on the same test images; "" if none was.
+
+    Args:
+        before: rows of earlier evaluations, from `check_rows`.
+        report: report of a fine-tuning.
+    """
+    ours, found = report.quoted[0], dict[str, float]()
+    for row in csv.DictReader(io.StringIO(before.decode("utf-8", "replace"))):
+        same = row["data_fingerprint"] == report.fingerprint and row["encoder"] == ours.encoder
+        if same and row["quoted"] == "True" and row["protocol"] in _PROBES:
+            with contextlib.suppress(TypeError, ValueError):  # a damaged row
+                found[row["protocol"]] = float(row["value"])
+    best = max(found, key=found.__getitem__, default="")
+    if not best or not ours.value < found[best] <= 1:
+        return ""
+    return (
+        f"On these test {report.noun} the frozen encoder was ahead: {ours.number(found[best])} by {best}, "
+        f"{ours.number()} fine-tuned. Take the probe, or fine-tune with more labels or a lower --blr."
+    )
+
+
 def forget_rows(path: Path, which: str) -> int:
     """Remove the rows of evaluations from a CSV of `COLUMNS`; other rows stay unchanged."""
     text = check_rows(path).decode("utf-8", "surrogateescape")

@@ -84,10 +84,14 @@ class BestEpoch:
         steps, per_epoch: steps of the training and of an epoch.
         patience: fraction of the training without a higher accuracy after which it ends; 1: never.
         every: steps between two validations; by default whole epochs, at most 30 times.
+        warmup: steps of the warm-up of the learning rate; the patience begins after it.
     """
 
-    def __init__(self, images: int, steps: int, per_epoch: int, patience: float, every: int | None = None):
+    def __init__(
+        self, images: int, steps: int, per_epoch: int, patience: float, every: int | None = None, warmup: int = 0
+    ):
         self.images, self.steps, self.per_epoch, self.patience = images, steps, per_epoch, patience
+        self.warmup = warmup
         self.every = every or math.ceil(steps / per_epoch / _TIMES) * per_epoch
         self.score: EpochScore | None = None
         self.latest: EpochScore | None = None
@@ -108,8 +112,13 @@ class BestEpoch:
             self.weights = whole_weights(model)
 
     def hopeless(self, step: int) -> bool:
-        """Return whether the accuracy has not risen for the patience; the loss alone may fall indefinitely."""
-        return self.patience < 1 and self.score is not None and step - self.risen >= self.patience * self.steps
+        """Return whether the accuracy has not risen for the patience; the loss alone may fall indefinitely.
+
+        A rate that still rises says nothing about the rates to come, so the warm-up does not count.
+        """
+        if self.patience >= 1 or self.score is None:
+            return False
+        return step - max(self.risen, self.warmup) >= self.patience * self.steps
 
     def choose(self, model: nn.Module) -> dict[str, Any]:
         """Load the best weights into a model; return values for its result."""

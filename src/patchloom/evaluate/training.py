@@ -67,10 +67,14 @@ from patchloom.withhold.encoder_input import all_patches
 # Learning rate of a training as a function of the update.
 
 
+def warmup_of(recipe: ResolvedRecipe, steps: int, per_epoch: int) -> int:
+    """Return the number of updates of a recipe's warm-up."""
+    return min(recipe.warmup_updates if recipe.updates else round(recipe.warmup_epochs * per_epoch), steps - 1)
+
+
 def schedule_of(optimizer: torch.optim.Optimizer, recipe: ResolvedRecipe, steps: int, per_epoch: int) -> Scheduler:
     """Return the schedule of a recipe."""
-    own = recipe.warmup_updates if recipe.updates else round(recipe.warmup_epochs * per_epoch)
-    warmup = min(own, steps - 1)
+    warmup = warmup_of(recipe, steps, per_epoch)
     if recipe.halve_every:
         return Halving(optimizer, warmup, recipe.halve_every)
     # one more than the number of steps, so that the last learning rate is above 0
@@ -254,7 +258,8 @@ class Training(Loop):
         self.per_epoch = max(1, n // self.batch)
         self.steps = recipe.updates or recipe.epochs * self.per_epoch
         held = 0 if self.held is None else len(self.held)
-        self.best = BestEpoch(held, self.steps, self.per_epoch, recipe.patience)
+        warmup = warmup_of(recipe, self.steps, self.per_epoch)
+        self.best = BestEpoch(held, self.steps, self.per_epoch, recipe.patience, warmup=warmup)
         self.views = Views(model.size, recipe, mean, source)
         self.optimizer = self._optimizer()
         self.schedule = schedule_of(self.optimizer, recipe, self.steps, self.per_epoch)
@@ -809,7 +814,9 @@ def recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any]
     if plan.recipe.validation:
         held, patience = row_settings["validation_images"], plan.recipe.patience
         unit, units = ("update", "updates") if plan.recipe.updates else ("epoch", "epochs")
-        ended = f"; early stopping after {patience:.0%} of {units} without improvement" if patience < 1 else ""
+        ended = ""
+        if patience < 1:
+            ended = f"; early stopping after the warm-up and {patience:.0%} of {units} without improvement"
         of = (
             f"{held:,} of them, held out from training"
             if plan.validation is None

@@ -40,7 +40,7 @@ from patchloom.nets.swin import (
     unit_side,
 )
 from patchloom.patches.tokens import patchify
-from patchloom.withhold.encoder_input import EncoderInput, all_patches
+from patchloom.withhold.encoder_input import EncoderInput, all_patches, check_images
 
 
 def grid_size(vit: Encoder) -> tuple[int, int]:
@@ -213,8 +213,18 @@ def _prefix_tokens(vit: PlainViT) -> list[Tensor]:
     return [prefix + vit.pos_embed[:, : vit.num_prefix_tokens]]
 
 
+def check_input(vit: Encoder, given: EncoderInput) -> None:
+    """Raise an error unless the images of an input are of the encoder's size, channels and type."""
+    if not isinstance(given, EncoderInput):
+        raise PatchloomError(
+            f"the encoder's input is {type(given).__name__}: give an EncoderInput, such as all_patches(images, n)"
+        )
+    check_images(given.images, input_channels(vit), input_size(vit), "the encoder")
+
+
 def embed_content(vit: PlainViT, given: EncoderInput) -> Tensor:
     """Return the embeddings [b k d] of the patches that enter, without positions."""
+    check_input(vit, given)
     project = vit.patch_embed.proj
     patches = patchify(given.images, patch_size(vit), given.visible)
     tokens = vit.patch_embed.norm(F.linear(patches, project.weight.flatten(1), project.bias))
@@ -374,6 +384,7 @@ def encode(
     row by row.
     """
     if is_hierarchical(vit):
+        check_input(vit, given)
         if given.context is not None:
             raise ValueError("in a Swin all patches are keys and values: leave out the context")
         if given.causal:

@@ -51,13 +51,13 @@ def paint_patches(images: Tensor, p: Sides, which: Tensor, value: float) -> Tens
     return unpatchify(scatter_tokens(paint, which, patches), p, grid)
 
 
-def scatter_places(visible: Tensor, dropped: Tensor, generator: torch.Generator) -> Tensor:
+def scatter_places(visible: Tensor, dropped: Tensor, generator: torch.Generator | None) -> Tensor:
     """Return places [b k] for a picture of the input: patches without a position are shuffled.
 
     Args:
         visible: [b k] true places.
         dropped: [b k] True where the position is withheld, in the same number for every image.
-        generator: random generator for the order.
+        generator: random generator for the order; None: the global one.
     """
     b = len(visible)
     which = dropped.nonzero()[:, 1].view(b, -1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, overload
+from typing import ClassVar, NamedTuple, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.teacher import no_grad_autocast
-from patchloom.patches.partition import random_partition, share_of
+from patchloom.patches.partition import share_of
 from patchloom.patches.pictures import mark_wrong, mix_patches, put_together, scatter_places
 from patchloom.patches.positions import Smoothing, distances, program_smoothed_positions, smoothed_positions
 from patchloom.patches.tokens import gather_tokens
@@ -44,6 +45,22 @@ class PositionPrediction(NamedTuple):
     def places(self) -> Tensor:
         """Return the most likely place of each patch [b k], and the true one where the position was given."""
         return torch.where(self.dropped, self.logits.argmax(-1), self.visible)
+
+    def assigned(self) -> Tensor:
+        """Return places [b k], each of a single patch: the likeliest assignment of withheld patches to free places.
+
+        It maximises the sum of the log-probabilities. Given positions are taken.
+        """
+        from scipy.optimize import linear_sum_assignment  # takes long to import, and only pictures need it
+
+        found, chances = self.visible.clone(), self.logits.detach().float().log_softmax(-1).double().cpu().numpy()
+        for image, (visible, asked) in enumerate(zip(self.visible.cpu(), self.dropped.cpu(), strict=True)):
+            free = np.setdiff1d(np.arange(chances.shape[-1]), visible[~asked].numpy())
+            # places that a poor encoder gives no probability at all would be an infeasible assignment
+            scored = np.nan_to_num(chances[image][asked.numpy()][:, free], neginf=-1e9)
+            _, chosen = linear_sum_assignment(scored, maximize=True)
+            found[image, asked.to(found.device)] = torch.from_numpy(free[chosen]).to(found.device)
+        return found
 
     def accuracy(self) -> Tensor:
         """Return the fraction of the withheld positions that are predicted correctly [b]."""
@@ -89,6 +106,8 @@ class Positions(Question):
         temperature: τ of attentive reconstruction (DropPos Eq. 9); inf weighs all patches alike.
         by_context: separate accuracies, with top-5, of the patches that are keys and values and of the others (MP3).
     """
+
+    pictured: ClassVar[int] = 1  # the caption is about the images that are shown
 
     def __init__(
         self,
@@ -180,12 +199,34 @@ class Positions(Question):
         )
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:
-        """Draw the correctly placed patches."""
-        predicted = self.predict(encoded)
-        given = self.given_picture(encoded.given)
-        marked = mark_wrong(given, self.geometry.p, predicted.visible, predicted.places())
-        caption = "Visible patches were placed correctly, or their position was given."
-        return [Sheet("positions", caption, {"given": given, "placed": marked})]
+        """Draw images rebuilt from the predicted positions, with as much withheld as in training."""
+        predicted, g, generator = self.predict(encoded), self.geometry, encoded.generator
+        placed, visible, asked = predicted.assigned(), predicted.visible, predicted.dropped
+        shown = self.given_picture(encoded.given)
+        columns = {
+            "original": encoded.images,
+            "given": put_together(shown, g.p, visible, scatter_places(visible, asked, generator)),
+            "rebuilt": put_together(shown, g.p, visible, placed),
+            "at the true place": mark_wrong(shown, g.p, visible, placed),
+        }
+        k, withheld = visible.shape[1], asked.sum(1).float().mean().item()
+        noun = "frames" if encoded.modality.column_seconds and g.grid[0] == g.p[1] == 1 else "patches"
+        removed = f"{g.n - k} of {g.n} {noun} are removed, and " if k < g.n else ""
+        right = ((placed == visible) & asked).sum() / asked.sum()
+        top, five, apart = (values[asked].mean().item() for values in scores(predicted, g.grid).values())
+        far = f"{apart:.1f} patches"
+        if (seconds := encoded.modality.column_seconds) and g.grid[0] == 1:
+            frames = apart * g.p[1]
+            far = f"{frames:.1f} frames ({1000 * frames * seconds:.0f} ms)"
+        caption = (
+            f"As in training, {removed}the positions of {round(withheld)} of {k} {noun} are withheld. Given: these "
+            f"{noun} in random order. Rebuilt: each at a place of its own, by the likeliest assignment of all, which "
+            f"puts {right:.1%} at their true place. Each by itself: of the withheld positions, {top:.1%} are predicted "
+            f"correctly (top-1), and {five:.1%} are among the five likeliest (top-5); the mean distance is {far}."
+        )
+        return [
+            Sheet("rebuilt", f"{caption}{shift_note(whole_shifts(placed, visible, asked, g.grid))}", columns, _NOTHING)
+        ]
 
 
 def affinity(features: Tensor, prefix: int, temperature: float, has_class_token: bool = True) -> Tensor:
@@ -232,6 +273,41 @@ def loss_weights(dropped: Tensor, visible: Tensor, affinities: Tensor | None = N
 _NOTHING = "no patch placed here"
 
 
+def whole_shifts(placed: Tensor, visible: Tensor, asked: Tensor, grid: tuple[int, int]) -> dict[int, tuple[int, int]]:
+    """Return the images of which most withheld patches are off by one common step: rows down and columns right.
+
+    Their parts are arranged correctly, but not where they belong.
+
+    Args:
+        placed, visible: [b k] predicted and true places.
+        asked: [b k] True where the position was withheld.
+        grid: rows and columns of patches.
+
+    Returns:
+        Steps by the index of the image, in images without such a shift none.
+    """
+    found = {}
+    for image in range(len(placed)):
+        to, of = placed[image][asked[image]], visible[image][asked[image]]
+        steps = torch.stack([to // grid[1] - of // grid[1], to % grid[1] - of % grid[1]], dim=1)
+        kinds, times = steps.unique(dim=0, return_counts=True)
+        down, right = kinds[times.argmax()].tolist()
+        if (down or right) and 2 * times.max() > len(steps) > 1:
+            found[image] = down, right
+    return found
+
+
+def shift_note(shifts: Mapping[int, tuple[int, int]]) -> str:
+    """Return a sentence for a caption that names images that are shifted as a whole; empty without any."""
+    if not shifts:
+        return ""
+    said = []
+    for image, steps in shifts.items():
+        ways = [(step, way) for step, way in zip(steps, (("up", "down"), ("left", "right")), strict=True) if step]
+        said.append(f"row {image + 1} by {' and '.join(f'{abs(step)} {way[step > 0]}' for step, way in ways)}")
+    return f" Shifted as a whole (most patches by the same step): {', '.join(said)}."
+
+
 def figure_3(
     geometry: Geometry,
     images: Tensor,
@@ -245,73 +321,47 @@ def figure_3(
     the encoder cannot have those.
     """
     n, p = geometry.n, geometry.p
-    marked, rebuilt = {"original": images}, {"original": images}
+    marked, placed = {"original": images}, {}
     dropped = n
     for ratio in mask_ratios:
         if share_of(n, 1 - ratio) < 2:  # two patches or more are needed
             continue
         answer = predict(ratio)
-        visible, placed = answer.visible, answer.places()
         if ratio == 0:
             dropped = n - int(answer.known()[0])
-            rebuilt["given"] = put_together(images, p, visible, scatter_places(visible, answer.dropped, generator))
-        marked[f"γ = {ratio}"] = mark_wrong(images, p, visible, placed)
-        rebuilt[f"γ = {ratio}"] = put_together(images, p, visible, placed)
+        marked[f"γ = {ratio}"] = mark_wrong(images, p, answer.visible, answer.places())
+        placed[f"γ = {ratio}"] = answer
     asked = f"At γ = 0 the places of {dropped} of {n} patches were withheld; γ is the fraction masked."
-    return [
-        Sheet(
-            "positions",
-            f"{asked} Visible patches were placed correctly, or their place was given.",
-            marked,
-            "masked",
-        ),
-        Sheet(
-            "rebuilt",
-            f"{asked} Given: patches without a place, in random order. Then: each patch at its predicted place; the "
-            "mean where several share a place.",
-            rebuilt,
-            _NOTHING,
-        ),
-    ]
+    caption = f"{asked} Visible patches were placed correctly, or their place was given."
+    return [Sheet("positions", caption, marked, "masked"), ratios_sheet(geometry, images, placed, generator, asked)]
 
 
-def rebuilt_sheet(geometry: Geometry, images: Tensor, placed: dict[str, Tensor], generator: torch.Generator) -> Sheet:
-    """Draw images rebuilt from all their patches at predicted places [b n], by heading."""
-    n, p = geometry.n, geometry.p
-    everywhere = torch.arange(n, device=images.device).expand(len(images), -1)
-    (order,) = random_partition(len(images), n, (n,), generator, images.device)
-    columns = {"original": images, "given": put_together(images, p, everywhere, order)}
-    columns |= {name: put_together(images, p, everywhere, places) for name, places in placed.items()}
-    caption = (
-        "Given: the patches without their places, in random order. Then: each patch at its predicted place, when a "
-        "fraction η of the patches was barred from keys and values; the mean where several share a place."
-    )
-    return Sheet("rebuilt", caption, columns, _NOTHING)
-
-
-def frames_sheet(
-    geometry: Geometry, images: Tensor, answer: PositionPrediction, seconds: float, generator: torch.Generator
+def ratios_sheet(
+    geometry: Geometry,
+    images: Tensor,
+    answers: Mapping[str, PositionPrediction],
+    generator: torch.Generator,
+    withheld: str,
 ) -> Sheet:
-    """Draw images with columns of ``seconds`` each, shuffled and rebuilt from the predicted places, with scores."""
-    p, visible, asked = geometry.p, answer.visible, answer.dropped
+    """Draw images rebuilt from predictions at several ratios, by heading; ``withheld`` is the caption's beginning."""
+    first = next(iter(answers.values()))
     columns = {
         "original": images,
-        "in disorder": put_together(images, p, visible, scatter_places(visible, asked, generator)),
-        "as put back": put_together(images, p, visible, answer.places()),
+        "given": put_together(
+            images, geometry.p, first.visible, scatter_places(first.visible, first.dropped, generator)
+        ),
     }
-    top, five, apart = (values[asked].mean().item() for values in scores(answer, geometry.grid).values())
-    far = f"{apart:.1f} patches"
-    if geometry.grid[0] == 1:
-        frames = apart * p[1]
-        far = f"{frames:.1f} frames ({1000 * frames * seconds:.0f} ms)"
-    noun = "frames" if geometry.grid[0] == p[1] == 1 else "patches"
-    share, k = asked.float().mean().item(), visible.shape[1]
+    shifts = ""
+    for heading, answer in answers.items():
+        placed = answer.assigned()
+        columns[heading] = put_together(images, geometry.p, answer.visible, placed)
+        if note := shift_note(whole_shifts(placed, answer.visible, answer.dropped, geometry.grid)):
+            shifts += f" {heading}:{note}"
     caption = (
-        f"In disorder: {round(share * k)} of {k} {noun}, whose positions were withheld, in random order. As put back: "
-        f"each at its predicted place; the mean where several share a place. Of the withheld positions, {top:.1%} are "
-        f"predicted correctly (top-1), and {five:.1%} are among the five likeliest (top-5); the mean distance is {far}."
+        f"{withheld} Given: the input of the first of these columns, patches without a place in random order. Then: "
+        f"each patch at a place of its own, by the likeliest assignment.{shifts}"
     )
-    return Sheet("rebuilt", caption, columns, _NOTHING)
+    return Sheet("ratios", caption, columns, _NOTHING)
 
 
 def mixed_sheet(
@@ -319,7 +369,8 @@ def mixed_sheet(
 ) -> Sheet:
     """Draw pairs of images whose patches were shuffled together, and each half of them rebuilt (MP3 Figs. 14-15).
 
-    ``place`` predicts the place [b n] of each patch of images [b c h w]. Each image is mixed with the one before it.
+    ``place`` returns a place of its own [b n] for each patch of images [b c h w]. Each image is mixed with the one
+    before it.
     """
     others = images.roll(1, 0)
     everywhere = torch.arange(geometry.n, device=images.device).expand(len(images), -1)
@@ -330,6 +381,6 @@ def mixed_sheet(
     caption = (
         "The patches of both images were shuffled together and dealt into two sets. Each set was the input as if it "
         "were one image, without places; its keys and values come from its own context only. Rebuilt: each patch at "
-        "its predicted place; the mean where several share a place."
+        "a place of its own, by the likeliest assignment."
     )
     return Sheet("mixed", caption, columns, _NOTHING)

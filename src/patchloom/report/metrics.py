@@ -246,6 +246,9 @@ def _reports(run: RunData) -> list[list[QuotedRows]]:
         seeds = alike.setdefault((first["protocol"], first["data"], first["data_fingerprint"], _set(report)), {})
         seeds.pop(first["seed"], None)
         seeds[first["seed"]] = quoted
+        if (ungrouped := _set(report, "group")) != _set(report):
+            # the same comparison, judged over images as if each told something of its own
+            alike.pop((first["protocol"], first["data"], first["data_fingerprint"], ungrouped), None)
     _join_seeds(alike)
     return [list(seeds.values()) for seeds in alike.values() if seeds]
 
@@ -278,15 +281,19 @@ def _with_current_name(quoted: QuotedRows, name: str) -> QuotedRows:
     return [{**row, "encoder": now} if row["encoder"] == before else row for row in quoted]
 
 
-def _set(report: Sequence[Mapping[str, str]]) -> frozenset[tuple[str, str]]:
-    """Return the settings of an evaluation in a form that can be compared.
+def _set(report: Sequence[Mapping[str, str]], without: str = "") -> frozenset[tuple[str, str]]:
+    """Return the settings of an evaluation in a form that can be compared, perhaps ``without`` one of them.
 
     The quoted rows suffice, unless they were selected: seeds may select different ones of the same candidates.
     """
     quoted = [row for row in report if row["quoted"] == "True"]
     chosen = any(_CHOSEN in json.loads(row["settings"]) for row in quoted)
     return frozenset(
-        (row["pooling"] or "-", json.dumps(_were_set(row), sort_keys=True)) for row in (report if chosen else quoted)
+        (
+            row["pooling"] or "-",
+            json.dumps({name: one for name, one in _were_set(row).items() if name != without}, sort_keys=True),
+        )
+        for row in (report if chosen else quoted)
     )
 
 

@@ -45,15 +45,21 @@ _CAPTIONS = {
         "Hatched patches were hidden from the encoder; the columns beside them show the model's prediction. Edges and "
         "objects that continue across the holes are a good sign; a hole filled with the texture around it is not.",
     ),
+    "rebuilt": Caption(
+        "{Noun} reassembled from patches",
+        "With as much withheld as in training, every patch is drawn at a place of its own where the model put it. "
+        "{An_item} that is right except for a shift or a reflection means that the model knows the relative but not "
+        "the absolute positions of its parts.",
+    ),
     "positions": Caption(
         "Patches whose position was found",
         "Patches whose position was hidden are shown at their true place if the model found it, and are hatched "
         "otherwise. The more patches are shown, the better the model knows how {noun} are composed.",
     ),
-    "rebuilt": Caption(
-        "{Noun} reassembled from patches",
-        "Every patch is drawn where the model placed it. {An_item} that is right except for a shift or a reflection "
-        "means that the model knows the relative but not the absolute positions of its parts.",
+    "ratios": Caption(
+        "{Noun} reassembled with more and less withheld",
+        "Every patch is drawn at a place of its own where the model put it. The columns differ in how much was "
+        "withheld, so that they need not be what was trained.",
     ),
     "mixed": Caption(
         "Two {noun}, shuffled together",
@@ -224,8 +230,13 @@ _MOST_PIXELS = 10**8  # of a file
 
 def sheets_of(run: RunData) -> list[Path]:
     """Return the PNG files in a run's picture folders, those of its own images first, without the curves."""
+
+    def in_order(path: Path) -> tuple[int, Path]:
+        kind = next((i for i, name in enumerate(_CAPTIONS) if path.stem == name), len(_CAPTIONS))
+        return kind, path
+
     folders = [run.folder.pictures, *sorted(run.folder.path.glob("pictures-*"))]
-    found = [path for folder in folders for path in sorted(folder.rglob("*.png")) if path.is_file()]
+    found = [path for folder in folders for path in sorted(folder.rglob("*.png"), key=in_order) if path.is_file()]
     return [path for path in found if path.stem not in _LIVE]
 
 

@@ -287,12 +287,14 @@ class RunFolder:
             shutil.rmtree(part, ignore_errors=True)  # it could keep a full disc full
             raise write_error(kept, problem) from problem
 
-    def rewrite(self, name: str, value: Any, effective_epochs: float | None = None) -> None:
-        """Change a setting of the stored configuration."""
+    def rewrite(self, name: str, value: Any, effective_epochs: float | None = None, why: str = "") -> None:
+        """Change a setting of the stored configuration; ``why`` replaces the reasons that it had."""
         self.check_lock()
         before = self.read_config().plain()
         lines = [line for line in read_text(self.config).splitlines()[1:] if line.startswith("# ")]
-        why = f"was {before[name]!r} until {date.today()}"
+        if why:
+            lines = [line for line in lines if not line.startswith(f"# {name}: ")]
+        why = why or f"was {before[name]!r} until {date.today()}"
         lines.append(f"# {name}: {why}")
         write_checksummed(self.reasons, {**self.read_reasons(), name: why})
         if effective_epochs is not None:

@@ -58,8 +58,8 @@ class Settings:
             none. sincos and random stay fixed. rotary: rotations only, for models such as DINOv3.
         channels: number of channels; greyscale and colour are converted into each other.
         epochs: passes over the training images; 0.5 is half a pass.
-        minutes: training time instead of epochs; the number of epochs follows from a timing before the run, and is
-            stored. If the machine is busier later, the run takes longer.
+        minutes: training time by the clock instead of epochs, with held-out measures; the number of epochs is planned
+            from a timing, anew on the way, and is stored.
         batch_size: images per step, over all devices.
         accumulate: steps per update, whose gradients are accumulated.
         blr: base learning rate; the peak is blr · (images per update) / 256.

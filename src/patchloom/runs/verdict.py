@@ -261,9 +261,9 @@ def _then(health: Health, rule: Rule) -> str:
             losses = [f"use --{name} {a[name]}, " for name in ("task.loss", "task.agreement_loss") if name in a]
             return f"{''.join(losses)}raise --task.momentum, or {_slower(health)}"
         case Rule.FEW_IMAGES:
-            return f"hold out more {health.noun} (--held_out), or add more of them"
+            return f"hold out more {_counted_for_intervals(health)} (--held_out), or add more of them"
         case Rule.FEW_IMAGES_SINCE_HALFWAY | Rule.FEW_IMAGES_FOR_SIZE:
-            return f"hold out more {health.noun} (--held_out), or {_longer(health)}"
+            return f"hold out more {_counted_for_intervals(health)} (--held_out), or {_longer(health)}"
         case Rule.STANDS_STILL:
             now = f"smaller patches (--patch_size), a lower --blr (now {f['blr']:g}), or another --task"
             return f"look at the pictures and at your data; try {now}"
@@ -276,13 +276,20 @@ def _then(health: Health, rule: Rule) -> str:
         case Rule.NO_GAIN_IN_CLASSES:
             return f"{_longer(health)}, or try another --task; fine-tuning may tell more than kNN"
         case Rule.HEALTHY if "labels" in a and "labelled" in f:
-            return f"label more {health.noun}, and evaluate again (patchloom evaluate knn)"
+            more = f"{health.noun} of more groups (now {f['groups']:g})" if "groups" in f else f"more {health.noun}"
+            return f"label {more}, and evaluate again (patchloom evaluate knn)"
         case Rule.HEALTHY if "labels" in a:
             return f"label a few {health.noun} to see what the features are good for (patchloom evaluate knn)"
         case Rule.HEALTHY:
             return f"{_longer(health)}: it was still improving"
         case _:
             return _longer(health)
+
+
+def _counted_for_intervals(health: Health) -> str:
+    """Return what has to be more for a narrower interval: images, or their groups."""
+    groups = health.figures.get("groups")
+    return health.noun if groups is None else f"groups of {health.noun} (now {groups:g})"
 
 
 def _longer(health: Health) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -17,7 +16,7 @@ from patchloom.patches.partition import random_dropped, random_partition
 from patchloom.patches.positions import Smoothing
 from patchloom.patches.tokens import gather_tokens
 from patchloom.questions.pixels import Pixels
-from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions, figure_3, frames_sheet
+from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions, figure_3
 from patchloom.questions.question import Sheet
 from patchloom.system.distributed import draw
 from patchloom.tasks.defaults import check_normalizable, check_smoothing, decoder_sizes, patch_decoder
@@ -177,20 +176,18 @@ class DropPos(Task):
         return found if rotations is None else {**found, "rotation": rotations[:, :, foreign].transpose(1, 2)}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
-        """Draw the paper's Fig. 3, and the images rebuilt from the predicted positions."""
+        """Draw the answers with as much withheld as in training, then the paper's Fig. 3 of images."""
         question = cast(Positions, self.questions["positions"])
+        encoded = self.encode(images, self.given(images, generator), generator)
+        sheets = question.sheets(encoded)
+        if not self.modality.column_seconds:
 
-        def predict(mask_ratio: float, **ratios: float) -> PositionPrediction:
-            given = self.given(images, generator, mask_ratio=mask_ratio, **ratios)
-            return question.predict(self.encode(images, given, generator))
+            def predict(mask_ratio: float) -> PositionPrediction:
+                given = self.given(images, generator, mask_ratio=mask_ratio, position_mask_ratio=_MOST_DROPPED)
+                return question.predict(self.encode(images, given, generator))
 
-        if seconds := self.modality.column_seconds:
-            sheets = [frames_sheet(self.geometry, images, predict(0.0), seconds, generator)]
-        else:
-            most = partial(predict, position_mask_ratio=_MOST_DROPPED)
-            sheets = figure_3(self.geometry, images, most, generator, question.ratios["mask_ratio"])
+            sheets += figure_3(self.geometry, images, predict, generator, question.ratios["mask_ratio"])
         if "pixels" in self.questions:
-            encoded = self.encode(images, self.given(images, generator), generator)
             sheets += self.questions["pixels"].sheets(encoded)
         return sheets
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from patchloom.nets.build import initialize
 from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import random_partition
-from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions, figure_3, frames_sheet
+from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions, figure_3
 from patchloom.questions.question import Sheet
 from patchloom.tasks.defaults import refuse_positions
 from patchloom.tasks.masking import visible_of
@@ -81,13 +81,14 @@ class Jigsaw(Task):
         return {"position_token": given.images.new_zeros(())}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
-        """Draw correctly placed patches, and images rebuilt from the predicted positions, at several mask ratios."""
+        """Draw the answers at the mask ratio of the training, then as in DropPos' Fig. 3 of images."""
         question = cast(Positions, self.questions["positions"])
 
         def predict(mask_ratio: float) -> PositionPrediction:
             given = self.given(images, generator, mask_ratio=mask_ratio)
             return question.predict(self.encode(images, given, generator))
 
-        if seconds := self.modality.column_seconds:
-            return [frames_sheet(self.geometry, images, predict(0.0), seconds, generator)]
-        return figure_3(self.geometry, images, predict, generator)
+        sheets = super().draw(images, generator)
+        if not self.modality.column_seconds:
+            sheets += figure_3(self.geometry, images, predict, generator)
+        return sheets

@@ -18,9 +18,8 @@ from patchloom.questions.positions import (
     MP3_RATIOS,
     PositionPrediction,
     Positions,
-    frames_sheet,
     mixed_sheet,
-    rebuilt_sheet,
+    ratios_sheet,
 )
 from patchloom.questions.question import Sheet
 from patchloom.tasks.defaults import refuse_positions
@@ -98,20 +97,20 @@ class MP3(Task):
         return {"position_token": given.images.new_zeros(())}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
-        """Draw images rebuilt from the predicted positions at several η, and the paper's Figs. 14-15."""
-        if seconds := self.modality.column_seconds:
-            return [frames_sheet(self.geometry, images, self._answer(images, generator), seconds, generator)]
-        rebuilt = {}
-        for ratio in RATIOS_DRAWN:
-            rebuilt[f"η = {ratio}"] = self.place(images, generator, context_mask_ratio=ratio)
-        sheets = [rebuilt_sheet(self.geometry, images, rebuilt, generator)]
+        """Draw the answers at the trained η; of images also those at several η, and the paper's Figs. 14-15."""
+        sheets = super().draw(images, generator)
+        if self.modality.column_seconds:
+            return sheets
+        answers = {f"η = {ratio}": self._answer(images, generator, context_mask_ratio=ratio) for ratio in RATIOS_DRAWN}
+        withheld = "A fraction η of the patches was barred from keys and values."
+        sheets.append(ratios_sheet(self.geometry, images, answers, generator, withheld))
         if len(images) > 1 and not self.known:
             sheets.append(mixed_sheet(self.geometry, images, partial(self.place, generator=generator), generator))
         return sheets
 
-    def place(self, images: Tensor, generator: torch.Generator, **ratios: float) -> Tensor:
-        """Return the predicted place [b n] of each patch of ``images`` [b c h w]; keys and values: its context only."""
-        return self._answer(images, generator, **ratios).places()
+    def place(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Return a place of its own [b n] for each patch of ``images`` [b c h w]; keys and values: its context only."""
+        return self._answer(images, generator).assigned()
 
     def _answer(self, images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction:
         encoded = self.encode(images, self.given(images, generator, **ratios))

@@ -20,13 +20,14 @@ from patchloom.patches.partition import complement
 from patchloom.patches.pictures import WITHHELD, paint_patches
 from patchloom.questions.anchor import Anchor
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
-from patchloom.withhold.encoder_input import EncoderInput
+from patchloom.withhold.encoder_input import EncoderInput, check_images
 
 T = TypeVar("T")
 
 Size = int | Literal["auto"]
 
 PAPERS = "the paper's"  # reason of an ``auto`` that is the paper's value
+_STEP = {"progress", "generator", "given", "indices"}  # named arguments of `Task.forward` that are no views
 
 
 class Task(nn.Module, ABC):
@@ -64,6 +65,11 @@ class Task(nn.Module, ABC):
 
     def __init__(self, encoder: Encoder):
         super().__init__()
+        if not isinstance(encoder, Encoder):
+            raise PatchloomError(
+                f"{type(self).__name__} trains a VisionTransformer, Eva or SwinTransformer of timm, and "
+                f"{type(encoder).__name__} is none: give one, such as timm.create_model('vit_tiny_patch16_224') makes"
+            )
         self.refuse_swin(is_hierarchical(encoder))
         self.encoder = encoder
         self.geometry = Geometry.of(encoder)
@@ -73,6 +79,8 @@ class Task(nn.Module, ABC):
         self.chosen: dict[str, tuple[Any, str]] = {}
         self.register_buffer("mean", torch.zeros(self.geometry.channels, 1, 1), persistent=False)
         self.register_buffer("std", torch.ones(self.geometry.channels, 1, 1), persistent=False)
+        # a hook, because tasks override `forward`
+        self.register_forward_pre_hook(_check_views, with_kwargs=True)
 
     @classmethod
     def refuse_swin(cls, hierarchical: bool) -> None:
@@ -178,6 +186,12 @@ class Task(nn.Module, ABC):
         teacher_images: Tensor | None = None,
     ) -> Encoded:
         """Encode a batch, for the questions."""
+        check_images(images, self.geometry.channels, getattr(self.augment, "size", None), type(self).__name__)
+        if not isinstance(given, EncoderInput):
+            raise PatchloomError(
+                f"{type(self).__name__}.given returned {type(given).__name__}: return an EncoderInput, such as "
+                "all_patches(images, n)"
+            )
         tokens, unnormed = self.encode_tokens(given, generator)
         seen_by_teacher = images if teacher_images is None else teacher_images
         norms = self.mean, self.std
@@ -250,6 +264,27 @@ class Task(nn.Module, ABC):
         """Return the first question's moving average of the encoder and its modules, as `Question.teacher_modules`."""
         found = (question.teacher_modules() for question in self.questions.values())
         return next((modules for modules in found if modules), {})
+
+
+def _check_views(task: Task, views: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Raise an error for views that are not those that the task's augmentation makes: number, shape and type.
+
+    The first has the size that ``task.augment`` makes; others may have another, and the encoder checks it.
+    """
+    needed = getattr(task.augment, "n_views", len(views))
+    if views and len(views) != needed and named.keys() <= _STEP:
+        given, wanted = (f"{n} view{'s' * (n != 1)}" for n in (len(views), needed))
+        raise PatchloomError(
+            f"{type(task).__name__} got {given} of the images, and takes {wanted}: give all that its augment returns, "
+            "batched and normalised"
+        )
+    size = getattr(task.augment, "size", None)
+    for i, view in enumerate(views):
+        check_images(view, task.geometry.channels, None if i else size, type(task).__name__)
+        if len(view) != len(views[0]):
+            raise PatchloomError(
+                f"the views have {len(views[0])} and {len(view)} images: give the same images in each view"
+            )
 
 
 # Sheets of tasks with two views (ExtreMA, LUT).

@@ -14,6 +14,7 @@ from patchloom.runs.checkpoint import best_of, whole_weights
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.distributed import rank, smallest
 from patchloom.tasks.task import Task
+from patchloom.train.clock import Piece
 from patchloom.train.step import Update
 
 # Early stopping (``--patience``) and the weights of the best held-out measure.
@@ -129,6 +130,8 @@ class TrainState:
         steady: number of updates since the loss scale last changed.
         steps: number of steps of the whole run; 0 in checkpoints of older versions.
         began: first step of the present schedule: 0, or the previous end of a run that is trained longer.
+        pieces: parts of the schedule of a run with ``--minutes``, as in `patchloom.train.clock.Piece`.
+        passed: number of points behind at which such a run is planned anew.
         pace: recent seconds per step; 0 if unknown.
         measuring: duration of the last held-out evaluation, in seconds.
         measured: last held-out result; None before the first, and in checkpoints of older versions.
@@ -148,6 +151,8 @@ class TrainState:
     steady: int = 0
     steps: int = 0
     began: int = 0
+    pieces: list[list[float]] = field(default_factory=list)
+    passed: int = 0
     pace: float = 0.0
     measuring: float = 0.0
     measured: MeasureResult | None = None
@@ -169,6 +174,14 @@ class TrainState:
     def is_finished(self, steps: int, settings: ResolvedSettings) -> bool:
         """Return whether training has ended: after its last step, or by early stopping after at least one update."""
         return self.step >= steps or (self.step > 0 and self.best.out_of_patience(settings))
+
+    @property
+    def piece(self) -> Piece | None:
+        """Present part of the schedule of a run with ``--minutes``; None without, or once such a run is extended."""
+        if not self.pieces or self.began:
+            return None
+        step, progress, steps = self.pieces[-1]
+        return Piece(int(step), float(progress), int(steps))
 
     def train_on(self, steps: int, earlier: bool) -> None:
         """Begin a new schedule at this step if the number of steps has grown since the checkpoint was written."""

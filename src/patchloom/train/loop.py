@@ -25,8 +25,8 @@ from patchloom.data.loader import Batch, Prefetcher, steps_of, steps_per_epoch, 
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name
 from patchloom.data.sources.open import open_data
-from patchloom.display import Displayable, StatusMessage, Verbatim, is_first, print_line
-from patchloom.errors import AlreadyReported, PatchloomError
+from patchloom.display import Displayable, StatusMessage, Verbatim, duration, is_first, print_line
+from patchloom.errors import AlreadyReported, PatchloomError, conforms
 from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.loggers.trackers import check_installed, parse_trackers
 from patchloom.look.charts import read_metrics
@@ -60,7 +60,8 @@ from patchloom.system.signals import Stop
 from patchloom.tasks import AUTO, check_step_size
 from patchloom.tasks.task import Task
 from patchloom.train.checkpointing import TrainState
-from patchloom.train.estimate import explain_errors
+from patchloom.train.clock import is_due, plan_anew, points_passed
+from patchloom.train.estimate import explain_errors, rounded
 from patchloom.train.final_evaluation import FinalEvaluation
 from patchloom.train.init import Start
 from patchloom.train.metrics import MetricsLog, Reporter, measure_forms
@@ -213,8 +214,10 @@ def restored_state(folder: RunFolder, stepper: Stepper, reporter: Reporter) -> T
     for damage in problems:
         reporter.say(f"  {damage}: using the one before it")
     state = TrainState.of(about, tensors)
+    if state.pieces and state.step < state.steps:  # planned by the clock; the configuration may be a plan ahead
+        stepper.steps = state.steps
     state.train_on(stepper.steps, folder.last_end() is not None)
-    stepper.began = state.began
+    stepper.began, stepper.piece = state.began, state.piece
     return state
 
 
@@ -376,7 +379,11 @@ def pretrain(
         begun = partial(load_start, folder.path)
         validation = Validation(pretext, card, held_out, training, plan.settings, plan.held_out.doubt, begun)
         tracks = ending.enter_context(TrackerSet(trackers if fabric.is_global_zero else (), folder, reporter.say))
-        ended, measure, state = train(fabric, pretext, source, plan.settings, folder, reporter, validation, tracks)
+        minutes = folder.read_requested().get("minutes")
+        seconds = 60 * float(minutes) if conforms(minutes, float) else None
+        ended, measure, state = train(
+            fabric, pretext, source, plan.settings, folder, reporter, validation, tracks, seconds
+        )
 
         # ---- the final evaluation
         if not ended:
@@ -385,6 +392,8 @@ def pretrain(
             raise stopped_by_all("stopped, and a checkpoint was written: run the same command to resume", run)
         if not fabric.is_global_zero:
             return Run(folder.path, "")
+        if state.pieces:  # the length that the clock gave
+            plan = plan._replace(settings=replace(plan.settings, epochs=folder.read_config().epochs))
         compile_blocks(pretext, enabled=False)  # the final evaluation uses each of its shapes only once
         if isinstance(pretext, FSDPModule):  # this process has only its shard; the last checkpoint has all weights
             validation.task = load_task(folder.path).task.to(fabric.device)
@@ -406,12 +415,14 @@ def train(
     reporter: Reporter,
     validation: Validation,
     tracks: TrackerSet,
+    seconds: float | None = None,
 ) -> tuple[bool, Measure | None, TrainState]:
     """Train to the last step, to early stopping (``--patience``), or to an interrupt, which saves a checkpoint.
 
     One loop for every task, device, precision and number of processes. Batch, random draws and learning rate of a step
     are functions of the seed and the step. So a resumed run equals one that was never interrupted, and batches of
-    readable images and draws do not depend on the number of processes.
+    readable images and draws do not depend on the number of processes. A training of so many ``seconds``
+    (``--minutes``) is planned anew on its way, see `patchloom.train.clock`.
 
     Returns:
         Whether training ended (not interrupted), the last measure of this start, and the training state.
@@ -426,6 +437,12 @@ def train(
     # ---- the state: that of the newest intact checkpoint, or a new one
     stepper = Stepper(fabric, task, settings, steps)
     state = restored_state(folder, stepper, reporter)
+    per_epoch = steps_per_epoch(len(source), settings.batch_size)
+    first_steps = state.pieces[0][2] if state is not None and state.pieces else steps
+    rises = min(1.0, first_warmup / first_steps)  # fraction of the training that is warm-up
+    if stepper.steps != steps:
+        steps, settings = stepper.steps, replace(settings, epochs=rounded(stepper.steps / per_epoch))
+        stepper.settings = settings
     about = validation, stepper, settings, len(source), images_per_step, tracks, stepper.began
     journal = MetricsLog(reporter, *about)
     unreadable: set[str] = set()
@@ -443,6 +460,9 @@ def train(
             reason = "the initial weights are not finite: choose others"
             raise PatchloomError(reason) if fabric.is_global_zero else AlreadyReported(reason)
         state = TrainState(steps=steps)
+        if seconds is not None:
+            state.pieces = [[0, 0.0, steps]]
+            stepper.piece = state.piece
         tracks.start(settings, [])
         journal.before_the_first_step(state)
         save_checkpoint(folder, stepper, state, unreadable)
@@ -482,14 +502,40 @@ def train(
                 rate = halving_rate(todo[-1], first_warmup, peak, settings.halve_every * settings.accumulate)
             else:
                 rate = cosine_rate(todo[-1] - began, steps - began, warmup, peak)
+            if (piece := state.piece) is not None and not settings.halve_every:
+                rate = piece.rate(todo[-1], first_warmup if not piece.step else round(rises * steps), peak)
             rate *= state.factor
-            made = stepper.update(todo.stop, rate, forwards, (stop.asked, due), scale)
-            stopping, due = made.answers
+            late = False
+            if fabric.is_global_zero and seconds and piece is not None:
+                late = is_due(state.passed, journal.pace.seconds() / seconds, piece.at(todo.stop))
+            made = stepper.update(todo.stop, rate, forwards, (stop.asked, due, late), scale)
+            stopping, due, late = made.answers
             state.step = todo.stop
             if not state.count(made, settings.precision):
                 note_skipped(folder, state, source, forwards, made, reporter)
             diverged = state.in_a_row == _MAX_IN_A_ROW
             journal.after_update(state, todo.start + 1, rate, sound=not diverged)
+            if late and piece is not None and seconds and not diverged:
+                clock = journal.clock(state, seconds)
+                anew = first_decides(partial(plan_anew, piece, state.step, *clock, settings.accumulate))
+                late = anew != piece
+                state.passed = points_passed(clock.over, anew.at(state.step))
+                if late:
+                    epochs = rounded(anew.steps / per_epoch)
+                    reporter.say(
+                        f"  planned anew by the clock, {clock.over:.0%} of {duration(seconds)} being over: "
+                        f"{anew.steps:,} steps instead of {steps:,}, at {clock.pace:.2g} s per step"
+                    )
+                    steps, settings = anew.steps, replace(settings, epochs=epochs)
+                    state.pieces.append([*anew])
+                    state.steps = stepper.steps = steps
+                    stepper.settings, stepper.piece = settings, anew
+                    journal.plan(settings, steps)
+                    if fabric.is_global_zero:  # before the checkpoint, which restores its own plan
+                        why = f"{duration(seconds)} of training by the clock (--minutes)"
+                        folder.rewrite("epochs", epochs, epochs * task.views, why)
+                    reading.close()  # its batches end with the former plan
+                    batches = None
             ended = state.is_finished(steps, settings)
             state.best.choose(ended)
             if ended and state.step < steps:
@@ -497,7 +543,7 @@ def train(
                 reporter.say(f"  stopped early: no improvement in {count} (--patience)")
 
             # ---- a checkpoint; not between skipped updates, since it could not be gone back to
-            if not diverged and (stopping or ended or (due and not state.in_a_row)):
+            if not diverged and (stopping or ended or late or (due and not state.in_a_row)):
                 before = time.perf_counter()
                 diverged = not save_checkpoint(folder, stepper, state, unreadable)
                 timer.saved(time.perf_counter() - before)
@@ -505,6 +551,10 @@ def train(
                 reading.close()
                 batches = None
                 state = go_back(folder, stepper, state, unreadable, reporter)
+                if stepper.steps != steps:
+                    steps, settings = stepper.steps, replace(settings, epochs=rounded(stepper.steps / per_epoch))
+                    stepper.settings = settings
+                    journal.plan(settings, steps)
                 tracks.rewind(state.step)
                 journal.start(state)
                 smallest = each

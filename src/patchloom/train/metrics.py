@@ -34,6 +34,7 @@ from patchloom.system.signals import discard_output
 from patchloom.tasks.custom import is_code, label
 from patchloom.tasks.task import Task
 from patchloom.train.checkpointing import TrainState
+from patchloom.train.clock import Clock
 from patchloom.train.step import Stepper
 from patchloom.train.validation import Validation
 from patchloom.train.verdict import VerdictInputs, health_of, logged_class_result
@@ -434,14 +435,26 @@ class MetricsLog:
         self.reporter, self.validation, self.stepper, self.settings = reporter, validation, stepper, settings
         self.tracks = tracks
         self.per_epoch, self.images_per_step = steps_per_epoch(images, settings.batch_size), images_per_step
-        self.steps = steps_of(settings.epochs, images, settings.batch_size)
+        self.measure: Measure | None = None
+        self.plan(settings, steps_of(settings.epochs, images, settings.batch_size), began)
+
+    def plan(self, settings: ResolvedSettings, steps: int, began: int = 0) -> None:
+        """Spread rows, measures and pictures over ``steps`` steps; called again where ``--minutes`` plans anew."""
+        self.settings, self.steps = settings, steps
         logged = event_steps(self.steps - began, 1 / _LOGGED)
-        validated = measuring_steps(self.steps - began, logged - {0}, images_per_step)
+        validated = measuring_steps(self.steps - began, logged - {0}, self.images_per_step)
         # the batches of pictures would need another compilation of compiled blocks
-        drawn = drawing_steps(self.steps - began, validated, images_per_step, validation.task)
+        drawn = drawing_steps(self.steps - began, validated, self.images_per_step, self.validation.task)
         self.logged, self.validated, drawn = ({began + one for one in some} for some in (logged, validated, drawn))
         self.drawn = set[int]() if settings.compile else drawn
-        self.measure: Measure | None = None
+        if hasattr(self, "pace"):
+            self.pace.steps = steps
+
+    def clock(self, state: TrainState, seconds: float) -> Clock:
+        """Return how far a training of so many ``seconds`` is; its measures to come leave less for steps."""
+        measures = state.measuring * sum(step > state.step for step in self.validated)
+        now = self.pace.seconds()
+        return Clock(now / seconds, seconds - now - measures, self.pace.seconds_a_step())
 
     def before_the_first_step(self, state: TrainState) -> None:
         """Measure the baselines, write the first row, and draw pictures of the task.

@@ -39,6 +39,7 @@ from patchloom.train.init import Start
 from patchloom.train.resolve import default_workers, measure_data, resolve, share_of_batch
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_FEW_GROUPS = 5  # held-out groups whose interval, over groups, is so wide that it excludes little
 
 
 class Plan(NamedTuple):
@@ -325,8 +326,11 @@ def announce(
         say(f"  {line}")
     for line in (*data.notes, *plan.stats.noticed):
         say(f"  {line}")
-    if asked.group is not None and whole.groups is not None:
-        say(f"  held-out groups: {some_groups(held_out, asked.group)}")
+    if whole.groups is not None and held_out.groups is not None:
+        parts = [len(np.unique(source.groups)) for source in (held_out, whole) if source.groups is not None]
+        named = f"{parts[0]:,}" if asked.group is None else some_groups(held_out, asked.group)
+        few = f"; so few groups say little about others: add groups, not {whole.noun}" * (parts[0] < _FEW_GROUPS)
+        say(f"  held-out groups: {named} of {parts[1]:,}{few}")
     if plan.doubt:
         say(f"  warning: {plan.doubt}")
     if not held.looked:

@@ -18,6 +18,7 @@ from patchloom.nets.performance import compile_blocks
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.distributed import Shared, total, world
 from patchloom.tasks.task import Task
+from patchloom.train.clock import Piece
 
 _FREE = ("pos_embed", "reg_token", "rope.freqs", "relative_position_bias_table")
 
@@ -130,12 +131,14 @@ class Stepper:
 
     Attributes:
         began: first step of the present schedule; above 0 in a run that is trained longer.
+        piece: present part of the schedule of a run with ``--minutes``, else None.
         heads_only: number of steps at the start of the first schedule in which the encoder keeps its weights.
     """
 
     def __init__(self, fabric: Fabric, task: Task, settings: ResolvedSettings, steps: int):
         self.fabric, self.task, self.settings, self.steps = fabric, task, settings, steps
         self.began = 0
+        self.piece: Piece | None = None
         if settings.compile:
             compile_blocks(task)
         self.module = fabric.setup_module(task.to(fabric.device))
@@ -158,6 +161,8 @@ class Stepper:
 
     def progress(self, step: int) -> float:
         """Return the fraction of the present schedule that is done after ``step`` steps."""
+        if self.piece is not None:
+            return self.piece.at(step)
         return (step - self.began) / (self.steps - self.began)
 
     def autocast(self) -> AbstractContextManager[Any]:

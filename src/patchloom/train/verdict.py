@@ -157,6 +157,7 @@ class ClassResult(NamedTuple):
         level: level of the difference to the best control.
         untrained: level of the difference to an untrained encoder.
         images: number of labelled queries.
+        groups: number of their groups, over which the interval is; 0: no groups.
     """
 
     value: float
@@ -165,6 +166,7 @@ class ClassResult(NamedTuple):
     level: Level
     untrained: Level
     images: int = 0
+    groups: int = 0
 
 
 class VerdictInputs(NamedTuple):
@@ -202,8 +204,33 @@ class VerdictInputs(NamedTuple):
 
     @property
     def level(self) -> Level:
-        """Level of the task's effect, as in the closing sentence."""
-        return self.measure.result.level
+        """Level of the task's effect, as in the closing sentence; clear if it was clear and has not fallen since.
+
+        An interval that widens a little would otherwise turn a healthy run into a weak one whose error still falls.
+        """
+        now = self.measure.result.level
+        return Level.CLEAR if now.better and now is not Level.CLEAR and self._was_clear() else now
+
+    def _was_clear(self) -> bool:
+        """Return whether the effect was clear at an earlier measure and is not significantly lower now."""
+        perfect = 1.0 if self.measure.higher_is_better else 0.0
+        base = self.measure.baselines[self.measure.baseline_to_beat()].tolist()
+        for row in self._measured():
+            values = self.results.get(row["step"], ())
+            if int(row["step"]) >= self.step or len(values) != len(base):
+                continue
+            change = self._change(row["step"], self.measure.values.tolist())
+            if change is None or change.high < 0:
+                continue
+            if effect_of(values, base, perfect, self.measure.groups).level is Level.CLEAR:
+                return True
+        return False
+
+    @property
+    def groups(self) -> dict[str, float | str]:
+        """Number of groups of the held-out images, as a figure; empty without groups."""
+        found = self.measure.groups
+        return {} if found is None else {"groups": len(found.unique())}
 
     @property
     def learnt(self) -> bool:
@@ -271,7 +298,8 @@ def _classes(trained: Row, controls: Sequence[Row], images: int) -> ClassResult:
     """Return the kNN result of an encoder's row and its controls, the best one first."""
     levels = {row.encoder: effect_over_control(trained, row, images).level for row in controls}
     best = next(iter(levels))
-    return ClassResult(trained.value, best, controls[0].value, levels[best], levels[UNTRAINED], images)
+    groups = 0 if trained.groups is None else len(trained.groups.unique())
+    return ClassResult(trained.value, best, controls[0].value, levels[best], levels[UNTRAINED], images, groups)
 
 
 # Images below this are nearly identical: deviation from their mean image, relative to that of all their pixels. Copies
@@ -359,7 +387,7 @@ def _few_images(signs: VerdictInputs) -> _Finding | None:
         return None
     if signs.updates < _ENOUGH and signs.measure.result.n >= MIN_VERDICT_IMAGES:
         return None  # more updates tell more than more images: `_not_better`
-    return _Finding(Verdict.UNKNOWN, Rule.FEW_IMAGES, {}, {"held_out": HIGHER})
+    return _Finding(Verdict.UNKNOWN, Rule.FEW_IMAGES, signs.groups, {"held_out": HIGHER})
 
 
 def _not_begun(signs: VerdictInputs) -> _Finding | None:
@@ -405,7 +433,8 @@ def _not_better(signs: VerdictInputs) -> _Finding | None:
     if gained.level.visible:
         return _Finding(Verdict.EARLY, Rule.NEARER, {"gained": gained.share}, _longer(signs))
     if gained.level is Level.UNKNOWN:
-        return _Finding(Verdict.EARLY, Rule.FEW_IMAGES_SINCE_HALFWAY, {}, {"held_out": HIGHER, **_longer(signs)})
+        actions = {"held_out": HIGHER, **_longer(signs)}
+        return _Finding(Verdict.EARLY, Rule.FEW_IMAGES_SINCE_HALFWAY, signs.groups, actions)
     actions = {"patch_size": LOWER, "blr": LOWER, "task": ANOTHER}
     return _Finding(Verdict.NOT_LEARNING, Rule.STANDS_STILL, updates, actions)
 
@@ -420,7 +449,7 @@ def _weak(signs: VerdictInputs) -> _Finding | None:
     if signs.level is Level.CLEAR:
         return None
     if signs.level is Level.UNSURE:
-        return _Finding(Verdict.WEAK, Rule.FEW_IMAGES_FOR_SIZE, {}, {"held_out": HIGHER, **_longer(signs)})
+        return _Finding(Verdict.WEAK, Rule.FEW_IMAGES_FOR_SIZE, signs.groups, {"held_out": HIGHER, **_longer(signs)})
     # a teacher of hidden layers compares no images with one another
     agreement = signs.measure.outputs is not None and _loss_of(signs) not in ("smooth_l1", "mse")
     batch = {"batch_size": HIGHER} if agreement else {}
@@ -434,11 +463,14 @@ def _solved(signs: VerdictInputs) -> _Finding | None:
         return None
     if found is None:
         return _Finding(Verdict.HEALTHY, Rule.SOLVED, {}, {"task": ANOTHER})
-    return _Finding(Verdict.WEAK, Rule.SOLVED, _by_knn(found), {"task": ANOTHER}) if found.level.no_gain else None
+    if not signs.ended or not found.level.no_gain:
+        return None
+    return _Finding(Verdict.WEAK, Rule.SOLVED, _by_knn(found), {"task": ANOTHER})
 
 
 def _no_gain_in_classes(signs: VerdictInputs) -> _Finding | None:
-    found = signs.classes
+    # a kNN on the way is of few images and without their pairs: only the final evaluation judges, by `Difference`
+    found = signs.classes if signs.ended else None
     if found is None or not found.level.no_gain:
         return None
     actions = _longer(signs) | {"task": ANOTHER}
@@ -451,7 +483,10 @@ def _healthy(signs: VerdictInputs) -> _Finding:
         return _Finding(Verdict.HEALTHY, Rule.HEALTHY, {}, labels)
     figures = _by_knn(signs.classes)
     if signs.classes.level is Level.UNKNOWN:
-        return _Finding(Verdict.HEALTHY, Rule.HEALTHY, figures | {"labelled": signs.classes.images}, labels)
+        figures |= {"labelled": signs.classes.images} | (
+            {"groups": signs.classes.groups} if signs.classes.groups else {}
+        )
+        return _Finding(Verdict.HEALTHY, Rule.HEALTHY, figures, labels)
     gained = signs.gained_since(0.75 * signs.steps) if signs.ended else None
     grows = gained is not None and gained.level.visible
     return _Finding(Verdict.HEALTHY, Rule.HEALTHY, figures, _longer(signs) if grows else {})

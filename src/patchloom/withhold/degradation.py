@@ -22,7 +22,7 @@ from patchloom.withhold.degrade import (
     random_others,
     random_places,
 )
-from patchloom.withhold.encoder_input import EncoderInput, mask_patches
+from patchloom.withhold.encoder_input import EncoderInput, check_images, mask_patches
 
 DegradationKind = Literal["masked", "zoom_in", "zoom_out", "fisheye", "wave", "blur", "decolorize", "none"]
 CropPlace = Literal["centre", "random"]
@@ -109,6 +109,7 @@ class Degradation:
             generator: random generator for the strengths.
         """
         images = given.images
+        check_images(images, len(mean), self.canvas, "this degradation")
         b, device = len(images), images.device
         if self.kind == "zoom_in":
             return self._zoomed_in(given, generator)

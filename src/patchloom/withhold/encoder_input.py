@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from patchloom.errors import PatchloomError
 from patchloom.patches.partition import complement
 from patchloom.patches.tokens import gather_tokens
 
@@ -60,6 +61,31 @@ class EncoderInput:
             return patches.mean(1)
         counted = self.has_content()[..., None]
         return (patches * counted).sum(1) / counted.sum(1)
+
+
+def check_images(images: object, channels: int, size: tuple[int, int] | None, of: str) -> None:
+    """Raise an error unless ``images`` is a float batch [b c h w] of so many channels, and of ``size`` (h, w) if given.
+
+    Only shapes and types are read, so that a GPU does not wait. Without it, images of another size would be taken for
+    their first rows of patches.
+    """
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        found = f"of the shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise PatchloomError(f"images are {found}: {of} takes a batch, a tensor [b c h w]")
+    if not images.is_floating_point():
+        kind = str(images.dtype).removeprefix("torch.")
+        raise PatchloomError(f"images are {kind}: convert them to float32 in [0, 1] and normalise them")
+    h, w = images.shape[2:]
+    if images.shape[1] != channels:
+        raise PatchloomError(
+            f"images have {images.shape[1]} channels, and {of} takes {channels}: give such images, or build an encoder "
+            "for theirs"
+        )
+    if size is not None and (h, w) != tuple(size):
+        raise PatchloomError(
+            f"images have {h}x{w} pixels, and {of} takes {size[0]}x{size[1]}: resize them, or build the encoder for "
+            "their size"
+        )
 
 
 def all_patches(images: Tensor, n: int) -> EncoderInput:

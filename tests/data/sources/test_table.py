@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from patchloom.data.near_duplicates import subject_note
+from patchloom.data.near_duplicates import grouping_columns, subject_note
 from patchloom.data.sources.open import absolute_name, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import features
@@ -117,6 +117,34 @@ def test_a_column_of_patients_is_noted(table):
     assert not subject_note(open_data(f"{path}@label=Patient_ID").train)  # it is what is to be known
     alone = table("path,patient", *rows("123456"), name="alone.csv")  # each image has its own
     assert not subject_note(open_data(alone).train)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "noted"),
+    [
+        ("module", [f"{i // 4}" for i in range(24)], True),
+        ("lot", [f"lot {i % 6}" for i in range(24)], True),
+        ("type", ["mono", "poly"] * 12, False),  # classes, and no groups
+        ("serial", [f"{i}" for i in range(24)], False),
+        ("pair", [f"{i // 2}" for i in range(24)], False),
+        ("score", [f"{i % 6 / 6:.3f}" for i in range(24)], False),  # a measurement
+        ("machine", ["a"] * 16 + list("bcdefghi"), False),  # one value has most
+        ("empty", [""] * 24, False),
+    ],
+)
+def test_a_column_that_divides_the_images_is_proposed_as_groups(column, values, noted):
+    assert grouping_columns({column: values}) == ((column,) if noted else ())
+
+
+def test_a_column_with_a_known_name_comes_first_and_others_are_conditional(table, draw):
+    values = [f"{i // 4}" for i in range(24)]
+    assert grouping_columns({"module": values, "patient": list("ab" * 12)}) == ("patient", "module")
+    for i in range(24):
+        draw(f"{i}.png")
+    path = table("path,label,module", *[f"{i}.png,{'ab'[i % 2]},{i // 4}" for i in range(24)])
+    said = subject_note(open_data(path).train)
+    assert "module in" in said and "6 values for 24 images: if images of one value belong together" in said
+    assert "--group module keeps" in said and not subject_note(open_data(path, group="module").train)
 
 
 def test_splits(table, tmp_path):

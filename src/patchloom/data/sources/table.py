@@ -16,7 +16,7 @@ import numpy as np
 
 from patchloom.data.conversions import limit_examples
 from patchloom.data.decode import IMAGE_SUFFIXES, SOUND_SUFFIXES
-from patchloom.data.near_duplicates import SUBJECT_COLUMN
+from patchloom.data.near_duplicates import grouping_columns
 from patchloom.data.source import TEST_SPLITS, Data
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.media_type import detect_sound
@@ -241,7 +241,7 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
     asked = f"{name}," if chosen and "label" not in chosen else f"{name.rpartition('@')[0] if chosen else name}@"
 
     sound = detect_sound(columns[roles["path"]], name)
-    subjects = tuple(one for one in names if SUBJECT_COLUMN.fullmatch(one) and one not in roles.values())
+    subjects = grouping_columns({one: values for one, values in columns.items() if one not in roles.values()})
 
     def files(chosen: Sequence[int]) -> Files:
         labels = np.array([number.get(words[i], -1) for i in chosen], np.int64) if classes else None

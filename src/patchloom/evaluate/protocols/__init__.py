@@ -14,7 +14,7 @@ from patchloom.arguments import PathLike, plain_path, unknown_option_error, vali
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import is_first, print_line
 from patchloom.errors import PatchloomError, check_options, listing, suggestion
-from patchloom.evaluate.results import Report, append_rows, check_rows
+from patchloom.evaluate.results import Report, append_rows, check_rows, frozen_ahead
 from patchloom.evaluate.settings import EvalSettings, print_notes_once, share_nothing
 from patchloom.evaluate.trainer import keep_until_done
 from patchloom.nets.checkpoints.load import check_model
@@ -109,12 +109,12 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
     check_model(run, settings.model)
     if settings.network is not None and protocol in _OWN_NETWORK:
         raise PatchloomError(f"{protocol} is of the networks that were trained for it: leave out --network")
-    results = None
+    results, before = None, b""
     if protocol.partition(":")[0] not in _TRAIN:
         share_nothing(settings, protocol)
     if not str(run).startswith("timm:") and Path(run).is_dir() and is_first():
         results = Path(run) / "results.csv"
-        check_rows(results)
+        before = check_rows(results)
         if not os.access(results if results.exists() else run, os.W_OK):
             raise PatchloomError(
                 f"{results} cannot be written, and results are stored there: copy the run to a folder of your own"
@@ -129,6 +129,8 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
                 report = report.with_setting("group", settings.group)
             if settings.network == "teacher":
                 report = report.with_setting("network", "teacher")
+            if protocol == "finetune" and (ahead := frozen_ahead(before, report)):
+                report = replace(report, protocol=f"{report.protocol} {ahead}")
             if settings.seeds > 1 and len(reports) == settings.seeds - 1:
                 report = report.over_seeds(reports)
             reports.append(report if settings.workers != "auto" else _with_readers(report, settings))

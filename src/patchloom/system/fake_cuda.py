@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,17 +22,34 @@ class Waits(AssertionError):
 class _NoCopies(TorchFunctionMode):
     """Mode that refuses tensors made from Python numbers on the GPU; they must be made on the CPU first."""
 
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         made = func(*args, **(kwargs or {}))
         if func in (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy) and made.device == CUDA:
             raise Waits(f"{func.__name__} copies numbers to the GPU: {args}")
         return made
 
 
+class _OwnGenerator(TorchFunctionMode):
+    """Mode that refuses draws on another device than the generator's, as torch does on a real GPU."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        generator = (kwargs or {}).get("generator")
+        if isinstance(generator, torch.Generator) and isinstance(made, Tensor) and made.device != generator.device:
+            raise Waits(f"{func.__name__} draws on {made.device} with a generator of {generator.device}")
+        return made
+
+
 class _OneDevice(TorchDispatchMode):
     """Mode that refuses operations across devices."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         made = func(*args, **(kwargs or {}))
         devices = {one.device for one in tree_iter((args, kwargs, made)) if isinstance(one, Tensor)}
         if CUDA in devices and len(devices) > 1:
@@ -49,12 +66,29 @@ def fake_cuda() -> Iterator[None]:
         torch._subclasses.fake_tensor.UnsupportedFakeTensorException, or a similar error: if the shape of a result or a
             Python number depends on the contents of a tensor.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
-        patch.setattr("torch.cuda.is_bf16_supported", lambda *_, **__: True)
-        # shapes of results of cuDNN's own operations are unknown
-        with torch.backends.cudnn.flags(enabled=False), FakeTensorMode(), _OneDevice(), _NoCopies():
-            yield
+    # shapes of results of cuDNN's own operations are unknown
+    with _autocasting(), torch.backends.cudnn.flags(enabled=False), FakeTensorMode(), _OneDevice(), _NoCopies():
+        yield
+
+
+@contextmanager
+def fake_cuda_with_copies() -> Iterator[None]:
+    """Allow fake CUDA tensors inside this block as `fake_cuda` does, and copies between devices, as in a measure.
+
+    Raises:
+        Waits: if random numbers are drawn on another device than that of their generator.
+    """
+    with _autocasting(), torch.backends.cudnn.flags(enabled=False), FakeTensorMode(), _OwnGenerator():
+        yield
+
+
+@contextmanager
+def _autocasting() -> Iterator[None]:
+    with (
+        patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
+        patch("torch.cuda.is_bf16_supported", lambda *_, **__: True),
+    ):
+        yield
 
 
 def on_fake_cuda(net: nn.Module) -> nn.Module:
