@@ -17,7 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.data.conversions import limit_examples
-from patchloom.data.decode import Unreadable, decode_image, open_pillow, read_image, silence_decoders
+from patchloom.data.decode import (
+    Unreadable,
+    decode_image,
+    open_pillow,
+    read_image,
+    read_orientation,
+    silence_decoders,
+)
 from patchloom.data.source import Source, digest
 from patchloom.errors import PatchloomError
 
@@ -406,7 +413,6 @@ def named_parts(there: Mapping[str, int]) -> tuple[dict[str, str], list[str]]:
 # The size of an image from the head of its file, without decoding it.
 
 
-_ORIENTATION = 274  # EXIF's tag
 _SWAPPED = range(5, 9)  # orientations that exchange height and width
 _ARRAYS = (".npy", ".tif", ".tiff", ".dcm", ".dicom", ".heic", ".heif", ".hif")  # PIL alone does not read all of them
 
@@ -447,7 +453,7 @@ def orientation_of(image: Image.Image) -> int:
     # of a PNG without this in its head, PIL would decode all pixels to look behind them
     if image.format == "PNG" and not {"exif", "XML:com.adobe.xmp"} & set(image.info):
         return 1
-    return int(image.getexif().get(_ORIENTATION, 1))
+    return read_orientation(image)
 
 
 def _of_array(path: Path) -> Header:

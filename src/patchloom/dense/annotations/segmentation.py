@@ -19,7 +19,14 @@ from torch import Tensor
 
 from patchloom.arguments import validate_arguments
 from patchloom.data.conversions import limit_examples
-from patchloom.data.decode import Unreadable, apply_orientation, open_pillow, refuse_bomb, silence_decoders
+from patchloom.data.decode import (
+    Unreadable,
+    apply_orientation,
+    check_page,
+    open_checked,
+    read_series,
+    silence_decoders,
+)
 from patchloom.data.source import Data, Source, digest
 from patchloom.data.sources.builtin import is_builtin, open_builtin
 from patchloom.data.sources.files import Files
@@ -107,9 +114,10 @@ def _decoded(content: bytes, colours: np.ndarray | None) -> tuple[np.ndarray, st
     if content.startswith(_TIFF):
         with tifffile.TiffFile(BytesIO(content)) as tiff:
             page = tiff.pages.first
-            refuse_bomb(page.imagelength, page.imagewidth)
+            check_page(page, len(content))
+            read_series(tiff)  # which refuses a file that was cut short
             return apply_orientation(page.asarray(), int(page.tags.valueof(_ORIENTATION, 1))), "TIFF"
-    with open_pillow(BytesIO(content)) as image:
+    with open_checked(BytesIO(content)) as image:
         kind, orientation = str(image.format), orientation_of(image)
         array = np.asarray(image)
         if image.mode == "P" and colours is not None:
