@@ -6,6 +6,7 @@ Options are parsed before the verb is imported, so that --help and typing errors
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import platform
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from patchloom.arguments import CommandSpec, Option, from_source, shorten_options
-from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, is_first, json_value
+from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, check_launcher, is_first, json_value
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped, closest_word, listing
 from patchloom.options import (
     MODEL_OPTIONS,
@@ -544,8 +545,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     wants_help = words[:1] in ([], ["help"]) or not {*_HELP}.isdisjoint(words)
     as_json = as_json and not wants_help
     verb = "version" if words[:1] == ["-V"] else words[0].lstrip("-") if words else ""
+    for stream in (sys.stdout, sys.stderr):  # a terminal may lack letters, such as those of file names
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     with StopAtOnce() as stop:
         try:
+            check_launcher()
             # progress goes to stderr, so that stdout holds nothing but the document
             with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
                 result = _run(words)

@@ -146,8 +146,8 @@ class AnnotatedData(Generic[T]):
 CLASSES, ADE_CLASSES = "classes.txt", "objectInfo150.txt"
 ADE_COUNT = 150
 
-_NUMBERED = re.compile(r"(\d+)(?:\s*[:,;=]\s*|\s+)(\S.*)")  # "7 road", "7: road"
-_COLOURED = re.compile(r"(\d+)[\s,]+(\d+)[\s,]+(\d+)[\s,:]+(\S.*)")  # "128 64 128 road"
+_NUMBERED = re.compile(r"(\d{1,18})(?:\s*[:,;=]\s*|\s+)(\S.*)")  # "7 road", "7: road"
+_COLOURED = re.compile(r"(\d{1,18})[\s,]+(\d{1,18})[\s,]+(\d{1,18})[\s,:]+(\S.*)")  # "128 64 128 road"
 _SPARSE = 32  # numbers from which on a list of classes is asked for where few of them occur
 MOST_CLASSES = 2**15 - 1  # classes, as label maps become int16
 

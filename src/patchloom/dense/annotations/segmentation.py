@@ -679,7 +679,7 @@ def open_label_maps(data: DataLike, ignore: int = 255, seed: int = 0) -> Annotat
         maps, words, notes = hub_maps(name, None if classes is None else classes.colours)
         return assemble_label_maps(name, maps, words, classes, ignore, notes)
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return _open_folder(folder, name, ignore)
     near = similar(folder)
     raise PatchloomError(f"{name} does not exist: did you mean {near}?" if near else f"{name} is no folder: {_KINDS}")
