@@ -6,6 +6,7 @@ Options are parsed before the verb is imported, so that --help and typing errors
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import platform
@@ -28,6 +29,7 @@ from patchloom.display import (
     StatusMessage,
     TextTable,
     Verbatim,
+    check_launcher,
     is_first,
     json_value,
     print_line,
@@ -572,8 +574,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     wants_help = words[:1] in ([], ["help"]) or not {*_HELP}.isdisjoint(words)
     as_json = as_json and not wants_help
     verb = "version" if words[:1] == ["-V"] else words[0].lstrip("-") if words else ""
+    for stream in (sys.stdout, sys.stderr):  # a terminal may lack letters, such as those of file names
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     with StopAtOnce() as stop:
         try:
+            check_launcher()
             # progress goes to stderr, so that stdout holds nothing but the document
             with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
                 result = _run(words)

@@ -19,6 +19,8 @@ from html import escape
 from itertools import zip_longest
 from typing import Any, TextIO, TypeVar
 
+from patchloom.errors import PatchloomError
+
 T = TypeVar("T")
 
 _GAP = "  "  # between two columns
@@ -244,6 +246,17 @@ _AGAIN = 0.5  # seconds between two updates of the line
 _FIRST, _EVERY = 10.0, 30.0  # without a terminal: seconds before the first line, and between two lines
 # environment variables with the number of a process; only the first process prints
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+_COUNTS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_NNODES", "MASTER_PORT")
+
+
+def check_launcher() -> None:
+    """Raise if the environment numbers processes by anything but whole numbers."""
+    for name in (*_RANKS, *_COUNTS):
+        if not (text := os.environ.get(name, "0")).isdecimal():
+            raise PatchloomError(
+                f"the environment has {name}={text[:40]}, and a whole number is needed: unset {name}, or start the "
+                "processes by torchrun or SLURM"
+            )
 
 
 def is_first() -> bool:

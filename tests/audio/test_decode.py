@@ -153,3 +153,35 @@ def test_without_soundfile_the_extra_is_named(tmp_path, monkeypatch):
 def test_header(tmp_path):
     head = head_of(written(tmp_path / "a.wav", np.zeros((900, 2)), 44_100, "PCM_24"))
     assert head == ("WAV 24 bits", 44_100, 2, 900)
+
+
+def test_silence_of_days_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
+    # 2 bytes a sample: more than 60,000 of any file, and more than 16 a byte of it
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10_000)
+    path = written(tmp_path / "a.flac", np.zeros((31_000, 2)), RATE)
+    assert 16 * path.stat().st_size < 62_000
+    with pytest.raises(Unreadable, match="62,000, and could be a decompression bomb; cut it into shorter recordings"):
+        read_recording(path, RATE)
+    assert read_recording(written(tmp_path / "b.flac", np.zeros(29_000), RATE), RATE).shape == (1, 1, 29_000)
+    noise = np.random.default_rng(0).uniform(-1, 1, 100_000)
+    assert read_recording(written(tmp_path / "c.flac", noise, RATE), RATE).shape == (1, 1, 100_000)
+    with pytest.raises(Unreadable, match="120,000, and could be"):  # at the rate that is asked for
+        read_recording(written(tmp_path / "d.wav", np.zeros(1000), 800), 48_000)
+
+
+@pytest.mark.parametrize("own, asked", [(7, 16_000), (1, 16_000), (100, 16_000), (767_999, 16_000), (500_001, 16_000)])
+def test_rates_without_a_usual_ratio_are_refused_at_once(tmp_path, own, asked):
+    with pytest.raises(Unreadable, match=f"its header says {own:,} samples per second"):
+        read_recording(written(tmp_path / "a.wav", np.zeros(1000), own), asked)
+    assert read_recording(tmp_path / "a.wav", own).shape == (1, 1, 1000)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 7])
+def test_blocks_are_no_seams(tmp_path, monkeypatch, channels):
+    waves = np.random.default_rng(0).uniform(-1, 1, (5003, channels)).astype(np.float32)
+    for ending, subtype in (("wav", "FLOAT"), ("flac", "PCM_16")):
+        path = written(tmp_path / f"a.{ending}", waves, RATE, subtype)
+        whole = [read_recording(path, rate) for rate in (RATE, 8000)]
+        monkeypatch.setattr("patchloom.audio.decode._BLOCK", 64)
+        assert all(torch.equal(read_recording(path, r), one) for r, one in zip((RATE, 8000), whole, strict=True))
+        monkeypatch.undo()

@@ -131,3 +131,21 @@ class TestDicom:
             self.write(tmp_path / f"{i}.dcm", GREY)
         data = open_data(tmp_path)
         assert len(data.train) == 3 and not data.notes and ".dcm" in IMAGE_SUFFIXES
+
+
+def test_a_deflated_dicom_file_is_not_inflated_beyond_the_limit(tmp_path, monkeypatch):
+    pydicom = pytest.importorskip("pydicom")
+    TestDicom().write(tmp_path / "a.dcm", GREY)
+    data = pydicom.dcmread(tmp_path / "a.dcm")
+    data.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+    pydicom.dcmwrite(tmp_path / "b.dcm", data)
+    assert (read_image(tmp_path / "b.dcm") == read_image(tmp_path / "a.dcm")).all()
+    data.add_new(0x00091010, "OB", bytes(10**6))
+    pydicom.dcmwrite(tmp_path / "c.dcm", data)
+    assert (read_image(tmp_path / "c.dcm") == read_image(tmp_path / "a.dcm")).all()
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
+    monkeypatch.setattr("patchloom.data.decode._BLOCK", 5000)
+    assert (read_image(tmp_path / "b.dcm") == read_image(tmp_path / "a.dcm")).all()
+    for content in (tmp_path / "c.dcm", (tmp_path / "c.dcm").read_bytes()):
+        with pytest.raises(Unreadable, match="could be a decompression bomb; save it without deflation"):
+            read_image(content) if not isinstance(content, bytes) else decode_image(content, "it")

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import math
+import resource
 import sys
 
 import numpy as np
@@ -112,6 +113,18 @@ def test_what_no_object_asks_for_is_no_number():
     precision = average_precision([truth], [DetectedObjects(box, torch.tensor([1]), torch.ones(1))], CLASSES, "bbox")
     assert precision.there() == {"AP": 1, "AP50": 1, "AP75": 1, "APs": 1}
     assert precision.by_class(CLASSES) == {"dog": 1}
+
+
+def test_a_long_list_of_classes_costs_nothing():
+    """As a stranger's list of names may be: it took 8 GB for those that no object has."""
+    truth, found = some_images(6, seed=2)
+    few = average_precision(truth, found, CLASSES, "bbox")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    many = average_precision(truth, found, [*CLASSES, *map(str, range(20_000))], "bbox")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20, "in KiB"
+    assert many.there() == few.there() and len(many.classes) == 20_004
+    np.testing.assert_array_equal(many.classes[:4], few.classes)
+    assert torch.equal(pseudo_precision(many.matches), pseudo_precision(few.matches))
 
 
 def test_nothing_found_is_nothing_right():

@@ -10,21 +10,24 @@ from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from patchloom.data.conversions import record_conversion
-from patchloom.data.decode import Unreadable
+from patchloom.data.decode import Unreadable, check_decoded_size
 from patchloom.errors import PatchloomError, pip_install
 
 _FULL = 2**15  # full scale of 16 bits
 # low-pass filter: zero crossings on either side, Kaiser's beta (65 dB), and the middle of its edge as a share of the
 # lower Nyquist frequency, so that the edge ends there
 _ZEROS, _BETA, _EDGE = 32, 6.2, 0.95
-_MOST_HERTZ = 768_000  # ultrasound recorders use less; the filter for a larger, odd rate would fill the memory
+_MOST_HERTZ = 768_000  # ultrasound recorders use less
+_MOST_TIMES = 64  # times the samples per second of a file; 8,000 become 48,000 by a factor of 6
+_BLOCK = 2**20  # values that are decoded at a time
+_MOST_FACTOR = 2**18  # of a rate to another: the filter has 64 taps for each
 _UNKNOWN = (0, 0xFFFFFFFF)  # sizes in the header of a WAV file that was written to a pipe
 _LAST_PAGE = 4  # the flag of an Ogg page that ends a stream
 
@@ -104,32 +107,61 @@ def _decoded(library: ModuleType, content: bytes, rate: int) -> np.ndarray:
     _refuse_cut(content)
     try:
         with library.SoundFile(BytesIO(content)) as file:
-            samples = file.read(dtype="float32", always_2d=True)
-            missing = file.frames - len(samples)
-            floating = file.subtype in ("FLOAT", "DOUBLE")
-            own = file.samplerate
+            wave = _mixed(file, len(content), rate)
     except library.LibsndfileError as error:
         raise ValueError(
             f"it is not a WAV, FLAC, Ogg or MP3 file, or broken ({error.error_string.rstrip('.')})"
         ) from error
-    if missing > 0:
-        raise ValueError(f"it is cut short: {missing:,} of {missing + len(samples):,} samples are missing")
+    if file.samplerate != rate:
+        record_conversion("resampled")
+        wave = _as_integers(resample(wave, file.samplerate, rate))
+    return wave
+
+
+def _mixed(file: Any, stored: int, rate: int) -> np.ndarray:
+    """Read an open sound file of ``stored`` bytes, mixed to one channel: int16 [n], or float32 for other rates."""
+    own = file.samplerate
     if own > _MOST_HERTZ:
         raise ValueError(f"its header says {own:,} samples per second, and at most {_MOST_HERTZ:,} can be read")
-    if not len(samples):
+    if rate > _MOST_TIMES * own:
+        raise ValueError(
+            f"its header says {own:,} samples per second, which are too few for {rate:,}; give --rate {own} or so"
+        )
+    if max(_factors(own, rate)) > _MOST_FACTOR:  # the filter would fill the memory
+        raise ValueError(f"its header says {own:,} samples per second, which is no usual rate; resample it to {rate:,}")
+    check_decoded_size(2 * math.ceil(file.frames * max(1, rate / own)), stored, "cut it into shorter recordings")
+    floating = file.subtype in ("FLOAT", "DOUBLE")
+    wave = np.empty(file.frames, np.int16 if own == rate else np.float32)
+    done = 0
+    # by blocks, since a file may have a thousand channels
+    while len(samples := file.read(max(1, _BLOCK // file.channels), dtype="float32", always_2d=True)):
+        if floating and not np.isfinite(samples).all():
+            raise ValueError("it has samples that are not finite")
+        if floating and np.abs(samples).max() > 1:  # lossy formats overshoot, too, and are meant to be clipped
+            record_conversion("clipped")
+            samples = samples.clip(-1, 1)
+        mixed = samples.mean(1) if file.channels > 1 else samples[:, 0]
+        wave[done : done + len(mixed)] = _as_integers(mixed) if own == rate else mixed
+        done += len(mixed)
+    if done < len(wave):
+        raise ValueError(f"it is cut short: {len(wave) - done:,} of {len(wave):,} samples are missing")
+    if not done:
         raise ValueError("it has no samples, only a header")
-    if floating and not np.isfinite(samples).all():
-        raise ValueError("it has samples that are not finite")
-    if floating and np.abs(samples).max() > 1:  # lossy formats overshoot, too, and are meant to be clipped
-        record_conversion("clipped")
-        samples = samples.clip(-1, 1)
-    if samples.shape[1] > 1:
+    if file.channels > 1:
         record_conversion("mixed")
-    wave = samples.mean(1) if samples.shape[1] > 1 else samples[:, 0]
-    if own != rate:
-        record_conversion("resampled")
-        wave = resample(wave, own, rate)
-    return np.round(wave * _FULL).clip(-_FULL, _FULL - 1).astype(np.int16)
+    return wave
+
+
+def _as_integers(wave: np.ndarray) -> np.ndarray:
+    """Return samples in [-1, 1], float32 [n], as int16."""
+    scaled = wave * _FULL
+    return np.round(scaled, out=scaled).clip(-_FULL, _FULL - 1, out=scaled).astype(np.int16)
+
+
+def _factors(own: int, rate: int) -> tuple[int, int]:
+    """Return the least factors of the samples per second, ``up`` and ``down``, from ``own`` to ``rate``."""
+    shared = math.gcd(own, rate)
+    return rate // shared, own // shared
 
 
 def resample(wave: np.ndarray, own: int, rate: int) -> np.ndarray:
@@ -141,8 +173,7 @@ def resample(wave: np.ndarray, own: int, rate: int) -> np.ndarray:
     """
     from scipy.signal import resample_poly  # takes long to import, and most recordings have the rate
 
-    shared = math.gcd(own, rate)
-    up, down = rate // shared, own // shared
+    up, down = _factors(own, rate)
     return resample_poly(wave, up, down, window=_low_pass(max(up, down)))
 
 

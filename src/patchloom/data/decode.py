@@ -6,14 +6,17 @@ import ctypes
 import logging
 import math
 import os
+import re
 import stat
 import struct
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.util import find_spec
 from io import BytesIO
+from math import inf, prod
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,11 +39,51 @@ def channels_first(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array if array.ndim == 3 else array[..., None]).permute(2, 0, 1)
 
 
-def refuse_bomb(height: int, width: int) -> None:
-    """Refuse an image that may be a decompression bomb."""
+def refuse_bomb(height: int, width: int, each: int = 1, stored: int | None = None) -> None:
+    """Refuse an image that may be a decompression bomb; called with the numbers of its header, before decoding.
+
+    Args:
+        height, width: pixels.
+        each: bytes of a decoded pixel, all channels together.
+        stored: bytes of the file; None for pixels that are in memory already.
+    """
     # PIL refuses at the same size; this serves the formats that do not pass through PIL.
     if Image.MAX_IMAGE_PIXELS is not None and height * width > 2 * Image.MAX_IMAGE_PIXELS:
         raise ValueError(f"{height} x {width} pixels could be a decompression bomb; cut it into smaller images")
+    if stored is not None:
+        check_decoded_size(height * width * each, stored, "cut it into smaller images")
+
+
+def check_decoded_size(decoded: int, stored: int, remedy: str) -> None:
+    """Refuse a file that would decode to more bytes than any is given, and than its own size explains.
+
+    The first limit is that of Pillow's largest 8-bit RGB image, 512 MiB. Honest files are beyond it only if they are
+    large themselves: an image of 16 bits becomes 32, and lossless compression halves it, so that a factor of 8 is
+    common; an MP3 at 128 kbit/s becomes 16 bits a sample and channel, which is a factor of 11.
+    """
+    most = inf if Image.MAX_IMAGE_PIXELS is None else max(2 * 3 * Image.MAX_IMAGE_PIXELS, _MOST_EXPANSION * stored)
+    if decoded > most:
+        raise ValueError(f"its {stored:,} bytes would become {decoded:,}, and could be a decompression bomb; {remedy}")
+
+
+def refuse_scans(content: bytes, pictures: int = 1) -> None:
+    """Refuse a JPEG of very many scans: each of them, however small, passes over the whole image."""
+    # two bytes that compressed data cannot hold; Pillow and others write 10 scans
+    if (scans := content.count(b"\xff\xda")) > _MOST_SCANS * pictures:
+        raise ValueError(f"it has {scans:,} scans where JPEGs have up to about 10; save it anew")
+
+
+def read_orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, 1 to 8, of an image that PIL has opened; very large EXIF data is refused."""
+    if image.format == "PNG" and "exif" not in image.info:
+        image.load()  # the data may be behind the pixels, where PIL would look for it, too
+    _refuse_exif(max(len(image.info.get(key) or "") for key in ("exif", "Raw profile type exif")))
+    return int(image.getexif().get(_ORIENTATION, 1))
+
+
+def _refuse_exif(size: int) -> None:
+    if size > _MOST_EXIF:
+        raise ValueError(f"its EXIF data has {size:,} bytes, and at most {_MOST_EXIF:,} are read; remove it")
 
 
 def from_array(array: np.ndarray) -> Tensor:
@@ -66,7 +109,9 @@ def from_array(array: np.ndarray) -> Tensor:
 def over_white(array: np.ndarray, premultiplied: bool) -> np.ndarray:
     """Composite [h w c+1] in [0, 1], alpha last, over white: [h w c]."""
     colour, alpha = array[..., :-1], array[..., -1:]
-    return np.clip((colour if premultiplied else colour * alpha) + (1 - alpha), 0, 1)
+    over = colour.copy() if premultiplied else colour * alpha
+    over += 1 - alpha
+    return np.clip(over, 0, 1, out=over)
 
 
 def apply_orientation(array: np.ndarray, orientation: int) -> np.ndarray:
@@ -115,7 +160,11 @@ LOOK_ALIKES = frozenset(f"{_PICTURES} {_RAW} {_SCIENCE} {_FILMS} {_OTHER_SOUND}"
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # it logs broken files, which are reported by name here
 
-_ORIENTATION = 274  # the tag, in EXIF as in TIFF
+_ORIENTATION, _DESCRIPTION = 274, 270  # tags, in EXIF as in TIFF
+_MOST_EXPANSION = 16  # decoded bytes for each of a file's, beyond 512 MiB
+_MOST_SCANS = 64  # of a JPEG
+_BLOCK = 2**20  # bytes
+_MOST_EXIF = 2**20  # bytes; a JPEG's segment holds 2**16
 _HOUNSFIELD = -1024, 3071  # units of CT: the 12 bits from air to beyond bone
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 # the first bytes of formats that are read without PIL, or with more than PIL alone
@@ -132,6 +181,17 @@ _BEGINNINGS = {
 
 # formats that Pillow may open; it detects others by content, whatever the suffix, and runs other programs for some
 _FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "MPO", "DIB", "HEIF", "AVIF", "JPEG2000", "PPM", "TGA", "ICO")
+
+# compressions of TIFF that Pillow decodes, and colours that it converts; tifffile decodes all other compressions
+_PILLOW_COMPRESSIONS = {1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000}  # none, CCITT, LZW, JPEG, deflate ...
+_PILLOW_COLOURS = {3, 5, 6, 8}  # palette, CMYK, YCbCr, CIE L*a*b*
+_JPEG_2000, _PNG_OR_WEBP = {33003, 33004, 33005, 34712}, {34933, 34927, 50001}
+_MOST_PAGES = 2**14
+_OME_SIZES = re.compile(r"(?:Size[CZT]|PlaneCount|NumPlanes|SamplesPerPixel)\s*=\s*[\"'](\d+)")
+
+
+# exceptions of decoders on broken bytes, whose messages are on the decoder's own variables
+_DECODER_BUGS = (LookupError, struct.error, UnicodeDecodeError, ArithmeticError, TypeError, AttributeError)
 
 
 class Unreadable(PatchloomError):
@@ -168,8 +228,8 @@ def _read(source: Path | BytesIO, suffix: str, name: str) -> Tensor:
             return _decoded(source, suffix)
     except Exception as error:  # decoders raise nearly anything on broken bytes: OSError, SyntaxError, struct.error...
         reason = one_line(error, str(source)).replace("image file it", "it")
-        if isinstance(error, IndexError | KeyError | struct.error | UnicodeDecodeError | OverflowError):
-            reason = "it is damaged, or of a kind that is not supported"  # messages on the decoder's own variables
+        if isinstance(error, _DECODER_BUGS):
+            reason = "it is damaged, or of a kind that is not supported"
         raise Unreadable(f"{name} cannot be read as an image: {reason}") from error
 
 
@@ -196,7 +256,29 @@ def _silence_libtiff() -> None:
 def open_pillow(source: Path | BinaryIO) -> Image.Image:
     """Open an image file with Pillow, but only in formats that are safe to decode: PostScript would be executed."""
     Image.init()
+    with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
+        _refuse_exif_segments(file)
     return Image.open(source, formats=[name for name in _FORMATS if name in Image.OPEN])
+
+
+def _refuse_exif_segments(file: BinaryIO) -> None:
+    """Refuse a JPEG with much EXIF data before Pillow joins its segments, in a time of the square of their number."""
+    begin, size = file.tell(), 0
+    at = begin + 2
+    jpeg = file.read(2) == b"\xff\xd8"
+    while jpeg:
+        file.seek(at)
+        head = file.read(10)
+        if len(head) < 4 or head[0] != 0xFF or head[1] in (0xD9, 0xDA):  # the picture follows
+            break
+        if head[1] == 0xFF:  # padding
+            at += 1
+            continue
+        length = 0 if head[1] == 0x01 or 0xD0 <= head[1] <= 0xD8 else int.from_bytes(head[2:4], "big")
+        size += length * (head[1] == 0xE1 and head[4:] == b"Exif\0\0")
+        at += 2 + length
+    file.seek(begin)
+    _refuse_exif(size)
 
 
 def _decoded(source: Path | BytesIO, suffix: str) -> Tensor:
@@ -220,8 +302,30 @@ def _decoded(source: Path | BytesIO, suffix: str) -> Tensor:
     quick = _read_jpeg(source) if suffix in (".jpg", ".jpeg") else None
     if quick is not None:
         return quick
-    with open_pillow(source) as image:
+    with open_checked(source) as image:
         return from_pil(image)
+
+
+def open_checked(source: Path | BytesIO) -> Image.Image:
+    """Open an image file with Pillow; refuse one that would take too much memory or time, or that was cut short."""
+    image = open_pillow(source)
+    channels = 4 if image.mode in ("P", "PA") else len(image.getbands())
+    refuse_bomb(image.height, image.width, channels, _size_of(source))
+    if "progressive" in image.info:
+        refuse_scans(_content(source))
+    if image.format == "GIF":
+        _refuse_cut_gif(_content(source))
+    return image
+
+
+def _size_of(source: Path | BytesIO) -> int:
+    """Return the number of bytes of a file."""
+    return source.stat().st_size if isinstance(source, Path) else source.getbuffer().nbytes
+
+
+def _content(source: Path | BytesIO) -> bytes:
+    """Return the bytes of a file; the position in a buffer stays."""
+    return source.read_bytes() if isinstance(source, Path) else source.getvalue()
 
 
 def _opened(source: Path | BytesIO) -> AbstractContextManager[BinaryIO]:
@@ -234,6 +338,8 @@ def _opened(source: Path | BytesIO) -> AbstractContextManager[BinaryIO]:
 
 def from_pil(image: Image.Image) -> Tensor:
     """Convert an 8-bit PIL image to uint8 [c h w] with c 1 or 3, with orientation applied and composited over white."""
+    if read_orientation(image) in range(2, 9):
+        record_conversion("turned")
     if is_collecting():
         _record_header(image)
     ImageOps.exif_transpose(image, in_place=True)
@@ -254,14 +360,36 @@ def from_pil(image: Image.Image) -> Tensor:
 
 def _record_header(image: Image.Image) -> None:
     """Record the conversions that follow from the header of an image."""
-    if image.getexif().get(_ORIENTATION, 1) in range(2, 9):
-        record_conversion("turned")
     if image.mode in ("P", "PA") and image.format != "GIF":
         record_conversion("palette")
     elif image.mode not in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBa", "P", "PA"):
         record_conversion("colours")
     if image.format not in ("TIFF", "MPO") and getattr(image, "is_animated", False):
         record_conversion("frames")
+
+
+def _refuse_cut_gif(content: bytes) -> None:
+    """Refuse a GIF that ends within a block: PIL would read its first frame as if it were whole."""
+    at = 13 + _gif_colours(content[10])
+    try:
+        while at < len(content) and content[at] != 0x3B:  # the end
+            if content[at] == 0x2C:  # a frame: its place and colours, a number, and its data
+                at += 11 + _gif_colours(content[at + 9])
+            elif content[at] == 0x21:  # an extension: its kind, and its data
+                at += 2
+            else:  # what PIL skips, too
+                at += 1
+                continue
+            while size := content[at]:  # blocks of up to 255 bytes
+                at += 1 + size
+            at += 1
+    except IndexError:
+        raise ValueError("it is cut short: its last frame is not whole") from None
+
+
+def _gif_colours(flags: int) -> int:
+    """Return the bytes of a GIF's list of colours."""
+    return 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0
 
 
 def to_channels(image: Tensor, channels: int) -> Tensor:
@@ -296,7 +424,7 @@ def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
                 return None
             if "progressive" in image.info:  # little to gain, and only PIL notices missing scans
                 return None
-            orientation, (width, height) = image.getexif().get(_ORIENTATION, 1), image.size
+            orientation, (width, height) = read_orientation(image), image.size
             file.seek(0)
             content = file.read()
         if not content.endswith(b"\xff\xd9"):  # no end: this decoder would fill the missing part with grey
@@ -320,10 +448,11 @@ def _is_16_bit_png(source: Path | BytesIO) -> bool:
 def _read_deep_png(source: Path | BytesIO) -> Tensor:
     # PIL would silently drop the low byte of 16-bit colour.
     with _opened(source) as file, open_pillow(file) as image:  # reads the head alone, and refuses bombs
-        orientation = image.getexif().get(_ORIENTATION, 1)
+        orientation = read_orientation(image)
         file.seek(0)
         content = file.read()
-    array = imagecodecs.png_decode(content).astype(np.float32) / np.float32(65535)
+        refuse_bomb(image.height, image.width, 4 * len(image.getbands()), len(content))
+    array = np.divide(imagecodecs.png_decode(content), np.float32(65535), dtype=np.float32)
     record_conversion("deep")
     if orientation in range(2, 9):
         record_conversion("turned")
@@ -346,16 +475,19 @@ def read_dicom(source: Path | BytesIO) -> np.ndarray:
     import pydicom  # an extra
     from pydicom.pixels import apply_color_lut, apply_rescale, pixel_array
 
+    _refuse_inflation(source)
     if isinstance(source, BytesIO):
         source.seek(0)
     data = pydicom.dcmread(source)
     if "Rows" not in data or "Columns" not in data:
         raise ValueError("it is a DICOM file without pixels")
-    refuse_bomb(int(data.Rows), int(data.Columns))
+    kind = str(data.get("PhotometricInterpretation", ""))
+    channels = 3 if kind == "PALETTE COLOR" else int(data.get("SamplesPerPixel") or 1)
+    each = channels * (1 if int(data.BitsStored) == 8 else 4)
+    refuse_bomb(int(data.Rows), int(data.Columns), each, _size_of(source))
     if int(data.get("NumberOfFrames") or 1) > 1:
         record_conversion("frames")
     array = pixel_array(data, index=0)
-    kind = str(data.get("PhotometricInterpretation", ""))
     if kind == "PALETTE COLOR":
         record_conversion("palette")
         array = apply_color_lut(array, data)
@@ -379,13 +511,31 @@ def read_dicom(source: Path | BytesIO) -> np.ndarray:
     return image
 
 
+def _refuse_inflation(source: Path | BytesIO) -> None:
+    """Refuse a deflated DICOM file that becomes too large; pydicom inflates all of it, whatever it holds."""
+    from pydicom.filereader import read_dataset, read_preamble
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    with _opened(source) as file:
+        read_preamble(file, force=False)
+        head = read_dataset(file, False, True, stop_when=lambda tag, *_: tag.group != 2)  # which is never deflated
+        if head.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
+            return
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        size, stored = 0, _size_of(source)
+        while not inflater.eof and (piece := inflater.unconsumed_tail or file.read(_BLOCK)):
+            size += len(inflater.decompress(piece, _BLOCK))
+            check_decoded_size(size, stored, "save it without deflation")
+
+
 def _read_tiff(source: Path | BytesIO) -> Tensor:
     with tifffile.TiffFile(source) as tiff:
-        page, series = tiff.pages.first, tiff.series[0]
-        refuse_bomb(page.imagelength, page.imagewidth)
+        stored = _size_of(source)
+        page, series = tiff.pages.first, read_series(tiff)
         alpha = [int(kind) for kind in page.extrasamples][-1:] in ([1], [2])
-        plain = page.samplesperpixel - alpha in (1, 3) or page.photometric == tifffile.PHOTOMETRIC.SEPARATED
+        plain = page.samplesperpixel - alpha in (1, 3) or page.photometric in _PILLOW_COLOURS
         channel_pages = len(series.axes) == 3 and series.axes[0] in "CQ"
+        check_page(page, stored, series.shape if channel_pages else None)
         if is_collecting() and not channel_pages and len(series.pages) > 1:
             record_conversion("pages")
         if channel_pages:
@@ -395,11 +545,17 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
             record_conversion("inverted")
         if page.sampleformat == tifffile.SAMPLEFORMAT.INT:
             raise ValueError("signed values are not supported; save them as uint8, uint16 or floats in [0, 1]")
-        if page.bitspersample <= 8 and plain and not channel_pages:
+        simple = page.bitspersample <= 8 and plain and not channel_pages
+        if simple and page.compression in _PILLOW_COMPRESSIONS:
+            if page.compression == tifffile.COMPRESSION.JPEG:
+                refuse_scans(_content(source), len(page.dataoffsets))
             # PIL knows palettes, CMYK and transparency. It gets an open file, since from a path it would map the pixels
             # into memory and, as of Pillow 13, scramble those of a file whose orientation tag swaps its sides.
             with _opened(source) as file, open_pillow(file) as image:
                 return from_pil(image)
+        if simple and page.photometric in _PILLOW_COLOURS:
+            kind, packed = (getattr(one, "name", one) for one in (page.photometric, page.compression))
+            raise ValueError(f"colours of kind {kind} compressed by {packed} are not supported; save it as RGB")
         array = series.asarray() if channel_pages else page.asarray()
         if channel_pages or (page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and page.samplesperpixel > 1):
             array = np.moveaxis(array, 0, -1)
@@ -408,7 +564,7 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
         top = 2**page.bitspersample - 1
         if inverted and array.dtype.kind == "u":
             array = top - array
-        if array.dtype == np.uint16 and page.bitspersample < 16:  # its full range, as of DICOM
+        if array.dtype.kind in "bu" and page.bitspersample < 8 * array.dtype.itemsize:  # its full range, as of DICOM
             record_conversion("bits")
             array = array / np.float32(top)
         orientation = int(page.tags.valueof(_ORIENTATION, 1))
@@ -422,6 +578,65 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
             over = over_white(unit, premultiplied=int(page.extrasamples[-1]) == 1)
             decoded = channels_first(over if deep else np.round(over * 255).astype(np.uint8))
         return _bands(decoded)
+
+
+def read_series(tiff: tifffile.TiffFile) -> tifffile.TiffPageSeries:
+    """Return the first series of a TIFF file: its pages, or the channels that its metadata makes of them.
+
+    A file that was cut short is refused, since its first page may be whole, and then seems to be all of it.
+    """
+    file, form, page = tiff.filehandle, tiff.tiff, tiff.pages.first
+    file.seek(tiff.pages.next_page_offset or 0)  # where the offset of the next page is, which is 0 behind the last one
+    if file.read(form.offsetsize) != bytes(form.offsetsize):
+        raise ValueError("it is cut short: its list of pages leads beyond its end")
+    file.seek(page.offset)
+    (count,) = struct.unpack(form.tagnoformat, file.read(form.tagnosize))
+    codes = [
+        code
+        for code, *_ in struct.iter_unpack(f"{form.byteorder}H{form.tagsize - 2}x", file.read(count * form.tagsize))
+    ]
+    if _DESCRIPTION in codes and _DESCRIPTION not in page.tags:  # with it, pages may be channels
+        raise ValueError("it is cut short: its description is beyond its end")
+    # tifffile makes a list of as many pages as OME's metadata says
+    sizes = [int(size[:10]) for size in _OME_SIZES.findall(tiff.ome_metadata or "")]
+    if prod(sizes[:3]) > _MOST_PAGES or max(sizes, default=0) > _MOST_PAGES:
+        raise ValueError(f"its metadata says that it has more than {_MOST_PAGES:,} pages; save it as [h w] or [h w c]")
+    series = tiff.series[0]
+    if any(one is None for one in series.pages):
+        raise ValueError("it is cut short: pages that its metadata lists are missing")
+    for one in series.pages:
+        ends = map(sum, zip(one.dataoffsets, one.databytecounts, strict=False))
+        if one.parent is tiff and max(ends, default=0) > file.size:
+            raise ValueError("it is cut short: its pixels are beyond its end")
+    return series
+
+
+def check_page(page: tifffile.TiffPage, stored: int, shape: tuple[int, ...] | None = None) -> None:
+    """Refuse a page of a TIFF file of ``stored`` bytes that may be a decompression bomb, before it is decoded.
+
+    ``shape`` is that of all pages that are read, if there are several.
+    """
+    width = 1 if page.bitspersample <= 8 else 4
+    tile = page.tilelength * page.tilewidth * page.tiledepth * page.samplesperpixel
+    values = max(prod(shape or page.shape), tile)
+    refuse_bomb(page.imagelength, page.imagewidth)
+    check_decoded_size(values * width, stored, "cut it into smaller images")
+    if page.compression in _JPEG_2000 | _PNG_OR_WEBP:  # whose decoders obey the sizes in the data, not the page's
+        most = (page.tilelength, page.tilewidth) if page.is_tiled else (page.rowsperstrip, page.imagewidth)
+        for data, _ in page.parent.filehandle.read_segments(page.dataoffsets, page.databytecounts, buffersize=_BLOCK):
+            inside = _inner_size(data, page.compression) if data else (0, 0)
+            if inside[0] > most[0] or inside[1] > most[1]:
+                raise ValueError(f"it is damaged: parts of {most[0]} x {most[1]} pixels hold {inside[0]} x {inside[1]}")
+
+
+def _inner_size(data: bytes, compression: int) -> tuple[int, int]:
+    """Return (h, w) of the compressed data of a part of a TIFF file, from their own header."""
+    if compression in _JPEG_2000:
+        size = data.index(b"\xff\x4f\xff\x51") + 8  # the markers that begin the image, and its sizes
+        right, bottom, left, top = struct.unpack(">IIII", data[size : size + 16])
+        return bottom - top, right - left
+    with open_pillow(BytesIO(data)) as inner:
+        return inner.height, inner.width
 
 
 def _bands(image: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source
 from patchloom.data.splits import PARENT, group_names
 from patchloom.errors import PatchloomError
+from patchloom.system.documents import is_whole
 
 _PAIRS = 64
 _SECONDS = 4.0  # time limit: if decoding is slow, fewer pairs are compared, but at least `_FEWEST`
@@ -199,7 +200,7 @@ def parted_wholes(train: Source, test: Source, remedy: str = "") -> str:
 
 def _by_number(name: str) -> list[tuple[int, int | str]]:
     """Return a sort key that puts frame 9 before frame 10."""
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]
+    return [(0, int(part)) if is_whole(part) else (1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _folder(source: Source, i: int) -> str:

@@ -254,6 +254,6 @@ def _state(path: str | os.PathLike[str]) -> str:
     try:
         s = os.stat(path)
         known = f"{s.st_ino}\t{s.st_size}\t{s.st_mtime_ns}\t{s.st_ctime_ns}"
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a name that no file can have
         known = "missing"
     return f"{os.path.splitext(path)[1]}\t{known}"

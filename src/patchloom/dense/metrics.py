@@ -232,18 +232,20 @@ def matches_of(
 ) -> Matches:
     """Match detections and objects as COCO does: the highest score first, each with the object of largest overlap."""
     parts: list[list[tuple[np.ndarray, ...]]] = [[] for _ in range(classes)]
-    objects = torch.zeros(classes, len(found), dtype=torch.int64)
+    none = torch.zeros(len(found), dtype=torch.int64)
+    objects: dict[int, Tensor] = {}  # by class: a list of classes may be far longer than the data's own
     for i, answer in enumerate(found):
         there = truth.outlined(i) if isinstance(truth, Annotated) else truth[i]
         labels, crowd = there.labels.numpy(), there.crowd.numpy()
-        objects[:, i] = torch.from_numpy(np.bincount(labels[~crowd], minlength=classes))
+        for k, count in zip(*np.unique(labels[~crowd], return_counts=True), strict=True):
+            objects.setdefault(int(k), none.clone())[i] = int(count)
         answered = answer.labels.numpy()
         for k in np.unique(answered).tolist():
             scores = -np.sort(-answer.scores.numpy()[answered == k], kind="stable")[:_COUNTED]
             overlap = np.asarray(ious.get((i, k), ()), float).reshape(len(scores), -1)
             of_class = crowd[labels == k] if overlap.size else np.zeros(0, bool)
             parts[k].append((scores, np.full(len(scores), i), *_matched(overlap, of_class)))
-    return Matches(len(found), tuple(_joined(each, objects[k]) for k, each in enumerate(parts)))
+    return Matches(len(found), tuple(_joined(each, objects.get(k, none)) for k, each in enumerate(parts)))
 
 
 def _matched(overlap: np.ndarray, crowd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -284,9 +286,9 @@ def resampled_precision(matches: Matches, times: Tensor) -> Tensor:
         matches: matches of all images.
         times: float64 [t n], weight of each image; ones give the AP itself.
     """
-    step = max(1, _AT_ONCE // max([1, *(len(one.images) for one in matches.classes)]))
-    chunks = times.split(step)
-    return torch.cat([torch.stack([_of_class(one, chunk) for one in matches.classes]).nanmean(0) for chunk in chunks])
+    asked = [one for one in matches.classes if one.objects.any()] or matches.classes[:1]
+    step = max(1, _AT_ONCE // max([1, *(len(one.images) for one in asked)]))
+    return torch.cat([torch.stack([_of_class(one, chunk) for one in asked]).nanmean(0) for chunk in times.split(step)])
 
 
 def _of_class(matches: ClassMatches, times: Tensor) -> Tensor:
@@ -385,11 +387,15 @@ def average_precision(
     asked = coco_tool("coco").COCO({"images": images, "annotations": there, "categories": categories})
     answers = asked.loadRes([one for i, answer in enumerate(found) for one in _results(i, answer, kind)])
     run = coco_tool("faster_eval_api").COCOeval_faster(asked, answers, kind)
+    # classes without an object have no precision, and a megabyte each
+    scored = sorted({one["category_id"] for one in there}) or [0]
+    run.params.catIds = scored
     run.evaluate()
     run.accumulate()
     # [thresholds recalls classes areas counts]: the last count is 100
     precision, thresholds = np.asarray(run.eval["precision"])[..., -1], run.params.iouThrs
     every = precision[:, :, :, 0]
+    by_class = {k: _mean(every[:, :, place]) for place, k in enumerate(scored)}
     return AveragePrecision(
         ap=_mean(every),
         ap50=_mean(every[np.isclose(thresholds, 0.5)]),
@@ -397,7 +403,7 @@ def average_precision(
         small=_mean(precision[:, :, :, 1]),
         medium=_mean(precision[:, :, :, 2]),
         large=_mean(precision[:, :, :, 3]),
-        classes=tuple(_mean(every[:, :, k]) for k in range(len(classes))),
+        classes=tuple(by_class.get(k, math.nan) for k in range(len(classes))),
         matches=matches_of(truth, found, len(classes), run.ious),
     )
 

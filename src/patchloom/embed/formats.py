@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -13,7 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from patchloom.errors import PatchloomError, closest_word, listing, pip_install
@@ -224,8 +222,12 @@ def read_rows(path: Path) -> Rows:
     """Read all rows of a file."""
     with _as_vectors(path):
         rows = FORMATS[path.suffix.lower()].read(path)
+        if rows.vectors.dtype.kind != "f" or rows.vectors.ndim < 2:
+            raise ValueError(f"its vectors are {rows.vectors.dtype} of {rows.vectors.ndim} dimensions")
         if len({len(column) for column in rows}) != 1:
             raise ValueError("its columns are of different lengths")
+        if not all(isinstance(one, str) for texts in (rows.paths, rows.splits) for one in texts):
+            raise ValueError("its paths or splits are no texts")
         return rows
 
 
@@ -247,11 +249,7 @@ def _as_vectors(path: Path) -> Iterator[None]:
         yield
     except PatchloomError:
         raise
-    # these include the errors of pyarrow
-    except (
-        *(OSError, SafetensorError, zipfile.BadZipFile, zlib.error),
-        *(ValueError, LookupError, TypeError, EOFError),
-    ) as problem:
+    except Exception as problem:  # libraries raise nearly anything on files that are not as patchloom wrote them
         raise PatchloomError(
             f"{path} cannot be read as vectors ({' '.join(str(problem).split())[:200]}): remove it and repeat the "
             "command, or choose another --to"

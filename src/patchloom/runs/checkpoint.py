@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from patchloom.errors import PatchloomError, conforms
-from patchloom.nets.checkpoints.format import checksum
+from patchloom.nets.checkpoints.format import checksum, read_tensors
 from patchloom.system.files import regular, remove_leftovers, run_interruptibly, write_error, write_whole
 
 _OPTIMIZER = "optimizer."
@@ -263,9 +263,13 @@ def _parse_about(text: str) -> dict[str, Any]:
     about = json.loads(text)
     if not isinstance(about, dict) or not isinstance(about.get("best", {}), dict):
         raise ValueError("the values beside its tensors are not of a run")
-    for name, hint in _NUMBERS.items():
-        if not conforms(value := about.get(name, 0), hint) or not 0 <= value < math.inf:
+    best = about.get("best", {})
+    numbers = [(about, name, hint) for name, hint in _NUMBERS.items()] + [(best, "step", int)]
+    for values, name, hint in numbers:
+        if not conforms(value := values.get(name, 0), hint) or not 0 <= value < math.inf:
             raise ValueError(f"its {name} is {str(value)[:40]!r}")
+    if best.get("chosen", False) not in (True, False) or best.get("chosen") and "step" not in best:
+        raise ValueError("its best measure has no step")
     return about
 
 
@@ -275,7 +279,7 @@ def _read(path: Path, unsealed: bool) -> tuple[dict[str, Tensor], dict[str, Any]
             found = file.metadata() or {}
             if "about" not in found or not (unsealed or "sha256" in found):
                 raise ValueError("it has no checksum, being older than November 2026: --from can load its weights")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors = read_tensors(file, file.keys())
         if "sha256" in found and checksum(tensors, found["about"]) != found["sha256"]:
             raise ValueError("its checksum does not match")
         return tensors, _parse_about(found["about"])

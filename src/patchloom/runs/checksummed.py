@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from patchloom.errors import PatchloomError
+from patchloom.system.documents import check_plain
 from patchloom.system.files import read_text, read_yaml, write_whole
 
 _SEAL = "# if this file is edited, the run is not continued: "
@@ -34,6 +35,7 @@ def read_checksummed(path: Path) -> dict[str, Any]:
         if first.startswith(_SEAL) and first != _SEAL + _digest(rest):
             raise PatchloomError(f"{path} is not what patchloom wrote: restore it from a copy, or choose another --out")
         values = read_yaml(text)
+        check_plain(values)
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as problem:
         why = getattr(problem, "problem", None) or getattr(problem, "strerror", None) or type(problem).__name__
         raise PatchloomError(f"{path} cannot be read ({why}): restore it from a copy") from problem

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import inf
 from typing import Any
 
 from torch import Tensor
 
 from patchloom.claims import MeasureResult, result_or_none
+from patchloom.errors import PatchloomError, conforms, typed_fields
 from patchloom.questions.question import Measure
 from patchloom.runs.checkpoint import best_of, whole_weights
 from patchloom.runs.settings import ResolvedSettings
@@ -42,7 +44,7 @@ class BestMeasure:
     def of(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> BestMeasure:
         """Restore from a checkpoint; return the initial state for a run without ``--patience``."""
         found = about.get("best", {})
-        return cls(**found, weights=best_of(tensors))
+        return cls(**typed_fields(cls, found), weights=best_of(tensors))
 
     def plain(self) -> dict[str, Any]:
         """Return all values but the weights, as a checkpoint stores them."""
@@ -110,6 +112,7 @@ def epoch_of(step: int, steps: int, settings: ResolvedSettings) -> str:
     return f"{settings.epochs * step / steps:.4g}"
 
 
+_RANGES = {name: (0, inf) for name in "step seconds counted skipped in_a_row setbacks steady steps began pace".split()}
 _STEADY = 2000  # updates without an overflow after which the scale is doubled
 
 
@@ -162,9 +165,19 @@ class TrainState:
     @classmethod
     def of(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TrainState:
         """Restore from a checkpoint; values that it lacks get their defaults."""
-        known = {one.name: about[one.name] for one in fields(cls) if one.name in about}
-        measured = result_or_none(about.get("measured"))
-        return cls(**known | {"best": BestMeasure.of(about, tensors), "measured": measured})
+        own = {one.name for one in fields(cls)} - {"best", "measured", "results"}
+        try:
+            known = typed_fields(cls, {name: value for name, value in about.items() if name in own}, _RANGES)
+            results = about.get("results", {})
+            if not conforms(results, dict[str, list[Any]]):  # of numbers, and NaN
+                raise ValueError(f"results cannot be {str(results)[:40]!r}")
+            best = BestMeasure.of(about, tensors)
+        except (TypeError, ValueError) as problem:
+            raise PatchloomError(
+                f"the checkpoint holds values that no run writes ({problem}): restore it from a copy, or begin again "
+                "with another --out"
+            ) from problem
+        return cls(**known | {"results": results, "best": best, "measured": result_or_none(about.get("measured"))})
 
     def plain(self) -> dict[str, Any]:
         """Return plain values for a checkpoint."""

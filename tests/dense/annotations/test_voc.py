@@ -114,11 +114,14 @@ def test_the_name_that_a_file_says_counts_where_its_own_leads_nowhere(tmp_path):
         ("", "a.xml cannot be read as XML: it is empty"),
         ("<annotation><object>", "a.xml cannot be read as XML: no element found"),
         ("<html/>", "a.xml is no annotation of Pascal VOC: it begins with <html>"),
-        ('<!DOCTYPE x [<!ENTITY a "b">]><annotation/>', "a.xml declares a document type"),
-        ('<!DOCTYPE x [<!ENTITY a "ä">]><annotation/>', "a.xml is XML in UTF-16: save it as UTF-8"),
+        ('<!DOCTYPE x [<!ENTITY a "b">]><annotation/>', "a.xml cannot be read as XML: it declares a document type"),
+        ('<!DOCTYPE x [<!ENTITY a "ä">]><annotation/>', "a.xml cannot be read as XML: it declares a document type"),
         ("<annotation><object/></annotation>", "a.xml has an object without a name"),
-        ("<annotation><object><name>x</name></object></annotation>", "a.xml has no number in bndbox/xmin: it says ''"),
-        ("<annotation><size><width>wide</width></size></annotation>", "no number in size/width: it says 'wide'"),
+        (
+            "<annotation><object><name>x</name></object></annotation>",
+            "a.xml has no number in bndbox/xmin: '' is no number",
+        ),
+        ("<annotation><size><width>wide</width></size></annotation>", "no number in size/width: 'wide' is no number"),
     ],
 )
 def test_broken_files_are_named(tmp_path, content, sentence):

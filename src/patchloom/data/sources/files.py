@@ -125,7 +125,7 @@ class Files(Source):
             try:
                 stat = os.stat(self._place(path))
                 size, changed = stat.st_size, stat.st_mtime_ns
-            except OSError:
+            except (OSError, ValueError):  # ValueError: a name that no file can have
                 size = changed = -1
             yield f"{path}\t{size}\t{changed}\t{-1 if self.labels is None else self.labels[i]}"
 

@@ -145,7 +145,7 @@ def _open_one(data: str | Path, seed: int, fetch: bool) -> Data:
         if is_hub(name):
             return open_hub(name)
     path = Path(data).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):
         if holds_shards(path):
             return open_shard_folder(path, name)
         return open_speech_commands(path, name) if is_speech_commands(path) else open_folder(path, name)
@@ -153,7 +153,7 @@ def _open_one(data: str | Path, seed: int, fetch: bool) -> Data:
         return open_shards(name, name)
     file, columns = split_choice(name)
     path = Path(file).expanduser()
-    if path.is_file():
+    if os.path.isfile(path):
         if is_single(file):
             raise PatchloomError(f"{name} is a single image or recording: give the folder that holds it")
         return open_list(path, name, columns)
@@ -184,7 +184,7 @@ def _lasting_one(data: str | Path) -> str:
         return name
     if is_hub(name):
         return absolute_hub_name(name)
-    if Path(name).exists() or (is_shards(name) and not name.startswith("~")):
+    if os.path.exists(name) or (is_shards(name) and not name.startswith("~")):
         return str(Path(name).absolute())
     file, columns = split_choice(name)
     if columns:

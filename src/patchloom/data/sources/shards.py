@@ -38,6 +38,7 @@ from patchloom.data.sources.urls import PIPE, Shard, addresses_of, connect, erro
 from patchloom.data.workers import in_threads
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, TemporaryError
+from patchloom.system.documents import is_whole
 from patchloom.system.files import cache_root, open_regular, write_whole
 from patchloom.system.network import network_error
 
@@ -318,7 +319,7 @@ def _label(file: BinaryIO, members: list[tarfile.TarInfo]) -> str | None:
         if _suffix(member).lower() == ".cls":
             file.seek(member.offset_data)
             text = file.read(member.size).decode("utf-8", "replace").strip()
-            return str(int(text)) if text.isdecimal() else text or None
+            return str(int(text)) if is_whole(text) else text or None
     return None
 
 
@@ -477,7 +478,7 @@ def _labelled(
 ) -> tuple[tuple[str, ...], np.ndarray | None]:
     """Return classes and labels, int64 [n]; ``classes`` as in `_source`."""
     words = {text for text in texts if text is not None}
-    numbers = {word for word in words if word.isdecimal()}
+    numbers = {word for word in words if is_whole(word)}
     if numbers and numbers != words:
         one, other = (next(i for i, text in enumerate(texts) if text in some) for some in (numbers, words - numbers))
         raise PatchloomError(

@@ -21,6 +21,7 @@ from patchloom.data.source import TEST_SPLITS, Data
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.media_type import detect_sound
 from patchloom.errors import PatchloomError
+from patchloom.system.documents import is_whole
 from patchloom.system.files import LIST_FILE, read_text
 
 # Roles of the columns of a table: the path, and optionally label, split and group.
@@ -42,7 +43,12 @@ _SPLITS = {"training": "train", "testing": "test", "valid": "val", "dev": "val"}
 def split_choice(name: str) -> tuple[str, dict[str, str]]:
     """Return file and columns of ``FILE@path=COLUMN,label=COLUMN``; any other name is returned unchanged."""
     file, at, words = name.rpartition("@")
-    if not at or "=" not in words or Path(name).expanduser().exists() or not Path(file).expanduser().is_file():
+    if (
+        not at
+        or "=" not in words
+        or os.path.exists(Path(name).expanduser())
+        or not os.path.isfile(Path(file).expanduser())
+    ):
         return name, {}
     chosen = {role: column for role, _, column in (word.partition("=") for word in words.split(","))}
     for role in chosen:
@@ -128,7 +134,7 @@ class ColumnRoles(NamedTuple):
         return not strange
 
     def _there(self, cell: str) -> bool:
-        return bool(cell) and (self.file.parent / cell).is_file()
+        return bool(cell) and os.path.isfile(self.file.parent / cell)
 
     def _different(self, candidates: list[str]) -> list[str]:
         """Select one of several columns of the same classes, such as a number and a word: the first with words."""
@@ -401,7 +407,7 @@ def _folder_with(path: str, start: Path) -> Path | None:
         inside = sorted(islice((one for one in start.iterdir() if one.is_dir()), _SAMPLED_FOLDERS))
         beside = sorted(islice((one for one in start.parent.iterdir() if one.is_dir()), _SAMPLED_FOLDERS))
         return next(
-            (one for one in (*inside, *start.parents, *beside, Path.cwd()) if path and (one / path).is_file()), None
+            (one for one in (*inside, *start.parents, *beside, Path.cwd()) if path and os.path.isfile(one / path)), None
         )
     return None
 
@@ -432,7 +438,7 @@ def _parts(splits: list[str], name: str) -> tuple[list[int], list[int], dict[str
 
 
 def _ordered(words: set[str]) -> tuple[str, ...]:
-    numbers = all(map(str.isdecimal, words))
+    numbers = all(map(is_whole, words))
     return tuple(sorted(words, key=lambda word: (int(word) if numbers else 0, word)))
 
 
@@ -445,11 +451,14 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) ->
     Paths are relative to the file's folder. In a plain list, a tab and a label may follow; ``#`` begins a comment.
     """
     try:
-        lines = read_text(file, "utf-8-sig", most=LIST_FILE, follow=True).splitlines()
-    except UnicodeDecodeError as error:
-        raise PatchloomError(
-            f"{name} is not text: give a folder of images, or a text file with one path per line"
-        ) from error
+        text = read_text(file, "utf-8-sig", most=LIST_FILE, follow=True)
+    except OSError as error:
+        raise PatchloomError(f"{name} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:  # which no path can have
+        raise PatchloomError(f"{name} is not text: give a folder of images, or a text file with one path per line")
+    lines = text.splitlines()
     table = parse_table(lines, file)
     if table is not None:
         return open_table(table, file, name, chosen or {})
@@ -463,7 +472,7 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) ->
     first = [seen.setdefault(os.path.normpath(path), i) for i, path in enumerate(paths)]
     repeated = _note_on_repeated([(a, i) for i, a in enumerate(first) if a != i], paths, {"label": words}, name)
     paths, words = [paths[i] for i in seen.values()], [words[i] for i in seen.values()]
-    missing = [path for path in paths if not (file.parent / path).is_file()]
+    missing = [path for path in paths if not os.path.isfile(file.parent / path)]
     if len(missing) == len(paths):
         raise none_exists(len(paths), name, file, paths[0])
     classes = tuple(sorted(set(words) - {""}))

@@ -17,7 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.data.conversions import limit_examples
-from patchloom.data.decode import Unreadable, decode_image, open_pillow, read_image, silence_decoders
+from patchloom.data.decode import (
+    Unreadable,
+    decode_image,
+    open_pillow,
+    read_image,
+    read_orientation,
+    silence_decoders,
+)
 from patchloom.data.source import Source, digest
 from patchloom.errors import PatchloomError
 from patchloom.system.files import LIST_FILE, read_text, regular
@@ -150,8 +157,8 @@ class AnnotatedData(Generic[T]):
 CLASSES, ADE_CLASSES = "classes.txt", "objectInfo150.txt"
 ADE_COUNT = 150
 
-_NUMBERED = re.compile(r"(\d+)(?:\s*[:,;=]\s*|\s+)(\S.*)")  # "7 road", "7: road"
-_COLOURED = re.compile(r"(\d+)[\s,]+(\d+)[\s,]+(\d+)[\s,:]+(\S.*)")  # "128 64 128 road"
+_NUMBERED = re.compile(r"(\d{1,18})(?:\s*[:,;=]\s*|\s+)(\S.*)")  # "7 road", "7: road"
+_COLOURED = re.compile(r"(\d{1,18})[\s,]+(\d{1,18})[\s,]+(\d{1,18})[\s,:]+(\S.*)")  # "128 64 128 road"
 _SPARSE = 32  # numbers from which on a list of classes is asked for where few of them occur
 MOST_CLASSES = 2**15 - 1  # classes, as label maps become int16
 
@@ -417,7 +424,6 @@ def named_parts(there: Mapping[str, int]) -> tuple[dict[str, str], list[str]]:
 # The size of an image from the head of its file, without decoding it.
 
 
-_ORIENTATION = 274  # EXIF's tag
 _SWAPPED = range(5, 9)  # orientations that exchange height and width
 _ARRAYS = (".npy", ".tif", ".tiff", ".dcm", ".dicom", ".heic", ".heif", ".hif")  # PIL alone does not read all of them
 
@@ -482,7 +488,7 @@ def orientation_of(image: Image.Image) -> int:
     # of a PNG without this in its head, PIL would decode all pixels to look behind them
     if image.format == "PNG" and not {"exif", "XML:com.adobe.xmp"} & set(image.info):
         return 1
-    return int(image.getexif().get(_ORIENTATION, 1))
+    return read_orientation(image)
 
 
 def _of_array(path: Path) -> Header:

@@ -23,6 +23,7 @@ from patchloom.dense.annotations.base import (
 )
 from patchloom.dense.annotations.boxes import AnnotatedFiles, Annotations, ImageAnnotation, part_of_files, told_size
 from patchloom.errors import PatchloomError, listing
+from patchloom.system.documents import parse_json
 from patchloom.system.files import LIST_FILE, read_bytes
 
 _SEARCHED = 100  # folders of images that are searched for JSON files
@@ -46,7 +47,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Read a JSON file; return None if it is not COCO JSON, which has a list of images."""
     try:
         content = read_bytes(path, LIST_FILE, follow=True)
-        found = json.loads(content)
+        found = parse_json(content)
     except (OSError, ValueError, RecursionError) as error:
         why = "it is empty" if not isinstance(error, OSError) and not content.strip() else error
         raise PatchloomError(f"{path} cannot be read as JSON: {why}") from error
@@ -159,7 +160,9 @@ def _sheets(path: Path, content: dict[str, Any], number: Mapping[int, int]) -> t
     if not annotations:
         raise PatchloomError(f"{path} has no annotations: annotate some of its images")
     _refuse_repeated(path, "images", [one["id"] for one in images], "id")
-    _refuse_repeated(path, "annotations", [one["id"] for one in annotations if "id" in one], "id")
+    _refuse_repeated(
+        path, "annotations", [one["id"] for one in annotations if isinstance(one.get("id"), int | str)], "id"
+    )
     sheets: dict[int, ImageAnnotation] = {}
     for image in images:
         sheets[image["id"]] = ImageAnnotation(f"{path}, image {image['file_name']},", told_size(image))

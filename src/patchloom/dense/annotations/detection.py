@@ -382,9 +382,9 @@ def open_boxes(data: DataLike, seed: int = 0) -> AnnotatedData[Objects]:
 
 def _in_folder(name: str) -> Annotations:
     path = Path(name).expanduser()
-    if path.is_file():
+    if os.path.isfile(path):
         return _of_file(name, path)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         beside = similar(path)
         hint = f"did you mean {beside}?" if beside else f"give a folder with {_LAYOUTS}, or shapes"
         raise PatchloomError(f"{name} does not exist: {hint}")

@@ -19,7 +19,14 @@ from torch import Tensor
 
 from patchloom.arguments import validate_arguments
 from patchloom.data.conversions import limit_examples
-from patchloom.data.decode import Unreadable, apply_orientation, open_pillow, refuse_bomb, silence_decoders
+from patchloom.data.decode import (
+    Unreadable,
+    apply_orientation,
+    check_page,
+    open_checked,
+    read_series,
+    silence_decoders,
+)
 from patchloom.data.source import Data, Source, digest
 from patchloom.data.sources.builtin import is_builtin, open_builtin
 from patchloom.data.sources.files import Files
@@ -129,9 +136,10 @@ def _decoded(content: bytes, colours: np.ndarray | None) -> tuple[np.ndarray, st
     if content.startswith(_TIFF):
         with tifffile.TiffFile(BytesIO(content)) as tiff:
             page = tiff.pages.first
-            refuse_bomb(page.imagelength, page.imagewidth)
+            check_page(page, len(content))
+            read_series(tiff)  # which refuses a file that was cut short
             return apply_orientation(page.asarray(), int(page.tags.valueof(_ORIENTATION, 1))), "TIFF"
-    with open_pillow(BytesIO(content)) as image:
+    with open_checked(BytesIO(content)) as image:
         kind, orientation = str(image.format), orientation_of(image)
         array = np.asarray(image)
         if image.mode == "P" and colours is not None:
@@ -350,7 +358,7 @@ class StoredMaps(ABC):
         """Return whether the label map of image i has an EXIF orientation of its own."""
         stored = self.stored(i)
         try:
-            with silence_decoders(), open_pillow(stored if isinstance(stored, Path) else BytesIO(stored)) as image:
+            with silence_decoders(), open_checked(stored if isinstance(stored, Path) else BytesIO(stored)) as image:
                 return orientation_of(image) != 1
         except Exception:  # an array, or a file without such a tag
             return False
@@ -729,7 +737,7 @@ def open_label_maps(
         maps, words, notes = hub_maps(name, None if classes is None else classes.colours)
         return assemble_label_maps(name, maps, words, classes, ignore, notes, threshold)
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return _open_folder(folder, name, ignore, threshold)
     near = similar(folder)
     raise PatchloomError(f"{name} does not exist: did you mean {near}?" if near else f"{name} is no folder: {_KINDS}")

@@ -22,6 +22,7 @@ from patchloom.dense.annotations.base import (
 from patchloom.dense.annotations.boxes import Annotations, ImageAnnotation, part_of_files
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
+from patchloom.system.documents import parse_number, parse_xml
 from patchloom.system.files import LIST_FILE, read_bytes, read_text
 
 _DEVKIT = "Annotations", "JPEGImages"  # folders of VOC's own sets
@@ -139,12 +140,10 @@ def read_voc(path: Path) -> VocAnnotation:
     """
     try:
         content = read_bytes(path, follow=True)
-        if b"\0" in content:  # the words below would not be found
-            raise PatchloomError(f"{path} is XML in UTF-16: save it as UTF-8")
-        if b"<!DOCTYPE" in content or b"<!ENTITY" in content:  # entities can make a few bytes fill the memory
-            raise PatchloomError(f"{path} declares a document type, which is not read: take the DOCTYPE out")
-        root = ElementTree.fromstring(content)
-    except (OSError, ElementTree.ParseError) as error:
+        root = parse_xml(content)
+    except UnicodeDecodeError as error:
+        raise PatchloomError(f"{path} cannot be read as XML: it is not in UTF-8, so save it as that") from error
+    except (OSError, ElementTree.ParseError, ValueError, RecursionError) as error:
         why = "it is empty" if isinstance(error, ElementTree.ParseError) and not content.strip() else error
         raise PatchloomError(f"{path} cannot be read as XML: {why}") from error
     if root.tag != "annotation":
@@ -163,8 +162,7 @@ def read_voc(path: Path) -> VocAnnotation:
 
 
 def _number(path: Path, where: ElementTree.Element, what: str, default: str = "") -> float:
-    said = (where.findtext(what) or default).strip()
     try:
-        return float(said)
-    except ValueError:
-        raise PatchloomError(f"{path} has no number in {what}: it says {said!r}") from None
+        return parse_number(where.findtext(what) or default)
+    except ValueError as error:
+        raise PatchloomError(f"{path} has no number in {what}: {error}") from error

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from patchloom.dense.annotations.base import (
 from patchloom.dense.annotations.boxes import Annotations, ImageAnnotation, part_of_files
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
+from patchloom.system.documents import parse_number
 from patchloom.system.files import LIST_FILE, read_bytes, read_text, read_yaml
 
 _KEYS = {TRAIN: ("train",), VALIDATION: ("val", "valid", "validation"), TEST: ("test",)}  # of data.yaml
@@ -155,15 +156,15 @@ def read_yolo(path: Path, classes: int | None) -> ImageAnnotation:
             continue
         where = f"{path}, line {number},"
         try:
-            label, *values = map(float, words)
-        except ValueError:
-            raise PatchloomError(f"{where} has something that is no number: {line.strip()[:50]!r}") from None
+            label, *values = map(parse_number, words)
+        except ValueError as error:
+            raise PatchloomError(f"{where} cannot be read: {error}") from error
         if len(values) != 4 and (len(values) < 6 or len(values) % 2):
             raise PatchloomError(f"{where} has {len(words)} numbers: write class x y w h, or class x y x y x y ...")
         if not 0 <= label < (MOST_CLASSES if classes is None else classes) or label % 1:
             known = "" if classes is None else f", and there are {classes}"
             raise PatchloomError(f"{where} is of class {words[0]}: classes are counted from 0{known}")
-        if any(isfinite(value) and abs(value) > _PIXELS for value in values):
+        if any(abs(value) > _PIXELS for value in values):
             raise PatchloomError(
                 f"{where} has pixels where YOLO has shares of width and height, 0 to 1: divide by them"
             )
@@ -207,7 +208,9 @@ def _names(names: Iterable[Any], path: Path) -> tuple[str, ...]:
     said = tuple(map(str, names))
     if not said:
         raise PatchloomError(f"{path} has no names of classes: write one for each")
-    if repeated := next((name for name in said if said.count(name) > 1), None):
+    if len(said) > MOST_CLASSES:
+        raise PatchloomError(f"{path} has {len(said):,} names of classes: give up to {MOST_CLASSES:,}")
+    if repeated := next((name for name, count in Counter(said).items() if count > 1), None):
         raise PatchloomError(f"{path} has the class {repeated} more than once: give each a unique name")
     return said
 
@@ -219,7 +222,7 @@ def _place(path: Path, base: object, place: str) -> Path | None:
     within = place
     while within.startswith("../"):
         within = within[3:]
-    return next((one / word for word in (place, within) for one in bases if (one / word).exists()), None)
+    return next((one / word for word in (place, within) for one in bases if os.path.exists(one / word)), None)
 
 
 def _images_at(place: Path) -> Iterator[Path]:

@@ -50,6 +50,8 @@ _SUM = "sha256"
 _STATISTICS = {"mean": (-1e6, 1e6), "std": (0.0, 1e6)}
 _LARGEST_IMAGE = 2**28  # numbers in an encoder's input
 _LARGEST_BUFFERS = 2**31  # bytes
+_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8}
+_DTYPES |= {torch.int8, torch.int16, torch.int32, torch.int64}
 _Card = TypeVar("_Card")
 _DAMAGED = "{} is not what patchloom wrote ({}): restore it from a copy, or make it again"
 
@@ -265,14 +267,23 @@ def read_metadata(path: Path, what: str) -> dict[str, str]:
         raise PatchloomError(f"{path} cannot be read as {what} ({problem}): is it whole?") from problem
 
 
+def read_tensors(file: Any, names: Iterable[str]) -> dict[str, Tensor]:
+    """Read tensors of an open safetensors file, all of types that can be computed with."""
+    found = {name: file.get_tensor(name) for name in names}
+    for name, one in found.items():
+        if one.dtype not in _DTYPES:  # such as packed ones of 4 bits
+            raise ValueError(f"its tensor {name[:80]} is of {one.dtype}: save it as float32")
+    return found
+
+
 def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
     """Read the tensors of a safetensors file whose names begin with ``prefix``, which is removed."""
     try:
         with safe_open(regular(path, follow=True), "pt") as file:
             about = file.metadata() or {}
             names = [name for name in file.keys() if name.startswith(prefix)]
-            found = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
-    except (OSError, SafetensorError) as problem:
+            found = {name.removeprefix(prefix): one for name, one in read_tensors(file, names).items()}
+    except (OSError, SafetensorError, ValueError) as problem:
         raise PatchloomError(f"{path} cannot be read as weights ({problem}): is it whole?") from problem
     for text in () if prefix else about.values():
         with suppress(ValueError, RecursionError):  # metadata of other programs may be anything
