@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-from patchloom.errors import conforms
+from patchloom.errors import conforms, listing
 
 # Shares of the way from the baseline to perfect. By kNN, raw pixels beat the features of all runs in
 # benchmarks/README.md below `CLEAR`, and of few above it; below `SMALL`, the pictures show no effect either.
@@ -37,6 +37,9 @@ _SPLIT = 0.25  # ratio of test to training images of a split: a fifth is split o
 START = "start"  # the control of an adapted encoder: the weights that its run began with, unchanged
 BLEND = "blend"  # a control of an adapted encoder: weights between its start and its own
 OF_TEACHER = ", teacher"  # end of the name of the moving average of a run
+CONSTANT = "best constant"  # the control that answers with the most frequent class of the test images
+RAW = ("raw pixels", "raw features")  # the controls without an encoder, `Modality.raw`
+_FAR = 0.10  # difference in accuracy from which raw pixels are far ahead
 _CALLED = {  # controls in a sentence
     "untrained": "the untrained one",
     "teacher": "its teacher",
@@ -445,6 +448,7 @@ class Difference:
         noun: "images" or "recordings".
         over_images, over_seeds: half-width of the interval over each alone; 0 over seeds with one training per side.
         freedom: degrees of freedom of the half-width over seeds; 0 if there are none.
+        constant: the class whose constant answer the encoder is not better than; "" if it is better, or unknown.
     """
 
     control: str
@@ -459,6 +463,7 @@ class Difference:
     over_images: float = field(default=0.0, compare=False, repr=False)
     over_seeds: float = field(default=0.0, compare=False, repr=False)
     freedom: float = field(default=0.0, compare=False, repr=False)
+    constant: str = ""
 
     @property
     def claim(self) -> Claim:
@@ -476,6 +481,11 @@ class Difference:
         if self.trained and self.trainings < 2:
             return Claim.ONCE
         return Claim.BETTER if self.low > 0 else Claim.WORSE
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the encoder is better on these test images, or ahead if they are too few for a claim."""
+        return self.low > 0 if self.n >= MIN_VERDICT_IMAGES else self.value > 0
 
     @property
     def ahead(self) -> bool:
@@ -535,17 +545,19 @@ class Difference:
     def short(self) -> str:
         """Return the claim of `sentence` in a few words, without numbers."""
         several = f" over {self.trainings} {'trainings' if self.trained else 'seeds'}" if self.trainings > 1 else ""
-        return {
+        claim = {
             Claim.APART: f"no claim: different {self.noun}",
             Claim.FEW: f"no claim below {MIN_VERDICT_IMAGES} test {self.noun}",
             Claim.NONE: f"indistinguishable{several}",
             Claim.ONCE: f"{'ahead' if self.value > 0 else 'behind'} in this one training; try --seeds 3",
         }.get(self.claim, f"{self.claim.value}{several}")
+        return f"{claim}; no better than always answering {self.constant}" if self.constant else claim
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON."""
         names = ("control", "low", "high", "n", "trainings", "trained", "unit", "noun")
         values = {name: getattr(self, name) for name in names}
+        values |= {"constant": self.constant} if self.constant else {}
         return {**values, "difference": self.value, "claim": self.claim.value}
 
     @staticmethod
@@ -562,12 +574,43 @@ class Difference:
                 trained=bool(values["trained"]),
                 unit=str(values.get("unit", "%")),
                 noun=str(values.get("noun", "images")),
+                constant=str(values.get("constant", "")),
             )
         except (KeyError, TypeError) as problem:
             raise ValueError(f"invalid difference: {problem}") from problem
 
     def _units(self) -> str:
         return "points" if self.unit == "%" else self.unit
+
+
+# What a score says about the data rather than about the encoder, beside controls that see no image, or no encoder.
+
+
+def constant_remark(names: Sequence[str], answer: str, number: str) -> str:
+    """Return a sentence on encoders that are not better than a constant answer.
+
+    Args:
+        names: the encoders, with their scores.
+        answer: the class that is always answered.
+        number: its score.
+    """
+    said = listing(names, "and")
+    are = "are" if len(names) > 1 else "is"
+    return (
+        f"{said} {are} no better than always answering {answer} ({number}): these labels do not show that anything was "
+        "learnt."
+    )
+
+
+def raw_remark(found: Difference) -> str:
+    """Return a sentence if a control without an encoder is far better than the encoder; else ""."""
+    if found.control not in RAW or found.n < MIN_VERDICT_IMAGES or not found.high < 0 or found.value > -_FAR:
+        return ""
+    return (
+        f"{found.control.capitalize()} are {found.amount(-found.value, '')} points better than the encoder: this may "
+        f"mean near copies of test {found.noun} among those trained on (patchloom check), an encoder whose crop misses "
+        "what tells the classes apart, or one that has learnt too little."
+    )
 
 
 def difference(

@@ -24,7 +24,7 @@ from patchloom.errors import PatchloomError
 T = TypeVar("T")
 
 _GAP = "  "  # between two columns
-_SHORTEST = 14  # least characters of a shortened name: the length of "majority class"
+_SHORTEST = 14  # least characters of a shortened name: one more than "best constant" has
 _NARROWEST = 16  # least characters in a line of a wrapped text
 _TOGETHER = re.compile(r"\d %|\[[^\[\] ]+, [^\[\] ]+\]")  # a percentage or an interval
 _UNBROKEN = "\N{NO-BREAK SPACE}"

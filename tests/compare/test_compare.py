@@ -85,9 +85,9 @@ def rows_of(out: Path) -> list[dict[str, str]]:
 
 def test_every_encoder_is_scored_in_every_way(compared):
     rows = rows_of(compared[1])
-    assert {row["encoder"] for row in rows} == {"mae", "mp3", "untrained", "raw pixels"}
+    assert {row["encoder"] for row in rows} == {"mae", "mp3", "untrained", "raw pixels", "best constant"}
     assert {row["way"] for row in rows} == {"linear", "kNN", "linear, 2 labels a class", "linear, 50 % of labels"}
-    assert len(rows) == 16
+    assert len(rows) == 20
     for row in rows:
         assert 0 <= float(row["low"]) <= float(row["mean"]) <= float(row["high"]) <= 1
 
@@ -478,10 +478,11 @@ def test_an_encoder_of_beside_is_not_ranked_as_a_task():
         (Contender("timm:x", 0, "beside", "timm:x"), right["timm"]),
     ]
     found = compare_labelled(
-        [(one, Scores({"linear": its}, {"linear": "all"})) for one, its in those],
+        [(one, Scores({"linear": its}, {"linear": "all"}, torch.arange(100) < 50, "dog")) for one, its in those],
         LabelledData(parts, [Way("linear", LINEAR)], []),
         Path("out"),
         [],
     )
     assert found.winner == "mae" and found.order == ("mae", "mp3")
-    assert [row[2] for row in found.rows] == ["task", "task", "control", "beside"]
+    assert [row[2] for row in found.rows] == ["task", "task", "control", "control", "beside"]
+    assert [row[1] for row in found.rows][2:4] == ["raw pixels", "best constant"]

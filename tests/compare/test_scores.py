@@ -57,12 +57,13 @@ def test_scores_are_cached_and_damaged_ones_computed_again(tmp_path):
 
     def make() -> Scores:
         made.append(1)
-        return Scores({"linear": right}, {"linear": "9 labels"})
+        return Scores({"linear": right}, {"linear": "9 labels"}, ~right, "dark")
 
     path = tmp_path / "scores" / "one.json"
     for key, count in (("a", 1), ("a", 1), ("b", 2)):
         found = scores.load_or_compute(path, key, make, Scores.plain, Scores.of)
         assert found.right["linear"].equal(right) and found.about == {"linear": "9 labels"} and len(made) == count
+        assert found.constant.equal(~right) and found.answer == "dark"
     path.write_text(path.read_text()[:-9])
     assert (
         scores.load_or_compute(path, "b", make, Scores.plain, Scores.of).right["linear"].equal(right) and len(made) == 3
@@ -74,7 +75,7 @@ def test_a_changed_encoder_is_scored_again(tmp_path, monkeypatch):
 
     def score(one: Contender, *_) -> Scores:
         made.append(one.name)
-        return Scores({"linear": torch.tensor([True, False])}, {"linear": "all"})
+        return Scores({"linear": torch.tensor([True, False])}, {"linear": "all"}, torch.tensor([True, False]), "dark")
 
     monkeypatch.setattr(scores, "_score", score)
     those = [Contender("mine", 0, "task", str(run)), Contender("raw pixels", 0, "control", str(run))]
@@ -166,7 +167,9 @@ def test_a_damaged_file_is_computed_again(tmp_path, damage):
     path = tmp_path / "one.json"
     path.write_text(damage)
     right = torch.tensor([True, False])
-    found = scores.load_or_compute(path, "a", lambda: Scores({"linear": right}, {}), Scores.plain, Scores.of)
+    found = scores.load_or_compute(
+        path, "a", lambda: Scores({"linear": right}, {}, right, "dark"), Scores.plain, Scores.of
+    )
     assert found.right["linear"].equal(right) and found.groups is None
 
 
@@ -174,7 +177,11 @@ def test_groups_are_stored(tmp_path):
     right, groups = torch.tensor([True, False]), torch.tensor([3, 3])
     for _ in range(2):
         made = scores.load_or_compute(
-            tmp_path / "one.json", "a", lambda: Scores({"linear": right}, {}, groups), Scores.plain, Scores.of
+            tmp_path / "one.json",
+            "a",
+            lambda: Scores({"linear": right}, {}, right, "dark", groups),
+            Scores.plain,
+            Scores.of,
         )
         assert made.groups.equal(groups)
 

@@ -104,6 +104,9 @@ def test_a_linear_layer_has_an_untrained_encoder_and_pixels_beside_it(run: Path,
     assert [row.encoder for row in report.quoted] == ["tiny", "untrained", "raw pixels"]
     assert report.headline.startswith("Linear segmentation of the frozen encoder: ")
     assert [found.control for found in report.against] == ["untrained", "raw pixels"]
+    constant = {row.settings["measure"]: row.value for row in report.rows if row.encoder == "best constant"}
+    assert constant["foreground IoU"] == 0 < constant["aAcc"] and "by always answering ground" in report.headline
+    assert constant["mIoU"] == pytest.approx(constant["aAcc"] / 3)  # of three classes, one is answered
     assert "head width" not in report.protocol and "layer_decay" not in report.rows[0].settings
 
 
@@ -133,7 +136,9 @@ def test_the_start_of_a_run_is_trained_alike(
     report = evaluate(protocol, run, "data", **given)
     alone = evaluate(protocol, start, "data", control=False, **given)
     assert [row.encoder for row in report.quoted] == ["tiny", *controls]
-    assert [row for row in report.rows if row.encoder == "start"] == alone.rows
+    assert [row for row in report.rows if row.encoder == "start"] == [
+        row for row in alone.rows if row.encoder == "start"
+    ]
     assert [row.value for row in report.rows if row.encoder == "tiny"] != [row.value for row in alone.rows]
     assert [row.encoder for row in alone.quoted] == ["start"]
     gain, ours, its = report.against[0], *report.quoted[:2]
@@ -141,6 +146,9 @@ def test_the_start_of_a_run_is_trained_alike(
     assert gain.value == ours.value - its.value and gain.low < gain.value < gain.high
     assert "at its start" in report.headline and "its start" in report.conclusion()
     assert "with their own normalisation" in report.protocol and "own normalisation" not in alone.protocol
+    if protocol == "segment" and "head" not in given:  # after four steps neither side has learnt anything
+        assert "no better than always answering ground (25.9 %)" in report.conclusion()
+        assert gain.constant == "ground" and gain.short().endswith("no better than always answering ground")
     stored = report.plain()["against"][0]
     assert (stored["control"], stored["low"], stored["high"]) == ("start", gain.low, gain.high)
     if given.get("head") != "linear":

@@ -2,10 +2,16 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from patchloom.claims import Claim
+from patchloom.audio.recordings import Recordings
+from patchloom.claims import RAW, Claim, Difference
+from patchloom.data.modality import Modality
+from patchloom.data.source import Source
+from patchloom.data.sources.in_memory import open_objects
+from patchloom.evaluate.frozen import constant_answer
 from patchloom.evaluate.results import Report, Row, append_rows, check_rows, compare_rows, frozen_ahead
 
 NAME = "runs/a-very-long-name-of-a-run-that-someone-chose/encoder.safetensors"
@@ -26,7 +32,7 @@ def _knn() -> Report:
         for pooling in ("class", "mean", "both")
         for k in (1, 5, 20, 100)
     ]
-    return _report([*rows, Row.of_images("majority class", "-", "knn", {}, _right(0.1))], across="k")
+    return _report([*rows, Row.of_images("best constant", "-", "knn", {}, _right(0.1))], across="k")
 
 
 def _order() -> Report:
@@ -118,3 +124,51 @@ def test_a_probe_that_is_ahead_of_fine_tuning_on_the_same_images_is_named(tmp_pa
     assert frozen_ahead(check_rows(path), tuned) == "" and frozen_ahead(b"", tuned) == ""
     append_rows(path, one("linear", 0.75))
     assert "the frozen encoder was ahead: 75.0 % by linear, 60.0 % fine-tuned" in frozen_ahead(check_rows(path), tuned)
+
+
+def _test_images(labels: torch.Tensor) -> Source:
+    test = open_objects([np.zeros((8, 8, 3), np.uint8)] * len(labels)).train
+    test.labels, test.classes = labels, ("defect", "good")
+    return test
+
+
+def _labelled(ours: torch.Tensor, pixels: torch.Tensor, labels: torch.Tensor) -> Report:
+    test = _test_images(labels)
+    rows = [Row.of_images(name, "mean", "knn", {}, right) for name, right in (("mine", ours), ("raw pixels", pixels))]
+    constant = constant_answer("knn", labels, test, None)
+    whole = _report([*rows, constant])
+    return replace(whole, quoted=tuple(rows)).with_differences(False)
+
+
+def test_the_constant_to_beat_is_that_of_the_test_images() -> None:
+    """Of the training images, defects may be the majority: what is beaten must not depend on them."""
+    labels = torch.tensor([0, 1, 1, 1])
+    row = constant_answer("knn", labels, _test_images(labels), None)
+    assert (row.encoder, row.value, row.settings) == ("best constant", 0.75, {"answer": "good"})
+    assert row.as_control() == "75.0 % by always answering good"
+
+
+def test_an_encoder_that_is_no_better_than_a_constant_answer_is_called_so() -> None:
+    labels = torch.arange(100) < 71  # good
+    always = labels.clone()
+    report = _labelled(always, labels | (torch.arange(100) < 94), labels.long())
+    said = report.conclusion()
+    assert "mine (71.0 %) is no better than always answering good (71.0 %)" in said
+    assert "Raw pixels are 23.0 points better than the encoder" in said and "near copies" in said
+    assert report.against[0].short() == "worse; no better than always answering good"
+    assert Difference.of(report.against[0].plain()) == report.against[0]
+    good = _labelled(torch.arange(100) < 90, torch.arange(100) < 94, labels.long())
+    assert "constant" not in good.conclusion() and "always" not in good.conclusion()
+    assert "better than the encoder" not in good.conclusion() and not good.against[0].constant
+
+
+def test_over_seeds_the_constant_is_judged_by_all_of_them() -> None:
+    """One seed above the constant answer and two that are it are no better together."""
+    labels = torch.arange(100) < 71
+    seeds = [_labelled(right, labels, labels.long()) for right in (torch.arange(100) < 80, labels, labels)]
+    report = seeds[-1].over_seeds(seeds[:-1])
+    assert "mine (74.0 %)" in report.conclusion() and report.against[0].constant == "good"
+
+
+def test_the_names_of_raw_controls_are_those_of_the_modalities() -> None:
+    assert set(RAW) == {Modality.raw, Recordings.raw}

@@ -39,7 +39,7 @@ def add_result(run: Path, protocol: str, value: float, control: float = 0.2, dat
     rows = [
         mine,
         Row.of(name, pooling, protocol, how, control, 50),
-        Row.of("majority class", "-", protocol, {}, 0.1, 50),
+        Row.of("best constant", "-", protocol, {}, 0.1, 50),
     ]
     before = (run / "results.csv").read_text().count("\n") if (run / "results.csv").exists() else 0
     day = f"2026-01-01T00:{before // 60:02}:{before % 60:02}"

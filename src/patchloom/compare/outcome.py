@@ -6,14 +6,24 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from patchloom.claims import MIN_VERDICT_IMAGES, Claim, Difference, accuracy_interval, difference, student
+from patchloom.claims import (
+    CONSTANT,
+    MIN_VERDICT_IMAGES,
+    Claim,
+    Difference,
+    accuracy_interval,
+    constant_remark,
+    difference,
+    raw_remark,
+    student,
+)
 from patchloom.compare.scores import BESIDE, CONTROL, TASK, UNTRAINED, Contender, LabelledData, Scores, Way
 from patchloom.display import Displayable, Lines, TextTable, Verbatim
 from patchloom.errors import listing
@@ -194,6 +204,10 @@ def compare_labelled(
     found: Sequence[tuple[Contender, Scores]], on: LabelledData, folder: Path, notes: Sequence[str]
 ) -> Comparison:
     """Return the comparison by labels: the verdict by a linear probe with all of them, and tables of all probes."""
+    any_scores = found[0][1]
+    same = dict.fromkeys((way.name for way in on.ways), any_scores.constant)
+    constant = replace(any_scores, right=same, about=dict.fromkeys(same, f"always {any_scores.answer}"))
+    found = [*found, (Contender(CONSTANT, 0, CONTROL, ""), constant)]
     tasks, controls, others = (_grouped(found, kind) for kind in (TASK, CONTROL, BESIDE))
     rows: list[tuple[str | int | float | None, ...]] = []
     standings = {}
@@ -216,9 +230,16 @@ def compare_labelled(
         (f"{main.order[0]} minus each of these, by {first.name} probe", _behind(main), ""),
         *health_tables([one for one, _ in found]),
     ]
-    return Comparison(
-        folder, describe_ranking(main, first.name, n), said, main.winner, tuple(notes), (), rows, main.order
-    )
+    verdict = [*describe_ranking(main, first.name, n), *_remarks(main, any_scores.answer)]
+    return Comparison(folder, verdict, said, main.winner, tuple(notes), (), rows, main.order)
+
+
+def _remarks(main: Ranking, answer: str) -> list[str]:
+    """Return sentences on tasks no better than a constant answer, and on raw pixels that are far better."""
+    best, said = main.order[0], [raw_remark(found) for found in main.against.values()]
+    if not main.against[CONSTANT].exceeds:
+        said.append(constant_remark([f"{best} ({main.means[best]:.1%})"], answer, f"{main.means[CONSTANT]:.1%}"))
+    return [*filter(None, said)]
 
 
 def health_tables(those: Sequence[Contender]) -> list[tuple[str, TextTable, str]]:

@@ -20,7 +20,7 @@ from patchloom.compare.runner import Job
 from patchloom.data.source import Data, Source, Subset
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.evaluate.features import ImageFeatures, count_classes, has_labels, known_labels, only_labelled
-from patchloom.evaluate.frozen import FeatureExtractor, FrozenProtocol, evaluate_extractor, extractors
+from patchloom.evaluate.frozen import FeatureExtractor, FrozenProtocol, constant_answer, evaluate_extractor, extractors
 from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
@@ -47,30 +47,42 @@ class Scores:
     Attributes:
         right: [n] by name of the way: whether each test image is classified correctly.
         about: by name of the way: details such as k or the number of labels.
+        constant: [n] whether the best constant answer is right.
+        answer: name of its class.
         groups: [n] groups of the test images; None: no groups.
     """
 
     right: dict[str, Tensor]
     about: dict[str, str]
+    constant: Tensor
+    answer: str
     groups: Tensor | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON; correctness is stored as bits in base64."""
-        bits = {
-            name: [len(right), base64.b64encode(np.packbits(right.numpy()).tobytes()).decode()]
-            for name, right in self.right.items()
+        return {
+            "right": {name: _bits(right) for name, right in self.right.items()},
+            "about": self.about,
+            "constant": _bits(self.constant),
+            "answer": self.answer,
+            "groups": None if self.groups is None else self.groups.tolist(),
         }
-        return {"right": bits, "about": self.about, "groups": None if self.groups is None else self.groups.tolist()}
 
     @staticmethod
     def of(values: dict[str, Any]) -> Scores:
         """Read the values of `plain`."""
-        right = {
-            name: torch.from_numpy(np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8))[:n].astype(bool))
-            for name, (n, bits) in values["right"].items()
-        }
+        right = {name: _from_bits(*bits) for name, bits in values["right"].items()}
         groups = values["groups"]
-        return Scores(right, values["about"], None if groups is None else torch.tensor(groups, dtype=torch.int64))
+        groups = None if groups is None else torch.tensor(groups, dtype=torch.int64)
+        return Scores(right, values["about"], _from_bits(*values["constant"]), str(values["answer"]), groups)
+
+
+def _bits(right: Tensor) -> list[int | str]:
+    return [len(right), base64.b64encode(np.packbits(right.numpy()).tobytes()).decode()]
+
+
+def _from_bits(n: int, bits: str) -> Tensor:
+    return torch.from_numpy(np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8))[:n].astype(bool))
 
 
 def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str]]:
@@ -93,19 +105,21 @@ def score_encoder(
     extractor: FeatureExtractor, ways: Sequence[Way], parts: Parts, settings: EvalSettings, seed: int
 ) -> Scores:
     """Score one encoder in several ways."""
-    right, about, groups = {}, {}, None
+    right, about = {}, {}
     once = caching_extractor(extractor, parts.train)
     for way in ways:
         its = parts
         if way.few is not None:
             share, per_class = (way.few, None) if way.few < 1 else (None, int(way.few))
             its = subsample_training(parts, share, per_class, seed)[0]
-        rows, train, _ = evaluate_extractor(once, [way.protocol], its, settings)
+        rows, train, test = evaluate_extractor(once, [way.protocol], its, settings)
         row = way.protocol.quoted(rows[way.protocol.name])
         assert row.right is not None
-        right[way.name], groups, k = row.right, row.groups, row.settings.get("k")
+        right[way.name], k = row.right, row.settings.get("k")
         about[way.name] = f"k = {k}" if k else f"{len(train.labels):,} labels, {row.pooling}"
-    return Scores(right, about, groups)
+    constant = constant_answer(ways[0].protocol.name, test.labels, parts.test, test.groups)
+    assert constant.right is not None
+    return Scores(right, about, constant.right.cpu(), constant.settings["answer"], test.groups)
 
 
 def caching_extractor(extractor: FeatureExtractor, train: Source) -> FeatureExtractor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +40,9 @@ class PixelAugment:
         flip: whether to mirror every second view.
         color: whether to change brightness, contrast, saturation and hue, each with probability 0.5, where there are 3
             channels.
+        rare: classes that some crops are aimed at.
+        aimed: probability with which the crop of an image that shows one of them holds a pixel of it: a class of those
+            in the image is drawn first, so that each counts alike, and then a pixel.
     """
 
     def __init__(
@@ -48,8 +52,11 @@ class PixelAugment:
         scale: tuple[float, float] = (0.5, 2.0),
         flip: bool = True,
         color: bool = True,
+        rare: Sequence[int] = (),
+        aimed: float = 0.0,
     ) -> None:
         self.size, self.side, self.scale, self.flip = size, side, scale, flip
+        self.rare, self.aimed = tuple(rare), aimed
         self.distort = PhotometricDistortion(hue=(-0.1, 0.1)) if color else None
 
     def __call__(self, image: Tensor, truth: Tensor, rng: np.random.Generator) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -62,17 +69,42 @@ class PixelAugment:
             )
         factor = (1.0 if self.side is None else self.side / min(height, width)) * rng.uniform(*self.scale)
         (h, high), (w, wide) = cut(height, factor, self.size[0]), cut(width, factor, self.size[1])
+        target = self._target(truth, rng)
         for _ in range(_TRIES + 1):
-            top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
+            top, left = _corner((height, width), (h, w), target, rng)
             part, becomes = (top, left, h, w), [high, wide]
             seen = F.resized_crop(truth[None], *part, becomes, v2.InterpolationMode.NEAREST_EXACT)
-            if (h, w) == (height, width) or _varied(seen):
+            if target is not None or (h, w) == (height, width) or _varied(seen):
                 break
         view = F.resized_crop(image, *part, becomes)
         if self.flip and rng.random() < 0.5:
             view, seen = F.horizontal_flip(view), F.horizontal_flip(seen)
         view = _distorted(view, self.distort, rng)
         return (fill_up(view, self.size),), _padded(seen, self.size, IGNORED)[0]
+
+    def _target(self, truth: Tensor, rng: np.random.Generator) -> tuple[int, int] | None:
+        """Draw the (row, column) of a pixel of a rare class that the crop has to hold; None for any crop."""
+        if not self.aimed or rng.random() >= self.aimed:
+            return None
+        labels = truth.numpy()
+        shown = np.intersect1d(labels, self.rare)
+        if not shown.size:
+            return None
+        places = np.flatnonzero(labels == rng.choice(shown))
+        row, column = divmod(int(rng.choice(places)), labels.shape[1])
+        return row, column
+
+
+def _corner(
+    whole: tuple[int, int], part: tuple[int, int], target: tuple[int, int] | None, rng: np.random.Generator
+) -> tuple[int, int]:
+    """Draw the top left corner of a part (h, w) of a whole (h, w), which holds the pixel ``target`` if there is one."""
+    ranges = [(0, length - cut_out) for length, cut_out in zip(whole, part, strict=True)]
+    if target is not None:
+        pairs = zip(ranges, part, target, strict=True)
+        ranges = [(max(0, place - cut_out + 1), min(last, place)) for (_, last), cut_out, place in pairs]
+    top, left = (int(rng.integers(first, last + 1)) for first, last in ranges)
+    return top, left
 
 
 def fill_up(image: Tensor, size: tuple[int, int]) -> Tensor:

@@ -77,6 +77,29 @@ def mean_iou(found: Tensor) -> Tensor:
     return class_ious(found).nanmean(-1)
 
 
+def foreground_iou(found: Tensor) -> Tensor:
+    """Return the mean intersection over union, float64 [...], over classes but the most frequent one of the truth."""
+    ious = class_ious(found)
+    most = found[..., 2, :].argmax(-1, keepdim=True)
+    return ious.scatter(-1, most, torch.nan).nanmean(-1)
+
+
+def constant_overlaps(found: Tensor) -> tuple[int, Tensor]:
+    """Return the most frequent class, and what `overlaps` gives if it is the answer for every pixel.
+
+    No other constant answer has a higher mIoU, since it is the fraction of its class over the number of classes.
+
+    Args:
+        found: [n 3 k], `overlaps` of some answer for each image.
+    """
+    truth = found[:, 2]
+    best = int(truth.sum(0).argmax())
+    constant = torch.stack([torch.zeros_like(truth), truth, truth], 1)
+    constant[:, 0, best] = truth[:, best]
+    constant[:, 1, best] = truth.sum(1)
+    return best, constant
+
+
 def pixel_accuracy(found: Tensor) -> Tensor:
     """Return the fraction of correctly classified pixels (aAcc), float64 [...]."""
     common, _, truth = found.double().unbind(-2)

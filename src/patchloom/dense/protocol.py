@@ -540,14 +540,15 @@ def dense_report(
     said: Sequence[str],
     lost: Sequence[str],
     drawings: tuple[Drawing, ...],
+    constant: Sequence[Row] = (),
 ) -> Report:
-    """A report whose lines are measures, and whose columns are the encoder and its controls."""
+    """A report whose lines are measures, and whose columns are the encoder, its controls and a ``constant`` answer."""
     n = len(setup.parts.test) - len(lost)
-    controls = listing([of[0].as_control() for of in rows[1:]], "and")
+    controls = listing([of[0].as_control() for of in (*rows[1:], *[constant] * bool(constant))], "and")
     against = f" against {controls}" if controls else ""
     sentences = [said[0], _recipe_sentence(setup), setup.parts.story, *said[1:], *note_unreadable(lost, "test images")]
     return Report(
-        rows=[row for of in rows for row in of],
+        rows=[row for of in (*rows, constant) for row in of],
         protocol=" ".join(sentences),
         headline=f"{title}: {rows[0][0].text()} {measure}{against} on {n:,} test images.",
         quoted=tuple(of[0] for of in rows),

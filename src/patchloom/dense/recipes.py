@@ -118,16 +118,25 @@ class SegmentRecipe(DenseRecipe):
             are tested in windows that overlap by a third.
         head_width: number of channels of the head; auto: the encoder's width, from 64 to 512, as in mmseg.
         auxiliary: weight of the loss of a second head on the third of the four maps; 0 switches it off.
+        loss: cross-entropy of the pixels, or dice, which adds the Dice loss of the classes.
+        class_weights: larger weights of rare classes in the cross-entropy, 1 / log(1.02 + fraction of the pixels).
+            auto: true if all classes but one have under 5 % of the training pixels together.
+        rare_crops: fraction of the training crops that hold a class with under 5 % of the pixels. auto: 0.5 under the
+            same condition, else 0.
     """
 
     side: int | Side = "size"
     head_width: int | Auto = "auto"
     auxiliary: float = 0.4
+    loss: Literal["cross-entropy", "dice"] = "cross-entropy"
+    class_weights: bool | Auto = False
+    rare_crops: float | Auto = 0.0
 
     def check(self) -> None:
         """See `DenseRecipe`."""
         super().check()
-        check_values(self, {"side": (8, 2**14), "head_width": (1, 2**14), "auxiliary": (0, 100)}, ())
+        sizes = {"side": (8, 2**14), "head_width": (1, 2**14)}
+        check_values(self, {**sizes, "auxiliary": (0, 100), "rare_crops": (0, 0.9)}, ())
 
     @property
     def resized(self) -> int | None:
@@ -137,8 +146,9 @@ class SegmentRecipe(DenseRecipe):
     def settled(
         self, n: int, device: str, own_validation: int, side: int, patch: int, width: int
     ) -> ResolvedSegmentRecipe:
-        """The recipe with every ``auto`` resolved."""
+        """The recipe with every ``auto`` resolved, but for rare classes, which `patchloom.dense.rare` looks for."""
         values = self._settled(n, device, own_validation, side, patch)
+        values |= {name: value for name, value in NOT_RARE.items() if values[name] == "auto"}
         values |= {"side": values["size"]} if self.side in ("auto", "size") else {}
         values |= {"head_width": _within(width)} if self.head_width == "auto" else {}
         return ResolvedSegmentRecipe(**values)
@@ -216,6 +226,8 @@ class ResolvedSegmentRecipe(ResolvedDenseRecipe, SegmentRecipe):
 
     side: int | Literal["native"]
     head_width: int
+    class_weights: bool
+    rare_crops: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +249,10 @@ def _within(width: int) -> int:
     return min(512, max(64, width))
 
 
+# training for rare classes where it is auto: without any, and with them
+NOT_RARE: dict[str, Any] = {"class_weights": False, "rare_crops": 0.0}
+FOR_RARE: dict[str, Any] = {"class_weights": True, "rare_crops": 0.5}
+
 _ANY = (0, float("inf"))
 _RANGES = {
     **{"steps": (1, float("inf")), "warmup_steps": _ANY, "batch": (1, float("inf")), "lr": _ANY, "weight_decay": _ANY},
@@ -253,7 +269,7 @@ _SMALL: dict[str, Any] = {
 # UPerNet on ADE20K. MAE's values stand in for what a paper does not state
 _PAPERS = SegmentRecipe()
 SEGMENT: dict[str, SegmentRecipe] = {
-    "small": SegmentRecipe(**_SMALL, side="auto"),
+    "small": SegmentRecipe(**_SMALL, side="auto", class_weights="auto", rare_crops="auto"),
     "mae": _PAPERS,
     "lut": _PAPERS,  # Table E
     "droppos": replace(_PAPERS, steps=80_000, lr=7e-4),  # appendix A.3
@@ -262,7 +278,7 @@ SEGMENT: dict[str, SegmentRecipe] = {
     "extrema": replace(_PAPERS, steps=80_000, layer_decay=0.85),  # section 5.3
 }
 # a linear layer on the frozen encoder, which neither decays by layer nor drops paths
-PROBE = replace(SEGMENT["small"], lr=5e-3, weight_decay=0.0, layer_decay=1.0, auxiliary=0.0)
+PROBE = replace(SEGMENT["small"], **NOT_RARE, lr=5e-3, weight_decay=0.0, layer_decay=1.0, auxiliary=0.0)
 _VITDET = DetectRecipe(
     # DropPos, appendix A.2, at the length of the 1x schedule; what it does not state is ViTDet's for ViT-B (Li et al.
     # 2022), at whose shares of the training the rate drops

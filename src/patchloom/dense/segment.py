@@ -15,13 +15,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.arguments import takes_recipe
+from patchloom.claims import CONSTANT
 from patchloom.data.loader import Batch
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.dense.annotations.base import IGNORED, Annotated
-from patchloom.dense.annotations.segmentation import class_ids, open_label_maps
+from patchloom.dense.annotations.segmentation import class_ids, class_pixels, image_class_pixels, open_label_maps
 from patchloom.dense.augment import PixelAugment
-from patchloom.dense.metrics import class_ious, confusion, interval, mean_iou, overlaps, pixel_accuracy, pseudo_values
+from patchloom.dense.metrics import (
+    class_ious,
+    confusion,
+    constant_overlaps,
+    foreground_iou,
+    interval,
+    mean_iou,
+    overlaps,
+    pixel_accuracy,
+    pseudo_values,
+)
 from patchloom.dense.pictures import MapRow
 from patchloom.dense.protocol import (
     DenseCandidate,
@@ -38,6 +49,7 @@ from patchloom.dense.protocol import (
     untrained_candidate,
     window_count,
 )
+from patchloom.dense.rare import class_weights, dice_loss, for_rare_classes, rare_crops
 from patchloom.dense.recipes import PROBE, SEGMENT, ResolvedSegmentRecipe, SegmentRecipe, dense_recipe
 from patchloom.dense.segmenter import PixelSegmenter, Segmenter, SegmentLogits
 from patchloom.dense.training import DenseTraining, predict_images
@@ -48,7 +60,7 @@ from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.frozen import PIXELS, UNTRAINED
 from patchloom.evaluate.results import Drawing, Report, Row
-from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.settings import EvalSettings, print_notes
 from patchloom.evaluate.training import about_control
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_channels, patch_side
@@ -59,8 +71,12 @@ from patchloom.system.distributed import rank
 # Training and testing of segmentation. Letters: b batch, c channels, h w height and width, k classes, n images.
 
 
+_TENTHS = 10
+_NOTHING = 0.01  # foreground IoU below which nothing but the most frequent class was found
+
+
 class SegmentTraining(DenseTraining[Tensor]):
-    """The training of a `Segmenter`: cross-entropy of each pixel that counts, and of a second head's answer.
+    """The training of a `Segmenter`: loss of each pixel that counts, and of a second head's answer.
 
     Arguments are those of `DenseTraining`.
     """
@@ -69,25 +85,48 @@ class SegmentTraining(DenseTraining[Tensor]):
     model: Segmenter
     recipe: ResolvedSegmentRecipe
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        recipe = self.recipe
-        self.augment = PixelAugment(self.model.size, recipe.resized, recipe.scale, recipe.flip, recipe.color)
+    def __init__(
+        self,
+        model: Segmenter,
+        train: Annotated[Tensor],
+        held: Annotated[Tensor] | None,
+        recipe: ResolvedSegmentRecipe,
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        pixels = image_class_pixels(train) if recipe.class_weights or recipe.rare_crops else np.zeros((len(train), 1))
+        crops = rare_crops(pixels, recipe.rare_crops)
+        if len(crops.images) > len(train):
+            train = train.subset(crops.images)
+        super().__init__(model, train, held, recipe, *arguments, **options)
+        how = recipe.resized, recipe.scale, recipe.flip, recipe.color
+        self.augment = PixelAugment(self.model.size, *how, crops.classes, crops.aimed)
+        self.weights = class_weights(pixels).to(self.device) if recipe.class_weights else None
+        # what `overlaps` gives of about the last tenth of the steps
+        self.answered = torch.zeros(3, len(train.classes), device=self.device)
+        self.classes = train.classes
 
     def _loss(self, batch: Batch) -> Tensor:
         truth = torch.stack(batch.truths).to(self.device, non_blocking=True).long()
         images = normalize(batch.views[0], self.card.mean, self.card.std)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
             answer = self.parallel(images)
+        self.answered = self.answered * max(0.0, 1 - _TENTHS / self.steps) + batch_overlaps(answer.main.detach(), truth)
         return self._loss_of(answer, truth)
+
+    def _remark(self) -> str:
+        if _TENTHS * self.step < self.steps or not foreground_iou(self.answered) < _NOTHING:
+            return ""
+        return f"nothing but {self.classes[int(self.answered[2].argmax())]} found in training"
 
     def _outline(self, images: Tensor) -> Tensor:
         return self._loss_of(self.model(images), images[:, 0].long())
 
     def _loss_of(self, answer: SegmentLogits, truth: Tensor) -> Tensor:
-        loss = pixel_loss(answer.main, truth)
+        how = self.weights, self.recipe.loss == "dice"
+        loss = pixel_loss(answer.main, truth, *how)
         if answer.auxiliary is not None:
-            loss = loss + self.recipe.auxiliary * pixel_loss(answer.auxiliary, truth)
+            loss = loss + self.recipe.auxiliary * pixel_loss(answer.auxiliary, truth, *how)
         return loss
 
     def bytes_of_test(self, image: tuple[int, int]) -> int:
@@ -109,16 +148,36 @@ class SegmentTraining(DenseTraining[Tensor]):
         return 0.0 if math.isnan(iou) else iou  # nan: no pixel counts
 
 
-def pixel_loss(logits: Tensor, truth: Tensor) -> Tensor:
-    """Mean cross-entropy of the pixels that count; 0 if none does.
+def pixel_loss(logits: Tensor, truth: Tensor, weights: Tensor | None = None, dice: bool = False) -> Tensor:
+    """Mean cross-entropy of the pixels that count, and perhaps the Dice loss; 0 if no pixel counts.
 
     Args:
         logits: [b k h' w'], resized to the truth bilinearly.
         truth: [b h w], with `IGNORED`.
+        weights: [k] weights of the classes, each at least 1; the mean is weighted, too.
+        dice: whether to add `dice_loss`.
     """
     whole = F.interpolate(logits.float(), truth.shape[-2:], mode="bilinear", align_corners=False)
-    each = F.cross_entropy(whole, truth, ignore_index=IGNORED, reduction="sum")
-    return each / (truth != IGNORED).sum().clamp_min(1)
+    each = F.cross_entropy(whole, truth, weights, ignore_index=IGNORED, reduction="sum")
+    counted = truth != IGNORED
+    size = counted.sum() if weights is None else (weights[truth.clamp_min(0)] * counted).sum()
+    loss = each / size.clamp_min(1)
+    return loss + dice_loss(whole, truth) if dice else loss
+
+
+def batch_overlaps(logits: Tensor, truth: Tensor) -> Tensor:
+    """Return what `overlaps` gives, float [3 k], at the places of the logits, without waiting for a GPU.
+
+    Args:
+        logits: [b k h' w'].
+        truth: [b h w], with `IGNORED`.
+    """
+    labels = F.interpolate(truth[:, None].float(), logits.shape[-2:], mode="nearest")[:, 0].long().flatten()
+    answers, counted = logits.argmax(1).flatten(), (labels >= 0).float()
+    none, labels = counted.new_zeros(logits.shape[1]), labels.clamp_min(0)
+    common = none.index_add(0, labels, counted * (answers == labels))
+    there, answered = none.index_add(0, labels, counted), none.index_add(0, answers, counted)
+    return torch.stack([common, there + answered - common, there])
 
 
 def confusion_per_image(
@@ -157,7 +216,8 @@ _DONE = {
 _BESIDE = "Untrained is the same on fresh weights, raw pixels on the pixels of each patch."
 _MEASURED = (
     "mIoU is the mean over the classes of intersection over union, each of one sum over all test images, and aAcc the "
-    "share of right pixels; intervals are over the test images, or their groups (jackknife)."
+    "share of right pixels. Foreground IoU is the mean over the classes but the most frequent one of the test images. "
+    "Intervals are over the test images, or their groups (jackknife)."
 )
 
 
@@ -217,8 +277,13 @@ def segment(
     label = "linear" if linear else recipe
     asked = dense_recipe(recipe, known, changes, settings.batch_size)
     how = positions, precision, label, _OF_ENCODER if linear else ()
-    setup = set_up(run, lambda: open_label_maps(data, ignore, threshold=threshold), settings, recipe, asked, *how)
-    values, classes = setup.recipe, setup.classes
+    opened = functools.partial(open_label_maps, data, ignore, threshold=threshold)
+    setup = set_up(run, opened, settings, recipe, asked, *how)
+    values, rarity = for_rare_classes(asked, setup.recipe, class_pixels(setup.train), setup.classes)
+    if rarity:
+        print_notes([rarity])
+        setup = replace(setup, recipe=values)
+    classes = setup.classes
     options: dict[str, Any] = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
 
     def begin(model: Segmenter, card: EncoderCard) -> SegmentTraining:
@@ -253,10 +318,12 @@ def segment(
         groups = setup.parts.test.images.groups
         rows.append(_rows(candidate.name, setup.row_settings(head=head, **chosen), each, classes, groups))
     check_read(setup.parts.test, lost)
+    best, constant = constant_overlaps(found[0])
+    answers = _rows(CONSTANT, {"answer": classes[best]}, constant, classes, setup.parts.test.images.groups)
     title = "Linear segmentation of the frozen encoder" if linear else f"Segmentation ({recipe}, UPerNet)"
     drawings = _drawings(models[0][0], found[0], setup)
     done = " ".join(filter(None, [_DONE[head], beside]))
-    return dense_report(setup, title, "mIoU", rows, [done, _MEASURED], lost, drawings)
+    return dense_report(setup, title, "mIoU", rows, [done, _MEASURED], lost, drawings, answers)
 
 
 def _check_linear(recipe: str, from_scratch: bool, positions: str, changes: Mapping[str, Any]) -> None:
@@ -276,11 +343,18 @@ def _check_linear(recipe: str, from_scratch: bool, positions: str, changes: Mapp
 def _rows(
     name: str, settings: dict[str, Any], each: Tensor, classes: Sequence[str], groups: np.ndarray | None
 ) -> list[Row]:
-    """mIoU, pixel accuracy and the IoU of each class that occurs, with intervals; ``each`` [n 3 k] is of the images,
-    perhaps in ``groups`` [n]."""
+    """Return rows of mIoU, pixel accuracy, foreground IoU and the IoU of each class that occurs, with intervals.
+
+    Args:
+        each: [n 3 k], `overlaps` of each test image.
+        groups: [n] groups of the test images; None: no groups.
+    """
     total, rows = each.sum(0), []
-    for measure, statistic in {"mIoU": mean_iou, "aAcc": pixel_accuracy}.items():
+    measures = {"mIoU": mean_iou, "aAcc": pixel_accuracy, "foreground IoU": foreground_iou}
+    for measure, statistic in measures.items():
         value, pseudo = statistic(total), pseudo_values(statistic, each, groups)
+        if value != value:  # nan: the test images show one class alone
+            continue
         low, high = interval(value, pseudo)
         row = Row(name, "-", "segment", {**settings, "measure": measure}, value.item(), low.item(), high.item())
         rows.append(replace(row, pseudo=pseudo))

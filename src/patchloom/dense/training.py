@@ -146,21 +146,28 @@ class DenseTraining(Loop, Generic[T]):
             "validation_images": found["validation_images"],
         }
 
+    def _remark(self) -> str:
+        """Return what a training should say about its answers so far, for the line of progress; "" for nothing."""
+        return ""
+
     def _position(self) -> str:
         return f"step {self.step:,} of {self.steps:,}"
 
     def _progress_text(self, loss: float) -> str:
         found = self.best.latest
         validated = "" if found is None else f" · validation {self.measure} {found.accuracy:.1%}"
-        return f"step {self.step:,}/{self.steps:,} · loss {loss:.3f}{validated}"
+        remark = self._remark()
+        return f"step {self.step:,}/{self.steps:,} · loss {loss:.3f}{validated}{' · ' * bool(remark)}{remark}"
 
     def _outcome(self, chosen: dict[str, Any]) -> str:
+        remark = self._remark()
+        remark = f", {remark}" if remark else ""
         if not chosen:
-            return f"trained for {self.steps:,} steps"
+            return f"trained for {self.steps:,} steps{remark}"
         early = f", ended after {self.step:,}" if self.step < self.steps else ""
         return (
             f"step {chosen['best_step']:,} of {self.steps:,} was best{early} ({self.measure} "
-            f"{chosen['validation_score']:.1%} on {chosen['validation_images']:,} validation images)"
+            f"{chosen['validation_score']:.1%} on {chosen['validation_images']:,} validation images){remark}"
         )
 
     def _rate_option(self) -> str:

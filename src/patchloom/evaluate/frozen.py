@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from patchloom.claims import BLEND, START
+from patchloom.claims import BLEND, CONSTANT, START
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
@@ -41,7 +41,7 @@ from patchloom.runs.encoder import blend, load_blend, load_start
 
 # suggestion for encoders that a protocol does not support
 INSTEAD = "take knn, linear, blocks, few-shot or finetune, and positions for a run of droppos"
-UNTRAINED, PIXELS, MAJORITY = "untrained", "raw pixels", "majority class"
+UNTRAINED, PIXELS = "untrained", "raw pixels"
 
 _HELD_OUT = "held_out_accuracy"
 
@@ -392,14 +392,14 @@ def frozen_report(
 ) -> Report:
     """Return the report on the ``rows`` of each extractor, without differences.
 
-    The end of the ``headline``, which names training and test images, is added, and so is the row of the majority
-    class.
+    The end of the ``headline``, which names training and test images, is added, and so is the row of the best
+    constant answer.
     """
     n_test = len(test.labels)
     used = f" {protocol.gallery}: {len(train.labels):,} training {parts.train.noun}" if protocol.gallery else ""
     used += f"; test: {parts.origin}" if used and parts.origin else ""
     return Report(
-        rows=[*sum(rows, []), majority(protocol.name, train.labels, test.labels, test.groups)],
+        rows=[*sum(rows, []), constant_answer(protocol.name, test.labels, parts.test, test.groups)],
         protocol=f"{protocol.sentence(train, test)} {around}",
         headline=f"{headline} on {n_test:,} test {parts.test.noun}.{used}{'.' if used else ''}",
         quoted=tuple(map(protocol.quoted, rows)),
@@ -432,6 +432,12 @@ def circumstances(
     return " ".join([*said, *note_unreadable(train.unreadable + test.unreadable, parts.train.noun)])
 
 
-def majority(protocol: str, train: Tensor, test: Tensor, groups: Tensor | None) -> Row:
-    """Return the row of a classifier that predicts the most frequent label of ``train`` [n], on ``test`` [m]."""
-    return Row.of_images(MAJORITY, "-", protocol, {}, test == train.bincount().argmax(), groups)
+def constant_answer(protocol: str, labels: Tensor, test: Source, groups: Tensor | None) -> Row:
+    """Return the row of the best constant answer to the test images with ``labels`` [n] of the source ``test``.
+
+    It is the most frequent class of the test images, not of the training images: what a classifier has to beat to show
+    anything, whatever the two parts hold.
+    """
+    best = int(labels.bincount().argmax())
+    answer = test.classes[best] if test.classes else str(best)
+    return Row.of_images(CONSTANT, "-", protocol, {"answer": answer}, labels == best, groups)

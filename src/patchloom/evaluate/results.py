@@ -18,13 +18,17 @@ import torch
 from torch import Tensor
 
 from patchloom.claims import (
+    CONSTANT,
+    RAW,
     START,
     Difference,
     accuracy_interval,
+    constant_remark,
     difference,
     difference_over_splits,
     is_wide,
     mean_interval,
+    raw_remark,
     wilson,
 )
 from patchloom.display import Displayable, Lines, TextTable, Verbatim
@@ -210,7 +214,8 @@ class Row:
 
     def as_control(self) -> str:
         """Return text such as "61.2 % untrained" for a headline."""
-        return f"{self.number()} {'at its start' if self.encoder == START else self.encoder}"
+        called = {START: "at its start", CONSTANT: f"by always answering {self.settings.get('answer', '')}"}
+        return f"{self.number()} {called.get(self.encoder, self.encoder)}"
 
     def amount(self, value: float) -> str:
         """Return a number in the unit of the row, without its name."""
@@ -315,7 +320,7 @@ class Report(Displayable):
         said: list[str | TextTable] = [self.headline]
         said += [self.spread()] * bool(self.others)
         said += [self.caution()] * bool(self.caution())
-        said += [self.conclusion()] * bool(self.against)
+        said += [self.conclusion()] * bool(self.conclusion())
         said += ["", self.table(width), "", self.protocol]
         return [*said, *(Verbatim(f"Picture: {drawing.out}") for drawing in self.drawings)]
 
@@ -333,13 +338,63 @@ class Report(Displayable):
         }
 
     def conclusion(self) -> str:
-        """Return sentences on whether the encoder is better than its controls; "" without controls."""
-        return " ".join(one.sentence() for one in self.against)
+        """Return sentences on whether the encoder is better than its controls; "" without any."""
+        return " ".join([*(one.sentence() for one in self.against), *self._remarks()])
+
+    @property
+    def constant(self) -> Row | None:
+        """Row of the best constant answer by the quoted measure; None without one."""
+        measure = self.quoted[0].settings.get("measure") if self.quoted else None
+        same = (row for row in self.rows if row.encoder == CONSTANT and row.settings.get("measure") == measure)
+        return next(same, None)
+
+    def _remarks(self) -> list[str]:
+        """Return sentences on encoders no better than a constant answer, and on raw pixels that are far better."""
+        said = []
+        constant, level = self.constant, self._no_better_than_constant()
+        if constant is not None and 0 in level:
+            names = dict.fromkeys(f"{self.quoted[i].encoder} ({self.quoted[i].number(self._mean(i))})" for i in level)
+            said.append(constant_remark([*names], constant.settings["answer"], constant.number()))
+        for i, row in enumerate(self.quoted):
+            if row.encoder in RAW:
+                said.append(raw_remark(self._apart(self._of_seeds(0), self._of_seeds(i), False)))
+        return [*filter(None, said)]
+
+    def _no_better_than_constant(self) -> list[int]:
+        """Return the indices in ``quoted`` of rows that are no better than the best constant answer."""
+        constants = [report.constant for report in (*self.others, self)]
+        theirs = [row for row in constants if row is not None]
+        if len(theirs) < len(constants):
+            return []
+        return [i for i in range(len(self.quoted)) if not self._apart(self._of_seeds(i), theirs, False).exceeds]
+
+    def _of_seeds(self, i: int) -> list[Row]:
+        """Return a quoted row of every seed."""
+        return [report.quoted[i] for report in (*self.others, self)]
+
+    def _mean(self, i: int) -> float:
+        return _mean(self._of_seeds(i))
+
+    def _apart(self, ours: Sequence[Row], theirs: Sequence[Row], trained: bool) -> Difference:
+        """Compare two rows of every seed, on the same test images or on those of each seed's split."""
+        reports = (*self.others, self)
+        if len({report.fingerprint for report in reports}) == 1:
+            return compare_rows(ours, theirs, trained, self.n_test, self.noun)
+        values = [row.value for row in ours], [row.value for row in theirs]
+        known = all(row.right is not None or row.pseudo is not None for row in (*ours, *theirs))
+        n = min(report.n_test for report in reports) if known else 0
+        about: dict[str, Any] = {"control": theirs[-1].encoder, "trained": trained, "noun": self.noun}
+        return difference_over_splits(*values, n, **about)
 
     def with_differences(self, trained: bool, *pairs: tuple[int, int]) -> Report:
-        """Return the report with the differences between quoted rows."""
+        """Return the report with the differences between quoted rows, over all seeds."""
         pairs = pairs or tuple((0, i) for i in range(1, len(self.quoted)))
-        found = [compare_rows([self.quoted[i]], [self.quoted[j]], trained, self.n_test, self.noun) for i, j in pairs]
+        level, constant = self._no_better_than_constant(), self.constant
+        answer = constant.settings["answer"] if constant is not None else ""
+        found = []
+        for i, j in pairs:
+            one = self._apart(self._of_seeds(i), self._of_seeds(j), trained)
+            found.append(replace(one, constant=answer) if i in level else one)
         return replace(self, against=tuple(found), pairs=pairs)
 
     def with_setting(self, name: str, value: str) -> Report:
@@ -352,18 +407,8 @@ class Report(Displayable):
 
     def over_seeds(self, others: Sequence[Report]) -> Report:
         """Return the report of the last of several seeds, with differences over all of them."""
-        reports, found = (*others, self), []
-        same = len({report.fingerprint for report in reports}) == 1
-        for (i, j), one in zip(self.pairs, self.against, strict=True):
-            ours, theirs = ([report.quoted[k] for report in reports] for k in (i, j))
-            if same:
-                found.append(compare_rows(ours, theirs, one.trained, self.n_test, self.noun))
-                continue
-            values = [row.value for row in ours], [row.value for row in theirs]
-            n = min(report.against[len(found)].n for report in reports)
-            about: dict[str, Any] = {"control": one.control, "trained": one.trained, "noun": self.noun}
-            found.append(difference_over_splits(*values, n, **about))
-        return replace(self, others=tuple(others), against=tuple(found))
+        whole = replace(self, others=tuple(others))
+        return whole.with_differences(self.against[0].trained, *self.pairs) if self.pairs else whole
 
     def table(self, width: int) -> TextTable:
         """Return all rows as a table that fits into ``width`` characters."""

@@ -38,7 +38,7 @@ from patchloom.evaluate.features import (
     runs_in_bfloat16,
     trains_in_bfloat16,
 )
-from patchloom.evaluate.frozen import majority
+from patchloom.evaluate.frozen import constant_answer
 from patchloom.evaluate.recipes import (
     ONLY_FOR,
     RECIPES,
@@ -774,9 +774,9 @@ def training_report(
     settings: EvalSettings,
     found: ClassPredictions,
 ) -> Report:
-    """Return a report that quotes every row, with the majority class as a control."""
+    """Return a report that quotes every row, with the best constant answer as a control."""
     n = len(found.labels)
-    chance = majority(protocol, labels_of(parts.train), found.labels, found.groups)
+    chance = constant_answer(protocol, found.labels, parts.test, found.groups)
     said = [*said, parts.story, *note_unreadable(found.unreadable, f"test {parts.test.noun}")]
     controls = [row.as_control() for row in (*rows[1:], chance)]
     first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"

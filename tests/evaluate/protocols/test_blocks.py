@@ -31,7 +31,7 @@ def test_the_encoder_stays_as_it_is(tiny_encoder: Path, record_reads, monkeypatc
     assert [row.encoder for row in report.rows] == [
         "tiny",
         "untrained",
-        "majority class",
+        "best constant",
     ] and fit is training.train_and_test
     assert {row.protocol for row in report.rows} == {"blocks:2"} and report.headline.startswith("Probe of 2 blocks")
     assert set(record[: record.index("test")]) == {"train"} and record.count("test") == 60

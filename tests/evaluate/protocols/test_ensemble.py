@@ -40,7 +40,7 @@ def test_a_model_with_itself_is_itself(tmp_path: Path) -> None:
     path = saved(tmp_path / "run" / "finetuned" / "digits-small-0.safetensors", 1)
     report = evaluate("ensemble", path, "digits", others=str(path), device="cpu")
     ensemble, one, other, majority = report.rows
-    assert ensemble.value == one.value == other.value and majority.encoder == "majority class"
+    assert ensemble.value == one.value == other.value and majority.encoder == "best constant"
     assert ensemble.settings == {"members": 2, "agreement": 1.0}
     assert one.encoder == "mae1 (digits-small-0)" and "100.0% of the test images." in report.protocol
     assert evaluate("ensemble", tmp_path / "run", "digits", others=[str(path)], device="cpu").rows == report.rows

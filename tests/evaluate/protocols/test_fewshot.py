@@ -125,7 +125,7 @@ def test_fine_tuning_sees_only_those(tiny_encoder: Path, record_reads, monkeypat
     report = evaluate("few-shot", tiny_encoder, "digits", per_class=2, blr=0.02, **QUICK)
     assert [len(train) for train in seen] == [20] and record.count("test") == 80  # tiny, and from scratch
     assert set(record[: record.index("test")]) == {"train"}
-    assert [row.encoder for row in report.rows] == ["tiny", "from scratch", "majority class"]
+    assert [row.encoder for row in report.rows] == ["tiny", "from scratch", "best constant"]
     assert report.rows[0].settings.items() >= {"per_class": 2, "labelled": 20, "head_on": "features"}.items()
     assert report.headline.startswith("Fine-tuning with 20 labels (small): ")
     assert {row.protocol for row in report.rows} == {"few-shot"}
@@ -134,7 +134,7 @@ def test_fine_tuning_sees_only_those(tiny_encoder: Path, record_reads, monkeypat
 def test_the_linear_probe_is_that_of_frozen_features(tiny_encoder: Path) -> None:
     report = evaluate("few-shot", tiny_encoder, "digits", method="linear", labels=0.1, device="cpu")
     names = [row.encoder for row in report.rows]
-    assert list(dict.fromkeys(names)) == ["tiny", "untrained", "raw pixels", "majority class"]
+    assert list(dict.fromkeys(names)) == ["tiny", "untrained", "raw pixels", "best constant"]
     assert report.rows[0].settings.items() >= {"labels": 0.1, "labelled": 144, "method": "linear"}.items()
     assert all(row in report.rows for row in report.quoted) and {row.protocol for row in report.rows} == {"few-shot"}
     assert report.headline.startswith("With 144 labels: Linear probe")

@@ -175,7 +175,7 @@ def test_it_learns_what_can_be_learnt(run: Path, monkeypatch: pytest.MonkeyPatch
     lighter = {"batch_size": 24, "mixup": 0.0, "cutmix": 0.0, "randaugment": 0.0, "crop_scale": 0.9}
     options = {"epochs": 16, **(lighter | {"blr": 0.04} if recipe == "mp3" else {"blr": 0.1})}
     report = evaluate("finetune", run, "ramps", recipe=recipe, **QUICK | options)
-    assert [row.encoder for row in report.rows] == ["small", "from scratch", "majority class"]
+    assert [row.encoder for row in report.rows] == ["small", "from scratch", "best constant"]
     assert all(row.value > 0.8 for row in report.quoted) and report.rows[-1].value == 0.25
     assert report.headline.startswith(f"Fine-tuning ({recipe}): ")
     assert report.rows[0].pooling == ("class" if recipe == "mp3" else "mean")
@@ -294,14 +294,14 @@ def test_the_command_line_from_end_to_end(run: Path, capsys: pytest.CaptureFixtu
         *("small: trained for 1 epoch, ", "saved as", "positions: learned. From scratch is the same"),
         *(
             "Trained on 40 images with the recipe small: epochs 1, warmup epochs 0.1, batch 8, blr 0.004,",
-            "majority class",
+            "best constant",
             "on 360 test images.",
         ),
     ):
         assert part in printed
     with open(run / "results.csv") as file:
         rows = list(csv.DictReader(file))
-    assert [row["encoder"] for row in rows] == ["small", "from scratch", "majority class"]
+    assert [row["encoder"] for row in rows] == ["small", "from scratch", "best constant"]
     assert {row["protocol"] for row in rows} == {"finetune"}
     assert main(["evaluate", *words, "--mixup", "0.8", "--batch_size", "7"]) == 2
     assert "use --batch_size 8" in capsys.readouterr().err

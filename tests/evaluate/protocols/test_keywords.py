@@ -71,7 +71,7 @@ def test_the_command_line_from_end_to_end(run: Path, commands: Path, capsys: pyt
     ):
         assert part in printed, part
     rows = list(csv.DictReader((run / "results.csv").open()))
-    assert [row["encoder"] for row in rows] == ["ear", "from scratch", "raw features", "majority class"] * 2
+    assert [row["encoder"] for row in rows] == ["ear", "from scratch", "raw features", "best constant"] * 2
     assert {row["protocol"] for row in rows} == {"keywords"} and {row["n_test"] for row in rows} == {"15"}
     assert len({row["data_fingerprint"] for row in rows}) == 1  # the test is the same for every seed
     assert (run / "pictures" / "keywords-commands-small-1.png").read_bytes()[:4] == b"\x89PNG"

@@ -82,7 +82,7 @@ def test_the_curve_and_the_chosen_layer_agree_with_scikit_learn(tiny_encoder: Pa
     assert best.settings["layer"] == max(inner, key=inner.get)
     assert (twins_best.encoder, pixels.encoder) == ("untrained", "raw pixels")
     assert best.text() in report.headline and last.text() in report.headline and pixels.number() in report.headline
-    assert [row.encoder for row in report.rows] == [*["tiny"] * 5, *["untrained"] * 5, "raw pixels", "majority class"]
+    assert [row.encoder for row in report.rows] == [*["tiny"] * 5, *["untrained"] * 5, "raw pixels", "best constant"]
 
 
 def test_the_last_layer_is_what_knn_quotes(tiny_encoder: Path) -> None:
@@ -100,7 +100,7 @@ def test_table_rows_and_picture_of_a_run(tiny_encoder: Path, tmp_path: Path, cap
     assert main(["evaluate", "layers", str(run), "digits", "--device", "cpu", "--max_train", "100", "--k", "5"]) == 0
     printed = capsys.readouterr().out
     lines = [line.split("  ")[0] for line in printed.splitlines() if line.count("% [") == 2 and "against" not in line]
-    assert lines == [*NAMES, "raw pixels", "majority class"]
+    assert lines == [*NAMES, "raw pixels", "best constant"]
     assert f"Picture: {run / 'pictures' / 'layers.png'}" in printed
     assert (np.asarray(Image.open(run / "pictures" / "layers.png")).min(-1) < 200).any()
     rows = list(csv.DictReader((run / "results.csv").open()))

@@ -156,7 +156,7 @@ def test_it_beats_chance_beside_an_untrained_encoder_and_one_seed_gives_one_resu
     hard = {**EASY, "recipe": "mae", "epochs": 20, "blr": 20.0, "max_train": 250, "batch_size": 50}
     hard["test_crop"] = 1.0  # digits of 8 pixels have no border to leave out
     first, again = (evaluate("linear", tiny_encoder, "digits", **hard) for _ in range(2))
-    assert [row.encoder for row in first.rows] == ["tiny", "untrained", "majority class"]
+    assert [row.encoder for row in first.rows] == ["tiny", "untrained", "best constant"]
     assert first.rows[0].low > first.rows[-1].high and first.rows[0].pooling == "class"
     assert [row.right.tolist() for row in first.rows] == [row.right.tolist() for row in again.rows]
     other = evaluate("linear", tiny_encoder, "digits", **hard, seed=1, control=False)

@@ -537,15 +537,20 @@ class LabelMaps(Annotated[Tensor]):
 
 
 def class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
-    """Pixels of each class in all images, int64 [k]."""
+    """Count the pixels of each class in all images, int64 [k]."""
+    return np.asarray(image_class_pixels(annotated).sum(0))
+
+
+def image_class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
+    """Count the pixels of each class in each image, int64 [n k]."""
     whole, chosen = base_of(annotated)
     if isinstance(whole, LabelMaps):
-        return np.asarray(whole.counts[chosen].sum(0))
-    counts = np.zeros(len(annotated.classes), np.int64)
+        return whole.counts[chosen]
+    counts = np.zeros((len(annotated), len(annotated.classes)), np.int64)
     with StatusMessage("counting the pixels of each class", len(annotated)) as waiting:
         for i in range(len(annotated)):
             truth = annotated.truth(i).numpy()
-            counts += np.bincount(truth[truth != IGNORED], minlength=len(counts))
+            counts[i] = np.bincount(truth[truth != IGNORED], minlength=counts.shape[1])
             waiting.advance()
     return counts
 

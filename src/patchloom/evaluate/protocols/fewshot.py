@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from patchloom.arguments import takes_recipe
+from patchloom.claims import CONSTANT
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
@@ -234,7 +235,7 @@ def _linear(
     renamed = {
         id(row): replace(row, protocol="few-shot", settings={**row.settings, "method": "linear", **what})
         for row in report.rows
-        if row.settings
+        if row.encoder != CONSTANT
     }
     return replace(
         report,

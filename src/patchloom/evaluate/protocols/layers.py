@@ -10,7 +10,7 @@ from torch import Tensor
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import FeatureOptions, ImageFeatures
-from patchloom.evaluate.frozen import INSTEAD, circumstances, extractors, majority
+from patchloom.evaluate.frozen import INSTEAD, circumstances, constant_answer, extractors
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
 from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
 from patchloom.evaluate.results import Drawing, Report, Row
@@ -64,7 +64,7 @@ def layers(
         cached += [name] * (train.cached or test.cached)
     ours, *starts, twins, (pixels,) = groups
     n_test = len(test.labels)
-    guessed = majority("layers", train.labels, test.labels, test.groups)
+    guessed = constant_answer("layers", test.labels, parts.test, test.groups)
     named = ours[-1], _best(ours), twins[-1], _best(twins), pixels
     quoted = (*named, *(its[-1] for its in starts))
     pairs = (*((0, i) for i in range(len(named), len(quoted))), (0, 2))  # in the last layer: start, untrained

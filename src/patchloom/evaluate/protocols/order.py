@@ -15,7 +15,7 @@ from patchloom.claims import START
 from patchloom.data.source import Source, digest
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.evaluate.features import ImageFeatures
-from patchloom.evaluate.frozen import INSTEAD, circumstances, encoder_extractor, extractors, majority
+from patchloom.evaluate.frozen import INSTEAD, circumstances, constant_answer, encoder_extractor, extractors
 from patchloom.evaluate.logistic import linear_probe
 from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
 from patchloom.evaluate.results import Report, Row
@@ -75,7 +75,7 @@ def order(
     n_test = len(test.labels)
     quoted = tuple(row for row in rows if row.settings["probe"] == _LINEAR_PROBE)
     report = Report(
-        rows=[*rows, majority("order", train.labels, test.labels, test.groups)],
+        rows=[*rows, constant_answer("order", test.labels, parts.test, test.groups)],
         protocol=_sentences(vit, len(train.labels), n_test, k, train.noun)
         + circumstances(parts, train, test, size, cached),
         headline=_headline(quoted, f"{n_test:,} test {train.noun}"),
