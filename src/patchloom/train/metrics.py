@@ -440,17 +440,20 @@ class MetricsLog:
         # the batches of pictures would need another compilation of compiled blocks
         drawn = drawing_steps(self.steps - began, validated, images_per_step, validation.task)
         self.logged, self.validated, drawn = ({began + one for one in some} for some in (logged, validated, drawn))
-        self.drawn = set[int]() if settings.compile else drawn
+        self.measures = len(validation.held_out) > 0
+        self.drawn = set[int]() if settings.compile or not self.measures else drawn
         self.measure: Measure | None = None
 
     def before_the_first_step(self, state: TrainState) -> None:
-        """Measure the baselines, write the first row, and draw pictures of the task.
+        """Measure the baselines, write the first row, and draw pictures of the task, if there are held-out images.
 
         Raises:
             PatchloomError: the measure is not finite.
         """
-        columns = self._measured(state, first=True)
-        self._check_finite()
+        columns = {}
+        if self.measures:
+            columns = self._measured(state, first=True)
+            self._check_finite()
         state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
         self.tracks.log_row(state.rows[-1])
         if state.measured is not None:
@@ -504,8 +507,9 @@ class MetricsLog:
         self.reporter.progress(lambda: self._line(state, losses))
         measured = bool(passed & self.validated)
         if measured:
-            with self.pace.paused():
-                row |= self._measured(state)
+            if self.measures:
+                with self.pace.paused():
+                    row |= self._measured(state)
             self.reporter.say(self._line(state, losses))
         state.rows.append(metrics_row(row))
         self.tracks.log_row(state.rows[-1])

@@ -316,6 +316,8 @@ def announce(
     s, say, held, whole = plan.settings, lines.append, plan.held_out, data.train
     training, held_out = held.parts(whole)
     counts = f"{len(training):,} {whole.noun} to train on, {len(held_out):,} held out"
+    if not len(held_out):
+        counts += ": nothing is measured, and there is no verdict; patchloom evaluate takes other images"
     if copies := len(held.copies):
         counts += f", {copies:,} exact copies of those left out"
     say(f"{label(s.task['name'])} on {whole.name}: {counts}")
@@ -325,7 +327,7 @@ def announce(
         say(f"  {line}")
     for line in (*data.notes, *plan.stats.noticed):
         say(f"  {line}")
-    if asked.group is not None and whole.groups is not None:
+    if asked.group is not None and whole.groups is not None and len(held_out):
         say(f"  held-out groups: {some_groups(held_out, asked.group)}")
     if plan.doubt:
         say(f"  warning: {plan.doubt}")
