@@ -128,13 +128,13 @@ HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
 }
 # options in no group come last, under the name of the verb's own group
 _GROUPS = {
-    "data": "images max_train labels few per_class ignore threshold masks img_size size side scale crop_scale flip "
-    "color held_out knn_k knn_gallery group channels normalization cache seconds rate features bins words shift "
-    "noise_share noise_volume",
-    "model": "model head heads head_width window patch_size positions initialization init from_run adapt train_blocks "
-    "lora_rank lora_on heads_first anchor",
+    "data": "images max_train labels few per_class ignore threshold masks img_size size side scale crop_scale "
+    "test_crop flip color held_out knn_k knn_gallery group channels normalization cache seconds rate features bins "
+    "words shift noise_share noise_volume",
+    "model": "model network last_norm head heads head_width window patch_size positions initialization init from_run "
+    "adapt train_blocks lora_rank lora_on heads_first anchor",
     "task": "recipe task tasks beside",
-    "training": "epochs minutes samples steps batch_size accumulate blr lr decay weight_decay momentum betas "
+    "training": "epochs minutes samples steps batch_size accumulate blr lr decay weight_decay momentum optimizer betas "
     "layer_decay warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary "
     "validation patience log dropout smoothing mixup cutmix randaugment randaugment_std erasing repeats "
     "fresh_norm train_positions ema seed split_seed seeds",
@@ -148,6 +148,7 @@ _RARE = {
     *"fresh_norm train_positions".split(),
     *"initialization knn_k knn_gallery lora_rank lora_on heads_first".split(),
     *"seconds rate features bins halve_every updates warmup_updates warmup_lr dropout noise_share noise_volume".split(),
+    *"test_crop last_norm optimizer".split(),
     *"lr momentum placeholder ratio head_on warmup_steps decay auxiliary head_width color scale".split(),
 }
 _HELP = ("-h", "--help", "--help=all", "--help-all", "--help_all")

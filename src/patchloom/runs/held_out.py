@@ -78,11 +78,11 @@ def choose_held_out(asked: Settings, source: Source) -> tuple[HeldOut, Record]:
     before, start = _record_before(asked), " and ".join(asked.weights_before)
     contents = source.contents()
     known = not before.unknown and contents is not None and comparable(contents, before.contents)
-    indices, copies = choose_indices(source, held_out_count(asked, source), split_seed(asked), before.contents)
+    indices, copies = _drawn(asked, source, before.contents)
     found = HeldOut(indices, copies, "", start, contents is not None)
     if contents is not None and np.isin(contents[indices], before.contents).any():
         found = found._replace(doubt="trained")
-    elif start and not (known and contents is not None and _known_again(asked, contents, before)):
+    elif start and len(indices) and not (known and contents is not None and _known_again(asked, contents, before)):
         found = _as_there(asked, source) or found._replace(doubt="unknown")
     trained_on = np.setdiff1d(np.arange(len(source)), np.concatenate([found.indices, found.copies]))
     return found, before.and_trained_on(None if contents is None else contents[trained_on], source.name)
@@ -97,7 +97,7 @@ def stored_held_out(folder: RunFolder, settings: ResolvedSettings, source: Sourc
     if "held_out" in found:
         indices, copies = (np.array(found[name], np.int64) for name in ("held_out", "held_out_copies"))
         return HeldOut(indices, copies, found["held_out_doubt"], start, found.get("held_out_looked", True))
-    drawn = choose_indices(source, held_out_count(settings, source), split_seed(settings), exact=False)
+    drawn = _drawn(settings, source, exact=False)
     return HeldOut(*drawn, "unknown" if start else "", start, looked=False)
 
 
@@ -112,12 +112,27 @@ def unchanged_held_out(run: Path, source: Source) -> HeldOut:
     return stored_held_out(folder, folder.read_config(), source)
 
 
+def _drawn(
+    settings: Settings, source: Source, known: np.ndarray | None = None, *, exact: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the held-out images, as `choose_indices`; none with ``--held_out 0``."""
+    if settings.held_out == 0:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    return choose_indices(source, held_out_count(settings, source), split_seed(settings), known, exact=exact)
+
+
 def own_held_out(folder: RunFolder, settings: ResolvedSettings, source: Source) -> HeldOut:
-    """Return the held-out split of a run; if its images have changed, draw one without images it trained on."""
+    """Return the held-out split of a run; if its images have changed, draw one without images it trained on.
+
+    Raises:
+        PatchloomError: the run held out no images.
+    """
+    if settings.held_out == 0:
+        raise PatchloomError(f"{folder.path} was trained on all of its images (--held_out 0): give other images")
     if source.fingerprint() == folder.read_data()["fingerprint"]:
         return stored_held_out(folder, settings, source)
     record = read_record(folder.trained_on) or no_record()
-    return HeldOut(*choose_indices(source, held_out_count(settings, source), split_seed(settings), record.contents))
+    return HeldOut(*_drawn(settings, source, record.contents))
 
 
 def note_test_overlap(folder: RunFolder, settings: ResolvedSettings, test: Source) -> str:

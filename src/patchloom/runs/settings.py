@@ -79,7 +79,8 @@ class Settings:
         rate: sampling rate in Hz to which recordings are resampled.
         features: pictures of recordings: mel-frequency cepstral coefficients (mfcc) or mel spectrograms (logmel).
         bins: rows in the pictures of recordings: coefficients or mel bands.
-        held_out: fraction of images held out for validation, at most 2,000 images; auto: 5 %, more for small data sets.
+        held_out: fraction of images held out for validation, at most 2,000 images; auto: 5 %, more for small data sets;
+            0 trains on all, and measures nothing.
         knn_k: number of neighbours for the kNN accuracy during training, with labels only (ExtreMA: 200).
         knn_gallery: largest number of training images to search for neighbours (ExtreMA: a tenth of ImageNet).
         group: images held out together, such as frames of a video: parent (folder), a column of a table, or a regular
@@ -203,10 +204,13 @@ class Settings:
             raise PatchloomError(f"--betas must lie in [0, 1), not {list(self.betas)}")
         if not 0 < self.seconds <= _MAX["seconds"]:
             raise PatchloomError(f"--seconds must be above 0, and {_MAX['seconds']} or less, not {self.seconds:g}")
-        for name in ("crop_scale", "held_out"):
+        allowed = {"crop_scale": 1, "held_out": 0}  # besides fractions
+        for name, end in allowed.items():
             share = getattr(self, name)
-            if not isinstance(share, str) and not 0 < share < 1 and (name, share) != ("crop_scale", 1):
-                raise PatchloomError(f"--{name} must be a fraction between 0 and 1, not {share}")
+            if not isinstance(share, str) and not 0 < share < 1 and share != end:
+                raise PatchloomError(f"--{name} must be a fraction between 0 and 1, or {end}, not {share}")
+        if self.held_out == 0 and self.patience is not None:
+            raise PatchloomError("--patience compares measures on held-out images: leave it out, or --held_out 0")
         if self.crop_scale == "native" and isinstance(self.cache, int):
             raise PatchloomError(
                 f"--cache {self.cache} shrinks images before --crop_scale native crops them: give --cache whole"

@@ -90,29 +90,39 @@ class FinalEvaluation(NamedTuple):
             average = cast(Encoder, averages.pop("encoder"))
             _save_with_modules(average, replace(card, name=card.name + OF_TEACHER), averages, folder.teacher)
         _save_with_modules(task.encoder, card, extra, folder.encoder)
-        measure = measure or validation.run(device, precision)[0]
-        pictures = draw_run(validation, folder, self.settings, measure, place, device, ended=True)
+        pictures: list[Path] = []
+        if not len(validation.held_out):
+            measure = None
+        else:
+            measure = measure or validation.run(device, precision)[0]
+            pictures = draw_run(validation, folder, self.settings, measure, place, device, ended=True)
         folder.note_unreadable(sorted(validation.unreadable))
         if count := len(folder.unreadable_names()):
             files = "file" if count == 1 else "files"
             self.reporter.say(f"{count} {files} could not be read: see {folder.unreadable}.")
         reports = self._evaluate() if validation.gallery is not None else ()
         knn = reports[0] if reports else None
-        health = self._health(measure, state, knn)
-        self.reporter.say(f"Verdict: {health}")
-        if "epochs" in health.actions and (command := folder.command()):
-            self.reporter.say(f"  to train longer: {command} --epochs {health.actions['epochs']:g}")
-        summary = f"{closing_sentence(measure, knn, self.held_out, self.card.modality)} {weights}".strip()
+        health = None if measure is None else self._health(measure, state, knn)
+        if measure is None:
+            summary = f"Trained on all {len(self.training):,} {self.training.noun}, so nothing was measured on others."
+        else:
+            self.reporter.say(f"Verdict: {health}")
+            if health is not None and "epochs" in health.actions and (command := folder.command()):
+                self.reporter.say(f"  to train longer: {command} --epochs {health.actions['epochs']:g}")
+            summary = f"{closing_sentence(measure, knn, self.held_out, self.card.modality)} {weights}".strip()
         self.reporter.say(summary)
         also = "".join(f", with {name}.safetensors beside it" for name in extra)
         also += f". Teacher: {folder.teacher}" if folder.teacher.is_file() else ""
-        self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{also}.")
+        drawn = f"Pictures: {folder.pictures}. " if pictures else ""
+        self.reporter.say(f"{drawn}Encoder: {folder.encoder}{also}.")
         folder.check_lock()
-        write_health(folder.path, health)
+        if health is not None:
+            write_health(folder.path, health)
         rows = [_plain(row) for one in reports for row in one.quoted]
         # before summary.txt: a run that is killed while trackers take the result sends the rest later
         images = [file.name for file in pictures]
-        self.tracks.log_result(FinalResult(state.step, str(health), summary, rows, images, health.plain()))
+        verdict, values = ("", {}) if health is None else (str(health), health.plain())
+        self.tracks.log_result(FinalResult(state.step, verdict, summary, rows, images, values))
         write_whole(folder.summary, summary + "\n")
         return summary
 

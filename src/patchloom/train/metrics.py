@@ -436,6 +436,7 @@ class MetricsLog:
         self.tracks = tracks
         self.per_epoch, self.images_per_step = steps_per_epoch(images, settings.batch_size), images_per_step
         self.measure: Measure | None = None
+        self.measures = len(validation.held_out) > 0
         self.plan(settings, steps_of(settings.epochs, images, settings.batch_size), began)
 
     def plan(self, settings: ResolvedSettings, steps: int, began: int = 0) -> None:
@@ -446,7 +447,7 @@ class MetricsLog:
         # the batches of pictures would need another compilation of compiled blocks
         drawn = drawing_steps(self.steps - began, validated, self.images_per_step, self.validation.task)
         self.logged, self.validated, drawn = ({began + one for one in some} for some in (logged, validated, drawn))
-        self.drawn = set[int]() if settings.compile else drawn
+        self.drawn = set[int]() if settings.compile or not self.measures else drawn
         if hasattr(self, "pace"):
             self.pace.steps = steps
 
@@ -457,13 +458,15 @@ class MetricsLog:
         return Clock(now / seconds, seconds - now - measures, self.pace.seconds_a_step())
 
     def before_the_first_step(self, state: TrainState) -> None:
-        """Measure the baselines, write the first row, and draw pictures of the task.
+        """Measure the baselines, write the first row, and draw pictures of the task, if there are held-out images.
 
         Raises:
             PatchloomError: the measure is not finite.
         """
-        columns = self._measured(state, first=True)
-        self._check_finite()
+        columns = {}
+        if self.measures:
+            columns = self._measured(state, first=True)
+            self._check_finite()
         state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
         self.tracks.log_row(state.rows[-1])
         if state.measured is not None:
@@ -517,8 +520,9 @@ class MetricsLog:
         self.reporter.progress(lambda: self._line(state, losses))
         measured = bool(passed & self.validated)
         if measured:
-            with self.pace.paused():
-                row |= self._measured(state)
+            if self.measures:
+                with self.pace.paused():
+                    row |= self._measured(state)
             self.reporter.say(self._line(state, losses))
         state.rows.append(metrics_row(row))
         self.tracks.log_row(state.rows[-1])

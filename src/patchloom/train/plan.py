@@ -317,6 +317,8 @@ def announce(
     s, say, held, whole = plan.settings, lines.append, plan.held_out, data.train
     training, held_out = held.parts(whole)
     counts = f"{len(training):,} {whole.noun} to train on, {len(held_out):,} held out"
+    if not len(held_out):
+        counts += ": nothing is measured, and there is no verdict; patchloom evaluate takes other images"
     if copies := len(held.copies):
         counts += f", {copies:,} exact copies of those left out"
     say(f"{label(s.task['name'])} on {whole.name}: {counts}")
@@ -326,7 +328,7 @@ def announce(
         say(f"  {line}")
     for line in (*data.notes, *plan.stats.noticed):
         say(f"  {line}")
-    if whole.groups is not None and held_out.groups is not None:
+    if whole.groups is not None and held_out.groups is not None and len(held_out):
         parts = [len(np.unique(source.groups)) for source in (held_out, whole) if source.groups is not None]
         named = f"{parts[0]:,}" if asked.group is None else some_groups(held_out, asked.group)
         few = f"; so few groups say little about others: add groups, not {whole.noun}" * (parts[0] < _FEW_GROUPS)
