@@ -75,9 +75,9 @@ class EvalSettings:
         group: images that splits keep together, as in pretrain: parent (their folder), a column, or a pattern.
         model: timm's name of the model if the encoder is a file of weights only; not needed for checkpoints of
             the papers' own code.
-        network: student, or teacher (its moving average) of a run or file that has one; by default the student,
-            and the teacher of a file of ExtreMA and for linear --recipe extrema, as its authors do.
-        dry_run: plan only: open the encoder and the data, and say what would be done; nothing is trained or written.
+        network: student, or teacher (its moving average) of a run that has one; by default the one that a
+            paper's authors evaluate, else the student.
+        dry_run: plan only: encoder and data are opened, and nothing is trained or written.
     """
 
     seed: int = 0
