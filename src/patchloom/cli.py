@@ -211,7 +211,7 @@ def help_page(verb: str, words: Sequence[str]) -> str:
         ]
     groups = _grouped(shown, title) if len(shown) > _FEW else {"options": shown} if shown else {}
     for group, options in groups.items():
-        lines += [group, *(line for option in options for line in _explained(option, width))]
+        lines += [group or "other", *(line for option in options for line in _explained(option, width))]
         if group == "task" and verb == "pretrain" and not any(map(_of_task, shown)):
             lines += _row(
                 "", f"Options of a task: patchloom pretrain --task {usual_task(None)[0]} --help", _COLUMN, width

@@ -95,6 +95,15 @@ def test_the_whole_of_it(run: Path, squares: object, protocol: str, capsys: pyte
     assert again.rows == report.rows
 
 
+@pytest.mark.parametrize("protocol", OPTIONS)
+def test_a_dry_run_writes_nothing(run: Path, squares: object, protocol: str) -> None:
+    before = sorted(run.iterdir())
+    report = evaluate(protocol, run, "data", save=True, dry_run=True, **OPTIONS[protocol], **COMMON)
+    said = "tiny and from scratch would be trained on 12 images in 4 steps of 4, and tested on 5 others. Recipe small"
+    assert report.protocol.startswith(said) and report.rows == [] and report.n_test == 5
+    assert sorted(run.iterdir()) == before
+
+
 def model_classes(protocol: str) -> tuple[str, ...]:
     return (Squares if protocol == "segment" else BoxedSquares).classes
 

@@ -378,6 +378,14 @@ def train_each(
     candidates: Sequence[DenseCandidate], setup: Setup[T, R], begin: Begin[T]
 ) -> list[tuple[Any, dict[str, Any]]]:
     """Train every candidate; no test image is read."""
+    recipe, test = setup.recipe, setup.parts.test
+    names = listing([candidate.name for candidate in candidates], "and")
+    setup.settings.end_if_dry(
+        test.images,
+        f"{names} would be trained on {len(setup.train):,} images in {recipe.steps:,} steps of {recipe.batch}, and "
+        f"tested on {len(test):,} others. Recipe {setup.name}.",
+        setup.parts.story,
+    )
     with temporary_seed(setup.settings.seed), _enough_memory(setup.recipe.batch):
         _foresee_memory(candidates, setup, begin(candidates[0].build(), candidates[0].card))
     left, found = _announce(candidates, setup, begin), []

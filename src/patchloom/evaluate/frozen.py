@@ -270,6 +270,8 @@ def compare_frozen(
     options.check(parts.test)
     if pooling != "all":
         check_pooling(pooling, tokens_of(vit, head))
+    controls = [raw_name(card), UNTRAINED, *([] if start is None else [START])]
+    plan_frozen(listing([protocol.name for protocol in protocols], "and"), card, parts, settings, controls)
     rows: dict[str, list[list[Row]]] = {protocol.name: [] for protocol in protocols}
     curves: dict[str, list[BlendPoint]] = {protocol.name: [] for protocol in protocols}
     cached = []
@@ -303,6 +305,19 @@ def compare_frozen(
         _report(protocol, rows[protocol.name], curves[protocol.name], around, parts, settings, train, test)
         for protocol in protocols
     ]
+
+
+def plan_frozen(
+    protocol: str, card: EncoderCard, parts: Parts, settings: EvalSettings, controls: Sequence[str]
+) -> None:
+    """End a dry run of a protocol on frozen features."""
+    train, test = parts.train, parts.test
+    settings.end_if_dry(
+        test,
+        f"{protocol} of {card.name} would encode {len(train):,} training and {len(test):,} test {test.noun}, and the "
+        f"same by its controls: {listing(controls, 'and')}.",
+        parts.story,
+    )
 
 
 def evaluate_extractor(

@@ -321,7 +321,7 @@ class Report(Displayable):
         said += [self.spread()] * bool(self.others)
         said += [self.caution()] * bool(self.caution())
         said += [self.conclusion()] * bool(self.conclusion())
-        said += ["", self.table(width), "", self.protocol]
+        said += ["", self.table(width), "", self.protocol] if self.rows else [self.protocol]
         return [*said, *(Verbatim(f"Picture: {drawing.out}") for drawing in self.drawings)]
 
     def plain(self) -> dict[str, Any]:

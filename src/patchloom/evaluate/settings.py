@@ -43,6 +43,19 @@ _FEW_BATCHES = (
 _printed: ContextVar[set[str] | None] = ContextVar("told", default=None)  # printed notes on the data
 
 
+class DryRun(Exception):
+    """End of a dry run, before the first image is encoded.
+
+    Attributes:
+        test: test images.
+        sentences: what would be done.
+    """
+
+    def __init__(self, test: Source, sentences: Sequence[str]) -> None:
+        super().__init__()
+        self.test, self.sentences = test, sentences
+
+
 @dataclass(frozen=True)
 class EvalSettings:
     """Common settings of all protocols.
@@ -62,8 +75,9 @@ class EvalSettings:
         group: images that splits keep together, as in pretrain: parent (their folder), a column, or a pattern.
         model: timm's name of the model if the encoder is a file of weights only; not needed for checkpoints of
             the papers' own code.
-        network: student, or teacher (its moving average) of a run or file that has one; by default the student,
-            and the teacher of a file of ExtreMA and for linear --recipe extrema, as its authors do.
+        network: student, or teacher (its moving average) of a run that has one; by default the one that a
+            paper's authors evaluate, else the student.
+        dry_run: plan only: encoder and data are opened, and nothing is trained or written.
     """
 
     seed: int = 0
@@ -78,6 +92,7 @@ class EvalSettings:
     group: str | None = None
     model: str | None = None
     network: Network | None = None
+    dry_run: bool = False
 
     def check(self) -> None:
         """Validate the values."""
@@ -95,6 +110,11 @@ class EvalSettings:
             value = getattr(self, name)
             if value not in (None, "auto") and value < least:
                 raise PatchloomError(f"--{name} must be {least} or more, not {value}")
+
+    def end_if_dry(self, test: Source, *sentences: str) -> None:
+        """End a dry run: encoder and data have been opened, and ``sentences`` say what would be done."""
+        if self.dry_run:
+            raise DryRun(test, sentences)
 
     def encoder(self, run: str | Path, tuned: bool = False) -> tuple[Encoder, EncoderCard]:
         """Load the encoder to evaluate, and its card; all authors fine-tune (``tuned``) the student."""
@@ -179,8 +199,9 @@ def print_notes_once() -> Iterator[None]:
 
 
 def share_steps(settings: EvalSettings) -> None:
-    """Start or join the training processes."""
-    launch_once(settings.torch_device.type, settings.devices)
+    """Start or join the training processes; a dry run needs none."""
+    if not settings.dry_run:
+        launch_once(settings.torch_device.type, settings.devices)
 
 
 def share_nothing(settings: EvalSettings, what: str) -> None:

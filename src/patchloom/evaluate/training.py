@@ -27,7 +27,7 @@ from patchloom.data.source import Source
 from patchloom.data.splits import hold_out, splittable
 from patchloom.data.stats import normalize
 from patchloom.display import TimeLeft, duration, is_first, print_line, progress_message, track_progress
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classifier import Classifier, Pool, class_names
 from patchloom.evaluate.features import (
     Precision,
@@ -722,9 +722,7 @@ def _announce(candidates: Sequence[Candidate], plan: FitPlan, source: Source) ->
     names = ", then ".join(candidate.name for candidate in candidates)
     sooner = ", or less with early stopping" if plan.recipe.validation and plan.recipe.patience < 1 else ""
     choosing = f", and {rates} rates to choose from" if rates > 1 else ""
-    length = f"{plan.recipe.epochs:,} epochs of {plan.per_epoch(n):,} steps"
-    if plan.recipe.updates:
-        length = f"{each:,} updates, {each / plan.per_epoch(n):.3g} epochs,"
+    length = _length(plan, n)
     whole = duration(left.steps * left.seconds)
     by = f" by {world()} processes" if world() > 1 else ""
     if is_first():
@@ -743,10 +741,31 @@ def train_and_test(
     ).with_differences(True)
 
 
+def plan_training(candidates: Sequence[Candidate], plan: FitPlan, parts: Parts) -> None:
+    """End a dry run of a protocol that trains."""
+    n, test = len(parts.train), parts.test
+    values = {**plan.values(), "batch": plan.batch(n), "blr": " or ".join(f"{rate:g}" for rate in plan.rates)}
+    recipe = ", ".join(f"{name.replace('_', ' ')} {format_recipe_value(value)}" for name, value in values.items())
+    plan.settings.end_if_dry(
+        test,
+        f"{listing([one.name for one in candidates], 'and')} would be trained on {n:,} {test.noun} for "
+        f"{_length(plan, n)} each, and tested on {len(test):,} others. Recipe {plan.name}: {recipe}.",
+        parts.story,
+    )
+
+
+def _length(plan: FitPlan, n: int) -> str:
+    if plan.recipe.updates:
+        return f"{plan.steps(n):,} updates, {plan.steps(n) / plan.per_epoch(n):.3g} epochs,"
+    steps = plan.per_epoch(n)
+    return f"{plan.recipe.epochs:,} epochs of {steps:,} step{'s' * (steps != 1)}"
+
+
 def train_and_predict(
     protocol: str, candidates: Sequence[Candidate], plan: FitPlan, parts: Parts
 ) -> tuple[list[Row], list[ClassPredictions]]:
     """Return the row of each candidate and its predictions for the test images; arguments as in `train_and_test`."""
+    plan_training(candidates, plan, parts)
     fitted, left = [], _announce(candidates, plan, parts.train)
     for candidate in candidates:
         model, row_settings = fit(candidate, plan, parts.train, left)

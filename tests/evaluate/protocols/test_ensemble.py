@@ -45,6 +45,8 @@ def test_a_model_with_itself_is_itself(tmp_path: Path) -> None:
     assert one.encoder == "mae1 (digits-small-0)" and "100.0% of the test images." in report.protocol
     assert evaluate("ensemble", tmp_path / "run", "digits", others=[str(path)], device="cpu").rows == report.rows
     assert (tmp_path / "run" / "results.csv").exists()
+    plan = evaluate("ensemble", path, "digits", others=str(path), device="cpu", dry_run=True)
+    assert plan.rows == [] and "would average mae1 (digits-small-0)" in plan.protocol
 
 
 def test_two_models_are_averaged(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import is_first, print_line
 from patchloom.errors import PatchloomError, check_options, listing, suggestion
 from patchloom.evaluate.results import Report, append_rows, check_rows, frozen_ahead
-from patchloom.evaluate.settings import EvalSettings, print_notes_once, share_nothing
+from patchloom.evaluate.settings import DryRun, EvalSettings, print_notes_once, share_nothing
 from patchloom.evaluate.trainer import keep_until_done
 from patchloom.nets.checkpoints.load import check_model
 from patchloom.system.distributed import explain_peer_death
@@ -76,6 +76,23 @@ def _with_readers(report: Report, settings: EvalSettings) -> Report:
     )
 
 
+def _planned(plan: DryRun, settings: EvalSettings) -> Report:
+    """Return a report without rows, which says what would be done."""
+    said = [*plan.sentences, f"The same for {settings.seeds} seeds."][: len(plan.sentences) + (settings.seeds > 1)]
+    test = plan.test
+    return Report(
+        rows=[],
+        protocol=" ".join(said),
+        headline="This was a dry run: nothing was trained, and no result was written.",
+        quoted=(),
+        data=test.name,
+        fingerprint=test.fingerprint(),
+        seed=settings.seed,
+        n_test=len(test),
+        noun=test.noun,
+    )
+
+
 @validate_arguments
 def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Report:
     """Evaluate an encoder by one protocol, with its controls.
@@ -90,7 +107,8 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
         options: fields of `EvalSettings`, such as ``seeds=3``, and options of the protocol.
 
     Returns:
-        The report of the last seed, which includes those of the others and the differences over all seeds.
+        The report of the last seed, which includes those of the others and the differences over all seeds; of a dry
+        run, a report without rows.
 
     Raises:
         PatchloomError: unknown protocol, option, encoder or data, or invalid values.
@@ -124,7 +142,10 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
         for seed in range(settings.seed, settings.seed + settings.seeds):
             if settings.seeds > 1 and is_first():
                 print_line(f"Seed {seed}, {seed - settings.seed + 1} of {settings.seeds}:")
-            report = function(run, data, replace(settings, seed=seed), **given, **options)
+            try:
+                report = function(run, data, replace(settings, seed=seed), **given, **options)
+            except DryRun as plan:
+                return _planned(plan, settings)
             if settings.group is not None:
                 report = report.with_setting("group", settings.group)
             if settings.network == "teacher":

@@ -13,7 +13,7 @@ import torch
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike
-from patchloom.errors import PatchloomError, check_options
+from patchloom.errors import PatchloomError, check_options, listing
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, load_classifier, read_classifier
 from patchloom.evaluate.features import FeatureOptions, Precision
 from patchloom.evaluate.results import Report, Row
@@ -65,6 +65,8 @@ def ensemble(
         FeatureOptions(test_crop).check(parts.test)
     fingerprint = parts.test.fingerprint()
     members = [_member(path, parts.test, fingerprint, settings) for path in paths]
+    names = listing([member.name for member in members], "and")
+    settings.end_if_dry(parts.test, f"ensemble would average {names} on {len(parts.test):,} {parts.test.noun}.")
     said = [
         predict_classes(
             member.model,

@@ -42,6 +42,7 @@ from patchloom.evaluate.training import (
     ClassPredictions,
     about_control,
     plan_for,
+    plan_training,
     recipe_sentence,
     train_and_predict,
     training_report,
@@ -115,6 +116,7 @@ def keywords(
             else start_candidate(start, positions, len(classes))
         )
         candidates.append(replace(beside, settings={**beside.settings, **what}))
+    plan_training(candidates, plan, parts)
     raw_features: Any = _raw_features(vit, card, parts, settings, what) if rank() == 0 else None
     rows, found = train_and_predict(_NAME, candidates, plan, parts)
     rows.append(first_decides(raw_features))

@@ -58,6 +58,7 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
     source, story = drawn_images(parts.test, images, settings.seed), parts.story
     if len(source) < len(parts.test):
         story += f" {len(source):,} of {len(parts.test):,} test {source.noun} were drawn (seed {settings.seed})."
+    settings.end_if_dry(source, f"label-free would measure {card.name} on {len(source):,} {source.noun}.", story)
     size, cropped = input_size(vit), source.modality.resizable
     twin, _ = untrained_twin(card, seed=settings.seed)
     ours = extract_label_free(card.name, vit, card, source, settings)

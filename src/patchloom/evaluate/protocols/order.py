@@ -15,7 +15,15 @@ from patchloom.claims import START
 from patchloom.data.source import Source, digest
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.evaluate.features import ImageFeatures
-from patchloom.evaluate.frozen import INSTEAD, circumstances, constant_answer, encoder_extractor, extractors
+from patchloom.evaluate.frozen import (
+    INSTEAD,
+    circumstances,
+    constant_answer,
+    encoder_extractor,
+    extractors,
+    plan_frozen,
+    raw_name,
+)
 from patchloom.evaluate.logistic import linear_probe
 from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
 from patchloom.evaluate.results import Report, Row
@@ -53,6 +61,7 @@ def order(
     refuse_hierarchical(vit, "order", INSTEAD)
     check_pooling(pooling, tokens_of(vit, None))
     parts, size = parts_of(data, settings, card=card, run=run), input_size(vit)
+    plan_frozen("order", card, parts, settings, ["untrained", raw_name(card)])
     shuffled = ShuffledPatches(parts.test, size, patch_size(vit), settings.seed)
     rows: list[Row] = []
     cached: list[str] = []

@@ -286,6 +286,7 @@ def positions(
     if len(some) < len(source):
         story += f" {len(some):,} of {len(source):,} {source.noun} were drawn (seed {settings.seed})."
         source = source.subset(np.sort(some))
+    settings.end_if_dry(source, f"positions would place patches of {len(source):,} {source.noun}.", story)
     unreadable: list[str] = []
     # larger than the encoder's size if the task sees part of its images
     h, w = pretext.augment.size

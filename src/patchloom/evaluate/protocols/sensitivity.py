@@ -14,7 +14,7 @@ from patchloom.claims import START
 from patchloom.data.loader import plain_batches, training_batches
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
-from patchloom.errors import PatchloomError, check_type
+from patchloom.errors import PatchloomError, check_type, listing
 from patchloom.evaluate.classifier import load_classifier
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.protocols.positions import Cell, describe_measures, measure_positions, normalized, position_rows
@@ -99,6 +99,8 @@ def position_sensitivity(
     story = parts.story
     if tuned_for and tuned_for != parts.test.fingerprint():
         story += f" {finetuned} was fine-tuned with another split, perhaps on some of the test {parts.test.noun}."
+    names = listing(encoders, "and")
+    settings.end_if_dry(parts.test, f"position-sensitivity would train {steps:,} steps on each of {names}.", story)
     unreadable: dict[str, None] = {}
     cells = {}
     for name, encoder in encoders.items():
