@@ -229,7 +229,7 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
     columns = {column: [row[i] for row in table.cells] for i, column in enumerate(names)}
     roles = ColumnRoles(columns, file, name, chosen).assign()
     columns[roles["path"]] = _with_slashes(columns[roles["path"]], file)
-    compared = {role: columns[roles[role]] for role in ("label", "split") if role in roles}
+    compared: dict[str, list[str]] = {role: columns[roles[role]] for role in ("label", "split") if role in roles}
     kept, notes = _existing_rows(columns[roles["path"]], compared, file, name)
     columns = {column: [values[i] for i in kept] for column, values in columns.items()}
     words = columns[roles["label"]] if "label" in roles else []
