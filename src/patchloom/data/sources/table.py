@@ -459,7 +459,7 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) ->
     if not paths:
         raise PatchloomError(f"{name} lists no images: write one path per line, relative to the folder of {file.name}")
     seen: dict[str, int] = {}
-    first = [seen.setdefault(os.path.normpath(path), i) for i, path in enumerate(paths)]
+    first = [seen.setdefault(os.path.normpath(os.path.join(file.parent, path)), i) for i, path in enumerate(paths)]
     repeated = _note_on_repeated([(a, i) for i, a in enumerate(first) if a != i], paths, {"label": words}, name)
     paths, words = [paths[i] for i in seen.values()], [words[i] for i in seen.values()]
     missing = [path for path in paths if not (file.parent / path).is_file()]
