@@ -198,7 +198,7 @@ def test_classes_are_counted(tmp_path):
         for j in range(i + 1):
             Image.fromarray(noise(4, 4)).save(tmp_path / f"class{i:02}" / f"{j}.png")
     assert ("classes", "12 of 1 (class00) to 12 (class11) images") in quick(tmp_path).table()
-    lines = [f"class00/0.png\ta\nclass01/{i}.png\tb\nclass02/{i}.png\n" for i in range(2)]
+    lines = [f"class03/{i}.png\ta\nclass01/{i}.png\tb\nclass02/{i}.png\n" for i in range(2)]
     (tmp_path / "list.txt").write_text("".join(lines))
     assert ("classes", "2 of 2 images each; 2 without a label") in quick(tmp_path / "list.txt").table()
 

@@ -160,7 +160,8 @@ def test_only_chosen_files_are_read(twelve, reads, cache):
 def test_unreadable_files_and_an_unwritable_cache_are_tolerated(draw, tmp_path, cache, monkeypatch):
     listed = [draw(f"{i}.png").name for i in range(4)] + ["gone.png", "pipe.png"]
     os.mkfifo(tmp_path / "pipe.png")  # nothing ever writes into it
-    (tmp_path / "list.txt").write_text("\n".join([*listed, "0.png"]))
+    shutil.copy(tmp_path / "0.png", tmp_path / "again.png")
+    (tmp_path / "list.txt").write_text("\n".join([*listed, "again.png"]))
     cache.parent.mkdir(parents=True)
     cache.write_text("no folder")
     found = open_data(tmp_path / "list.txt").train.contents()

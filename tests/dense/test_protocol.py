@@ -66,7 +66,7 @@ def squares(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             for part, images in made.items():
                 if images is not None:
                     images.images.name = f"squares {part}"
-            monkeypatch.setattr(f"patchloom.dense.{module}.{name}", lambda *_, made=made: AnnotatedData(**made))
+            monkeypatch.setattr(f"patchloom.dense.{module}.{name}", lambda *_, made=made, **__: AnnotatedData(**made))
 
     install()
     return install
@@ -387,7 +387,7 @@ def test_what_the_data_left_out_is_told_once(
     run: Path, squares: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = AnnotatedData(Squares(6), None, Squares(3, seed=1), ("1 image was left out, without a label map (a.png)",))
-    monkeypatch.setattr("patchloom.dense.segment.open_label_maps", lambda *_: parts)
+    monkeypatch.setattr("patchloom.dense.segment.open_label_maps", lambda *_, **__: parts)
     evaluate("segment", run, "data", seeds=2, control=False, **OPTIONS["segment"], **COMMON)
     assert capsys.readouterr().out.count("1 image was left out, without a label map (a.png).") == 1
 

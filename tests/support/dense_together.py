@@ -41,7 +41,7 @@ def _rank(
     from patchloom.system import hardware
 
     parts = AnnotatedData(Squares(8), Squares(3, seed=1), Squares(5, seed=2))
-    segmentation.open_label_maps = lambda *_: parts
+    segmentation.open_label_maps = lambda *_, **__: parts
     segmenter._DROPOUT = 0.0  # each process draws its own
     hardware.bfloat16_pays = lambda: (False, "as the test says")
     run_loop, update = Loop.run, Loop.update

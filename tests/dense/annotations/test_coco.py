@@ -308,3 +308,12 @@ def test_the_fingerprint_follows_the_annotations(tmp_path):
         seen.append(open_boxes(tmp_path).train.fingerprint())
     assert len(set(seen)) == 5
     assert open_boxes(tmp_path).train.fingerprint() == seen[-1]
+
+
+def test_thumbnails_of_a_store_have_no_boxes(tmp_path):
+    for name in ("a.jpg", "@eaDir/a.jpg/SYNOPHOTO_THUMB_M.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(tmp_path / name)
+    write(tmp_path / "train.json", content(["a.jpg"]))
+    data = open_boxes(tmp_path)
+    assert len(data.train) == 1 and sum("@eaDir" in note for note in data.notes) == 1

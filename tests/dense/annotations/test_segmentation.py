@@ -354,3 +354,11 @@ def test_thresholds_that_do_not_fit(tmp_path, classes, options, said):
         open_label_maps(tmp_path, **options)
     (tmp_path / "classes.txt").write_text("good\nbad")
     assert open_label_maps(tmp_path, threshold=128).train.classes == ("good", "bad")
+
+
+def test_thumbnails_of_a_store_have_no_label_maps(tmp_path):
+    folder = labelled(tmp_path, {"a": ids(0, 1), "b": ids(1, 0)})
+    for place in ("images", "labels"):
+        write(folder / place / "@eaDir" / "a.png", {"SYNOPHOTO_THUMB_M.png": None})
+    data = open_label_maps(folder)
+    assert len(data.train) == 2 and sum("@eaDir" in note for note in data.notes) == len(data.notes) == 1

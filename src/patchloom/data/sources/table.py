@@ -236,7 +236,7 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
     columns = {column: [row[i] for row in table.cells] for i, column in enumerate(names)}
     roles = ColumnRoles(columns, file, name, chosen).assign()
     columns[roles["path"]] = _with_slashes(columns[roles["path"]], file)
-    compared = {role: columns[roles[role]] for role in ("label", "split") if role in roles}
+    compared: dict[str, list[str]] = {role: columns[roles[role]] for role in ("label", "split") if role in roles}
     kept, notes = _existing_rows(columns[roles["path"]], compared, file, name)
     columns = {column: [values[i] for i in kept] for column, values in columns.items()}
     words = columns[roles["label"]] if "label" in roles else []
@@ -469,7 +469,7 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) ->
     if not paths:
         raise PatchloomError(f"{name} lists no images: write one path per line, relative to the folder of {file.name}")
     seen: dict[str, int] = {}
-    first = [seen.setdefault(os.path.normpath(path), i) for i, path in enumerate(paths)]
+    first = [seen.setdefault(os.path.normpath(os.path.join(file.parent, path)), i) for i, path in enumerate(paths)]
     repeated = _note_on_repeated([(a, i) for i, a in enumerate(first) if a != i], paths, {"label": words}, name)
     paths, words = [paths[i] for i in seen.values()], [words[i] for i in seen.values()]
     missing = [path for path in paths if not os.path.isfile(file.parent / path)]

@@ -16,7 +16,7 @@ from patchloom.data.sources.builtin import is_builtin, open_builtin
 from patchloom.data.sources.files import PackedStrings
 from patchloom.data.sources.huggingface import Hub, is_hub, splits_of
 from patchloom.data.sources.in_memory import DataLike, is_object
-from patchloom.data.sources.scandir import list_files
+from patchloom.data.sources.scandir import list_files, note_on_foreign
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.dense.annotations.base import (
     PARTS,
@@ -402,14 +402,18 @@ def _in_folder(name: str) -> Annotations:
         )
     if len(yamls) > 1:
         raise PatchloomError(f"{name} holds {listing(yamls, 'and')}: give one of them instead of the folder")
+    found = None
     if coco:
-        return find_coco(name, path, listed, coco)
-    if voc:
-        return find_voc(name, path, listed, voc)
-    if yamls:
-        return find_yaml(name, path / yamls[0])
-    if text:
-        return find_yolo(name, path, listed, text)
+        found = find_coco(name, path, listed, coco)
+    elif voc:
+        found = find_voc(name, path, listed, voc)
+    elif yamls:
+        found = find_yaml(name, path / yamls[0])
+    elif text:
+        found = find_yolo(name, path, listed, text)
+    if found is not None:
+        found.notes += note_on_foreign({"": listed})
+        return found
     strange = next(iter(read), None)
     if strange is not None:
         raise PatchloomError(

@@ -40,7 +40,7 @@ from patchloom.data.sources.label_maps import (
     partners,
     read_folders,
 )
-from patchloom.data.sources.scandir import list_files, some_images
+from patchloom.data.sources.scandir import list_files, note_on_foreign, some_images
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.workers import in_threads
 from patchloom.dense.annotations.base import (
@@ -769,7 +769,8 @@ def _drawn(source: Source) -> DrawnMaps:
 
 def _open_folder(folder: Path, name: str, ignore: int, threshold: int | None) -> AnnotatedData[Tensor]:
     with StatusMessage(f"looking for the label maps of {name}"):
-        paths = [*some_images(list_files(folder), name).paths]
+        listed = list_files(folder)
+        paths = [*some_images(listed, name).paths]
         layout = layout_of(folder, paths, name, lossy=threshold is not None)
         classes = _classes_of(folder, layout)
     colours = None if classes is None else classes.colours
@@ -777,8 +778,9 @@ def _open_folder(folder: Path, name: str, ignore: int, threshold: int | None) ->
         part: FileMaps(Files(name, folder, images), Files(name, folder, labels), colours)
         for part, (images, labels) in layout.parts.items()
     }
+    notes = (*layout.notes, *note_on_foreign({"": listed}))
     ade = (layout.words.get(TRAIN), layout.words.get(VALIDATION)) == ("training", "validation")
-    return assemble_label_maps(name, maps, layout.words, classes, ignore, layout.notes, threshold, ade)
+    return assemble_label_maps(name, maps, layout.words, classes, ignore, notes, threshold, ade)
 
 
 def _classes_of(folder: Path, layout: Layout) -> ClassList | None:
