@@ -21,6 +21,7 @@ import tarfile
 import tempfile
 import time
 import traceback
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,6 +36,7 @@ import tifffile
 import torch
 import yaml
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from patchloom.audio.decode import read_recording
@@ -64,11 +66,13 @@ class Format(NamedTuple):
         write: writes a small valid file, and others that it needs, into a folder.
         file: name of the file that is damaged.
         read: reads the file, as patchloom's verbs do; gets its path.
+        seal: makes the checksums of a damaged file right, so that what is behind them is tried, too.
     """
 
     write: Callable[[Path], object]
     file: str
     read: Callable[[Path], object]
+    seal: Callable[[bytes], bytes] = bytes
 
 
 RNG = np.random.default_rng(0)
@@ -184,6 +188,31 @@ def _checkpoint(folder: Path) -> None:
     save_file(tensors, folder / "last.safetensors", {"about": about, "sha256": checksum(tensors, about)})
 
 
+def _values(folder: Path) -> None:
+    _checkpoint(folder)
+    with safe_open(folder / "last.safetensors", "pt") as file:
+        (folder / "about.json").write_text(file.metadata()["about"])
+
+
+def _resealed(path: Path) -> None:
+    about = path.read_text("utf-8", "replace")
+    tensors = {"a": torch.zeros(4)}
+    save_file(tensors, path.with_name("last.safetensors"), {"about": about, "sha256": checksum(tensors, about)})
+    _resumed(path)
+
+
+def _chunks(content: bytes) -> bytes:
+    """Return a PNG whose chunks have the checksums of what they hold."""
+    sealed, at = bytearray(content), 8
+    while at + 12 <= len(sealed):
+        end = at + 8 + int.from_bytes(sealed[at : at + 4], "big")
+        if end + 4 > len(sealed):
+            break
+        sealed[end : end + 4] = struct.pack(">I", zlib.crc32(sealed[at + 4 : end]))
+        at = end + 4
+    return bytes(sealed)
+
+
 def _vectors(folder: Path) -> None:
     card = {"rows": 2, "unreadable": 0, "classes": ["a"], **{name: {} for name in _NESTED}}
     texts = {"paths": np.array(["a", "b"]), "splits": np.array(["train"] * 2), "classes": np.array(["a"])}
@@ -242,9 +271,9 @@ def _weights(path: Path) -> None:
 
 
 FORMATS = {
-    "png": Format(_picture("a.png"), "a.png", read_image),
-    "png 16 bits": Format(_picture("a.png", _CHANNELS[0]), "a.png", read_image),
-    "label map": Format(_picture("a.png", _GREY), "a.png", lambda path: read_ids(path, path.name)),
+    "png": Format(_picture("a.png"), "a.png", read_image, _chunks),
+    "png 16 bits": Format(_picture("a.png", _CHANNELS[0]), "a.png", read_image, _chunks),
+    "label map": Format(_picture("a.png", _GREY), "a.png", lambda path: read_ids(path, path.name), _chunks),
     "jpeg": Format(_picture("a.jpg", exif=Image.Exif()), "a.jpg", read_image),
     "jpeg progressive": Format(_picture("a.jpg", progressive=True), "a.jpg", read_image),
     "webp": Format(_picture("a.webp"), "a.webp", read_image),
@@ -267,6 +296,7 @@ FORMATS = {
     "yolo labels": Format(_labels, "a.txt", _boxes),
     "encoder": Format(_encoder, "a.safetensors", _weights),
     "checkpoint": Format(_checkpoint, "last.safetensors", _resumed),
+    "checkpoint values": Format(_values, "about.json", _resealed),
     "vectors": Format(_vectors, "a.npz", _rows),
     "config.yaml": Format(_run, "config.yaml", lambda path: RunFolder(path.parent).read_config()),
     "requested.yaml": Format(_run, "requested.yaml", lambda path: RunFolder(path.parent).read_requested()),
@@ -283,7 +313,7 @@ _EXTREMES = (0, 1, 2**7, 2**8 - 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1
 
 def mutate(content: bytes, rng: random.Random) -> bytes:
     """Damage a file in one to three ways: bits, bytes, numbers of its header, cuts and repetitions; words of a text."""
-    changed, kinds = bytearray(content), 6 if b"\0" in content else 12
+    changed, kinds = bytearray(content), 6 if b"\0" in content else 24
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if not changed:
             break
@@ -377,7 +407,7 @@ def damaged(name: str, seed: int, number: int, folder: Path) -> Path:
     place.mkdir()
     form.write(place)
     path = place / form.file
-    path.write_bytes(mutate(path.read_bytes(), rng))
+    path.write_bytes(form.seal(mutate(path.read_bytes(), rng)))
     return path
 
 

@@ -58,7 +58,7 @@ from patchloom.dense.annotations.base import (
 )
 from patchloom.dense.annotations.synthetic import DrawnMaps
 from patchloom.display import StatusMessage
-from patchloom.errors import PatchloomError, listing
+from patchloom.errors import PatchloomError, listing, one_line
 from patchloom.system.files import add_checksum, cache_root, similar, strip_checksum, write_whole
 
 if TYPE_CHECKING:
@@ -93,10 +93,8 @@ def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None)
         with silence_decoders():
             array, kind = _decoded(source if isinstance(source, bytes) else source.read_bytes(), colours)
     except Exception as error:  # decoders raise nearly anything on broken bytes
-        reason = (
-            " ".join(str(error).replace(str(source), "it").split()) if isinstance(source, Path) else "it is damaged"
-        )
-        raise Unreadable(f"{name} cannot be read as a label map: {reason or type(error).__name__}") from error
+        reason = one_line(error, str(source)) if isinstance(source, Path) else "it is damaged"
+        raise Unreadable(f"{name} cannot be read as a label map: {reason}") from error
     if kind in _LOSSY_FORMATS:
         raise PatchloomError(f"{name} is of a format that changes numbers to make files small: save label maps as PNG")
     return _checked(array, name, colours)
