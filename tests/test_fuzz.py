@@ -1,10 +1,12 @@
-"""Random words on the command line and in configurations: a message or success, and never a traceback.
+"""Random words on the command line and in configurations, and damaged files: a message or success, never a traceback.
 
 Nothing is trained: `pretrain` ends after its task is built.
 """
 
+import random
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +19,9 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec
 from patchloom.runs.task import prepare_task
 from patchloom.train import loop, resolve
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import fuzz  # noqa: E402, found by the path above
 
 FUZZ = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
@@ -173,3 +178,35 @@ def test_attention_that_cannot_be_held_is_not_tried():
     spec = EncoderSpec("nano", (4096, 4096), 1, options={"depth": 1})
     form, why = resolve.default_attention("cpu", "float32", spec)
     assert form == "fused" and "16,777,217 x 16,777,217" in why
+
+
+@pytest.mark.parametrize("name", fuzz.FORMATS)
+def test_damaged_files(name, tmp_path):
+    """As `benchmarks/fuzz.py` does with thousands."""
+    form = fuzz.FORMATS[name]
+    (tmp_path / "whole").mkdir()
+    form.write(tmp_path / "whole")
+    assert fuzz.attempt(form, tmp_path / "whole" / form.file).outcome == "read"
+    for number in range(4):
+        found = fuzz.attempt(form, fuzz.damaged(name, 51, number, tmp_path))
+        assert found.outcome in ("read", "refused"), (number, found)
+
+
+def test_a_fault_is_seen(tmp_path):
+    """The fuzz can fail: by an exception of any other kind, and by memory."""
+    (tmp_path / "a").write_bytes(b"words")
+
+    def broken(path):
+        raise ValueError(path)
+
+    def silent(path):
+        raise PatchloomError(" ")
+
+    for read in (broken, silent):
+        assert fuzz.attempt(fuzz.Format(lambda _: None, "a", read), tmp_path / "a").outcome == "traceback"
+    greedy = fuzz.Format(lambda _: None, "a", lambda _: bytearray(2**26))
+    assert not sys.platform.startswith("linux") or fuzz.attempt(greedy, tmp_path / "a").peak > 2**25
+    content = bytes(range(256)) * 4
+    changed = {fuzz.mutate(content, random.Random(seed)) for seed in range(50)}
+    assert len(changed) > 45 and content not in changed and fuzz.mutate(b"", random.Random(0)) == b""
+    assert fuzz.mutate(content, random.Random(3)) == fuzz.mutate(content, random.Random(3))

@@ -448,10 +448,10 @@ def _is_16_bit_png(source: Path | BytesIO) -> bool:
 def _read_deep_png(source: Path | BytesIO) -> Tensor:
     # PIL would silently drop the low byte of 16-bit colour.
     with _opened(source) as file, open_pillow(file) as image:  # reads the head alone, and refuses bombs
+        refuse_bomb(image.height, image.width, 4 * len(image.getbands()), _size_of(source))
         orientation = read_orientation(image)
         file.seek(0)
         content = file.read()
-        refuse_bomb(image.height, image.width, 4 * len(image.getbands()), len(content))
     array = np.divide(imagecodecs.png_decode(content), np.float32(65535), dtype=np.float32)
     record_conversion("deep")
     if orientation in range(2, 9):
@@ -602,9 +602,10 @@ def read_series(tiff: tifffile.TiffFile) -> tifffile.TiffPageSeries:
     if prod(sizes[:3]) > _MOST_PAGES or max(sizes, default=0) > _MOST_PAGES:
         raise ValueError(f"its metadata says that it has more than {_MOST_PAGES:,} pages; save it as [h w] or [h w c]")
     series = tiff.series[0]
-    if any(one is None for one in series.pages):
+    pages = [one for one in series.pages if one is not None]
+    if len(pages) < len(series.pages):
         raise ValueError("it is cut short: pages that its metadata lists are missing")
-    for one in series.pages:
+    for one in pages:
         ends = map(sum, zip(one.dataoffsets, one.databytecounts, strict=False))
         if one.parent is tiff and max(ends, default=0) > file.size:
             raise ValueError("it is cut short: its pixels are beyond its end")
@@ -623,7 +624,10 @@ def check_page(page: tifffile.TiffPage, stored: int, shape: tuple[int, ...] | No
     check_decoded_size(values * width, stored, "cut it into smaller images")
     if page.compression in _JPEG_2000 | _PNG_OR_WEBP:  # whose decoders obey the sizes in the data, not the page's
         most = (page.tilelength, page.tilewidth) if page.is_tiled else (page.rowsperstrip, page.imagewidth)
-        for data, _ in page.parent.filehandle.read_segments(page.dataoffsets, page.databytecounts, buffersize=_BLOCK):
+        file = page.parent.filehandle
+        for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True):
+            file.seek(offset)
+            data = file.read(count)
             inside = _inner_size(data, page.compression) if data else (0, 0)
             if inside[0] > most[0] or inside[1] > most[1]:
                 raise ValueError(f"it is damaged: parts of {most[0]} x {most[1]} pixels hold {inside[0]} x {inside[1]}")

@@ -34,8 +34,8 @@ def parse_number(text: str) -> float:
 
 def parse_json(content: bytes) -> Any:
     """Parse plain values from JSON: whole numbers have up to 18 digits, and texts can be written as UTF-8."""
-    careful = {"parse_int": _small} if _LONG_NUMBER.search(content) else {}  # which takes longer
-    found = json.loads(content, **careful)
+    # a function for each number takes longer
+    found = json.loads(content, parse_int=_small if _LONG_NUMBER.search(content) else None)
     if _SURROGATE.search(content):
         try:
             json.dumps(found, ensure_ascii=False).encode()

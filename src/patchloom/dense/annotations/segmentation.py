@@ -68,7 +68,7 @@ from patchloom.dense.annotations.base import (
 )
 from patchloom.dense.annotations.synthetic import DrawnMaps
 from patchloom.display import StatusMessage
-from patchloom.errors import PatchloomError, listing
+from patchloom.errors import PatchloomError, listing, one_line
 from patchloom.system.files import LIST_FILE, add_checksum, cache_root, read_bytes, similar, strip_checksum, write_whole
 
 if TYPE_CHECKING:
@@ -108,10 +108,8 @@ def read_ids(
                 source if isinstance(source, bytes) else read_bytes(source, LIST_FILE, follow=True), colours
             )
     except Exception as error:  # decoders raise nearly anything on broken bytes
-        reason = (
-            " ".join(str(error).replace(str(source), "it").split()) if isinstance(source, Path) else "it is damaged"
-        )
-        raise Unreadable(f"{name} cannot be read as a label map: {reason or type(error).__name__}") from error
+        reason = one_line(error, str(source)) if isinstance(source, Path) else "it is damaged"
+        raise Unreadable(f"{name} cannot be read as a label map: {reason}") from error
     if kind in _LOSSY_FORMATS and threshold is None:
         raise _refuse_lossy(name)
     return _checked(array, name, colours, threshold)
