@@ -347,6 +347,21 @@ def test_contributing_names_existing_files():
     assert len(named) > 20 and not missing
 
 
+def test_the_paper_of_every_task_can_be_cited():
+    references = yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]
+    first = {one["authors"][0]["family-names"] for one in references}
+    cited = {word for entry in TASKS.values() for word in re.findall(r"(\w+) et al", entry.paper)}
+    assert len(cited) > 8 and not cited - first
+    ids = {one["identifiers"][0]["value"].removeprefix("arXiv:") for one in references}
+    named = {  # those that a task's file names in its first sentence
+        found
+        for path in (ROOT / "src/patchloom/tasks").glob("*.py")
+        for found in re.findall(r"arXiv (\d{4}\.\d{5})\)", path.read_text().split('"""')[1].splitlines()[0])
+    }
+    assert len(named) > 4 and not named - ids - {"2509.06990"}  # DIET-CP, on public weights
+    assert len(ids) == len(references) >= len(TASKS) - 1  # all but `mixture`
+
+
 def test_forms_and_workflows_are_yaml():
     pages = [ROOT / "CITATION.cff", *(ROOT / ".github").rglob("*.yml")]
     assert len(pages) == 7 and all(isinstance(yaml.safe_load(page.read_text()), dict) for page in pages)

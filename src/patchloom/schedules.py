@@ -7,7 +7,7 @@ import math
 _LOW = 0.1  # share of the peak during a constant warm-up; MP3's value is not in the available text
 
 
-def cosine_rate(step: int, steps: int, warmup: int, peak: float) -> float:
+def cosine_rate(step: float, steps: int, warmup: int, peak: float) -> float:
     """Return the rate at ``step`` in [0, steps): a linear rise to ``peak`` in ``warmup`` steps, then a cosine to 0."""
     if step < warmup:
         return peak * (step + 1) / warmup

@@ -29,7 +29,7 @@ class Piece(NamedTuple):
 
     def rate(self, step: int, warmup: int, peak: float) -> float:
         """Return the learning rate of ``step``: a cosine of the progress, with ``warmup`` of ``steps`` steps."""
-        done = step if not self.step else self.at(step) * self.steps
+        done: float = step if not self.step else self.at(step) * self.steps
         return cosine_rate(done, self.steps, warmup, peak)
 
 

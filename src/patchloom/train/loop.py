@@ -380,7 +380,7 @@ def pretrain(
         validation = Validation(pretext, card, held_out, training, plan.settings, plan.held_out.doubt, begun)
         tracks = ending.enter_context(TrackerSet(trackers if fabric.is_global_zero else (), folder, reporter.say))
         minutes = folder.read_requested().get("minutes")
-        seconds = 60 * float(minutes) if conforms(minutes, float) else None
+        seconds = 60 * float(minutes) if minutes is not None and conforms(minutes, float) else None
         ended, measure, state = train(
             fabric, pretext, source, plan.settings, folder, reporter, validation, tracks, seconds
         )
