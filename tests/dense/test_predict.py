@@ -341,6 +341,10 @@ def test_ids_of_images_that_annotations_do_not_tell(detector, tmp_path):
         annotated(tmp_path, f"two/{part}/_annotations.coco.json", {f"two/{part}/{part}.png": 0})
     done = patchloom.predict(detector, tmp_path / "two", out=tmp_path / "both", score=0.9, pictures=0)
     assert sorted(ids_in(tmp_path / "both").values()) == [1, 2] and "each separately" in done.notes[-1]
+    for part, number in (("train", 5), ("val", 9)):  # with the same names in both
+        annotated(tmp_path, f"both/annotations/instances_{part}.json", {f"both/{part}/a.png": number})
+    done = patchloom.predict(detector, tmp_path / "both", out=tmp_path / "parts", score=0.9, pictures=0)
+    assert ids_in(tmp_path / "parts") == {"train/a.png": 5, "val/a.png": 9} and "instances_val.json" in str(done)
     (tmp_path / "photos" / "_annotations.coco.json").write_text("{")  # broken, and of no use
     patchloom.predict(detector, tmp_path / "photos", out=tmp_path / "none", score=0.9, pictures=0)
     assert ids_in(tmp_path / "none") == {"a.png": 1, "b.png": 2}

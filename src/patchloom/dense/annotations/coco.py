@@ -97,7 +97,8 @@ def image_ids(images: Sequence[Path]) -> tuple[dict[Path, int], list[Path]]:
     """Find the ids that COCO JSON files give to images, and return those files, too.
 
     The files lie in a folder of the images or in one of two folders above all of them, or in ``annotations`` there. The
-    names in them have to be the ends of the images' paths. An image that two files number differently has no id.
+    names in them have to be the ends of the images' paths. Of several files, those of the image's folder or part count;
+    an image that these number differently has no id.
     """
     if not images:
         return {}, []
@@ -107,32 +108,31 @@ def image_ids(images: Sequence[Path]) -> tuple[dict[Path, int], list[Path]]:
     files = [place / one for place in places for one in files_in(place, ["", "annotations"], (".json",))]
     files = [file for file in files if _NEAR.search(file.stem)]
     files = [file for file in files if file.name.startswith("instances")] or files
-    by_name: dict[str, list[tuple[str, int]]] = {}
-    told: dict[tuple[str, int], Path] = {}
+    by_name: dict[str, list[tuple[str, int, Path]]] = {}
     for file in dict.fromkeys(files):
         with suppress(PatchloomError):  # of other programs
             content = read_json(file) or {"images": []}
             for one in _entries(file, content, "images", {"id": int, "file_name": str}):
                 name = _plain(one["file_name"])
-                by_name.setdefault(name.rpartition("/")[2], []).append((name, one["id"]))
-                told.setdefault((name, one["id"]), file)
+                by_name.setdefault(name.rpartition("/")[2], []).append((name, one["id"], file))
     found: dict[Path, int] = {}
-    used: list[Path] = []
+    used: dict[Path, None] = {}
     for image in images:
-        whole = f"/{image.as_posix()}"
-        those = {known for known in by_name.get(image.name, []) if whole.endswith(f"/{known[0]}")}
-        if len({number for _, number in those}) == 1:
-            found[image] = next(iter(those))[1]
-            used += (told[one] for one in those)
-    return found, [*dict.fromkeys(used)]
+        part, whole = part_from_path(image.as_posix()), f"/{image.as_posix()}"
+        those = [known for known in by_name.get(image.name, []) if whole.endswith(f"/{known[0]}")]
+        those = [known for known in those if known[2].parent == image.parent] or those
+        those = [known for known in those if _part_of(str(known[2])) == part] or those
+        if len({number for _, number, _ in those}) == 1:
+            found[image] = those[0][1]
+            used |= dict.fromkeys(file for _, _, file in those)
+    return found, [*used]
 
 
 def _parts(name: str, files: Sequence[str]) -> dict[str | None, str]:
     """The file of each part; of a single one that does not say its part, it is None."""
     found: dict[str | None, list[str]] = {}
     for file in files:
-        words = re.split(r"[^A-Za-z]+", os.path.splitext(os.path.basename(file))[0])
-        found.setdefault(next(filter(None, map(parse_part, words)), part_from_path(file)), []).append(file)
+        found.setdefault(_part_of(file), []).append(file)
     several = next((those for those in found.values() if len(those) > 1), [])
     if None in found and len(found) > 1 or several:
         which = listing(several or files, "and")
@@ -141,6 +141,12 @@ def _parts(name: str, files: Sequence[str]) -> dict[str | None, str]:
             "test.json, or give one of them instead of the folder"
         )
     return {part: those[0] for part, those in found.items()}
+
+
+def _part_of(file: str) -> str | None:
+    """Return the part that the name or the folder of a file says."""
+    words = re.split(r"[^A-Za-z]+", os.path.splitext(os.path.basename(file))[0])
+    return next(filter(None, map(parse_part, words)), part_from_path(file))
 
 
 def _categories(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
