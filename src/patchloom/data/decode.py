@@ -256,14 +256,21 @@ def _silence_libtiff() -> None:
 def open_pillow(source: Path | BinaryIO) -> Image.Image:
     """Open an image file with Pillow, but only in formats that are safe to decode: PostScript would be executed."""
     Image.init()
-    with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
-        _refuse_exif_segments(file)
+    if not isinstance(source, Path):
+        _refuse_exif_segments(source)
+    elif source.stat().st_size > _MOST_EXIF:  # opening each file once more would take time
+        with source.open("rb") as file:
+            _refuse_exif_segments(file)
     return Image.open(source, formats=[name for name in _FORMATS if name in Image.OPEN])
 
 
 def _refuse_exif_segments(file: BinaryIO) -> None:
     """Refuse a JPEG with much EXIF data before Pillow joins its segments, in a time of the square of their number."""
     begin, size = file.tell(), 0
+    if file.seek(0, os.SEEK_END) - begin <= _MOST_EXIF:
+        file.seek(begin)
+        return
+    file.seek(begin)
     at = begin + 2
     jpeg = file.read(2) == b"\xff\xd8"
     while jpeg:
