@@ -135,9 +135,9 @@ _GROUPS = {
     "adapt train_blocks lora_rank lora_on heads_first anchor",
     "task": "recipe task tasks beside",
     "training": "epochs minutes samples steps batch_size accumulate blr lr decay weight_decay momentum optimizer betas "
-    "layer_decay warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary "
-    "validation patience log dropout smoothing mixup cutmix randaugment randaugment_std erasing repeats "
-    "fresh_norm train_positions ema seed split_seed seeds",
+    "layer_decay warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary loss "
+    "class_weights rare_crops validation patience log dropout smoothing mixup cutmix randaugment randaugment_std "
+    "erasing repeats fresh_norm train_positions ema seed split_seed seeds",
     "machine": "parallel device devices strategy precision teacher_precision attention kernels compile "
     "checkpointing threads workers",
 }

@@ -470,7 +470,7 @@ def header_of(stored: Path | bytes, name: str) -> Header:
     try:
         with (
             silence_decoders(),
-            open_pillow(regular(stored, follow=True) if isinstance(stored, Path) else BytesIO(stored)) as image,
+            open_pillow(Path(regular(stored, follow=True)) if isinstance(stored, Path) else BytesIO(stored)) as image,
         ):
             width, height = image.size
             orientation = 1 if image.format == "TIFF" else orientation_of(image)  # of a TIFF PIL has turned the size
