@@ -30,7 +30,7 @@ def is_pattern(name: str) -> bool:
     return glob.has_magic(name) or len(expand_braces(name)) > 1
 
 
-def is_wide(name: str) -> bool:
+def may_search_disc(name: str) -> bool:
     """Return whether opening a folder or a pattern could scan much more than a folder of images.
 
     This is so for folders above the user's home and the system's own, for ``..`` after a wildcard, for ``**`` twice,
