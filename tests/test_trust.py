@@ -38,7 +38,7 @@ from patchloom.cli import main
 from patchloom.compare import plan as comparing
 from patchloom.compare import runner
 from patchloom.data.decode import Unreadable, decode_image, read_image
-from patchloom.data.sources.glob import absolute_pattern, is_wide
+from patchloom.data.sources.glob import absolute_pattern, may_search_disc
 from patchloom.data.sources.open import open_data, open_stored
 from patchloom.data.sources.urls import expand_braces, find_remote
 from patchloom.dense.checkpoint import DENSE_FORMAT as DENSE
@@ -1273,9 +1273,9 @@ def test_patterns_of_a_run_within_folders_are_opened(photos, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path / "[a]")
     monkeypatch.setenv("HOME", str(tmp_path / "[a]"))
     for name in ("b/*", absolute_pattern("b/**"), f"{photos.parent}/**/*.*", absolute_pattern("b/0*")):
-        assert not is_wide(name)
+        assert not may_search_disc(name)
         assert open_stored(name, "a run", "").train.name == open_data(name).train.name
-    assert is_wide(absolute_pattern("*/*")), "all of the user's home"
+    assert may_search_disc(absolute_pattern("*/*")), "all of the user's home"
 
 
 def test_a_card_whose_deviation_is_0_is_refused():

@@ -110,7 +110,7 @@ def _begin_worker(worker: int) -> None:
 def in_threads(function: Callable[[_T], _R], items: Iterable[_T]) -> Generator[_R, None, None]:
     """Apply a function to items in 8 threads; results come in order. After an exception no further item is started.
 
-    An item that takes long does not delay Ctrl-C: `ThreadPoolExecutor` would wait for it, also at the program's exit.
+    An item that takes long does not delay Ctrl-C: the standard library's pools wait for it, also at the program's exit.
     """
     todo: SimpleQueue[tuple[Future[_R], _T] | None] = SimpleQueue()
 

@@ -138,10 +138,10 @@ def read_text(
     return io.TextIOWrapper(io.BytesIO(read_bytes(path, most, follow)), encoding, errors, newline).read()
 
 
-def regular(path: str | Path, follow: bool = False) -> str | Path:
+def regular(path: str | Path, follow: bool = False) -> Path:
     """Return ``path`` if `open_regular` opens it, for libraries that open files by their names."""
     open_regular(path, follow).close()
-    return path
+    return Path(path)
 
 
 def copy_tree(folder: Path, to: Path, left_out: Callable[[Path], bool]) -> None:

@@ -30,12 +30,13 @@ def is_pattern(name: str) -> bool:
     return glob.has_magic(name) or len(expand_braces(name)) > 1
 
 
-def is_wide(name: str) -> bool:
+def may_search_disc(name: str) -> bool:
     """Return whether opening a folder or a pattern could scan much more than a folder of images.
 
     This is so for folders above the user's home and the system's own, for ``..`` after a wildcard, for ``**`` twice,
     and below more than `_MOST_FOLDERS` folders, a number that loops of links reach, too.
     """
+    home = Path(os.path.realpath(os.path.expanduser("~")))
     for one in expand_braces(os.path.expanduser(_LOCAL.sub("", name))):
         parts = Path(one).parts
         fixed = [*itertools.takewhile(lambda part: not glob.has_magic(_ESCAPED.sub("", part)), parts)]
@@ -45,7 +46,7 @@ def is_wide(name: str) -> bool:
             return True
         if not root.is_dir() or (len(rest) == 1 and rest != ("**",)):  # a file, or files of one folder
             continue
-        if Path.home().is_relative_to(root) or any(map(root.is_relative_to, _SYSTEM)):
+        if home.is_relative_to(root) or any(map(root.is_relative_to, _SYSTEM)):
             return True
         folders = os.walk(root, followlinks=True) if rest else ()
         if sum(1 for _ in itertools.islice(folders, _MOST_FOLDERS + 1)) > _MOST_FOLDERS:

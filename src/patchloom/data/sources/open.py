@@ -13,7 +13,7 @@ from patchloom.data.source import Data
 from patchloom.data.sources.builtin import BUILTIN, is_builtin, open_builtin
 from patchloom.data.sources.concat import concat_data, join_names, open_concat, split_commas
 from patchloom.data.sources.folder import open_folder
-from patchloom.data.sources.glob import absolute_pattern, is_pattern, is_single, is_wide, matches, open_images
+from patchloom.data.sources.glob import absolute_pattern, is_pattern, is_single, matches, may_search_disc, open_images
 from patchloom.data.sources.huggingface import absolute_hub_name, hub_folder, is_hub, open_hub
 from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name, object_name, open_objects
 from patchloom.data.sources.scandir import is_foreign
@@ -67,7 +67,7 @@ def untyped(name: str) -> str | None:
     if found is None and is_hub(name) and not hub_folder(name):
         found = name
     if found is None:
-        return f"{name[:80]}, which could be a whole disc" if is_wide(name) else None
+        return f"{name[:80]}, which could be a whole disc" if may_search_disc(name) else None
     return "a command" if PIPE in found.lower() else f"{found[:80]}, which is not on this machine"
 
 
