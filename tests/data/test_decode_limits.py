@@ -10,6 +10,7 @@ import tifffile
 from PIL import Image
 
 from patchloom.data import decode
+from patchloom.data.codestreams import size_of
 from patchloom.data.decode import Unreadable, check_decoded_size, decode_image, read_image
 
 
@@ -49,19 +50,29 @@ def test_pages_of_a_tiff_that_only_its_metadata_has(sizes):
     refused(file.getvalue(), "more than 16,384 pages")
 
 
-def test_parts_of_a_tiff_that_are_larger_inside(monkeypatch):
-    for compression, small in (("png", 8), ("jpeg2000", 8), ("webp", 16)):
-        file = BytesIO()
-        array = np.zeros((64, 64, 3), np.uint8)
-        tifffile.imwrite(file, array, compression=compression, photometric="rgb", metadata=None)
-        content = file.getvalue()
-        assert decode_image(content, "it").shape == (3, 64, 64)
-        with tifffile.TiffFile(BytesIO(content)) as tiff:
-            places = [tiff.pages.first.tags[tag].offset + 8 for tag in (256, 257, 278)]
+PACKED = ["png", "jpeg2000", "jpegxl", "jpegxl_dng", "jpegxr", "lerc", "webp", "jpeg", "jpeg_lossy"]
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 3), (96, 64, 3), (1, 700, 3), (77, 33, 3), (400, 600, 3), (90, 160, 3)])
+@pytest.mark.parametrize("compression", PACKED)
+def test_parts_of_a_tiff_that_are_larger_inside(compression, shape, monkeypatch):
+    monkeypatch.setattr(decode, "_HARMLESS", 0)
+    file = BytesIO()
+    array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    tifffile.imwrite(file, array, compression=compression, photometric="rgb", metadata=None, rowsperstrip=shape[0])
+    content = file.getvalue()
+    height, width, _ = shape
+    assert decode_image(content, "it").shape == (3, height, width)
+    with tifffile.TiffFile(BytesIO(content)) as tiff:
+        page = tiff.pages.first
+        data = content[page.dataoffsets[0] :][: page.databytecounts[0]]
+        assert size_of(data, int(page.compression)) == (height, width)
+        places = [page.tags[tag].offset + 8 for tag in (256, 257, 278)]
+    if compression != "jpeg":  # which libtiff checks itself
         changed = bytearray(content)
-        for place in places:
-            changed[place : place + 2] = struct.pack("<H", small)
-        refused(bytes(changed), f"parts of {small} x {small} pixels hold 64 x 64")
+        for place, small in zip(places, (width // 2, max(1, height // 2), max(1, height // 2)), strict=True):
+            changed[place : place + 4] = struct.pack("<I", small)
+        refused(bytes(changed), f" x {width // 2} pixels hold {height} x {width}")
 
 
 def write_deep_png(height: int, width: int, channels: int) -> bytes:
