@@ -42,7 +42,7 @@ def for_rare_classes(
     if not 0 < rest < RARE or not changed:
         return recipe, ""
     chosen = listing([f"--{name} {str(value).lower()}" for name, value in changed.items()], "and")
-    said = f"Only {rest:.2%} of the training pixels are not {classes[pixels.argmax()]}, so auto chose {chosen}"
+    said = f"Only {rest:.2%} of the training pixels are not {classes[int(pixels.argmax())]}, so auto chose {chosen}"
     return replace(recipe, **changed), said
 
 
