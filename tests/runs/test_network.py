@@ -37,7 +37,7 @@ def test_a_finished_run_has_both(small_run: Callable[[str], Path], task: str) ->
     trained = load_task(run).task
     assert same(student, trained.encoder) and same(student, load_encoder(run)[0])
     assert same(teacher, trained.teacher_modules()["encoder"]) and not same(teacher, student)
-    assert same(teacher, load_encoder(run / "teacher")[0])  # for all other verbs
+    assert same(teacher, load_encoder(run / "teacher" / "encoder.safetensors")[0])  # for other verbs
     assert (card.name, its.name) == (task, f"{task}, teacher") and its.trained_on == card.trained_on
     assert its.mean == card.mean and has_teacher(run)
     assert f"Teacher: {run / 'teacher' / 'encoder.safetensors'}" in (run / "log.txt").read_text()
