@@ -56,7 +56,7 @@ def parts(monkeypatch):
     found, train = [], pretraining.train
 
     def noted(fabric, task, source, *given):
-        *_, validation, _ = given
+        *_, validation, _, _ = given
         found.append(tuple(contents(one.describe(i) for i in range(len(one))) for one in (source, validation.held_out)))
         return train(fabric, task, source, *given)
 

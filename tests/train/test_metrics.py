@@ -244,7 +244,7 @@ def test_a_run_shows_its_latest_measure_and_after_resuming_at_once(tmp_path, mon
     update = Stepper.update
 
     def stopped(self, done, rate, forwards, questions, scale=1.0):
-        return update(self, done, rate, forwards, (done == 11, questions[1]), scale)
+        return update(self, done, rate, forwards, (done == 11, *questions[1:]), scale)
 
     options = SMALL | {"task": "mae", "epochs": 8}
     with monkeypatch.context() as patch:
