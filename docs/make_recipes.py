@@ -33,10 +33,6 @@ def _papers() -> list[str]:
     for paper, group in groupby(found, key=lambda one: one.paper):
         recipes = list(group)
         lines += [f"### {paper}", "", *_table(recipes), "", *_remarks(recipes), ""]
-        lines += ["```bash"]
-        for one in recipes:
-            lines += [f"# --recipe {one.name}", *one.command("DATA", 118)]
-        lines += ["```", ""]
     return lines
 
 
