@@ -28,7 +28,6 @@ PROGRAMS = {
     "mae": MAE_PROGRAM,
     "droppos": DROPPOS_PROGRAM,
     "droppos_plain": DROPPOS_PROGRAM,
-    "droppos_program": DROPPOS_PROGRAM,
     "lut": LUT_PROGRAM,
     "extrema": EXTREMA_PROGRAM,
     "mask_zoom_in": BEYOND_MASKING_PROGRAM,
@@ -39,7 +38,7 @@ class Oracle:
     """File of golden vectors; weights and gradients are renamed by the tables of the package."""
 
     def __init__(self, name: str):
-        self.program = PROGRAMS[name]
+        self.program = PROGRAMS.get(name)  # None: vectors of one step of a program, without weights
         with safe_open(FOLDER / f"{name}.safetensors", "pt") as file:
             self.config = json.loads(file.metadata()["config"])
             self.tensors = {key: file.get_tensor(key) for key in file.keys()}
