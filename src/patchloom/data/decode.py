@@ -67,10 +67,13 @@ def check_decoded_size(decoded: int, stored: int, remedy: str) -> None:
         raise ValueError(f"its {stored:,} bytes would become {decoded:,}, and could be a decompression bomb; {remedy}")
 
 
-def refuse_scans(content: bytes, pictures: int = 1) -> None:
+def refuse_scans(content: bytes) -> None:
     """Refuse a JPEG of very many scans: each of them, however small, passes over the whole image."""
-    # two bytes that compressed data cannot hold; Pillow and others write 10 scans
-    if (scans := content.count(b"\xff\xda")) > _MOST_SCANS * pictures:
+    scans, at = 0, 2
+    while (found := _MARKER.search(content, at)) and found[0] != b"\xff\xd9":  # a film may follow, as on phones
+        at = found.end() + int.from_bytes(content[found.end() : found.end() + 2], "big")
+        scans += found[0] == b"\xff\xda"
+    if scans > _MOST_SCANS:
         raise ValueError(f"it has {scans:,} scans where JPEGs have up to about 10; save it anew")
 
 
@@ -79,7 +82,8 @@ def read_orientation(image: Image.Image) -> int:
     if image.format == "PNG" and "exif" not in image.info:
         image.load()  # the data may be behind the pixels, where PIL would look for it, too
     _refuse_exif(max(len(image.info.get(key) or "") for key in ("exif", "Raw profile type exif")))
-    return int(image.getexif().get(_ORIENTATION, 1))
+    found = image.getexif().get(_ORIENTATION, 1)
+    return int(found) if found in range(1, 9) else 1  # malformed tags are of other types, and ignored by PIL, too
 
 
 def _refuse_exif(size: int) -> None:
@@ -163,7 +167,8 @@ logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # it logs broken files
 
 _ORIENTATION, _DESCRIPTION = 274, 270  # tags, in EXIF as in TIFF
 _MOST_EXPANSION = 16  # decoded bytes for each of a file's, beyond 512 MiB
-_MOST_SCANS = 64  # of a JPEG
+_MOST_SCANS = 64  # of a JPEG; Pillow and others write 10
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # of a JPEG's segment; compressed data cannot hold it
 _BLOCK = 2**20  # bytes
 _MOST_EXIF = 2**20  # bytes; a JPEG's segment holds 2**16
 _HOUNSFIELD = -1024, 3071  # units of CT: the 12 bits from air to beyond bone
@@ -556,7 +561,9 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
         simple = page.bitspersample <= 8 and plain and not channel_pages
         if simple and page.compression in _PILLOW_COMPRESSIONS:
             if page.compression == tifffile.COMPRESSION.JPEG:
-                refuse_scans(_content(source), len(page.dataoffsets))
+                for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True):
+                    tiff.filehandle.seek(offset)
+                    refuse_scans(tiff.filehandle.read(count))
             # PIL knows palettes, CMYK and transparency. It gets an open file, since from a path it would map the pixels
             # into memory and, as of Pillow 13, scramble those of a file whose orientation tag swaps its sides.
             with _opened(source) as file, open_pillow(file) as image:

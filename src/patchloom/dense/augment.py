@@ -87,8 +87,8 @@ class PixelAugment:
         if not self.aimed or rng.random() >= self.aimed:
             return None
         labels = truth.numpy()
-        shown = np.intersect1d(labels, self.rare)
-        if not shown.size:
+        shown = [rare for rare in self.rare if (labels == rare).any()]
+        if not shown:
             return None
         places = np.flatnonzero(labels == rng.choice(shown))
         row, column = divmod(int(rng.choice(places)), labels.shape[1])

@@ -214,7 +214,7 @@ def restored_state(folder: RunFolder, stepper: Stepper, reporter: Reporter) -> T
     for damage in problems:
         reporter.say(f"  {damage}: using the one before it")
     state = TrainState.of(about, tensors)
-    if state.pieces and state.step < state.steps:  # planned by the clock; the configuration may be a plan ahead
+    if state.pieces and folder.last_end() is None:  # planned by the clock; the configuration has rounded epochs
         stepper.steps = state.steps
     state.train_on(stepper.steps, folder.last_end() is not None)
     stepper.began, stepper.piece = state.began, state.piece
@@ -362,7 +362,7 @@ def pretrain(
         # ---- the cache of images, then the folder: there may be no room for a cache
         source = training
         if plan.settings.cache != "none":  # with held-out images, so that runs of other seeds can use it
-            say = partial(print) if fabric.is_global_zero else lambda line: None
+            say = print_line if fabric.is_global_zero else lambda line: None
             cached = cache_images(opened.train, plan.settings.cache, plan.settings.workers, say)
             source = plan.held_out.parts(cached)[0]
         if not plan.resumed:

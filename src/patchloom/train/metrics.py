@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from patchloom.claims import MeasureResult
-from patchloom.data.loader import steps_of, steps_per_epoch
+from patchloom.data.loader import steps_per_epoch
 from patchloom.display import duration, visible
 from patchloom.errors import AlreadyReported, PatchloomError
 from patchloom.loggers.queue import TrackerSet
@@ -437,7 +437,7 @@ class MetricsLog:
         self.per_epoch, self.images_per_step = steps_per_epoch(images, settings.batch_size), images_per_step
         self.measure: Measure | None = None
         self.measures = len(validation.held_out) > 0
-        self.plan(settings, steps_of(settings.epochs, images, settings.batch_size), began)
+        self.plan(settings, stepper.steps, began)
 
     def plan(self, settings: ResolvedSettings, steps: int, began: int = 0) -> None:
         """Spread rows, measures and pictures over ``steps`` steps; called again where ``--minutes`` plans anew."""

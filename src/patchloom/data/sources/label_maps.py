@@ -282,9 +282,13 @@ def maps_by_values(root: Path, paths: Sequence[str]) -> dict[str, str]:
         root: folder that the paths are relative to.
         paths: paths of images and label maps.
     """
+    usual = Counter(path[path.rfind(".") :].lower() for path in paths).most_common(1)
+    # a million images may be of one format: only names of the others can make pairs
+    rare = {os.path.splitext(path)[0] for path in paths if not path.lower().endswith(usual[0][0])}
     by_name: dict[str, list[str]] = {}
     for path in paths:
-        by_name.setdefault(os.path.splitext(path)[0], []).append(path)
+        if path[: path.rfind(".")] in rare:
+            by_name.setdefault(os.path.splitext(path)[0], []).append(path)
     pairs: dict[tuple[str, ...], list[list[str]]] = {}
     for those in by_name.values():
         if len(those) == 2:
