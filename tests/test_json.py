@@ -159,7 +159,7 @@ def test_compare(document, photos, tmp_path, monkeypatch):
     assert [one["task"] for one in dry["planned"]["tasks"]] == ["mae", "mp3"] and dry["planned"]["seconds"] > 0
     assert dry["winner"] is None and not dry["rows"] and not dry["files"]
     done = document(*words)["result"]
-    assert {row["encoder"] for row in done["rows"]} == {"mae", "mp3", "untrained", "raw pixels"}
+    assert {row["encoder"] for row in done["rows"]} == {"mae", "mp3", "untrained", "raw pixels", "best constant"}
     assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in done["rows"])
     assert sorted(done["order"]) == ["mae", "mp3"] and all(Path(file).exists() for file in done["files"])
 

@@ -1286,34 +1286,36 @@ def test_a_card_whose_deviation_is_0_is_refused():
 
 # ---- names that would command the terminal
 
-EVIL = "a\x1b]0;owned\x07\x9b31m\u202e\nforged"  # a title, a colour, reversed text, and a line
+HOSTILE = "a\x1b]0;owned\x07\x9b31m\u202e\nforged"  # a title, a colour, reversed text, and a line
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory) -> Path:
     """A folder with data, lists, a run and an encoder whose names, classes and settings hold control characters."""
-    home = tmp_path_factory.mktemp("evil") / EVIL
+    home = tmp_path_factory.mktemp("evil") / HOSTILE
     for part in ("train", "test"):
         for name in ("x", "y"):
-            photographs(home / "data" / part / f"{EVIL}{name}")
-            for path in (home / "data" / part / f"{EVIL}{name}").iterdir():
-                path.rename(path.with_name(f"{EVIL}{path.name}"))
-            (home / "data" / part / f"{EVIL}{name}" / f"{EVIL}.png").write_bytes(b"broken")
-    a_run(home / EVIL, home / "data" / "train" / f"{EVIL}x")
-    (home / EVIL / "summary.txt").write_text(f"{EVIL}\n")
-    (home / EVIL / "reasons.yaml").write_text(yaml.safe_dump({EVIL: EVIL}))
-    an_encoder(home / "encoder", home / "data" / "train" / f"{EVIL}x")
-    with_card(home / "encoder" / "e.safetensors", lambda card: card | {"name": EVIL, "task": EVIL})
-    save_file({EVIL: torch.zeros(2)}, home / "foreign.safetensors")
+            photographs(home / "data" / part / f"{HOSTILE}{name}")
+            for path in (home / "data" / part / f"{HOSTILE}{name}").iterdir():
+                path.rename(path.with_name(f"{HOSTILE}{path.name}"))
+            (home / "data" / part / f"{HOSTILE}{name}" / f"{HOSTILE}.png").write_bytes(b"broken")
+    a_run(home / HOSTILE, home / "data" / "train" / f"{HOSTILE}x")
+    (home / HOSTILE / "summary.txt").write_text(f"{HOSTILE}\n")
+    (home / HOSTILE / "reasons.yaml").write_text(yaml.safe_dump({HOSTILE: HOSTILE}))
+    an_encoder(home / "encoder", home / "data" / "train" / f"{HOSTILE}x")
+    with_card(home / "encoder" / "e.safetensors", lambda card: card | {"name": HOSTILE, "task": HOSTILE})
+    save_file({HOSTILE: torch.zeros(2)}, home / "foreign.safetensors")
     with open(home / "table.csv", "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["file", "label", EVIL])
-        writer.writerows([f"data/train/{EVIL}x/{EVIL}{i}.png", f"{EVIL}{i % 2}", EVIL] for i in (0, 2, 4, 6, 8))
-    (home / "config.yaml").write_text(yaml.safe_dump({"data": str(home / "data"), "task.name": EVIL}))
+        writer.writerow(["file", "label", HOSTILE])
+        writer.writerows(
+            [f"data/train/{HOSTILE}x/{HOSTILE}{i}.png", f"{HOSTILE}{i % 2}", HOSTILE] for i in (0, 2, 4, 6, 8)
+        )
+    (home / "config.yaml").write_text(yaml.safe_dump({"data": str(home / "data"), "task.name": HOSTILE}))
     (home / "empty").mkdir()
     with tarfile.open(home / "shards.tar", "w") as tar:
-        tar.add(home / "data" / "train" / f"{EVIL}x" / f"{EVIL}0.png", f"{EVIL}.png")
+        tar.add(home / "data" / "train" / f"{HOSTILE}x" / f"{HOSTILE}0.png", f"{HOSTILE}.png")
     return home
 
 
@@ -1324,27 +1326,27 @@ PRINTING = {
     "check a table": ["check", "table.csv"],
     "check shards": ["check", "shards.tar"],
     "check nothing": ["check", "empty"],
-    "pretrain": ["pretrain", "data", "--task", "mae", "--out", f"{EVIL}new", *SMALLEST],
-    "pretrain again": ["pretrain", "data", "--task", "mae", "--out", EVIL, *SMALLEST],
+    "pretrain": ["pretrain", "data", "--task", "mae", "--out", f"{HOSTILE}new", *SMALLEST],
+    "pretrain again": ["pretrain", "data", "--task", "mae", "--out", HOSTILE, *SMALLEST],
     "pretrain --config": ["pretrain", "--config", "config.yaml"],
-    "pretrain --task": ["pretrain", "data", "--task", EVIL],
-    "evaluate": ["evaluate", "knn", EVIL, "data", "--ks", "1"],
+    "pretrain --task": ["pretrain", "data", "--task", HOSTILE],
+    "evaluate": ["evaluate", "knn", HOSTILE, "data", "--ks", "1"],
     "evaluate a card": ["evaluate", "linear", "encoder/e.safetensors", "data"],
-    "evaluate segment": ["evaluate", "segment", EVIL, "data"],
+    "evaluate segment": ["evaluate", "segment", HOSTILE, "data"],
     "compare": ["compare", "data", "--tasks", "mae,lut", "--minutes", "1", "--dry-run"],
-    "embed": ["embed", EVIL, "data", "--to", f"{EVIL}.npz", "--near", f"data/test/{EVIL}x/{EVIL}2.png"],
-    "predict": ["predict", EVIL, "data"],
-    "look": ["look", EVIL, "data", "--what", "features"],
-    "look curves": ["look", "curves", EVIL, EVIL],
-    "report": ["report", EVIL],
-    "export": ["export", EVIL, "--out", f"{EVIL}.safetensors"],
+    "embed": ["embed", HOSTILE, "data", "--to", f"{HOSTILE}.npz", "--near", f"data/test/{HOSTILE}x/{HOSTILE}2.png"],
+    "predict": ["predict", HOSTILE, "data"],
+    "look": ["look", HOSTILE, "data", "--what", "features"],
+    "look curves": ["look", "curves", HOSTILE, HOSTILE],
+    "report": ["report", HOSTILE],
+    "export": ["export", HOSTILE, "--out", f"{HOSTILE}.safetensors"],
     "export weights": ["export", "foreign.safetensors"],
-    "distill": ["distill", "encoder/e.safetensors", "data", "--student", EVIL],
-    "bench": ["bench", "data", "--tasks", EVIL],
-    "tasks": ["tasks", EVIL],
-    "recipes": ["recipes", EVIL],
-    "no verb": [EVIL],
-    "help": ["pretrain", "--task", EVIL, "--help"],
+    "distill": ["distill", "encoder/e.safetensors", "data", "--student", HOSTILE],
+    "bench": ["bench", "data", "--tasks", HOSTILE],
+    "tasks": ["tasks", HOSTILE],
+    "recipes": ["recipes", HOSTILE],
+    "no verb": [HOSTILE],
+    "help": ["pretrain", "--task", HOSTILE, "--help"],
 }
 
 

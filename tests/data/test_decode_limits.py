@@ -10,7 +10,7 @@ import tifffile
 from PIL import Image
 
 from patchloom.data import decode
-from patchloom.data.codestreams import size_of
+from patchloom.data.codestreams import part_size
 from patchloom.data.decode import Unreadable, check_decoded_size, decode_image, read_image
 
 
@@ -66,7 +66,7 @@ def test_parts_of_a_tiff_that_are_larger_inside(compression, shape, monkeypatch)
     with tifffile.TiffFile(BytesIO(content)) as tiff:
         page = tiff.pages.first
         data = content[page.dataoffsets[0] :][: page.databytecounts[0]]
-        assert size_of(data, int(page.compression)) == (height, width)
+        assert part_size(data, int(page.compression)) == (height, width)
         places = [page.tags[tag].offset + 8 for tag in (256, 257, 278)]
     if compression != "jpeg":  # which libtiff checks itself
         changed = bytearray(content)

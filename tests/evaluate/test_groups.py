@@ -47,9 +47,10 @@ def test_the_test_images_are_whole_groups(films: Path) -> None:
         assert not film_of(parts.train) & film_of(parts.test) and len(parts.test) == 24
         assert "a stratified fifth was split off for the test in whole groups" in parts.story
         named, over = parts.story.partition("Test groups: ")[2].removesuffix(".").split("; ")
+        count, _, named = named.removesuffix(")").partition(" (")
         named = named.split(", ")
         assert over == "intervals are over groups"
-        assert len(named) == 4 and {*named} == film_of(parts.test)
+        assert count == "4" and len(named) == 4 and {*named} == film_of(parts.test)
         assert set(parts.test.labels.tolist()) == {0, 1}
         few_of_them = subsample_training(parts, None, 20, seed)[0]
         assert not film_of(few_of_them.train) & film_of(parts.test)

@@ -91,10 +91,10 @@ _SIZES: dict[int, Callable[[bytes], tuple[int, int]]] = {
 
 
 def has_size(compression: int) -> bool:
-    """Return whether `size_of` reads the headers of a TIFF's compression."""
+    """Return whether `part_size` reads the headers of a TIFF's compression."""
     return compression in _SIZES
 
 
-def size_of(data: bytes, compression: int) -> tuple[int, int]:
+def part_size(data: bytes, compression: int) -> tuple[int, int]:
     """Return (h, w) that the header of a compressed part of a TIFF says."""
     return _SIZES[compression](data)

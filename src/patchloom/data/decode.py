@@ -27,7 +27,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from patchloom.data.codestreams import has_size, size_of
+from patchloom.data.codestreams import has_size, part_size
 from patchloom.data.conversions import is_collecting, record_conversion
 from patchloom.errors import PatchloomError, one_line
 
@@ -643,7 +643,7 @@ def check_page(page: tifffile.TiffPage, stored: int, shape: tuple[int, ...] | No
         for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True):
             file.seek(offset)
             if data := file.read(count):
-                inside = size_of(data, page.compression)
+                inside = part_size(data, page.compression)
                 # some writers fill the last part up
                 if prod(inside) > _HARMLESS and (inside[0] > most[0] or inside[1] > most[1]):
                     raise ValueError(

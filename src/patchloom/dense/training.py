@@ -81,7 +81,7 @@ class DenseTraining(Loop, Generic[T]):
         self.steps, self.per_epoch = recipe.steps, max(1, len(train) // recipe.batch)
         every = max(1, math.ceil(self.steps / _VALIDATED))
         n_held = 0 if held is None else len(held)
-        self.best = BestEpoch(n_held, self.steps, self.steps, recipe.patience, every, warmup_of(recipe))
+        self.best = BestEpoch(n_held, self.steps, self.steps, recipe.patience, every, dense_warmup(recipe))
         groups = self.model.groups(recipe.weight_decay, recipe.layer_decay)
         fused = self.device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=fused)
@@ -188,14 +188,14 @@ def mask_padding(images: Tensor, sizes: list[tuple[int, int]]) -> Tensor:
     return images * inside[:, None]
 
 
-def warmup_of(recipe: ResolvedDenseRecipe) -> int:
+def dense_warmup(recipe: ResolvedDenseRecipe) -> int:
     """Return the number of steps of the warm-up."""
     return min(recipe.warmup_steps, recipe.steps - 1)
 
 
 def rate_schedule(optimizer: torch.optim.Optimizer, recipe: ResolvedDenseRecipe) -> Any:
     """Return the schedule of the learning rate. It never reaches 0: the linear decay ends one step after the last."""
-    warmup = warmup_of(recipe)
+    warmup = dense_warmup(recipe)
     if recipe.decay == "steps":
         # timm lowers the rate at the number before a drop, and updates count from 1: as many have the rate before it
         drops = [round(share * recipe.steps) + 2 for share in recipe.drops]

@@ -440,9 +440,18 @@ def train(
     per_epoch = steps_per_epoch(len(source), settings.batch_size)
     first_steps = state.pieces[0][2] if state is not None and state.pieces else steps
     rises = min(1.0, first_warmup / first_steps)  # fraction of the training that is warm-up
+
+    def follow(planned: int) -> ResolvedSettings:
+        """Return the settings of another number of steps, and store its epochs; the clock of ``--minutes`` plans it."""
+        followed = replace(settings, epochs=rounded(planned / per_epoch))
+        stepper.settings = followed
+        if fabric.is_global_zero:
+            why = f"{duration(seconds or 0)} of training by the clock (--minutes)"
+            folder.rewrite("epochs", followed.epochs, followed.epochs * task.views, why)
+        return followed
+
     if stepper.steps != steps:
-        steps, settings = stepper.steps, replace(settings, epochs=rounded(stepper.steps / per_epoch))
-        stepper.settings = settings
+        steps, settings = stepper.steps, follow(stepper.steps)
     about = validation, stepper, settings, len(source), images_per_step, tracks, stepper.began
     journal = MetricsLog(reporter, *about)
     unreadable: set[str] = set()
@@ -515,25 +524,22 @@ def train(
                 note_skipped(folder, state, source, forwards, made, reporter)
             diverged = state.in_a_row == _MAX_IN_A_ROW
             journal.after_update(state, todo.start + 1, rate, sound=not diverged)
-            if late and piece is not None and seconds and not diverged:
+            late = late and not state.in_a_row  # a plan is saved, and skipped updates are not
+            if late and piece is not None and seconds:
                 clock = journal.clock(state, seconds)
                 anew = first_decides(partial(plan_anew, piece, state.step, *clock, settings.accumulate))
                 late = anew != piece
                 state.passed = points_passed(clock.over, anew.at(state.step))
                 if late:
-                    epochs = rounded(anew.steps / per_epoch)
                     reporter.say(
                         f"  planned anew by the clock, {clock.over:.0%} of {duration(seconds)} being over: "
                         f"{anew.steps:,} steps instead of {steps:,}, at {clock.pace:.2g} s per step"
                     )
-                    steps, settings = anew.steps, replace(settings, epochs=epochs)
+                    steps, settings = anew.steps, follow(anew.steps)
                     state.pieces.append([*anew])
                     state.steps = stepper.steps = steps
-                    stepper.settings, stepper.piece = settings, anew
+                    stepper.piece = anew
                     journal.plan(settings, steps)
-                    if fabric.is_global_zero:  # before the checkpoint, which restores its own plan
-                        why = f"{duration(seconds)} of training by the clock (--minutes)"
-                        folder.rewrite("epochs", epochs, epochs * task.views, why)
                     reading.close()  # its batches end with the former plan
                     batches = None
             ended = state.is_finished(steps, settings)
@@ -552,8 +558,7 @@ def train(
                 batches = None
                 state = go_back(folder, stepper, state, unreadable, reporter)
                 if stepper.steps != steps:
-                    steps, settings = stepper.steps, replace(settings, epochs=rounded(stepper.steps / per_epoch))
-                    stepper.settings = settings
+                    steps, settings = stepper.steps, follow(stepper.steps)
                     journal.plan(settings, steps)
                 tracks.rewind(state.step)
                 journal.start(state)

@@ -17,7 +17,7 @@ from torch import Tensor
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
 from patchloom.sizes import Sides
 from patchloom.system.distributed import gathered, rank
-from patchloom.withhold.degrade import check_images, check_shape, check_sizes, table
+from patchloom.withhold.degrade import check_batch, check_shape, check_sizes, table
 
 Sizes = Sequence[tuple[int, int]]
 
@@ -39,7 +39,7 @@ def zoom_out(
         around: filling of the rest, broadcast to [b c h w]: a colour [c 1 1] or other images (appendix A.3); None:
             mirror images, as in `mirror_canvas`.
     """
-    check_images(images)
+    check_batch(images)
     b, _, h, w = images.shape
     check_sizes(sizes, (h, w))
     check_shape("which", which, (b,))
@@ -60,7 +60,7 @@ def mirror_canvas(small: Tensor, size: tuple[int, int], top: Tensor, left: Tenso
     The rest is filled with mirror images, repeated if necessary. Mirrors stand between pixels: the pixel at the edge
     comes twice, so that the canvas is continuous.
     """
-    check_images(small)
+    check_batch(small)
     b, _, s, t = small.shape
     check_sizes([(s, t)], size)
     heights, widths = (torch.full((b,), side, device=small.device) for side in (s, t))

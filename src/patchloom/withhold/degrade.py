@@ -25,7 +25,7 @@ from patchloom.system.distributed import draw, world
 # Validation of degradations and their draws. Only shapes and plain numbers are checked, never tensor contents.
 
 
-def check_images(images: Tensor) -> None:
+def check_batch(images: Tensor) -> None:
     """Raise ValueError unless ``images`` is a batch of images."""
     if images.ndim != 4 or not images.is_floating_point():
         kind = f"{list(images.shape)} of {str(images.dtype).removeprefix('torch.')}"
@@ -65,7 +65,7 @@ def zoom_in(images: Tensor, scale: float | Tensor, corner: Tensor | None = None)
         scale: fraction of the side that is seen, in (0, 1]; one for all, or [b].
         corner: [b 2] row and column of the part's upper left pixel (appendix A.3); None: the part is the centre.
     """
-    check_images(images)
+    check_batch(images)
     b, _, h, w = images.shape
     if not isinstance(scale, Tensor):
         if not 0 < scale <= 1:
@@ -99,7 +99,7 @@ def fisheye(images: Tensor, centre: Tensor, twist: Tensor) -> Tensor:
         centre: [b 2], x to the right and y down, in [-1, 1].
         twist: [b]; the paper draws from 0.20 to 0.25.
     """
-    check_images(images)
+    check_batch(images)
     b, _, h, w = images.shape
     check_shape("centre", centre, (b, 2))
     check_shape("twist", twist, (b,))
@@ -123,7 +123,7 @@ def wave(images: Tensor, amplitude: Tensor, phase: Tensor, waves: float = 1.5) -
         phase: [b] phase as a fraction of a wave.
         waves: number of waves across the width.
     """
-    check_images(images)
+    check_batch(images)
     b, _, h, w = images.shape
     check_shape("amplitude", amplitude, (b,))
     check_shape("phase", phase, (b,))
@@ -143,7 +143,7 @@ def blur(images: Tensor, kernels: Tensor) -> Tensor:
         images: [b c h w].
         kernels: [b c k k], one for each channel of an image, or [b 1 k k], one for all; k odd. From `random_kernels`.
     """
-    check_images(images)
+    check_batch(images)
     b, c, h, w = images.shape
     k = kernels.shape[-1]
     shared = kernels.ndim == 4 and kernels.shape[1] == 1
@@ -166,7 +166,7 @@ def decolorize(images: Tensor, saturation: Tensor) -> Tensor:
         images: [b 3 h w], red, green, blue.
         saturation: [b] in [0, 1]; the paper's best is 0.3.
     """
-    check_images(images)
+    check_batch(images)
     b, c, _, _ = images.shape
     if c != 3:
         raise ValueError(f"saturation needs 3 channels (red, green, blue), not {c}")

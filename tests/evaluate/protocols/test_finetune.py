@@ -218,7 +218,9 @@ def test_the_best_rate_is_chosen_and_of_equals_the_lowest(run: Path, monkeypatch
         return Trained(model, {})
 
     monkeypatch.setattr(training, "train_classifier", train)
-    monkeypatch.setattr(training, "predict_classes", lambda *given: SimpleNamespace(accuracy=lambda: next(shares)))
+    monkeypatch.setattr(
+        training, "predict_classes", lambda *given, **how: SimpleNamespace(accuracy=lambda: next(shares))
+    )
     _, settings = fit(Candidate("one", lambda recipe: None, {"positions": "keep"}), plan, source)
     assert done == [(0.1, 54), (0.2, 54), (0.3, 54), (0.4, 54), (0.2, 60)]
     assert settings.items() >= {"blr": 0.2, "held_out_accuracy": 0.7, "held_out": 6, "positions": "keep"}.items()
