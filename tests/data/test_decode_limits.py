@@ -163,3 +163,37 @@ def test_a_gif_that_was_cut_behind_its_first_frame(keep):
     content = file.getvalue()
     assert decode_image(content, "it").shape == decode_image(content + b"more", "it").shape == (3, 60, 60)
     refused(content[: int(keep * len(content))], "it is cut short|cannot identify|truncated")
+
+
+def test_scans_are_counted_to_the_end_of_the_picture(tmp_path):
+    """A film may follow a photograph, as on phones, and its bytes hold the marker of a scan by chance."""
+    buffer = BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(buffer, "JPEG", progressive=True)
+    assert decode_image(buffer.getvalue() + b"\xff\xda\0\0" * 200, "motion.jpg").shape == (3, 64, 64)
+
+
+def test_scans_of_each_part_of_a_tiff_count_alone(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 255, (80, 16, 16, 3), dtype=np.uint8)
+    how = {"compression": "jpeg", "photometric": "rgb", "metadata": None}
+    tifffile.imwrite(tmp_path / "stack.tif", pixels, rowsperstrip=16, **how)
+    assert read_image(tmp_path / "stack.tif").shape == (3, 16, 16)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+@pytest.mark.parametrize(
+    "kind, count, value",
+    [
+        (1, 1, b"\1\0\0\0"),
+        (2, 2, b"1\0\0\0"),
+        (3, 2, struct.pack("<HH", 1, 1)),
+        (3, 1, struct.pack("<HH", 0, 0)),
+        (7, 2, b"\1\0\0\0"),
+        (11, 1, struct.pack("<f", float("nan"))),
+    ],
+)
+def test_orientation_tags_of_other_types_are_ignored(kind, count, value, suffix, tmp_path):
+    exif = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<HHHI", 1, 274, kind, count) + value + bytes(4)
+    pixels = np.zeros((8, 10, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / f"image.{suffix}", exif=exif)
+    assert read_image(tmp_path / f"image.{suffix}").shape == (3, 8, 10)

@@ -301,6 +301,37 @@ def test_a_resumed_run_keeps_the_plan_of_its_clock(images, tmp_path, monkeypatch
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("killed_at", [12, 20])
+def test_a_resumed_plan_of_the_clock_ends_where_it_was_planned(killed_at, images, tmp_path, capsys, monkeypatch):
+    """The configuration has rounded epochs: 20 steps of 6 an epoch are 3 here, which would be 18 steps."""
+    asked = {name: value for name, value in SMALL.items() if name != "epochs"} | {"minutes": 1000.0}
+    monkeypatch.setattr(planning, "epochs_in", lambda *about: (8, "as it was timed"))
+    monkeypatch.setattr(training, "rounded", round)
+    plans = iter([Piece(12, 0.5, 20)])
+    monkeypatch.setattr(training, "is_due", lambda passed, time, progress: progress == 0.25)
+    monkeypatch.setattr(training, "plan_anew", lambda now, *about: next(plans, now))
+    save = training.save_checkpoint
+
+    def stops(*given):
+        saved = save(*given)
+        if given[2].step == killed_at:
+            raise KeyboardInterrupt
+        return saved
+
+    monkeypatch.setattr(training, "save_checkpoint", stops)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(images, "mae", out=tmp_path / "run", **asked)
+    monkeypatch.setattr(training, "save_checkpoint", save)
+    capsys.readouterr()
+    pretrain(images, "mae", out=tmp_path / "run", **asked)
+    said, folder = capsys.readouterr().out, RunFolder(tmp_path / "run")
+    assert f"Resuming after step {killed_at} of 20" in said and "Training longer" not in said
+    _, state, _ = folder.checkpoints.read()
+    rows = list(csv.DictReader(folder.metrics.open()))
+    assert (state["step"], state["steps"], rows[-1]["step"]) == (20, 20, "20")
+    assert rows[-1]["held_out"], "the last step is measured"
+
+
 def test_the_first_minute_is_not_lost(images, tmp_path, monkeypatch):
     now = iter(range(10**6))  # a second passes between any two looks at the clock
     monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(now)))
