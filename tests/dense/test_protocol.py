@@ -114,7 +114,10 @@ def test_a_linear_layer_has_an_untrained_encoder_and_pixels_beside_it(run: Path,
     assert report.headline.startswith("Linear segmentation of the frozen encoder: ")
     assert [found.control for found in report.against] == ["untrained", "raw pixels"]
     constant = {row.settings["measure"]: row.value for row in report.rows if row.encoder == "best constant"}
-    assert constant["foreground IoU"] == 0 < constant["aAcc"] and "by always answering ground" in report.headline
+    # the best one by foreground IoU answers the second most frequent class: two of three classes are in the foreground
+    assert (
+        0 < constant["foreground IoU"] < (1 - constant["aAcc"]) / 2 and "by always answering ground" in report.headline
+    )
     assert constant["mIoU"] == pytest.approx(constant["aAcc"] / 3)  # of three classes, one is answered
     assert "head width" not in report.protocol and "layer_decay" not in report.rows[0].settings
 

@@ -119,6 +119,8 @@ def test_the_constant_answer_and_the_foreground() -> None:
     best, constant = constant_overlaps(overlaps(matrices))
     assert best == 0 and constant.sum(0).tolist() == [[11, 0, 0], [16, 5, 0], [11, 5, 0]]
     assert mean_iou(constant.sum(0)).item() == pytest.approx(11 / 16 / 2) and foreground_iou(constant.sum(0)) == 0
+    second, other = constant_overlaps(overlaps(matrices), 1)
+    assert second == 1 and foreground_iou(other.sum(0)).item() == pytest.approx(5 / 16)  # the third class is nowhere
     half = torch.tensor([[[9, 1, 0], [2, 2, 0], [0, 0, 0]]])
     assert foreground_iou(overlaps(half)[0]).item() == pytest.approx(2 / 5)  # of the second class alone
 

@@ -170,5 +170,30 @@ def test_over_seeds_the_constant_is_judged_by_all_of_them() -> None:
     assert "mine (74.0 %)" in report.conclusion() and report.against[0].constant == "good"
 
 
+@pytest.mark.parametrize(
+    ("foreground", "said"),
+    [
+        ((40, 0), "By foreground IoU, mine is 38.0 points better than a constant answer [+27."),
+        ((3, 40), "mine (71.0 %) is no better than always answering good (71.0 %)"),  # the other side alone is better
+        ((0, 0), "mine (71.0 %) and untrained (71.0 %) are no better than always answering good (71.0 %)"),
+    ],
+)
+def test_what_another_measure_shows_is_not_denied(foreground: tuple[int, int], said: str) -> None:
+    """Of a rare class nearly nothing shows in the quoted measure."""
+    n = torch.arange(100)
+    values = {"mine": (71, foreground[0]), "untrained": (71, foreground[1]), "best constant": (71, 2)}
+    rows = [
+        Row.of_images(name, "-", "segment", {"measure": measure, "answer": "good"}, n < value)
+        for name, each in values.items()
+        for measure, value in zip(("mIoU", "foreground IoU"), each, strict=True)
+    ]
+    whole = replace(_report(rows, telling="foreground IoU"), quoted=(rows[0], rows[2]), n_test=100)
+    for report in (whole.with_differences(False), whole.with_differences(False).over_seeds([whole] * 2)):
+        assert said in report.conclusion()
+        assert ("no better" in report.conclusion()) == bool(report.against[0].constant) == (foreground[0] < 10)
+    plain = replace(whole, telling="").with_differences(False)
+    assert "By foreground" not in plain.conclusion() and plain.against[0].constant == "good"
+
+
 def test_the_names_of_raw_controls_are_those_of_the_modalities() -> None:
     assert set(RAW) == {Modality.raw, Recordings.raw}

@@ -84,16 +84,18 @@ def foreground_iou(found: Tensor) -> Tensor:
     return ious.scatter(-1, most, torch.nan).nanmean(-1)
 
 
-def constant_overlaps(found: Tensor) -> tuple[int, Tensor]:
+def constant_overlaps(found: Tensor, place: int = 0) -> tuple[int, Tensor]:
     """Return the most frequent class, and what `overlaps` gives if it is the answer for every pixel.
 
-    No other constant answer has a higher mIoU, since it is the fraction of its class over the number of classes.
+    No other constant answer has a higher mIoU, since it is the fraction of its class over the number of classes. The
+    best one by `foreground_iou` is the second most frequent class.
 
     Args:
         found: [n 3 k], `overlaps` of some answer for each image.
+        place: place of the class by frequency, from 0.
     """
     truth = found[:, 2]
-    best = int(truth.sum(0).argmax())
+    best = int(truth.sum(0).argsort(descending=True, stable=True)[place])
     constant = torch.stack([torch.zeros_like(truth), truth, truth], 1)
     constant[:, 0, best] = truth[:, best]
     constant[:, 1, best] = truth.sum(1)

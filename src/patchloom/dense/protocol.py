@@ -549,6 +549,7 @@ def dense_report(
     lost: Sequence[str],
     drawings: tuple[Drawing, ...],
     constant: Sequence[Row] = (),
+    telling: str = "",
 ) -> Report:
     """A report whose lines are measures, and whose columns are the encoder, its controls and a ``constant`` answer."""
     n = len(setup.parts.test) - len(lost)
@@ -567,6 +568,7 @@ def dense_report(
         across="measure",
         down=True,
         drawings=drawings,
+        telling=telling,
     ).with_differences(True)
 
 

@@ -29,6 +29,7 @@ from patchloom.claims import (
     is_wide,
     mean_interval,
     raw_remark,
+    telling_remark,
     wilson,
 )
 from patchloom.display import Displayable, Lines, TextTable, Verbatim
@@ -283,6 +284,7 @@ class Report(Displayable):
         quoted: their rows: the encoder's, then its controls'.
         against: differences between the encoder and its controls; with ``others``, over all seeds.
         pairs: indices in ``quoted`` of the two rows of each difference.
+        telling: another measure by which an encoder may be better than a constant answer; "": none.
         data, fingerprint: name of the test images, and 16 hex digits of their content.
         seed: random seed of splits and of the untrained encoder.
         n_test: number of readable test images.
@@ -314,6 +316,7 @@ class Report(Displayable):
     noun: str = "images"
     against: tuple[Difference, ...] = ()
     pairs: tuple[tuple[int, int], ...] = ()
+    telling: str = ""
 
     def parts(self, width: int) -> list[str | TextTable]:
         """See `Displayable`."""
@@ -344,9 +347,12 @@ class Report(Displayable):
     @property
     def constant(self) -> Row | None:
         """Row of the best constant answer by the quoted measure; None without one."""
-        measure = self.quoted[0].settings.get("measure") if self.quoted else None
-        same = (row for row in self.rows if row.encoder == CONSTANT and row.settings.get("measure") == measure)
-        return next(same, None)
+        return self._by_measure(CONSTANT, self.quoted[0].settings.get("measure")) if self.quoted else None
+
+    def _by_measure(self, encoder: str, measure: str | None) -> Row | None:
+        """Return the first row of an encoder with a measure; None without one."""
+        those = (row for row in self.rows if row.encoder == encoder and row.settings.get("measure") == measure)
+        return next(those, None)
 
     def _remarks(self) -> list[str]:
         """Return sentences on encoders no better than a constant answer, and on raw pixels that are far better."""
@@ -355,18 +361,37 @@ class Report(Displayable):
         if constant is not None and 0 in level:
             names = dict.fromkeys(f"{self.quoted[i].encoder} ({self.quoted[i].number(self._mean(i))})" for i in level)
             said.append(constant_remark([*names], constant.settings["answer"], constant.number()))
+        if self.telling and (quoted := self._over_constant(0)) and not quoted.exceeds:
+            name, measure = self.quoted[0].encoder, self.quoted[0].settings["measure"]
+            found = self._over_constant(0, self.telling)
+            said.append(telling_remark(name, self.telling, measure, found) if found else "")
         for i, row in enumerate(self.quoted):
             if row.encoder in RAW:
                 said.append(raw_remark(self._apart(self._of_seeds(0), self._of_seeds(i), False)))
         return [*filter(None, said)]
 
     def _no_better_than_constant(self) -> list[int]:
-        """Return the indices in ``quoted`` of rows that are no better than the best constant answer."""
-        constants = [report.constant for report in (*self.others, self)]
-        theirs = [row for row in constants if row is not None]
-        if len(theirs) < len(constants):
+        """Return the indices in ``quoted`` of rows that are no better than the best constant answer by any measure."""
+        if any(report.constant is None for report in (*self.others, self)):
             return []
-        return [i for i in range(len(self.quoted)) if not self._apart(self._of_seeds(i), theirs, False).exceeds]
+        measures = {"", self.telling}
+        found = [[self._over_constant(i, measure) for measure in measures] for i in range(len(self.quoted))]
+        return [i for i, those in enumerate(found) if not any(one and one.exceeds for one in those)]
+
+    def _over_constant(self, i: int, measure: str = "") -> Difference | None:
+        """Compare a quoted row, or that of its encoder by another ``measure``, with the best constant answer by it.
+
+        None if a seed has no such row.
+        """
+        reports = (*self.others, self)
+        pairs = [
+            (report._by_measure(report.quoted[i].encoder, measure), report._by_measure(CONSTANT, measure))
+            if measure
+            else (report.quoted[i], report.constant)
+            for report in reports
+        ]
+        ours, theirs = ([row for row in side if row is not None] for side in zip(*pairs, strict=True))
+        return self._apart(ours, theirs, False) if len(ours) == len(theirs) == len(reports) else None
 
     def _of_seeds(self, i: int) -> list[Row]:
         """Return a quoted row of every seed."""

@@ -72,7 +72,7 @@ def test_numbers_without_a_list():
     assert numbered_classes([0, 1, 4, 255], {255}, "frames").names == ("0", "1", "2", "3", "4")
     assert numbered_classes([0, 1, 4], {0}, "frames").ids == (1, 2, 3, 4)
     assert numbered_classes([255], {255}, "frames").names == ()
-    with pytest.raises(PatchloomError, match="frames hold 2 numbers up to 255: say in classes.txt which are classes"):
+    with pytest.raises(PatchloomError, match="2 numbers up to 255: say in classes.txt which are .* by --threshold 128"):
         numbered_classes([0, 255], {-1}, "frames")
 
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from labelled import ids, image, labelled, write
-from PIL import Image, ImageFilter
+from PIL import Image, ImageDraw, ImageFilter
 
 from patchloom.data.source import Data
+from patchloom.data.sources.in_memory import open_objects
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.dense.annotations import segmentation
 from patchloom.dense.annotations.base import IGNORED
-from patchloom.dense.annotations.segmentation import class_ids, class_pixels, open_label_maps
+from patchloom.dense.annotations.segmentation import GivenMaps, class_ids, class_pixels, ids_of, open_label_maps
 from patchloom.errors import PatchloomError
 
 PARTS = {"train/a": ids(0, 1, 255), "train/b": ids(1, 2), "val/c": ids(0, 1), "test/d": ids(2, 0), "test/e": ids(1)}
@@ -301,7 +302,7 @@ def masks(folder, smoothed=1.5, suffix="png", mode="L", high=255):
     return folder
 
 
-@pytest.mark.parametrize("high, threshold", [(255, 128), (250, 128), (100, 50)])
+@pytest.mark.parametrize("high, threshold", [(255, 128), (250, 125), (100, 50)])
 def test_masks_with_soft_edges_are_refused_with_the_remedy(tmp_path, high, threshold):
     with pytest.raises(PatchloomError, match=f"two values, smoothed: --threshold {threshold} ") as refused:
         open_label_maps(masks(tmp_path, high=high))
@@ -312,6 +313,69 @@ def test_masks_with_soft_edges_are_refused_with_the_remedy(tmp_path, high, thres
     expected = np.asarray(Image.open(tmp_path / "labels" / "2.png")) >= threshold
     assert torch.equal(data.train.truth(2), torch.from_numpy(expected).to(torch.int16))
     assert open_label_maps(tmp_path, threshold=threshold + 30).train.fingerprint() != data.train.fingerprint()
+
+
+def drawn(shape, radius, size=96):
+    """Draw twelve smoothed masks, of which a shape other than a line is in every fourth only."""
+    rng = np.random.default_rng(0)
+    found = []
+    for i in range(12):
+        picture = Image.new("L", (size, size))
+        draw, (x, y) = ImageDraw.Draw(picture), rng.integers(10, size - 30, 2).tolist()
+        if isinstance(shape, int):
+            draw.line(rng.integers(0, size, 6).tolist(), fill=255, width=shape)
+        elif i % 4 == 0 or shape == "disc":
+            {"disc": draw.ellipse, "defect": draw.rectangle}[shape](
+                (x, y, *(n + SIDES[shape] for n in (x, y))), fill=255
+            )
+        found.append(np.asarray(picture.filter(ImageFilter.GaussianBlur(radius))))
+    return found
+
+
+SIDES = {"disc": 20, "defect": 5}
+
+
+@pytest.mark.parametrize("radius", [1, 2])
+@pytest.mark.parametrize("shape", [1, 2, 3, "disc", "defect"])
+def test_thin_and_small_masks_with_soft_edges_are_refused(shape, radius):
+    masks = drawn(shape, radius)
+    middle = (max(int(one.max()) for one in masks) + 1) // 2
+    pairs = [(np.zeros((*one.shape, 3), np.uint8), one) for one in masks]
+    with pytest.raises(PatchloomError, match=f"two values, smoothed: --threshold {middle} "):
+        open_label_maps(pairs)
+    assert open_label_maps(pairs, threshold=middle).train.classes == ("background", "foreground")
+
+
+def test_areas_and_gradients_are_no_smoothed_masks():
+    """Neither areas of many classes before a background, thin ones among them, nor a ramp, nor contours."""
+    rng, (y, x) = np.random.default_rng(0), np.mgrid[:96, :96]
+    maps = {"areas": [], "ramp": [], "contours": []}
+    for _ in range(6):
+        points = rng.integers(0, 96, (60, 2))
+        area = ((y[..., None] - points[:, 0]) ** 2 + (x[..., None] - points[:, 1]) ** 2).argmin(-1)
+        areas = Image.fromarray(np.where(area % 3 == 0, area, 0).astype(np.uint8))
+        ImageDraw.Draw(areas).line(rng.integers(0, 96, 6).tolist(), fill=60, width=2)
+        maps["areas"].append(np.asarray(areas))
+        maps["ramp"].append((x * 63 // 95).astype(np.uint8))
+        disc = Image.fromarray(np.where((y - 40) ** 2 + (x - 40) ** 2 < 400, np.uint8(40), np.uint8(0)))
+        ImageDraw.Draw(disc).ellipse((20, 20, 60, 60), outline=20)
+        maps["contours"].append(np.asarray(disc))
+    for name, those in maps.items():
+        pairs = [(np.zeros((96, 96, 3), np.uint8), one) for one in those]
+        if name == "contours":
+            with pytest.raises(PatchloomError, match=r"hold 3 numbers up to 40: say .* by --threshold 20"):
+                open_label_maps(pairs)
+        else:
+            assert len(open_label_maps(pairs).train.classes) == max(int(one.max()) for one in those) + 1
+
+
+def test_pixels_on_slopes_are_counted_where_maps_are_read(tmp_path):
+    """By hand: a soft edge from 0 to 90 over two columns of five rows, beside a class of 40."""
+    one = np.tile(np.uint8([0, 0, 30, 60, 90, 90, 40, 40]), (5, 1))
+    rows = ids_of(GivenMaps(open_objects([np.zeros((5, 8, 3), np.uint8)]).train, [one]), "these")
+    assert rows.tolist() == [
+        [0, n, p, 0, s] for n, p, s in ((0, 10, 0), (30, 5, 5), (40, 10, 0), (60, 5, 5), (90, 10, 0))
+    ]
 
 
 def test_label_maps_of_many_classes_are_no_smoothed_masks(tmp_path):

@@ -235,9 +235,19 @@ def numbered_classes(occurring: Collection[int], ignored: Collection[int], name:
     if len(ids) > _SPARSE and 4 * len(counted) < len(ids):
         raise PatchloomError(
             f"label maps of {name} hold {len(counted)} numbers up to {counted[-1]:,}: say in {CLASSES} which are "
-            f"classes, a line for each, such as {counted[-1]} NAME"
+            f"classes, a line for each, such as {counted[-1]} NAME; or, if they show one thing before a background, "
+            f"make two classes of them by --threshold {middle(counted[0], counted[-1])}"
         )
     return ClassList(tuple(map(str, ids)), tuple(ids), None, "the numbers in label maps")
+
+
+def middle(low: int, high: int) -> int:
+    """Return the value for --threshold that makes two classes of numbers: half of the largest, if the smallest is 0.
+
+    A mask that was smoothed has kept its edge there. The largest number is that of the data, since a thin or small
+    structure loses height when it is smoothed.
+    """
+    return (low + high + 1) // 2
 
 
 def _lines(file: Path) -> list[str]:

@@ -58,6 +58,7 @@ from patchloom.dense.annotations.base import (
     as_stored,
     base_of,
     header_of,
+    middle,
     named_parts,
     note_on_turned,
     numbered_classes,
@@ -309,7 +310,7 @@ def _chosen(image: str, maps: Sequence[str]) -> str:
 # Images with their label maps as they are stored, wherever they lie, and one look at all of them before training.
 
 
-_FORMAT = "label maps 2"  # to be raised with changes of the code that reads label maps
+_FORMAT = "label maps 3"  # to be raised with changes of the code that reads label maps
 
 
 class StoredMaps(ABC):
@@ -400,13 +401,13 @@ def read_header(stored: Path | bytes, name: str) -> Header:
 
 
 def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
-    """Look at all label maps: which numbers each holds, and in how many pixels.
+    """Look at all label maps: which numbers each holds, in how many pixels, and how many of these lie on slopes.
 
     All problems are found before anything is trained. The result is cached until a file changes.
 
     Returns:
-        Rows of image, number, pixels, and whether the image but not its label map is turned by EXIF, int64 [m 4],
-        sorted.
+        Rows of image, number, pixels, whether the image but not its label map is turned by EXIF, and pixels on slopes
+        (`_on_slopes`), int64 [m 5], sorted.
     """
     stamp = maps.stamp()
     place = None if stamp is None else cache_root() / "label_maps" / digest([_FORMAT, stamp, str(maps.threshold)])
@@ -439,7 +440,7 @@ def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
 
 
 def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
-    """Return a label map's numbers, pixel counts and whether its image alone is turned, int64 [m 3]; or the error."""
+    """Return the rows of a label map as of `ids_of`, without the image, int64 [m 4]; or the error."""
     try:
         ids = maps.ids(i)
         header = maps.header(i)
@@ -462,7 +463,23 @@ def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
         return PatchloomError(f"{maps.describe(i)} holds the number {ids.max()}: label maps hold numbers up to 65,535")
     counts = np.bincount(ids.ravel())
     numbers = np.flatnonzero(counts)
-    return np.stack([numbers, counts[numbers], np.full_like(numbers, turned)], axis=1).astype(np.int64)
+    slopes = np.zeros_like(counts)
+    if len(numbers) >= _EDGE and numbers[-1] - numbers[0] >= _SMOOTHED:  # most maps of classes cost no more than before
+        slopes = np.bincount(ids[_on_slopes(ids)], minlength=len(counts))
+    return np.stack([numbers, counts[numbers], np.full_like(numbers, turned), slopes[numbers]], axis=1).astype(np.int64)
+
+
+def _on_slopes(ids: np.ndarray) -> np.ndarray:
+    """Tell the pixels whose number lies between those of two opposite neighbours, bool [h w].
+
+    Nearly all pixels of a soft edge do, however narrow. Those of a class do not: within it all neighbours are equal,
+    and at its border one of them is.
+    """
+    found = np.zeros(ids.shape, np.bool_)
+    for values, on_slopes in ((ids, found), (ids.T, found.T)):
+        before, here, after = values[:-2], values[1:-1], values[2:]
+        on_slopes[1:-1] |= ((before < here) & (here < after)) | ((before > here) & (here > after))
+    return found
 
 
 def _read(place: Path) -> np.ndarray | None:
@@ -471,7 +488,7 @@ def _read(place: Path) -> np.ndarray | None:
         content = strip_checksum(read_bytes(place, LIST_FILE))
     except OSError:
         return None
-    return None if content is None or len(content) % 32 else np.frombuffer(content, np.int64).reshape(-1, 4)
+    return None if content is None or len(content) % 40 else np.frombuffer(content, np.int64).reshape(-1, 5)
 
 
 # Images with a class for each pixel.
@@ -479,8 +496,10 @@ def _read(place: Path) -> np.ndarray | None:
 
 _NUMBERS = 2**16  # that a label map may hold
 _UNKNOWN = -2  # for those that are neither a class nor ignored
-# smoothed masks: ranges of numbers, least distance of the ends, share of the pixels there, numbers in a median map
-_RANGES, _SMOOTHED, _ENDS, _EDGE = 16, 63, 0.8, 6
+# smoothed masks: least distance of the largest number from the smallest, numbers in a median map, share of the
+# distance that is near an end, share of the pixels there, and of the others on slopes (over 0.7 in drawn masks, and
+# under 0.03 in maps of classes)
+_SMOOTHED, _EDGE, _NEAR, _ENDS, _SLOPES = 31, 4, 1 / 16, 0.5, 0.5
 
 
 class LabelMaps(Annotated[Tensor]):
@@ -858,22 +877,26 @@ def assemble_label_maps(
 
 
 def _refuse_smoothed(name: str, rows: np.ndarray) -> None:
-    """Refuse label maps of many numbers that look like masks of two values with soft edges; ``rows`` as of `ids_of`."""
+    """Refuse label maps that look like masks of two values with soft edges; ``rows`` as of `ids_of`.
+
+    Most pixels have numbers near the smallest or the largest, and most others lie on slopes between these.
+    """
     numbers, pixels = rows[:, 1], rows[:, 2]
     low, high = int(numbers.min()), int(numbers.max())
-    # pixels in equal ranges of the numbers: a mask with soft edges has most at both ends, and some everywhere between
-    ranges = np.bincount((numbers - low) * _RANGES // (high - low + 1), pixels, minlength=_RANGES)
-    ends, between = ranges[[0, -1]].sum() / ranges.sum(), ranges[1:-1]
+    near = _NEAR * (high - low)
+    between = (low + near <= numbers) & (numbers <= high - near)
     each = np.unique(rows[:, 0], return_counts=True)[1]
-    several = each[each > 1]  # a map of classes has few numbers, and a soft edge many
-    soft = high - low >= _SMOOTHED and ends >= _ENDS and ranges[-1] > between.max() and (between == 0).sum() <= 1
-    if not soft or not len(several) or np.median(several) < _EDGE:
+    several = each[each > 1]  # empty masks hold one number
+    if high - low < _SMOOTHED or not between.any() or np.median(several) < _EDGE:
         return
-    middle = 128 if 192 <= high <= 255 else (low + high + 1) // 2
+    ends = 1 - pixels[between].sum() / pixels.sum()
+    slopes = rows[between, 4].sum() / pixels[between].sum()
+    if ends <= _ENDS or slopes <= _SLOPES:
+        return
     raise PatchloomError(
-        f"label maps of {name} hold {len(np.unique(numbers)):,} numbers from {low} to {high}, and {ends:.0%} of the "
-        f"pixels are near these two, so they look like a mask of two values, smoothed: --threshold {middle} makes them "
-        f"so (if they are classes, name them in {CLASSES})"
+        f"label maps of {name} hold {len(np.unique(numbers)):,} numbers from {low} to {high}, and {slopes:.0%} of the "
+        "pixels between these lie on slopes, so they look like a mask of two values, smoothed: --threshold "
+        f"{middle(low, high)} makes them so (if they are classes, name them in {CLASSES})"
     )
 
 
