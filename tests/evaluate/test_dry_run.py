@@ -22,6 +22,11 @@ CASES = [
     ("layers", {}, "layers of run would encode 48 training"),
     ("order", {}, "order of run would encode 48 training"),
     ("finetune", {"recipe": "mae"}, "run and from scratch would be trained on 48 images for 100 epochs of 1 step each"),
+    (
+        "finetune",
+        {"recipe": "mae", "validation": 0.25},
+        "36 images, with 12 others to choose the epoch, for 100 epochs",
+    ),
     ("blocks:2", {}, "run and untrained would be trained on 48 images"),
     ("few-shot", {"labels": 20}, "run and from scratch would be trained on 20 images"),
     ("few-shot", {"labels": 20, "method": "linear"}, "linear of run would encode 20 training"),
@@ -70,6 +75,7 @@ def test_the_command_line(
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "run and from scratch would be trained" in " ".join(printed.split()) and "Recipe small: epochs" in printed
+    assert "blr 0.0" in printed and ", lr " not in printed
     assert main([*words, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)["result"]
     assert result["rows"] == [] and "would be trained" in result["method"]

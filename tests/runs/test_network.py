@@ -38,7 +38,7 @@ def test_a_finished_run_has_both(small_run: Callable[[str], Path], task: str) ->
     assert same(student, trained.encoder) and same(student, load_encoder(run)[0])
     assert same(teacher, trained.teacher_modules()["encoder"]) and not same(teacher, student)
     assert same(teacher, load_encoder(run / "teacher" / "encoder.safetensors")[0])  # for other verbs
-    assert (card.name, its.name) == (task, f"{task}, teacher") and its.trained_on == card.trained_on
+    assert (card.name, its.name) == (task, f"{task} (teacher)") and its.trained_on == card.trained_on
     assert its.mean == card.mean and has_teacher(run)
     assert f"Teacher: {run / 'teacher' / 'encoder.safetensors'}" in (run / "log.txt").read_text()
     for use in ("pooling", "stem"):
@@ -56,7 +56,7 @@ def test_an_unfinished_run_has_both(images: Path, tmp_path: Path) -> None:
         path.unlink()
     shutil.rmtree(run / "teacher")
     again, card = load_encoder(run, network="teacher")
-    assert same(again, finished) and card.name.endswith("), teacher") and has_teacher(run)
+    assert same(again, finished) and card.name.endswith(") (teacher)") and has_teacher(run)
     assert torch.equal(load_extra_module(run, "pooling", "teacher").token, head.token)
 
 
@@ -80,14 +80,14 @@ def test_either_is_evaluated_and_told_apart(run: Path, images: Path) -> None:
     options = {"device": "cpu", "ks": (5,), "pooling": "mean"}
     found = {which: evaluate("knn", run, images, network=which, **options) for which in ("student", "teacher")}
     alone = evaluate("knn", run / "teacher", images, **options)
-    assert [row.encoder for row in found["teacher"].rows[:2]] == ["copied, teacher", "untrained"]
+    assert [row.encoder for row in found["teacher"].rows[:2]] == ["copied (teacher)", "untrained"]
     pairs = [report.rows[0].right.tolist() for report in (found["teacher"], alone)]
     assert pairs[0] == pairs[1]
     assert "network" not in found["student"].rows[0].settings
     assert {row.settings["network"] for row in found["teacher"].rows} == {"teacher"}
     assert evaluate("knn", run, images, **options).rows[0].value == found["student"].rows[0].value
     rows = [row for row in csv.DictReader((run / "results.csv").open()) if row["protocol"] == "knn"]
-    assert {"copied", "copied, teacher"} <= {row["encoder"] for row in rows}
+    assert {"copied", "copied (teacher)"} <= {row["encoder"] for row in rows}
     page = report(run).read_text("utf-8")
     assert "teacher" in page.partition("kNN")[2]
     with pytest.raises(PatchloomError, match="--blend is of the student"):
@@ -114,7 +114,7 @@ def test_the_linear_probe_of_extrema(run: Path, images: Path) -> None:
     """The paper's program probes the teacher without its last norm; Table 14 has LARS, its command SGD."""
     options = {"device": "cpu", "recipe": "extrema", "epochs": 1, "batch_size": 8, "control": False}
     usual = evaluate("linear", run, images, **options)
-    assert usual.rows[0].encoder == "copied, teacher" and "is the student" not in usual.protocol
+    assert usual.rows[0].encoder == "copied (teacher)" and "is the student" not in usual.protocol
     about = usual.rows[0].settings
     assert (about["network"], about["last_norm"], about["optimizer"]) == ("teacher", False, "LARS")
     other = evaluate("linear", run, images, network="student", last_norm=True, optimizer="sgd", **options)

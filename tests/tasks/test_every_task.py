@@ -134,6 +134,7 @@ def test_views_that_do_not_fit_are_refused(case):
         refused(lambda: task.measure(larger[0], generator), f"{2 * h}x{2 * w} pixels", f"{h}x{w}")
     refused(lambda: task(*(view[:, :1] for view in views)), "1 channels", "takes 3")
     refused(lambda: task(*(view[0] for view in views)), "[3, ", "[b c h w]")
+    refused(lambda: task(*(view[:0] for view in views)), "an empty batch", "one image or more")
     refused(lambda: task(*(view.mul(255).byte() for view in views)), "uint8", "normalise")
     refused(lambda: task(*views, views[0]), f"got {len(views) + 1} views", f"takes {len(views)}")
     if len(views) == 2:

@@ -51,12 +51,12 @@ def test_an_interrupted_run_goes_on(run: Path, images: Path, tmp_path: Path) -> 
 
 
 def test_what_needs_held_out_images_says_so(run: Path, images: Path, tmp_path: Path) -> None:
-    with pytest.raises(PatchloomError, match="was trained on all of its images .*: give other images"):
+    with pytest.raises(PatchloomError, match="was trained on all of its images .* as in patchloom look RUN IMAGES"):
         look(run)
     look(run, "shapes", images=4)
     page = report(run, out=tmp_path / "page.html").read_text("utf-8")
     assert "No images were held out (--held_out 0)" in page
-    with pytest.raises(PatchloomError, match="--patience compares measures on held-out images"):
+    with pytest.raises(PatchloomError, match="images: leave out --patience or --held_out 0"):
         pretrain(images, "mae", out=tmp_path / "other", patience=2, **ALL)
     with pytest.raises(PatchloomError, match="--held_out must be a fraction between 0 and 1, or 0, not -0.1"):
         pretrain(images, "mae", out=tmp_path / "other", **SMALL | {"held_out": -0.1})

@@ -158,6 +158,8 @@ def test_sizes_for_patches_that_are_not_square():
 def test_small_data_gets_more_epochs_and_smaller_batches():
     small, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}), 100, 3, STATS)
     large, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}), 100_000, 3, STATS)
+    few, why = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu"), 32, 3, STATS)
+    assert (few.batch_size, why["batch_size"]) == (8, "the least, as there are 32 images")
     assert small.epochs > large.epochs and small.batch_size < large.batch_size
     one, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}), 1, 3, STATS)
     assert one.batch_size == 1

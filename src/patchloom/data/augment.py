@@ -284,7 +284,7 @@ _NATIVE = (
 # crops of the whole image with more pixels around it: black ones (DeiT at 32 pixels), or reflected ones (LUT's program)
 Border = Literal["padded", "reflected"]
 _PADDING = 4  # pixels, in both programs
-_LONGEST = 8  # sides of the view: longer images are cut before they are resized
+_LONGEST = 8  # times the view's aspect ratio: a longer, thinner image is cut before it is resized
 _USUAL = 0.2  # smallest share of the area, for images that are hardly larger than the view
 
 
@@ -451,9 +451,6 @@ class TwoViews(RandomCrop):
         return (views[0], views[1]), torch.stack([draw_colors(rng), draw_colors(rng)])
 
 
-_LONGEST_STRIP = 8  # widths by heights of a centre crop; beyond that, a long, thin image is cut before it is resized
-
-
 class CentreCrop:
     """Centre crop of ``size`` (h, w). Nothing is random.
 
@@ -482,8 +479,8 @@ class CentreCrop:
     def _cut_after_resizing(self, image: Tensor) -> Tensor:
         height, width = image.shape[-2:]
         rows, columns = self.size
-        h = min(height, _LONGEST_STRIP * math.ceil(width * rows / columns))
-        w = min(width, _LONGEST_STRIP * math.ceil(height * columns / rows))
+        h = min(height, _LONGEST * math.ceil(width * rows / columns))
+        w = min(width, _LONGEST * math.ceil(height * columns / rows))
         tall, wide = int(rows / self.test_crop), int(columns / self.test_crop)  # rounded down, as by the programs
         if tall * w >= wide * h:
             wide = max(wide, int(tall * w / h))

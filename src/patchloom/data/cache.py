@@ -31,7 +31,7 @@ from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source, digest
 from patchloom.data.stats import sample_images
 from patchloom.data.workers import in_workers
-from patchloom.display import StatusMessage
+from patchloom.display import StatusMessage, print_line
 from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.system.files import cache_root, disk_error_kind, size_in_words, write_whole
 
@@ -44,7 +44,7 @@ _SAMPLE = 64  # images from which the needed disc space is estimated
 _FORGOTTEN = 3600  # seconds after which a half-written part must be left over from a dead process
 
 
-def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[str], None] = print) -> Source:
+def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[str], None] = print_line) -> Source:
     """Return the same images or recordings, decoded once, stored, and then read from memory-mapped files.
 
     Images of more than 8 bits are not stored. Parts that exist already are used; missing or damaged ones are written

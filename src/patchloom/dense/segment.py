@@ -50,7 +50,7 @@ from patchloom.dense.protocol import (
     window_count,
 )
 from patchloom.dense.rare import class_weights, dice_loss, for_rare_classes, rare_crops
-from patchloom.dense.recipes import PROBE, SEGMENT, ResolvedSegmentRecipe, SegmentRecipe, dense_recipe
+from patchloom.dense.recipes import FOR_RARE, PROBE, SEGMENT, ResolvedSegmentRecipe, SegmentRecipe, dense_recipe
 from patchloom.dense.segmenter import PixelSegmenter, Segmenter, SegmentLogits
 from patchloom.dense.training import DenseTraining, predict_images
 from patchloom.dense.windows import AT_ONCE, BAND, segment_image
@@ -281,10 +281,11 @@ def segment(
     how = positions, precision, label, _OF_ENCODER if linear else ()
     opened = functools.partial(open_label_maps, data, ignore, threshold=threshold)
     setup = set_up(run, opened, settings, recipe, asked, *how)
-    values, rarity = for_rare_classes(asked, setup.recipe, class_pixels(setup.train), setup.classes)
-    if rarity:
-        print_notes([rarity])
+    if any(getattr(asked, name) == "auto" for name in FOR_RARE):
+        values, rarity = for_rare_classes(asked, setup.recipe, class_pixels(setup.train), setup.classes)
+        print_notes([rarity] if rarity else [])
         setup = replace(setup, recipe=values)
+    values = setup.recipe
     classes = setup.classes
     options: dict[str, Any] = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
 

@@ -75,8 +75,8 @@ class EvalSettings:
         group: images that splits keep together, as in pretrain: parent (their folder), a column, or a pattern.
         model: timm's name of the model if the encoder is a file of weights only; not needed for checkpoints of
             the papers' own code.
-        network: student, or teacher (its moving average) of a run that has one; by default the one that a
-            paper's authors evaluate, else the student.
+        network: student, or teacher (its moving average) of a run that has one; by default the student, but the
+            teacher in linear --recipe extrema, and for frozen features of a file of ExtreMA's program.
         dry_run: plan only: encoder and data are opened, and nothing is trained or written.
     """
 

@@ -507,7 +507,7 @@ class FitPlan:
 
     def batch(self, n: int) -> int:
         """Return images per step, counting repeats, for ``n`` training images."""
-        return images_per_step(self.recipe, self._trained_on(n), self.settings.accumulate)[1]
+        return images_per_step(self.recipe, self.trained_on(n), self.settings.accumulate)[1]
 
     def peak(self, n: int) -> float:
         """Return the peak learning rate for ``n`` training images."""
@@ -519,14 +519,15 @@ class FitPlan:
 
     def per_epoch(self, n: int) -> int:
         """Return updates per epoch for ``n`` images."""
-        return max(1, self._trained_on(n) // self.batch(n))
+        return max(1, self.trained_on(n) // self.batch(n))
 
     def values(self) -> dict[str, Any]:
         """Return the values of the recipe that have an effect, as JSON values."""
         own = self.recipe.plain()
         return own if self.validation is None else {name: own[name] for name in own if name != "validation"}
 
-    def _trained_on(self, n: int) -> int:
+    def trained_on(self, n: int) -> int:
+        """Return the number of ``n`` training images without those that choose the epoch."""
         return n if self.validation is not None else n - validation_images(self.recipe.validation, n)
 
     def begin(self, model: Classifier, source: Source) -> Training:
@@ -745,10 +746,14 @@ def plan_training(candidates: Sequence[Candidate], plan: FitPlan, parts: Parts) 
     """End a dry run of a protocol that trains."""
     n, test = len(parts.train), parts.test
     values = {**plan.values(), "batch": plan.batch(n), "blr": " or ".join(f"{rate:g}" for rate in plan.rates)}
+    values.pop("blr" if plan.recipe.lr else "lr", None)  # the one that is not used
     recipe = ", ".join(f"{name.replace('_', ' ')} {format_recipe_value(value)}" for name, value in values.items())
+    trained, choosing = plan.trained_on(n), ""
+    if trained < n:
+        choosing = f", with {n - trained:,} others to choose the {'update' if plan.recipe.updates else 'epoch'},"
     plan.settings.end_if_dry(
         test,
-        f"{listing([one.name for one in candidates], 'and')} would be trained on {n:,} {test.noun} for "
+        f"{listing([one.name for one in candidates], 'and')} would be trained on {trained:,} {test.noun}{choosing} for "
         f"{_length(plan, n)} each, and tested on {len(test):,} others. Recipe {plan.name}: {recipe}.",
         parts.story,
     )

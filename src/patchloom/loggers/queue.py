@@ -16,7 +16,7 @@ from typing import Any
 
 from PIL import Image
 
-from patchloom.display import StatusMessage, is_first
+from patchloom.display import StatusMessage, is_first, print_line
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.loggers.base import FinalResult, SentRecord, Tracker, record_path
 from patchloom.loggers.trackers import tracker_class
@@ -87,7 +87,7 @@ class TrackerSet:
         say: function that prints a line.
     """
 
-    def __init__(self, names: Sequence[str], folder: RunFolder, say: Callable[[str], None] = print):
+    def __init__(self, names: Sequence[str], folder: RunFolder, say: Callable[[str], None] = print_line):
         self.names, self.folder, self.say = names, folder, say
         self._senders: list[Sender] = []
 
@@ -188,7 +188,7 @@ class TrackerSet:
             self.say(f"  {one.name} is switched off, and the run goes on without it: {one.problem}")
 
 
-def send_pending(names: Sequence[str], folder: RunFolder, say: Callable[[str], None] = print) -> None:
+def send_pending(names: Sequence[str], folder: RunFolder, say: Callable[[str], None] = print_line) -> None:
     """Send trackers the missing data of a finished run, as after a kill at its end or a failure of the network.
 
     Args:

@@ -128,7 +128,10 @@ def own_held_out(folder: RunFolder, settings: ResolvedSettings, source: Source) 
         PatchloomError: the run held out no images.
     """
     if settings.held_out == 0:
-        raise PatchloomError(f"{folder.path} was trained on all of its images (--held_out 0): give other images")
+        raise PatchloomError(
+            f"{folder.path} was trained on all of its images (--held_out 0): give images, as in "
+            "patchloom look RUN IMAGES"
+        )
     if source.fingerprint() == folder.read_data()["fingerprint"]:
         return stored_held_out(folder, settings, source)
     record = read_record(folder.trained_on) or no_record()

@@ -210,7 +210,9 @@ class Settings:
             if not isinstance(share, str) and not 0 < share < 1 and share != end:
                 raise PatchloomError(f"--{name} must be a fraction between 0 and 1, or {end}, not {share}")
         if self.held_out == 0 and self.patience is not None:
-            raise PatchloomError("--patience compares measures on held-out images: leave it out, or --held_out 0")
+            raise PatchloomError(
+                "--patience compares measures on held-out images: leave out --patience or --held_out 0"
+            )
         if self.crop_scale == "native" and isinstance(self.cache, int):
             raise PatchloomError(
                 f"--cache {self.cache} shrinks images before --crop_scale native crops them: give --cache whole"

@@ -531,7 +531,8 @@ def train(
                 late = anew != piece
                 state.passed = points_passed(clock.over, anew.at(state.step))
                 if late:
-                    reporter.say(
+                    tell = reporter.say if abs(anew.steps - steps) > steps / 10 else reporter.note  # small changes: log
+                    tell(
                         f"  planned anew by the clock, {clock.over:.0%} of {duration(seconds)} being over: "
                         f"{anew.steps:,} steps instead of {steps:,}, at {clock.pace:.2g} s per step"
                     )

@@ -323,7 +323,7 @@ def _batch(device: str, n: int, world: int, samples: float, needed: tuple[int, s
         why += f", for {world} processes"
     if n < 8 * usual:
         usual = max(1, min(usual, 2 ** max(3, (n // 8).bit_length() - 1), n))
-        why = f"at most an eighth of the {n} {noun}"
+        why = f"at most an eighth of the {n} {noun}" if 8 * usual <= n else f"the least, as there are {n} {noun}"
     least, reason = needed
     while samples / usual < least and usual > _LEAST_FOR_UPDATES:
         usual, why = max(_LEAST_FOR_UPDATES, usual // 2), f"for more updates: {reason}"

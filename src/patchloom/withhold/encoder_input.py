@@ -72,6 +72,8 @@ def check_images(images: object, channels: int, size: tuple[int, int] | None, of
     if not isinstance(images, Tensor) or images.ndim != 4:
         found = f"of the shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
         raise PatchloomError(f"images are {found}: {of} takes a batch, a tensor [b c h w]")
+    if images.shape[0] == 0:
+        raise PatchloomError(f"images are an empty batch: {of} takes one image or more")
     if not images.is_floating_point():
         kind = str(images.dtype).removeprefix("torch.")
         raise PatchloomError(f"images are {kind}: convert them to float32 in [0, 1] and normalise them")

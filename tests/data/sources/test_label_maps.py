@@ -113,7 +113,7 @@ def test_images_beside_their_label_maps(tmp_path: Path, layout: str) -> None:
     first = Path(str(maps).format("0b")).relative_to(tmp_path)
     assert f"({first}," in note and ", ...)" in note
     pattern = re.search("'(.*)'", note)
-    assert pattern is not None and len(open_data(pattern[1]).train) >= 8  # how to keep them
+    assert pattern is not None and len(open_data(pattern[1]).train) == 17  # how to keep them, and the images
 
 
 def test_names_alone_decide(tmp_path: Path) -> None:

@@ -67,7 +67,10 @@ def test_without_a_header_images_identify_the_columns(table, tmp_path):
     for lines in (rows("aabbab"), [f"{label},{name}" for name, label in zip(IMAGES, "aabbab", strict=True)]):
         train = open_data(table(*lines)).train
         assert names(train, tmp_path) == IMAGES and train.labels.tolist() == [0, 0, 1, 1, 0, 1]
-    refused(table(*rows("aabbab", "xxxxxx")), "m.csv does not name its 3 columns: add a header line")
+    refused(
+        table(*rows("aabbab", "xxxxxx")),
+        "m.csv does not name its 3 columns: .*@path=1,label=2, or add a header line such as 'path,label,other'$",
+    )
 
 
 def test_a_column_of_images_with_a_strange_name_is_found_and_two_are_not_guessed(table, tmp_path):
@@ -266,9 +269,14 @@ def test_cells_with_spaces_or_tabs_between_them(tmp_path, draw, suffix, gap):
         draw(path)
     file = tmp_path / f"labels.{suffix}"
     file.write_text("".join(f"{gap.join(row)}\n" for row in rows))
-    said = "does not name its 3 columns: add a header line, such as .*, or choose them .*labels.*@path=1,label=2"
+    names = "of 3 names with tabs between: path, label, other" if "\t" in gap else "such as 'path label other'"
+    said = f"does not name its 3 columns: choose .*labels.*@path=1,label=2, or add a header line {names}$"
     with pytest.raises(PatchloomError, match=said):
         open_data(str(file))
+    lines = file.read_text()
+    file.write_text(f"path{gap}label{gap}other\n{lines}")  # what is advised works
+    assert open_data(str(file)).train.classes == ("0.0", "1.0")
+    file.write_text(lines)
     train = open_data(f"{file}@path=1,label=2").train
     assert train.classes == ("0.0", "1.0") and len(train) == 6
     assert open_data(f"{file}@path=1,label=3").train.labels.tolist() == [1, 0, 1, 0, 1, 0]
@@ -310,3 +318,13 @@ def test_a_file_listed_twice_with_another_label(table, draw, tmp_path):
         assert "1 of these files has another label there, and the first one counts (1.png: 'cat', then 'dog')" in note
     data = open_data(str(table("file,split\n1.png,train\n2.png,test\n1.png,test\n3.png,train\n")))
     assert len(data.train) == 2 and any("another split there" in note for note in data.notes)
+
+
+def test_an_advised_header_fits_the_cells(table):
+    """The column of splits is called split, wherever it stands, and the one of images path."""
+    rows = [f"{'test' if i > 3 else 'train'},{'ab'[i % 2]},{name}" for i, name in enumerate(IMAGES)]
+    refused(table(*rows), "@path=3,label=2, or add a header line such as 'split,label,path'$")
+    opened = open_data(table("split,label,path", *rows))
+    assert len(opened.train) == 4 and len(opened.test) == 2 and opened.train.classes == ("a", "b")
+    wide = [",".join([name, *"abcdef"]) for name in IMAGES]
+    refused(table(*wide), "add a header line of 7 names, path and label among them$")

@@ -319,6 +319,7 @@ def test_wrong_pairs_are_refused_in_a_sentence(run: Path, tmp_path: Path, record
         ({"blr": [1e-3, -1.0]}, "--blr must be"),
         ({"recipe": "dino"}, "no recipe dino"),
         ({"out": "here", "seeds": 2}, "--out names one file, but --seeds 2"),
+        ({"train_positions": True, "positions": "fixed"}, "--positions fixed has no .* leave out --train_positions"),
         ({"epochz": 1}, "there is no option --epochz; did you mean --epochs"),
     ):
         with pytest.raises(PatchloomError, match=said):
@@ -327,6 +328,10 @@ def test_wrong_pairs_are_refused_in_a_sentence(run: Path, tmp_path: Path, record
     save_encoder(vit, card, tmp_path / "five.safetensors")
     with pytest.raises(PatchloomError, match="another number of channels"):
         _tuned(tmp_path / "five.safetensors", max_train=40)
+    vit, card = encoder(model="swin-nano", img_size=(32, 32), patch_size=4, channels=1, options={}, positions="none")
+    save_encoder(vit, card, tmp_path / "swin.safetensors")
+    with pytest.raises(PatchloomError, match="has no position embeddings to train: leave out --train_positions"):
+        _tuned(tmp_path / "swin.safetensors", train_positions=True)
     record_reads(30, 20)
     one = settings.open_data("digits").train
     one.labels = np.zeros(30, np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -153,21 +153,20 @@ def _each_file_once(parts: Sequence[Data], name: str) -> tuple[list[Data], list[
     taken: dict[tuple[int, int], str] = {}  # name of the source that has a file, outside of its training images
     again = 0
 
-    def once(source: Source) -> Source:
+    def once(source: Source, files: Sequence[tuple[int, int] | None]) -> Source:
         nonlocal again
-        files = [*_file_ids(source)]
         kept = [i for i, file in enumerate(files) if file not in taken]
         taken.update((file, source.name) for i in kept if (file := files[i]) is not None)
         again += len(source) - len(kept)
         return source if len(kept) == len(source) else source.subset(kept)
 
-    tests = [None if part.test is None else once(part.test) for part in parts]
-    others = [{split: once(source) for split, source in part.others.items()} for part in parts]
+    tests = [None if part.test is None else once(part.test, _file_ids(part.test)) for part in parts]
+    others = [{split: once(source, _file_ids(source)) for split, source in part.others.items()} for part in parts]
     reserved, notes = dict(taken), list[str]()
     training = [part.train for part in parts]
     for number in sorted(range(len(parts)), key=lambda number: training[number].labels is None):
-        source = training[number]
-        owners = [None if file is None else reserved.get(file) for file in _file_ids(source)]
+        source, files = training[number], _file_ids(training[number])
+        owners = [None if file is None else reserved.get(file) for file in files]
         tested = [i for i, owner in enumerate(owners) if owner is not None]
         if tested:
             names = limit_examples((source.describe(i) for i in tested[:MAX_EXAMPLES]), len(tested))
@@ -176,8 +175,9 @@ def _each_file_once(parts: Sequence[Data], name: str) -> tuple[list[Data], list[
                 f"{len(tested):,} of {len(source):,} {source.noun} of {source.name} are not trained on, as they are in "
                 f"the test or another split of {of} ({names})"
             )
-            source = source.subset([i for i, owner in enumerate(owners) if owner is None])
-        training[number] = once(source)
+            rest = [i for i, owner in enumerate(owners) if owner is None]
+            source, files = source.subset(rest), [files[i] for i in rest]
+        training[number] = once(source, files)
     if again:
         notes.append(f"{again:,} {training[0].noun} are given by several of the sources: each is taken once")
     if not any(map(len, training)):
@@ -186,14 +186,16 @@ def _each_file_once(parts: Sequence[Data], name: str) -> tuple[list[Data], list[
     return [replace(part, train=train, test=test, others=more) for part, train, test, more in made], notes
 
 
-def _file_ids(source: Source) -> Iterator[tuple[int, int] | None]:
-    """Yield device and inode of each image's file, which links share; None for an image that is no file of its own."""
+def _file_ids(source: Source) -> list[tuple[int, int] | None]:
+    """Return device and inode of each image's file, which links share; None for an image that is no file of its own."""
+    ids = list[tuple[int, int] | None]()
     for i in range(len(source)):
         try:
             found = os.stat(source.describe(i))
-            yield found.st_dev, found.st_ino
+            ids.append((found.st_dev, found.st_ino))
         except (OSError, ValueError):  # not a path
-            yield None
+            ids.append(None)
+    return ids
 
 
 def join_names(names: Sequence[str | Path]) -> str:

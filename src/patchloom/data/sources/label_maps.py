@@ -208,7 +208,7 @@ def without_label_maps(root: Path, listings: Mapping[str, Listing]) -> tuple[dic
             shown = limit_examples(sorted(those)[:MAX_EXAMPLES], len(those))
             notes.append(
                 f"{count_files_were(len(those))} left out {why} ({shown}): to keep them, name the files by a pattern, "
-                f"such as '{glob.escape(str(root))}/**/*{Path(min(those)).suffix}'"
+                f"such as '{glob.escape(str(root))}/**/*'"
             )
     if doubtful:
         shown = limit_examples(sorted(doubtful)[:MAX_EXAMPLES], len(doubtful))

@@ -326,12 +326,31 @@ def _unnamed(table: SourceTable, name: str, chosen: Mapping[str, str]) -> tuple[
         return tuple(str(i + 1) for i in range(width))
     suffixes = [os.path.splitext(cell)[1].lower() in _SUFFIXES for cell in table.cells[0]]
     if width > 2 or sum(suffixes) > 1:
-        header = table.delimiter.join(["path", "label", "split", "group", "..."][: max(2, width)])
+        usual = _usual_names(table, suffixes)
+        path, label = usual.index("path") + 1, usual.index("label") + 1
+        header = f"such as '{table.delimiter.join(usual)}'"
+        if width > _MAX_NAMED:
+            header = f"of {width} names, path and label among them"
+        elif table.delimiter == "\t":
+            header = f"of {width} names with tabs between: {', '.join(usual)}"
         raise PatchloomError(
-            f"{name} does not name its {width} columns: add a header line, such as {header!r}, or choose them by their "
-            f"numbers, as {name}@path=1,label=2"
+            f"{name} does not name its {width} columns: choose them by their numbers, as "
+            f"{name}@path={path},label={label}, or add a header line {header}"
         )
     return ("label", "path") if suffixes[1] else ("path", "label")
+
+
+def _usual_names(table: SourceTable, suffixes: Sequence[bool]) -> list[str]:
+    """Return names for a header that the table's cells fit; ``suffixes``: the columns whose first cell is an image."""
+    columns = [*zip(*table.cells, strict=True)]
+    path = suffixes.index(True) if any(suffixes) else 0
+    split = next((i for i, cells in enumerate(columns) if {*map(split_of, cells)} <= {"train", *TEST_SPLITS}), None)
+    free = [i for i in range(len(columns)) if i not in (path, split)]
+    if not free:  # a path and a split alone
+        free, split = [1 - path], None
+    names = {path: "path", **({} if split is None else {split: "split"}), free[0]: "label"}
+    names |= {column: "other" if i == 0 else f"other{i + 1}" for i, column in enumerate(free[1:])}
+    return [names[i] for i in range(len(columns))]
 
 
 def _with_slashes(paths: Sequence[str], file: Path) -> list[str]:

@@ -78,8 +78,9 @@ def _with_readers(report: Report, settings: EvalSettings) -> Report:
 
 def _planned(plan: DryRun, settings: EvalSettings) -> Report:
     """Return a report without rows, which says what would be done."""
-    said = [*plan.sentences, f"The same for {settings.seeds} seeds."][: len(plan.sentences) + (settings.seeds > 1)]
-    test = plan.test
+    said, test = [*plan.sentences], plan.test
+    if settings.seeds > 1:
+        said.append(f"The same for {settings.seeds} seeds.")
     return Report(
         rows=[],
         protocol=" ".join(said),

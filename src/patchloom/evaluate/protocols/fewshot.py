@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -17,7 +18,12 @@ from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
 from patchloom.evaluate.features import FeatureOptions, Precision, count_classes, labels_of
 from patchloom.evaluate.frozen import compare_frozen
-from patchloom.evaluate.protocols.finetune import classifier_builder, scratch_candidate, start_candidate
+from patchloom.evaluate.protocols.finetune import (
+    check_train_positions,
+    classifier_builder,
+    scratch_candidate,
+    start_candidate,
+)
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.results import Report
@@ -27,6 +33,7 @@ from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.heads import Stem
 from patchloom.nets.swin import Encoder
 from patchloom.runs.encoder import load_start
+from patchloom.system.files import LIST_FILE, read_text
 
 Method = Literal["finetune", "linear"]
 HeadOn = Literal["features", "projection"]
@@ -88,6 +95,7 @@ def fewshot(
         if fixed := [name for name in ("pooling", "fresh_norm") if name in idle]:
             raise PatchloomError(f"--head_on projection has a fixed pooling and norm: leave --{fixed[0]} out")
         changes = {**changes, "fresh_norm": False}
+    check_train_positions(changes, positions, vit)
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
     variant, classes = variant_of(positions, vit), len(class_names(parts.train))
     row_settings = {"positions": variant, "head_on": head_on, **what}
@@ -162,11 +170,13 @@ def _listed(train: Source, file: Path) -> tuple[Source, str]:
     A name is the end of a path, such as ``n01632777_6514.JPEG`` or ``n01632777/n01632777_6514.JPEG``.
     """
     try:
-        if not file.is_file():
-            raise PatchloomError(
-                f"there is no file {file}: --labels takes a fraction, a number of {train.noun}, or a text file of names"
-            )
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(file, "utf-8-sig", most=LIST_FILE, follow=True).splitlines()
+    except FileNotFoundError:
+        what = f"--labels takes a fraction, a number of {train.noun}, or a text file of names"
+        with suppress(ValueError):
+            if file.name.endswith("%"):
+                what = f"write {float(file.name[:-1]) / 100:g} for a fraction"
+        raise PatchloomError(f"there is no file {file}: {what}") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise PatchloomError(f"{file} cannot be read as a list of names ({problem}): write one per line") from problem
     names = dict.fromkeys(line.strip().replace("\\", "/").removeprefix("./") for line in lines)

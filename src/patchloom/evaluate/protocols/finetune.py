@@ -30,9 +30,10 @@ from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run, share_steps
 from patchloom.evaluate.training import SCRATCH, Build, Candidate, about_control, plan_for, train_and_test
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
+from patchloom.nets.encode import patch_positions
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.swin import Encoder
+from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.runs.encoder import load_start
 
 
@@ -73,6 +74,7 @@ def finetune(
         raise PatchloomError("--from_scratch saves no classifier: remove --out")
     share_steps(settings)
     vit, card = settings.encoder(run, tuned=True)
+    check_train_positions(changes, positions, vit)
     parts = parts_of(data, settings, card=card, run=run)
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
     variant, classes = variant_of(positions, vit), class_names(parts.train)
@@ -87,6 +89,20 @@ def finetune(
     if len(candidates) > 1:
         done += f" {about_control(start is not None)}"
     return train_and_test("finetune", "Fine-tuning", done, candidates, plan, parts)
+
+
+def check_train_positions(changes: Mapping[str, Any], positions: PositionChoice, vit: Encoder) -> None:
+    """Refuse ``train_positions`` among a user's ``changes`` where there are no position embeddings to train."""
+    variant = variant_of(positions, vit)
+    if not changes.get("train_positions") or variant == "learned":
+        return
+    if variant != "keep":
+        raise PatchloomError(
+            f"--positions {variant} has no position embeddings to train: leave out --train_positions, or use "
+            "--positions keep"
+        )
+    if is_hierarchical(vit) or patch_positions(vit) is None:
+        raise PatchloomError("the encoder has no position embeddings to train: leave out --train_positions")
 
 
 def pretrained_candidate(

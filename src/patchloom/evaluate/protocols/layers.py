@@ -10,7 +10,15 @@ from torch import Tensor
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import FeatureOptions, ImageFeatures
-from patchloom.evaluate.frozen import INSTEAD, circumstances, constant_answer, extractors, plan_frozen, raw_name
+from patchloom.evaluate.frozen import (
+    INSTEAD,
+    UNTRAINED,
+    circumstances,
+    constant_answer,
+    extractors,
+    plan_frozen,
+    raw_name,
+)
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
 from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
 from patchloom.evaluate.results import Drawing, Report, Row
@@ -48,7 +56,7 @@ def layers(
     start = load_start(run)
     options = FeatureOptions(test_crop)
     options.check(parts.test)
-    plan_frozen("layers", card, parts, settings, ["untrained", raw_name(card)])
+    plan_frozen("layers", card, parts, settings, [UNTRAINED, raw_name(card)])
     groups: list[list[Row]] = []
     cached = []
     for name, features_of, encoder in extractors(vit, card, settings, layers=True, start=start, options=options):

@@ -17,6 +17,7 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.evaluate.features import ImageFeatures
 from patchloom.evaluate.frozen import (
     INSTEAD,
+    UNTRAINED,
     circumstances,
     constant_answer,
     encoder_extractor,
@@ -61,7 +62,7 @@ def order(
     refuse_hierarchical(vit, "order", INSTEAD)
     check_pooling(pooling, tokens_of(vit, None))
     parts, size = parts_of(data, settings, card=card, run=run), input_size(vit)
-    plan_frozen("order", card, parts, settings, ["untrained", raw_name(card)])
+    plan_frozen("order", card, parts, settings, [UNTRAINED, raw_name(card)])
     shuffled = ShuffledPatches(parts.test, size, patch_size(vit), settings.seed)
     rows: list[Row] = []
     cached: list[str] = []
