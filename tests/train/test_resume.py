@@ -275,6 +275,21 @@ def test_minutes_are_those_of_the_clock(images, tmp_path, capsys, monkeypatch):
     assert "is finished" in capsys.readouterr().out
 
 
+def interrupt_after(step, monkeypatch, images, out, asked):
+    """Pre-train until the checkpoint of ``step`` is written."""
+    save = training.save_checkpoint
+
+    def stops(*given):
+        saved = save(*given)
+        if given[2].step == step:
+            raise KeyboardInterrupt
+        return saved
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(training, "save_checkpoint", stops)
+        pretrain(images, "mae", out=out, **asked)
+
+
 def test_a_resumed_run_keeps_the_plan_of_its_clock(images, tmp_path, monkeypatch):
     """A plan is in the checkpoint: what follows on it does not depend on another timing."""
     asked = {name: value for name, value in SMALL.items() if name != "epochs"} | {"minutes": 1000.0}
@@ -284,18 +299,7 @@ def test_a_resumed_run_keeps_the_plan_of_its_clock(images, tmp_path, monkeypatch
     monkeypatch.setattr(training, "plan_anew", lambda now, *about: next(plans, now))
     pretrain(images, "mae", out=tmp_path / "whole", **asked)
     plans = iter([Piece(12, 0.5, 18)])
-    save = training.save_checkpoint
-
-    def stops(*given):
-        saved = save(*given)
-        if given[2].step == 12:
-            raise KeyboardInterrupt
-        return saved
-
-    monkeypatch.setattr(training, "save_checkpoint", stops)
-    with pytest.raises(KeyboardInterrupt):
-        pretrain(images, "mae", out=tmp_path / "run", **asked)
-    monkeypatch.setattr(training, "save_checkpoint", save)
+    interrupt_after(12, monkeypatch, images, tmp_path / "run", asked)
     pretrain(images, "mae", out=tmp_path / "run", **asked)
     assert RunFolder(tmp_path / "run").checkpoints.progress()[0] == 18
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
@@ -310,18 +314,7 @@ def test_a_resumed_plan_of_the_clock_ends_where_it_was_planned(killed_at, images
     plans = iter([Piece(12, 0.5, 20)])
     monkeypatch.setattr(training, "is_due", lambda passed, time, progress: progress == 0.25)
     monkeypatch.setattr(training, "plan_anew", lambda now, *about: next(plans, now))
-    save = training.save_checkpoint
-
-    def stops(*given):
-        saved = save(*given)
-        if given[2].step == killed_at:
-            raise KeyboardInterrupt
-        return saved
-
-    monkeypatch.setattr(training, "save_checkpoint", stops)
-    with pytest.raises(KeyboardInterrupt):
-        pretrain(images, "mae", out=tmp_path / "run", **asked)
-    monkeypatch.setattr(training, "save_checkpoint", save)
+    interrupt_after(killed_at, monkeypatch, images, tmp_path / "run", asked)
     capsys.readouterr()
     pretrain(images, "mae", out=tmp_path / "run", **asked)
     said, folder = capsys.readouterr().out, RunFolder(tmp_path / "run")
