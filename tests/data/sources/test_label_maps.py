@@ -303,7 +303,8 @@ def test_one_name_in_two_formats_of_which_one_has_few_values(
     assert note.startswith("16 files were left out as label maps, since they have few values")
     assert open_data(tmp_path).train.fingerprint() == data.train.fingerprint()
     pattern = re.search("'(.*)'", note)
-    assert pattern is not None and {Path(name).suffix for name in matches(pattern[1])} == {*suffixes}, "the photographs, too"
+    assert pattern is not None
+    assert {*suffixes} <= {Path(name).suffix for name in matches(pattern[1])}, "the photographs, too"
 
 
 @pytest.mark.parametrize(
