@@ -61,8 +61,8 @@ def class_weights(pixels: np.ndarray) -> Tensor:
 def dice_loss(logits: Tensor, truth: Tensor) -> Tensor:
     """Return 1 minus the mean soft Dice score of the classes in a batch; 0 if no pixel counts.
 
-    Dice is 2 |A B| / (|A| + |B|) of one sum over all pixels of the batch (Milletari et al. 2016, with sums instead of
-    squares in the denominator, as in nnU-Net). Classes that the batch does not show have no part in the mean: the
+    Dice is 2 Σ p t / (Σ p + Σ t) over all pixels of the batch, for the chance p of a class and 1 or 0 for t, its truth
+    (Milletari et al. 2016, with sums instead of squares in the denominator, as in nnU-Net). Classes that the batch does not show have no part in the mean: the
     cross-entropy beside it teaches not to predict them.
 
     Args:
