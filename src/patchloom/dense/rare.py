@@ -62,8 +62,8 @@ def dice_loss(logits: Tensor, truth: Tensor) -> Tensor:
     """Return 1 minus the mean soft Dice score of the classes in a batch; 0 if no pixel counts.
 
     Dice is 2 Σ p t / (Σ p + Σ t) over all pixels of the batch, for the chance p of a class and 1 or 0 for t, its truth
-    (Milletari et al. 2016, with sums instead of squares in the denominator, as in nnU-Net). Classes that the batch does not show have no part in the mean: the
-    cross-entropy beside it teaches not to predict them.
+    (Milletari et al. 2016, with sums instead of squares in the denominator, as in nnU-Net). Classes that the batch does
+    not show have no part in the mean: the cross-entropy beside it teaches not to predict them.
 
     Args:
         logits: [b k h w].

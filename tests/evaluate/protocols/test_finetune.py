@@ -257,7 +257,7 @@ def _weights(run: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("positions", ["auto", "relative"])
 def test_what_is_saved_says_the_same_again(run: Path, tmp_path: Path, positions: str) -> None:
     out = tmp_path / "my.safetensors"
-    new = {"fresh_norm": positions == "auto", "train_positions": True}
+    new = {"fresh_norm": positions == "auto", "train_positions": positions == "auto"}
     report = _tuned(run, positions=positions, pooling="class", max_train=60, blr=0.05, out=str(out), **new)
     model, card = load_classifier(out)
     assert (model.norm is not None) == card.fresh_norm == (positions == "auto")
