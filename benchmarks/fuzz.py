@@ -365,7 +365,7 @@ def attempt(form: Format, path: Path) -> Attempt:
         outcome, reason = (
             ("traceback", f"an empty message: {error!r}") if not str(error).strip() else ("refused", str(error))
         )
-    except Exception:
+    except Exception:  # a fault to find: a reader may raise PatchloomError alone
         outcome, reason = "traceback", traceback.format_exc()
     seconds, peak = time.process_time() - begin, max(0, _memory("VmHWM") - before)
     if seconds > SECONDS:

@@ -541,6 +541,7 @@ def train(
                     state.steps = stepper.steps = steps
                     stepper.piece = anew
                     journal.plan(settings, steps)
+                    journal.pace.steps = steps
                     reading.close()  # its batches end with the former plan
                     batches = None
             ended = state.is_finished(steps, settings)

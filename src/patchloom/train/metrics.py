@@ -448,8 +448,6 @@ class MetricsLog:
         drawn = drawing_steps(self.steps - began, validated, self.images_per_step, self.validation.task)
         self.logged, self.validated, drawn = ({began + one for one in some} for some in (logged, validated, drawn))
         self.drawn = set[int]() if settings.compile or not self.measures else drawn
-        if hasattr(self, "pace"):
-            self.pace.steps = steps
 
     def clock(self, state: TrainState, seconds: float) -> Clock:
         """Return how far a training of so many ``seconds`` is; its measures to come leave less for steps."""
